@@ -1,0 +1,31 @@
+"""The exceptions a user meets. Each message is one clear line that says what is wrong and what to do."""
+
+from __future__ import annotations
+
+
+class RCRError(Exception):
+    """Base of every error that langchain-rcr raises on purpose."""
+
+
+class InputError(RCRError, ValueError):
+    """A call's arguments don't fit: a wrong key, a query that is not a string, k out of range."""
+
+
+class PoolError(RCRError, ValueError):
+    """An example can't enter the pool, or the pool can't serve the request."""
+
+
+class CheckpointError(RCRError):
+    """A checkpoint is missing a file, damaged, foreign, or written by a newer version."""
+
+
+class MissingExtraError(RCRError, ImportError):
+    """An optional dependency is not installed; the message names the pip command.
+
+    Args:
+        package: the module that failed to import.
+        extra: the extra of this distribution that brings it.
+    """
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f"{package} is not installed: pip install 'langchain-rcr[{extra}]'")

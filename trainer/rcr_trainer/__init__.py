@@ -1,0 +1,1 @@
+"""Training, evaluation and data for langchain-rcr's step-by-step retrievers."""
