@@ -1,0 +1,1 @@
+"""Encoder families, one a file: transformer, embeddings, lexical."""

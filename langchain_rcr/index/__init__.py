@@ -1,0 +1,1 @@
+"""Engines that hold the pool, one a file: memory."""

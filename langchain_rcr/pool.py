@@ -1,0 +1,266 @@
+"""The examples a prompt can draw from: their ids, their fields as the user gave them, and what the encoders read."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import uuid
+from collections.abc import Iterable, Mapping, Sequence, Sized
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.files import write_text
+from langchain_rcr.items import Item
+
+Example = Mapping[str, Any]
+"""One example: a question under the source key, its program under the target key, any other fields beside them."""
+
+EXAMPLE_TEMPLATE = "Source: {source}\nTarget: {target}"
+"""How an example looks in a prompt (the paper's appendix D)."""
+
+
+class ExamplePool:
+    """A pool that never changes: `extended` returns a larger one, so a reader never sees half a change.
+
+    Args:
+        examples: mappings with the two keys; further fields, of any type, are kept as they are.
+        ids: one unique string for each example; a random UUID (hex) each when left out. A field named "id" of an
+            example is a field like any other, not its id.
+        source_key: the key of the question.
+        target_key: the key of the program.
+        require_target: whether an example without program is an error.
+
+    Raises:
+        PoolError: an example that is not a mapping, lacks a key, has no text under it; an id that is not a unique
+            non-empty string. The message names position and field.
+        InputError: the two keys are the same, `examples` is not a sequence, or the ids don't match it in number.
+    """
+
+    def __init__(
+        self,
+        examples: Sequence[Example] = (),
+        *,
+        ids: Sequence[str] | None = None,
+        source_key: str = "source",
+        target_key: str = "target",
+        require_target: bool = True,
+    ) -> None:
+        if source_key == target_key:
+            msg = f"source_key and target_key are both '{source_key}': they must differ"
+            raise InputError(msg)
+        self.source_key = source_key
+        self.target_key = target_key
+        self.require_target = require_target
+        self.ids: tuple[str, ...] = ()
+        """(N,) the ids, by position."""
+        self.examples: tuple[dict[str, Any], ...] = ()
+        """(N,) the examples, by position. Not to be changed in place."""
+        self.programs: NDArray[np.int64] = np.empty(0, dtype=np.int64)
+        """(N,) equal numbers for equal programs (white space aside), as `groups` of `selection.greedy` takes them."""
+        self._append(examples, ids)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __repr__(self) -> str:
+        return f"ExamplePool({len(self)} examples, keys '{self.source_key}' and '{self.target_key}')"
+
+    def extended(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> ExamplePool:
+        """This pool with more examples at its end; positions of the old ones stay. Arguments, errors: as the class."""
+        pool = copy.copy(self)
+        pool._append(examples, ids)
+        return pool
+
+    def position(self, example_id: str) -> int:
+        """Where the example with this id is.
+
+        Raises:
+            PoolError: no example has this id.
+        """
+        try:
+            return self._positions[example_id]
+        except KeyError:
+            msg = f"no example has the id {example_id!r}"
+            raise PoolError(msg) from None
+
+    def item(self, example: Example, where: str = "the example") -> Item:
+        """What the encoders read of an example: the only place where its fields become text.
+
+        Args:
+            example: a mapping with the pool's two keys.
+            where: how an error names the example.
+
+        Raises:
+            PoolError: it is not a mapping, or a field is missing, not a string, blank or not valid Unicode.
+        """
+        if not isinstance(example, Mapping):
+            msg = f"{where} must be a mapping with '{self.source_key}' and '{self.target_key}', not {_kind(example)}"
+            raise PoolError(msg)
+        source = _text(example, self.source_key, where)
+        if not self.require_target and example.get(self.target_key) in (None, ""):
+            return Item(source)
+        return Item(source, _text(example, self.target_key, where, what=" (the program)"))
+
+    def items(self, examples: Sequence[Example] | None = None) -> list[Item]:
+        """The items of `examples`, or of the whole pool; an error names the position in `examples`."""
+        if examples is None:
+            return [self.item(example) for example in self.examples]
+        # Anything with a length serves (a Hugging Face dataset, say), but no generator: it is read more than once.
+        sized = isinstance(examples, Sized) and isinstance(examples, Iterable)
+        if not sized or isinstance(examples, (str, bytes, Mapping)):
+            msg = f"examples must be a sequence of mappings, not {_kind(examples)}"
+            raise InputError(msg)
+        return [self.item(example, f"examples[{n}]") for n, example in enumerate(examples)]
+
+    def text(self, example: Example) -> str:
+        """An example as a prompt shows it: "Source: …", line break, "Target: …" (the paper's appendix D)."""
+        item = self.item(example)
+        return EXAMPLE_TEMPLATE.format(source=item.source, target=item.target)
+
+    @cached_property
+    def _positions(self) -> dict[str, int]:
+        return {example_id: position for position, example_id in enumerate(self.ids)}
+
+    def _append(self, examples: Sequence[Example], ids: Sequence[str] | None) -> None:
+        items = self.items(examples)
+        new_ids = tuple(uuid.uuid4().hex for _ in items) if ids is None else self._checked(ids, len(items))
+        self.__dict__.pop("_positions", None)
+        self.ids += new_ids
+        self.examples += tuple(dict(example) for example in examples)
+        self.programs = np.concatenate([self.programs, _numbers([item.target for item in items])])
+
+    def _checked(self, ids: Sequence[str], count: int) -> tuple[str, ...]:
+        if isinstance(ids, str) or len(ids) != count:
+            msg = f"ids must be a sequence of {count} strings, one for each example, not {_kind(ids)} of {len(ids)}"
+            raise InputError(msg)
+        seen: set[str] = set()
+        for n, example_id in enumerate(ids):
+            if not isinstance(example_id, str) or not example_id:
+                msg = f"ids[{n}] must be a non-empty string, not {example_id!r}"
+                raise PoolError(msg)
+            if example_id in seen or example_id in self._positions:
+                msg = f"ids[{n}] is {example_id!r}, which another example has already"
+                raise PoolError(msg)
+            seen.add(example_id)
+        return tuple(ids)
+
+
+def write_jsonl(path: str | os.PathLike[str], pool: ExamplePool) -> None:
+    """Write a pool, an example a line, atomically: `{"id": …, "source": …, "target": …}` and the further fields.
+
+    An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`.
+
+    Raises:
+        PoolError: a field that JSON can't hold; the message names example and file.
+    """
+    lines = []
+    for example_id, example in zip(pool.ids, pool.examples, strict=True):
+        row = {"id": example_id, "example": example} if "id" in example else {"id": example_id, **example}
+        try:
+            line = json.dumps(row, ensure_ascii=False) + "\n"
+            line.encode("utf-8")
+        except (TypeError, ValueError) as error:
+            msg = f"example {example_id!r} can't be written to {os.fspath(path)}: {error}"
+            raise PoolError(msg) from error
+        lines.append(line)
+    write_text(path, "".join(lines))
+
+
+def read_jsonl(
+    path: str | os.PathLike[str],
+    *,
+    source_key: str = "source",
+    target_key: str = "target",
+    require_target: bool = True,
+) -> ExamplePool:
+    """Read the pool that `write_jsonl` wrote; a row without "id" gets a random one.
+
+    Raises:
+        PoolError: the file can't be read, or a row is no example; the message names file and line.
+    """
+    try:
+        lines = Path(path).read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        msg = f"{os.fspath(path)} can't be read: {error}"
+        raise PoolError(msg) from error
+    probe = ExamplePool(source_key=source_key, target_key=target_key, require_target=require_target)
+    ids: dict[str, None] = {}
+    examples: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{os.fspath(path)}, line {number}"
+        row = _row(line, where)
+        example_id = row.pop("id", None) or uuid.uuid4().hex
+        if not isinstance(example_id, str) or example_id in ids:
+            msg = f"{where}: the id {example_id!r} is not a string or not the only one of its kind"
+            raise PoolError(msg)
+        example = row["example"] if row.keys() == {"example"} and isinstance(row["example"], dict) else row
+        probe.item(example, where)
+        ids[example_id] = None
+        examples.append(example)
+    return probe.extended(examples, list(ids))
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        msg = f"{where}: not JSON ({error})"
+        raise PoolError(msg) from error
+    if not isinstance(row, dict):
+        msg = f"{where}: must be a JSON object, not {_kind(row)}"
+        raise PoolError(msg)
+    return row
+
+
+def _text(example: Example, key: str, where: str, what: str = "") -> str:
+    if key not in example:
+        has = ", ".join(repr(name) for name in example) or "nothing"
+        msg = f"{where} has no '{key}'{what}: it has {has}"
+        raise PoolError(msg)
+    value = example[key]
+    if not isinstance(value, str):
+        msg = f"{where}: '{key}'{what} must be a string, not {_kind(value)}"
+        raise PoolError(msg)
+    try:
+        return check_text(value)
+    except ValueError as error:
+        msg = f"{where}: '{key}'{what} {error}"
+        raise PoolError(msg) from None
+
+
+def check_text(text: str) -> str:
+    """The text itself, if an encoder can read it.
+
+    Raises:
+        ValueError: it is blank, or not valid Unicode (tokenizers fail on a lone surrogate, obscurely).
+    """
+    if not text.strip():
+        msg = "is blank"
+        raise ValueError(msg)
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        msg = f"is not valid Unicode text: lone surrogate at character {error.start}"
+        raise ValueError(msg) from None
+    return text
+
+
+def _numbers(programs: Sequence[str]) -> NDArray[np.int64]:
+    """(N,) int64: a hash of each program, the same in every process, so that pools can grow and be pickled."""
+    digests = b"".join(
+        hashlib.blake2b(" ".join(program.split()).encode(), digest_size=8).digest() for program in programs
+    )
+    return np.frombuffer(digests, dtype="<i8").astype(np.int64)
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__

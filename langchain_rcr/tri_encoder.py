@@ -1,0 +1,282 @@
+"""The policy's parameters (section 2.2, Eq. 4): three encoders, a state, λ, τ; saved and loaded as one folder."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from langchain_rcr.encoders._io import read_json
+from langchain_rcr.encoders.base import Encoder
+from langchain_rcr.encoders.embeddings import (
+    Backbone,
+    EmbeddingsEncoder,
+    TransformerBackbone,
+    load_backbone,
+    save_backbone,
+)
+from langchain_rcr.encoders.lexical import LexicalEncoder
+from langchain_rcr.encoders.ngrams import NgramVocabulary
+from langchain_rcr.encoders.transformer import Pooling, TransformerEncoder
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.files import atomic_directory, write_json
+from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.items import Item
+from langchain_rcr.state import AdditiveState, make_state
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+FORMAT_VERSION = 1
+"""Raised when a checkpoint of this version can't be read by an older one."""
+
+Family = Literal["embeddings", "transformer", "lexical"]
+
+FAMILIES: dict[str, type[Encoder]] = {
+    encoder.family: encoder for encoder in (EmbeddingsEncoder, TransformerEncoder, LexicalEncoder)
+}
+_PARTS = ("query", "context", "candidate")
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyConfig:
+    """What the policy is beside its encoders.
+
+    Args:
+        lam: λ of Eq. 4, the weight of the picks so far.
+        tau: τ, the temperature of π = softmax(logits / τ).
+        state: how picks compose ("additive").
+    """
+
+    lam: float = 1.0
+    tau: float = 0.2
+    state: str = "additive"
+
+
+class TriEncoder(nn.Module):
+    """E_x, E_z and E_c with the state that composes them.
+
+    Args:
+        query: E_x, of the question asked.
+        context: E_z, of an example already picked.
+        candidate: E_c, of an example that may be picked.
+        config: λ, τ, state.
+
+    Raises:
+        InputError: the three encoders' vectors differ in length.
+    """
+
+    def __init__(self, query: Encoder, context: Encoder, candidate: Encoder, config: PolicyConfig | None = None):
+        super().__init__()
+        if not query.dim == context.dim == candidate.dim:
+            msg = f"the three encoders must agree on D: {query.dim}, {context.dim}, {candidate.dim}"
+            raise InputError(msg)
+        self.query, self.context, self.candidate = query, context, candidate
+        self.config = config or PolicyConfig()
+
+    @property
+    def dim(self) -> int:
+        """D."""
+        return self.query.dim
+
+    @property
+    def family(self) -> str:
+        """The encoders' family."""
+        return self.query.family
+
+    def state(self) -> AdditiveState[Any]:
+        """A fresh state; its `start` takes E_x of the queries."""
+        return make_state(self.config.state, self.config.lam)
+
+    def encode_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        """E_x of questions, (B, D)."""
+        return self.query.encode([Item(query) for query in queries])
+
+    def encode_pool(self, items: Sequence[Item]) -> PoolVectors:
+        """E_c and E_z of examples, (N, D) each."""
+        return PoolVectors(self.candidate.encode(items), self.context.encode(items))
+
+    def fingerprint(self) -> str:
+        """SHA-256 over λ, state, family and all weights: vectors made by another fingerprint don't fit this policy."""
+        digest = hashlib.sha256(f"{self.family} {self.config.state} {self.config.lam} {self.dim}".encode())
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(tensor.detach().float().cpu().numpy()).data)
+        return digest.hexdigest()
+
+    @classmethod
+    def build(
+        cls,
+        family: Family,
+        items: Sequence[Item],
+        *,
+        base: str | None = None,
+        backbone: Backbone | None = None,
+        pooling: Pooling = "mean",
+        max_length: int = 256,
+        dim: int | None = None,
+        ngrams: int = 2,
+        ngram_init: float = 0.0,
+        context_init: float = -0.3,
+        scale: float = 20.0,
+        lam: float = 1.0,
+        tau: float = 0.2,
+        seed: int = 0,
+    ) -> TriEncoder:
+        """A fresh policy before training.
+
+        Args:
+            family: of all three encoders.
+            items: the training pool, from which the n-gram vocabulary is read.
+            base: the pretrained model (`embeddings`, `transformer`).
+            backbone: a frozen encoder to use in place of `base` (`embeddings`).
+            pooling: of the pretrained model.
+            max_length: tokens read of a text.
+            dim: D (`embeddings`: default the backbone's; `lexical`: default 384).
+            ngrams: the longest n-gram of the bags; 0 for none (`embeddings`).
+            ngram_init: how loud the n-gram residual starts (`embeddings`).
+            context_init: E_z starts as E_c times this (`embeddings`, `lexical`): negative, so that a policy that
+                has learned nothing yet already turns away from what was picked.
+            scale: of E_x and E_z (`embeddings`, `lexical`): logits of unit vectors times this.
+            lam: λ.
+            tau: τ.
+            seed: of the random parts.
+
+        Raises:
+            InputError: a model is needed and none is named, or it can't be loaded.
+        """
+        config = PolicyConfig(lam=lam, tau=tau)
+        if family == "transformer":
+            if base is None:
+                msg = "the transformer family needs a model: set base to a hub name, a local folder or package:NAME"
+                raise InputError(msg)
+            return cls(*_three(lambda _: TransformerEncoder(base, pooling=pooling, max_length=max_length)), config)
+        vocabulary = NgramVocabulary.fit(items, ngrams) if ngrams else None
+        signs = {"query": scale, "context": context_init * scale, "candidate": 1.0}
+        if family == "lexical":
+            if vocabulary is None:
+                msg = "the lexical family needs n-grams: set ngrams to 1 or more"
+                raise InputError(msg)
+            return cls(
+                *_three(lambda part: LexicalEncoder(vocabulary, dim=dim or 384, scale=signs[part], seed=seed)), config
+            )
+        if backbone is None:
+            if base is None:
+                msg = "the embeddings family needs a model (base) or LangChain Embeddings (backbone)"
+                raise InputError(msg)
+            backbone = TransformerBackbone(base, pooling=pooling, max_length=max_length)
+        frozen = backbone
+        return cls(
+            *_three(
+                lambda part: EmbeddingsEncoder(
+                    frozen,
+                    vocabulary,
+                    dim=dim,
+                    init=context_init if part == "context" else 1.0,
+                    ngram_init=ngram_init,
+                    scale=1.0 if part == "candidate" else scale,
+                    seed=seed,
+                )
+            ),
+            config,
+        )
+
+    def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
+        """Write the checkpoint folder, whole or not at all; a checkpoint that is there is replaced.
+
+        Layout: tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/ and, for the `embeddings`
+        family, backbone.json. Tensors are safetensors; nothing is pickled.
+        """
+        with atomic_directory(folder) as path:
+            self._write(path)
+
+    def _write(self, path: Path) -> None:
+        for part in _PARTS:
+            subfolder = path / f"{part}_encoder"
+            subfolder.mkdir()
+            getattr(self, part).save(subfolder)
+        if isinstance(self.candidate, EmbeddingsEncoder):
+            save_backbone(self.candidate.backbone, path)
+        meta = {
+            "format": "langchain-rcr tri-encoder",
+            "format_version": FORMAT_VERSION,
+            "family": self.family,
+            "dim": self.dim,
+            "lam": self.config.lam,
+            "tau": self.config.tau,
+            "state": self.config.state,
+            "fingerprint": self.fingerprint(),
+            "versions": library_versions(),
+        }
+        write_json(path / "tri_encoder.json", meta)
+
+    @classmethod
+    def from_pretrained(cls, folder: str | os.PathLike[str], *, embeddings: Embeddings | None = None) -> TriEncoder:
+        """Read a checkpoint folder.
+
+        Args:
+            folder: what `save_pretrained` wrote.
+            embeddings: the LangChain object, where the checkpoint was trained over one.
+
+        Raises:
+            CheckpointError: the folder is not a checkpoint, is incomplete or foreign, was written by a newer
+                format, or its weights are not the ones it was saved with.
+        """
+        path = Path(folder)
+        if not path.is_dir():
+            msg = f"{path} is not a checkpoint: no such folder"
+            raise CheckpointError(msg)
+        required = ("format_version", "family", "dim", "lam", "tau", "state", "fingerprint")
+        meta = read_json(path / "tri_encoder.json", required)
+        if not isinstance(meta["format_version"], int) or meta["format_version"] > FORMAT_VERSION:
+            written = meta.get("versions", {}).get("langchain-rcr", "unknown")
+            msg = (
+                f"{path} has format {meta['format_version']} (written by langchain-rcr {written}); this version reads "
+                f"up to {FORMAT_VERSION}: pip install --upgrade langchain-rcr"
+            )
+            raise CheckpointError(msg)
+        family = FAMILIES.get(meta["family"])
+        if family is None:
+            msg = f"{path}: unknown encoder family '{meta['family']}' (known: {', '.join(FAMILIES)})"
+            raise CheckpointError(msg)
+        shared: dict[str, Any] = {}
+        if family is EmbeddingsEncoder:
+            shared["backbone"] = load_backbone(path, embeddings)
+        try:
+            encoders = _three(lambda part: family.load(path / f"{part}_encoder", shared))
+            config = PolicyConfig(float(meta["lam"]), float(meta["tau"]), str(meta["state"]))
+            model = cls(*encoders, config)
+        except (TypeError, ValueError, AttributeError) as error:
+            msg = f"{path} is damaged: {' '.join(str(error).split())[:300]}"
+            raise CheckpointError(msg) from None
+        make_state(config.state, config.lam)
+        if model.fingerprint() != meta["fingerprint"]:
+            msg = f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
+            raise CheckpointError(msg)
+        return model.eval()
+
+
+def _three(make: Callable[[str], Encoder]) -> tuple[Encoder, Encoder, Encoder]:
+    """E_x, E_z and E_c, made in this order."""
+    query, context, candidate = (make(part) for part in _PARTS)
+    return query, context, candidate
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what a checkpoint depends on, for the reader of a bug report."""
+    versions = {"python": platform.python_version()}
+    for package in ("langchain-rcr", "torch", "transformers", "numpy", "langchain-core"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions
