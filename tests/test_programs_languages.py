@@ -1,0 +1,176 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+import warnings
+
+import pytest
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.programs import LANGUAGES, ProgramParser, get_parser, parse
+
+SEXPR = {
+    '(Yield :output (CreateEvent :subject "x" #(Number 3)))': 'Yield(:output, CreateEvent(:subject, "x", Number(3)))',
+    "( lambda $0 e ( and ( flight:t $0 ) ( from:t $0 boston:ci ) ) )": (
+        "lambda($0, e, and(flight:t($0), from:t($0, boston:ci)))"
+    ),
+    "boston:ci": "boston:ci",
+    "(f)": "f",
+    "()": "<list>",
+    "((f x) y)": "<list>(f(x), y)",
+    "((f) y)": "<list>(f, y)",
+    '("f" y)': '<list>("f", y)',
+    '(f "a \\" ) b")': 'f("a \\\\" \\) b")',
+    " (f\n(g x)(h y)) ": "f(g(x), h(y))",
+}
+
+JSON = {
+    '{"name": "f", "arguments": {"x": 1, "y": "b"}}': 'f(x(1), y("b"))',
+    '{"arguments": {"y": "b", "x": 1.50}, "name": "f", "id": "call_1"}': 'f(x(1.50), y("b"))',
+    '{"name": "f", "args": {}}': "f",
+    '{"name": "f", "input": null}': "f",
+    '{"name": "f", "parameters": ["a", true]}': 'f(array("a", true))',
+    '{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\\"x\\": [1, null]}"}}': (
+        "f(x(array(1, null)))"
+    ),
+    '{"function": {"name": "f", "arguments": "not json"}}': 'f("not json")',
+    '[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"x": {"y": 2}}}]': (
+        "array(f(x(1)), g(x(object(y(2)))))"
+    ),
+    '{"name": "Bo", "age": 3}': 'object(age(3), name("Bo"))',
+    '{"name": 1, "arguments": {}}': "object(arguments(object), name(1))",
+    '{"function": 1}': "object(function(1))",
+    '"a \\"b\\""': '"a \\\\"b\\\\""',
+    " 3e5 ": "3e5",
+}
+
+PYTHON = {
+    'f(x, g(1), key="v")': "f(x, g(1), key=('v'))",
+    "f(b=2, a=1, **rest, *more)".replace(", **rest, *more", ", *more, **rest"): "f(*(more), a=(1), b=(2), **(rest))",
+    "a.b(c)": "a.b(c)",
+    "a.b.c": "a.b.c",
+    "f(x).g(y)": ".g(f(x), y)",
+    "f(x).g": ".g(f(x))",
+    "f(x)(y)": "call(f(x), y)",
+    "-1 + x * 2": "+(-1, *(x, 2))",
+    "not (a and b or c)": "not(or(and(a, b), c))",
+    "a < b": "<(a, b)",
+    "a < b is not c": "<\\,is not(a, b, c)",
+    "[1, (2, 'a'), {3}, {'k': v, **m}]": "list(1, tuple(2, 'a'), set(3), dict(:('k', v), **(m)))",
+    "x[1:2][...]": "[]([](x, slice(1, 2)), ...)",
+    "[f(x) for x in y if x]": "listcomp(f(x), comprehension(x, y, x))",
+    "a if b else c": "ifexp(b, a, c)",
+    "lambda x: x + 1": "lambda(arguments(x), +(x, 1))",
+    "x = f(1)\ng(x)": "module(assign(x, f(1)), g(x))",
+    "x += 1": "augassign(x, +, 1)",
+    "None": "None",
+    "  f()  ": "f",
+}
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "shown"),
+    [
+        (language, text, shown)
+        for language, cases in (("sexpr", SEXPR), ("json", JSON), ("python", PYTHON))
+        for text, shown in cases.items()
+    ],
+)
+def test_tree(language: str, text: str, shown: str) -> None:
+    assert str(parse(text, language)) == shown
+
+
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        *(("sexpr", text) for text in ("", " ", "(", ")", "(f", "(f))", "(f) g", "a b", '(f "x)', '"')),
+        *(("json", text) for text in ("", "{", "f(x)", "{'a': 1}", "NaN", "[Infinity]", "1 2", "[1,]", "\ufeff1")),
+        *(("python", text) for text in ("", " ", "f(", "a b", "f(x))", "1 +", "\0", "'", "f(=1)", "\ud800")),
+    ],
+)
+def test_what_is_not_a_program_is_none(language: str, text: str) -> None:
+    assert parse(text, language) is None
+
+
+def test_order_of_named_arguments_means_nothing() -> None:
+    assert parse("f(a=1, b=2)", "python") == parse("f(b=2, a=1)", "python")
+    one = '{"name": "f", "arguments": {"a": 1, "b": 2}}'
+    assert parse(one, "json") == parse('{"name": "f", "arguments": {"b": 2, "a": 1}}', "json")
+
+
+def test_python_parsing_leaks_no_warning() -> None:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        assert parse(r'f("\d") is 1', "python") is not None
+    assert caught == []
+
+
+@pytest.mark.parametrize(
+    ("language", "text", "nodes"),
+    [
+        ("sexpr", "(f " * 10_000 + "x" + ")" * 10_000, 10_001),
+        ("sexpr", "(" * 1_000_000, None),
+        ("sexpr", '"\\' * 500_000, None),
+        ("sexpr", '(f "' + "x" * 1_000_000 + '")', 2),
+        ("json", '{"a":' * 10_000 + "1" + "}" * 10_000, None),
+        ("json", "[" * 1_000_000, None),
+        ("json", '"' + "x" * 1_000_000 + '"', 1),
+        ("json", "9" * 1_000_000, 1),
+        ("json", "[" + "1," * 99_999 + "1]", 100_001),
+        ("python", "f(" * 10_000 + "x" + ")" * 10_000, None),
+        ("python", "-" * 1_000_000 + "1", None),
+        ("python", "f('" + "x" * 1_000_000 + "')", 2),
+        ("python", "9" * 1_000_000, None),
+        ("python", "a.b" * 100_000, None),
+        ("python", "f()" * 300_000, None),
+        ("python", "a\n" * 500_000, None),
+        ("python", "+".join(["1"] * 50_000), None),
+    ],
+    ids=lambda value: f"{value[:12]}…" if isinstance(value, str) else str(value),
+)
+def test_deep_or_huge_text_is_quick(language: str, text: str, nodes: int | None) -> None:
+    started = time.process_time()
+    tree = parse(text, language)
+    assert time.process_time() - started < 2
+    assert (None if tree is None else len(tree)) == nodes
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_language_has_a_parser(language: str) -> None:
+    parser = get_parser(language)
+    assert isinstance(parser, ProgramParser)
+    assert parser is get_parser(language)
+    assert parser.parse("") is None
+
+
+@pytest.mark.parametrize(
+    ("language", "said"),
+    [
+        ("functinal", "did you mean 'functional'"),
+        ("SQL", "did you mean 'sql'"),
+        ("sql:postgress", "did you mean 'postgres'"),
+        ("json:strict", "unknown 'json:strict'"),
+        ("", "known: functional, json, python, sexpr, sql"),
+    ],
+)
+def test_unknown_language_is_an_error_with_a_suggestion(language: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        get_parser(language)
+
+
+def test_sqlglot_is_imported_only_for_sql_and_named_where_missing() -> None:
+    code = """
+import sys
+sys.modules["sqlglot"] = None
+from rcr_trainer import programs
+from langchain_rcr.errors import MissingExtraError
+assert programs.parse("f(x)") is not None
+try:
+    programs.ProgramSpec("sql")
+except MissingExtraError as error:
+    assert str(error) == "sqlglot is not installed: pip install 'langchain-rcr[train]'", error
+else:
+    raise AssertionError("sqlglot was not missed")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

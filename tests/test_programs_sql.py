@@ -1,0 +1,183 @@
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import time
+from pathlib import Path
+
+import pytest
+from rcr_trainer.programs import ProgramSpec, parse
+
+DATA = Path(os.environ.get("RCR_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
+GEOGRAPHY = DATA / "geography_sql" / "geography.json"
+
+TREES = {
+    'SELECT C0.CITY_NAME FROM CITY AS C0 WHERE C0.STATE_NAME = "texas" ;': (
+        "select(city.city_name, from(city), where(eq(city.state_name, 'texas')))"
+    ),
+    "SELECT MAX(s.AREA) FROM STATE AS s WHERE s.X > 1.5 AND (s.Y < -2 AND NOT s.Z IS NULL)": (
+        "select(max(state.area), from(state), where(and(gt(state.x, 1.5), lt(state.y, -2), not(is(state.z, null)))))"
+    ),
+    "select name from state": "select(state.name, from(state))",
+    "select a, b from t, u": "select(a, b, from(t, u))",
+    "select t.a from t cross join u": "select(t.a, from(t, u))",
+    "select distinct x.a from t x join u on x.i = u.j left join v using (k)": (
+        "select(distinct, t.a, from(t), join(u, eq(t.i, u.j)), left join(v, k))"
+    ),
+    "select b, count(*) as n from t group by b having n > 3 order by n desc, b limit 2 offset 1": (
+        "select(t.b, count(*), from(t), group(t.b), having(gt(count, 3)), order(desc(count), t.b), limit(2), offset(1))"
+    ),
+    "select max(d.n) from (select count(distinct t.a) as n from t) as d": (
+        "select(max(subquery.count), from(select(count(distinct(t.a)), from(t))))"
+    ),
+    "with w as (select a as b from t) select w.b from w": "select(with(cte(select(t.a, from(t)))), cte.a, from(cte))",
+    "select a from t union all select b from u": "union all(select(t.a, from(t)), select(u.b, from(u)))",
+    "select a from t union select b from u": "union(select(t.a, from(t)), select(u.b, from(u)))",
+    "select a from t where a in (select b from u where u.c = t.a) or a not between 1 and 2": (
+        "select(t.a, from(t), where(or(in(t.a, select(u.b, from(u), where(eq(u.c, t.a)))), not(between(t.a, 1, 2)))))"
+    ),
+    "select case when a then 'it''s' else cast(b as int) end from t": (
+        "select(case(if(t.a, 'it''s'), cast(t.b, int)), from(t))"
+    ),
+    "select my_func(a, 1) from db.t": "select(my_func(db.t.a, 1), from(db.t))",
+    "delete from t as q where q.a = 1": "delete(t, where(eq(t.a, 1)))",
+    "update t set a = 'x' where b = 2": "update(t, eq(t.a, 'x'), where(eq(t.b, 2)))",
+}
+
+RENAMED = [
+    (
+        "SELECT S0.NAME FROM STATE AS S0 WHERE S0.AREA = (SELECT MAX(S1.AREA) FROM STATE AS S1)",
+        "select st.name from state st where st.area = (select max(other.area) from state other);",
+    ),
+    (
+        "select x.m from (select max(y.m) as m from (select count(1) as m from t) y) x",
+        "select a.p from (select max(b.q) as p from (select count(1) as q from t) b) a",
+    ),
+    ("with a as (select 1 as x) select x from a", "with b as (select 1 as y) select b.y from b"),
+    (
+        "with recursive a(n) as (select 1 union all select a.n from a) select n from a",
+        "with recursive b(k) as (select 1 union all select b.k from b) select k from b",
+    ),
+    ("select sum(a) as s from t order by s", "select sum(a) as total from t order by total"),
+    (
+        "select a.x from (select k as x from t) a order by a.x",
+        "select b.y from (select k as y from t) b order by b.y",
+    ),
+    ("select a from t where b in ('x', \"y\")", "select a from t where (b) in ('x', 'y')"),
+]
+
+
+@pytest.mark.parametrize("text", TREES)
+def test_tree(text: str) -> None:
+    assert str(parse(text, "sql")) == TREES[text]
+
+
+@pytest.mark.parametrize(("left", "right"), RENAMED)
+def test_alias_names_mean_nothing(left: str, right: str) -> None:
+    tree = parse(left, "sql")
+    assert tree is not None
+    assert tree == parse(right, "sql")
+
+
+def test_column_and_table_names_mean_something() -> None:
+    trees = {parse(text, "sql") for text in ("select a from t", "select b from t", "select a from u")}
+    assert len(trees) == 3
+
+
+def test_case_of_names_follows_the_dialect() -> None:
+    assert parse("SELECT Name FROM State", "sql") == parse("select NAME from STATE", "sql")
+    quoted = 'SELECT "Name" FROM state'
+    assert str(parse(quoted, "sql:postgres")) == "select(state.Name, from(state))"
+    assert str(parse(quoted, "sql:sqlite")) == "select(state.name, from(state))"
+    assert str(parse('SELECT "NAME" FROM state', "sql:snowflake")) == "select(state.name, from(state))"
+
+
+def test_double_quotes_follow_the_dialect() -> None:
+    text = 'select a from t where a = "x"'
+    assert "'x'" in str(parse(text, "sql:sqlite"))
+    assert "'x'" in str(parse(text, "sql:mysql"))
+    assert "t.x" in str(parse(text, "sql:postgres"))
+
+
+def test_values_are_anonymised() -> None:
+    spec = ProgramSpec("sql")
+    assert spec.key("select a from t where b = 'x' and c > -3.5 limit 3") == (
+        "select(t.a, from(t), where(and(eq(t.b, ANON_STRING), gt(t.c, ANON_NUMBER))), limit(ANON_NUMBER))"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ";",
+        "hello world",
+        "name",
+        "1 + 1",
+        "select",
+        "select from",
+        "select 1; select 2",
+        "select a from t where",
+        "select 'a",
+        "select (a from t",
+        "show me the cities",
+        "explain select 1",
+        "alter table t foo bar baz",
+        "set x = 1",
+        "answer(city(all))",
+        "\0",
+    ],
+)
+def test_what_is_not_one_statement_is_none(text: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.DEBUG):
+        assert parse(text, "sql") is None
+    assert caplog.records == []
+
+
+def test_other_uses_of_sqlglot_still_log(caplog: pytest.LogCaptureFixture) -> None:
+    assert parse("select 1", "sql") is not None
+    logging.getLogger("sqlglot").warning("heard")
+    assert [record.message for record in caplog.records] == ["heard"]
+
+
+@pytest.mark.parametrize(
+    ("text", "answers"),
+    [
+        ("select " + "f(" * 10_000 + "1" + ")" * 10_000, False),
+        ("select " + "(" * 20 + "1" + ")" * 20, True),
+        ("select a from t where a = " + "(select a from t where a = " * 12 + "1" + ")" * 12, True),
+        ("select '" + "x" * 1_000_000 + "'", True),
+        ("select '" + "(" * 1_000_000 + "'", True),
+        ("select " + "not " * 10_000 + "a", False),
+        ("select " + "case when a then " * 10_000, False),
+        ("select " + "+".join(["1"] * 10_000), True),
+        ("select a from t where " + " and ".join(["a = 1"] * 5_000), True),
+        (" union ".join(["select 1"] * 3_000), True),
+        ("(" * 1_000_000, False),
+        ("'" * 1_000_001, False),
+        ("select " + "a, " * 300_000 + "a", False),
+    ],
+    ids=lambda value: f"{value[:24]}…" if isinstance(value, str) else str(value),
+)
+def test_deep_or_huge_text_is_quick(text: str, answers: bool) -> None:
+    started = time.process_time()
+    tree = parse(text, "sql")
+    assert time.process_time() - started < 2
+    assert (tree is not None) == answers
+
+
+@pytest.mark.skipif(not GEOGRAPHY.exists(), reason=f"{GEOGRAPHY} is not there (RCR_DATA)")
+def test_geography_queries_parse_whatever_their_aliases() -> None:
+    groups = json.loads(GEOGRAPHY.read_text(encoding="utf-8"))
+    assert len(groups) == 246
+    for text in (query for group in groups for query in group["sql"]):
+        tree = parse(text, "sql")
+        assert tree is not None, text
+        assert tree == parse(text, "sql:sqlite")
+        if text.startswith("SELECT DERIVED_TABLEalias1.STATE_NAME"):  # an alias that stands for nothing
+            continue
+        assert "alias" not in str(tree), text
+        renamed = re.sub(r"(\w+?)alias(\d+)", lambda m: f"x{m[2]}_{m[1].lower()}", text)
+        assert tree == parse(renamed, "sql"), text

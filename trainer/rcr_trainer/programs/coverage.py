@@ -1,0 +1,157 @@
+"""Greedy coverage of structures: at every step the candidate that covers most of what is still uncovered.
+
+Algorithm 1 of the paper, on sparse matrices. The oracle, the fixed set and the supervision of SFT share it; they
+differ in what a query needs (its gold program's structures, the mean over training queries, soft targets).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import numpy as np
+from scipy import sparse
+
+from langchain_rcr.errors import InputError
+
+if TYPE_CHECKING:
+    from rcr_trainer.programs import ProgramSpec
+
+_BLOCK_ELEMENTS = 1 << 23  # queries × candidates that are dense at once: 32 MiB in float32
+
+
+class PoolStructures:
+    """A pool's structure matrix whose columns stay put, so that programs seen later map onto them.
+
+    Args:
+        spec: how programs are read.
+        programs: the pool's N programs.
+
+    Attributes:
+        matrix: binary float32 (N, S); row n holds the local structures of program n, columns sorted by name.
+    """
+
+    def __init__(self, spec: ProgramSpec, programs: Sequence[str]) -> None:
+        self._spec = spec
+        found = {text: spec.structures(text) for text in set(programs)}
+        self._columns = {name: i for i, name in enumerate(sorted(set().union(*found.values())))}
+        self.matrix = self._rows([found[text] for text in programs])
+
+    def rows(self, programs: Sequence[str]) -> sparse.csr_array:
+        """Binary float32 (B, S) for B further programs; structures that the pool lacks have no column."""
+        return self._rows([self._spec.structures(text) for text in programs])
+
+    def _rows(self, sets: Sequence[frozenset[str]]) -> sparse.csr_array:
+        rows = [sorted(self._columns[name] for name in names if name in self._columns) for names in sets]
+        indices = np.fromiter(chain.from_iterable(rows), dtype=np.int32)
+        indptr = np.cumsum([0, *map(len, rows)], dtype=np.int32)
+        data = np.ones(len(indices), dtype=np.float32)
+        return sparse.csr_array((data, indices, indptr), shape=(len(sets), len(self._columns)))
+
+
+def greedy_coverage(
+    needs: sparse.csr_array,
+    pool: sparse.csr_array,
+    k: int,
+    exclude: Sequence[Collection[int]] | None = None,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Pick k candidates per query, each the one that covers most of what the earlier ones left (Algorithm 1).
+
+    Ties go to the lowest position. Once nothing uncovered can be reached, the steps left take the candidates with
+    the most overlap with the whole need, then the lowest position, and their gain is 0. The picks for k are the
+    first k of those for any larger k. Memory is bounded by blocks of queries, whatever the pool's size.
+
+    Args:
+        needs: (B, S) non-negative; needs[b, s] is the worth to query b of covering structure s.
+        pool: (N, S) binary; pool[n, s] says that candidate n has structure s.
+        k: picks per query.
+        exclude: per query, the positions it may not pick.
+
+    Returns:
+        positions (B, k) int64 in pick order, and gains (B, k): the worth newly covered by each pick.
+
+    Raises:
+        InputError: the shapes don't fit, or k is more than what a query has left to pick from.
+    """
+    if needs.shape[1] != pool.shape[1]:
+        raise InputError(f"needs has {needs.shape[1]} structures (columns), the pool has {pool.shape[1]}")
+    excluded = checked_exclude(exclude, needs.shape[0], pool.shape[0], k)
+    pool = sparse.csr_array(pool)
+    needs = sparse.csr_array(needs).astype(np.result_type(needs.dtype, np.float32))
+    by_structure = sparse.csr_array(pool.T).astype(needs.dtype)
+    positions = np.empty((needs.shape[0], k), dtype=np.int64)
+    gains = np.empty((needs.shape[0], k), dtype=needs.dtype)
+    for block in row_blocks(needs.shape[0], pool.shape[0]):
+        positions[block], gains[block] = _greedy_block(needs[block], pool, by_structure, excluded[block], k)
+    return positions, gains
+
+
+def _greedy_block(
+    needs: sparse.csr_array,
+    pool: sparse.csr_array,
+    by_structure: sparse.csr_array,
+    excluded: Sequence[np.ndarray],
+    k: int,
+) -> tuple[np.ndarray, np.ndarray]:
+    """Positions and gains (b, k) for one block of queries."""
+    overlap = (needs @ by_structure).toarray()  # (b, N): worth of each candidate on its own; -inf: not to be picked
+    overlap[excluded_entries(excluded)] = -np.inf
+    positions = np.empty((len(overlap), k), dtype=np.int64)
+    gains = np.zeros((len(overlap), k), dtype=overlap.dtype)
+    gain = overlap.copy()
+    gaining = np.arange(len(overlap))  # the queries that can still gain: rows of `gain` and `uncovered`
+    uncovered = needs
+    for t in range(k):
+        best = gain.argmax(axis=1)
+        worth = gain[np.arange(len(gaining)), best]
+        useful = worth > 0
+        best, gaining = best[useful], gaining[useful]
+        positions[gaining, t], gains[gaining, t] = best, worth[useful]
+        stuck = np.setdiff1d(np.arange(len(overlap)), gaining)
+        positions[stuck, t] = overlap[stuck].argmax(axis=1)
+        overlap[np.arange(len(overlap)), positions[:, t]] = -np.inf
+        if t + 1 == k:
+            break
+        # Recomputed, not updated by differences: rounding would turn a soft gain of zero into a small positive one.
+        uncovered = uncovered[useful]
+        uncovered = uncovered - uncovered.multiply(pool[best])
+        gain = (uncovered @ by_structure).toarray()
+        gain[np.isneginf(overlap[gaining])] = -np.inf
+    return positions, gains
+
+
+def row_blocks(n_rows: int, n_columns: int) -> Iterator[slice]:
+    """Slices over n_rows such that a dense block of n_columns stays within some 10 million elements."""
+    size = max(1, _BLOCK_ELEMENTS // max(1, n_columns))
+    return (slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size))
+
+
+def checked_exclude(exclude: Sequence[Collection[int]] | None, n_queries: int, n_pool: int, k: int) -> list[np.ndarray]:
+    """The positions that each query may not pick, without repeats.
+
+    Raises:
+        InputError: not one entry per query, a position outside the pool, k below 1, or k above what is left.
+    """
+    if k < 1:
+        raise InputError(f"k is {k}; it must be at least 1")
+    if exclude is None:
+        excluded = [np.empty(0, dtype=np.int64)] * n_queries
+    else:
+        excluded = [np.unique(np.fromiter(entry, dtype=np.int64, count=len(entry))) for entry in exclude]
+    if len(excluded) != n_queries:
+        raise InputError(f"exclude has {len(excluded)} entries for {n_queries} queries")
+    for query, entry in enumerate(excluded):
+        if entry.size and not (entry[0] >= 0 and entry[-1] < n_pool):
+            raise InputError(f"exclude[{query}] names a position outside the pool of {n_pool}")
+    left = n_pool - max((entry.size for entry in excluded), default=0)
+    if k > left:
+        detail = f" ({n_pool - left} of {n_pool} excluded)" if left < n_pool else ""
+        raise InputError(f"k is {k}, but there are only {left} examples to pick from{detail}")
+    return excluded
+
+
+def excluded_entries(excluded: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Rows and columns that index, in a dense (queries, pool) block, what may not be picked."""
+    rows = np.repeat(np.arange(len(excluded)), [entry.size for entry in excluded])
+    return rows, np.concatenate([np.empty(0, dtype=np.int64), *excluded])

@@ -1,0 +1,158 @@
+"""Python calls and expressions, by the standard library's `ast`; nothing is evaluated.
+
+- `f(x, key=1)` is the node `f` with the children x and `key=` → 1; keyword arguments are sorted by name, since their
+  order means nothing. `a.b(c)` is the node `a.b`; a method of something other than a name is `.method`, with that
+  thing as its first child: `f(x).g(y)` is `.g` with the children f → x and y.
+- Operators are their signs, with their operands below; `a < b < c` is `<,<`. A number with a sign is one leaf.
+- Displays are `list`, `tuple`, `set` and `dict` (a child `:` per entry); subscripts are `[]`.
+- Everything else is named after its `ast` class in lower case, with the names it carries as leaves in front. Several
+  statements are the children of `module`.
+- A string is a leaf in Python's own quoting, a number stands as Python writes it.
+"""
+
+from __future__ import annotations
+
+import ast
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rcr_trainer.programs.limits import is_tractable
+from rcr_trainer.programs.tree import Tree, unfold
+
+_MAX_TOKENS = 200_000  # of the shortest statements, about a second's worth
+
+_SIGNS: dict[type[ast.AST], str] = {
+    ast.Add: "+",
+    ast.Sub: "-",
+    ast.Mult: "*",
+    ast.MatMult: "@",
+    ast.Div: "/",
+    ast.FloorDiv: "//",
+    ast.Mod: "%",
+    ast.Pow: "**",
+    ast.LShift: "<<",
+    ast.RShift: ">>",
+    ast.BitOr: "|",
+    ast.BitXor: "^",
+    ast.BitAnd: "&",
+    ast.UAdd: "+",
+    ast.USub: "-",
+    ast.Invert: "~",
+    ast.Not: "not",
+    ast.And: "and",
+    ast.Or: "or",
+    ast.Eq: "==",
+    ast.NotEq: "!=",
+    ast.Lt: "<",
+    ast.LtE: "<=",
+    ast.Gt: ">",
+    ast.GtE: ">=",
+    ast.Is: "is",
+    ast.IsNot: "is not",
+    ast.In: "in",
+    ast.NotIn: "not in",
+}
+
+# What `unfold` carries: a piece of syntax, or a (label, pieces) pair for a node that ast doesn't have.
+_Piece = ast.AST | tuple[str, Sequence[Any]]
+
+
+class PythonParser:
+    """Parses Python expressions and statements (see the module's rules)."""
+
+    def parse(self, text: str) -> Tree | None:
+        """Return the program's tree, or None for what is not Python, or more than Python's own parser takes."""
+        if not is_tractable(text, max_tokens=_MAX_TOKENS):
+            return None
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # such as an invalid escape in a string
+                module = ast.parse(text.strip())
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return None
+        if not module.body:
+            return None
+        program: _Piece = module.body[0] if len(module.body) == 1 else module
+        return unfold(program, _expand)
+
+
+def _expand(piece: _Piece) -> tuple[str, Sequence[_Piece]]:
+    while isinstance(piece, ast.Expr):
+        piece = piece.value
+    if isinstance(piece, tuple):
+        return piece
+    return _RULES.get(type(piece), _other)(piece)
+
+
+def _call(node: ast.Call) -> tuple[str, Sequence[_Piece]]:
+    named: list[_Piece] = [
+        ("**" if keyword.arg is None else f"{keyword.arg}=", [keyword.value])
+        for keyword in sorted(node.keywords, key=lambda keyword: (keyword.arg is None, keyword.arg or ""))
+    ]
+    name = _dotted(node.func)
+    if name is not None:
+        return name, [*node.args, *named]
+    if isinstance(node.func, ast.Attribute):
+        return f".{node.func.attr}", [node.func.value, *node.args, *named]
+    return "call", [node.func, *node.args, *named]
+
+
+def _dotted(node: ast.AST) -> str | None:
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
+
+
+def _attribute(node: ast.Attribute) -> tuple[str, Sequence[_Piece]]:
+    name = _dotted(node)
+    return (f".{node.attr}", [node.value]) if name is None else (name, [])
+
+
+def _unary(node: ast.UnaryOp) -> tuple[str, Sequence[_Piece]]:
+    sign, operand = _SIGNS[type(node.op)], node.operand
+    if sign in "+-" and isinstance(operand, ast.Constant) and type(operand.value) in (int, float, complex):
+        return f"{sign}{operand.value!r}".removeprefix("+"), []
+    return sign, [operand]
+
+
+def _compare(node: ast.Compare) -> tuple[str, Sequence[_Piece]]:
+    return ",".join(_SIGNS[type(op)] for op in node.ops), [node.left, *node.comparators]
+
+
+def _dict(node: ast.Dict) -> tuple[str, Sequence[_Piece]]:
+    entries = zip(node.keys, node.values, strict=True)
+    return "dict", [("**", [value]) if key is None else (":", [key, value]) for key, value in entries]
+
+
+def _other(node: ast.AST) -> tuple[str, Sequence[_Piece]]:
+    below: list[_Piece] = []
+    for _, value in ast.iter_fields(node):
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, str):
+                below.append((item, []))
+            elif isinstance(item, ast.AST) and not isinstance(item, ast.expr_context | ast.Load):
+                sign = _SIGNS.get(type(item))
+                below.append(item if sign is None else (sign, []))
+    return type(node).__name__.lower(), below
+
+
+_RULES: dict[type[ast.AST], Callable[[Any], tuple[str, Sequence[_Piece]]]] = {
+    ast.Call: _call,
+    ast.Attribute: _attribute,
+    ast.Name: lambda node: (node.id, []),
+    ast.Constant: lambda node: ("..." if node.value is ... else repr(node.value), []),
+    ast.UnaryOp: _unary,
+    ast.BinOp: lambda node: (_SIGNS[type(node.op)], [node.left, node.right]),
+    ast.BoolOp: lambda node: (_SIGNS[type(node.op)], node.values),
+    ast.Compare: _compare,
+    ast.List: lambda node: ("list", node.elts),
+    ast.Tuple: lambda node: ("tuple", node.elts),
+    ast.Set: lambda node: ("set", node.elts),
+    ast.Dict: _dict,
+    ast.Subscript: lambda node: ("[]", [node.value, node.slice]),
+    ast.Starred: lambda node: ("*", [node.value]),
+    ast.arg: lambda node: (node.arg, [] if node.annotation is None else [node.annotation]),
+}

@@ -1,0 +1,51 @@
+"""S-expressions: Lispress, lambda calculus.
+
+A list is a node: its head, if an atom, is the label and the rest are the children, in order. A list that is empty or
+begins with a list or a string gets the label `<list>` and keeps all its elements as children. Lispress's reader mark
+`#( … )` reads as the plain list. A string ("…", backslash escapes) keeps its quotes; keywords such as `:output` are
+atoms like any other.
+"""
+
+from __future__ import annotations
+
+import re
+
+from rcr_trainer.programs.tree import Tree
+
+LIST = "<list>"
+
+_STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
+# The last alternative swallows the rest of the text, so that one unclosed string costs one scan, not one per quote.
+_TOKEN = re.compile(rf'#?\(|\)|[^\s()"]+|{_STRING}|".*', re.DOTALL)
+_IS_STRING = re.compile(_STRING, re.DOTALL)
+
+
+class SExpressionParser:
+    """Parses one s-expression (see the module's rules)."""
+
+    def parse(self, text: str) -> Tree | None:
+        """Return the expression's tree, or None for what is not one expression."""
+        tokens: list[str] = _TOKEN.findall(text)
+        if not tokens or (tokens[-1][0] == '"' and not _IS_STRING.fullmatch(tokens[-1])):
+            return None
+        heads: list[str] = []  # of the open lists
+        starts: list[int] = []  # where each one's elements begin
+        elements: list[Tree] = []
+        just_opened = False
+        for lexeme in tokens:
+            if lexeme in ("(", "#("):
+                heads.append(LIST)
+                starts.append(len(elements))
+                just_opened = True
+                continue
+            if lexeme == ")":
+                if not heads:
+                    return None
+                start = starts.pop()
+                elements[start:] = [Tree(heads.pop(), tuple(elements[start:]))]
+            elif just_opened and lexeme[0] != '"':
+                heads[-1] = lexeme
+            else:
+                elements.append(Tree(lexeme))
+            just_opened = False
+        return elements[0] if not heads and len(elements) == 1 else None

@@ -1,0 +1,59 @@
+"""How a run reads its programs: one object that every stage shares, so that all of them see the same structures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.programs.anonymize import COVR_CLASSES, anonymize
+from rcr_trainer.programs.languages import get_parser
+from rcr_trainer.programs.structures import local_structures
+from rcr_trainer.programs.tree import Tree
+
+
+@dataclass(frozen=True)
+class ProgramSpec:
+    """How programs are parsed, anonymised and cut into local structures.
+
+    Attributes:
+        language: the program language, see `get_parser`.
+        anonymize: replace strings, numbers and `_` by constants (section 3).
+        covr_classes: while anonymising, also replace COVR's symbols by their classes (appendix B).
+        max_size: the size of the largest local structures, the paper's l = 4.
+
+    Raises:
+        ConfigError: an unknown language, or max_size below 1.
+        MissingExtraError: the language needs a package that is not installed.
+    """
+
+    language: str = "functional"
+    anonymize: bool = True
+    covr_classes: bool = False
+    max_size: int = 4
+
+    def __post_init__(self) -> None:
+        get_parser(self.language)
+        if self.max_size < 1:
+            raise ConfigError(f"max_size: must be at least 1, got {self.max_size}")
+        if self.covr_classes and not self.anonymize:
+            raise ConfigError("covr_classes: needs anonymize to be on")
+
+    def tree(self, text: str) -> Tree | None:
+        """Return the program's tree, anonymised if the spec says so, or None for what is not a program."""
+        tree = get_parser(self.language).parse(text)
+        if tree is None or not self.anonymize:
+            return tree
+        return anonymize(tree, COVR_CLASSES if self.covr_classes else None)
+
+    def structures(self, text: str) -> frozenset[str]:
+        """Return the program's local structures; none if it doesn't parse."""
+        tree = self.tree(text)
+        return frozenset() if tree is None else local_structures(tree, self.max_size)
+
+    def key(self, text: str) -> str:
+        """Return a canonical form, the same for texts that are the same program up to the anonymised values.
+
+        A text that doesn't parse stands for itself, runs of whitespace read as one space.
+        """
+        tree = self.tree(text)
+        return " ".join(text.split()) if tree is None else str(tree)

@@ -1,0 +1,83 @@
+"""SQL queries and data changes, read by sqlglot; `sql_tree` says what their trees look like."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+from langchain_rcr.errors import MissingExtraError
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.programs.languages import unknown
+from rcr_trainer.programs.limits import is_tractable
+from rcr_trainer.programs.tree import Tree, unfold
+
+try:
+    from sqlglot import exp
+    from sqlglot.dialects.dialect import Dialect, Dialects
+except ImportError as error:
+    raise MissingExtraError("sqlglot", "train") from error
+
+from rcr_trainer.programs.sql_tree import SqlExpander
+
+# sqlglot descends recursively, some 20 Python frames a bracket, and reads a token in about 15 µs.
+_MAX_DEPTH = 32
+_MAX_TOKENS = 30_000
+
+
+class SqlParser:
+    """Parses one SQL statement.
+
+    Args:
+        dialect: the name of one of sqlglot's dialects; empty for its own tolerant mix.
+
+    Raises:
+        ConfigError: sqlglot knows no such dialect.
+    """
+
+    def __init__(self, dialect: str = "") -> None:
+        known = {member.value for member in Dialects}
+        if dialect not in known:
+            raise ConfigError(f"language: sql dialect: {unknown(dialect, known - {''})}")
+        self._dialect = Dialect.get_or_raise(dialect)
+        self._double_quotes_are_strings = dialect in ("", "sqlite")
+
+    def parse(self, text: str) -> Tree | None:
+        """Return the statement's tree; None for what is not one query or data change, or is too long or deep."""
+        if not is_tractable(text, max_tokens=_MAX_TOKENS, max_depth=_MAX_DEPTH):
+            return None
+        statement = self._statement(text)
+        if statement is None:
+            return None
+        expander = SqlExpander(self._dialect.NORMALIZATION_STRATEGY.name, self._double_quotes_are_strings)
+        try:
+            return unfold(expander.start(statement), expander.expand)
+        except (AttributeError, LookupError, TypeError, RecursionError):
+            # A shape that sqlglot gives to odd input, or less stack left by the caller than _MAX_DEPTH supposes.
+            return None
+
+    def _statement(self, text: str) -> Any:
+        _quiet.active = True
+        try:
+            statements = [statement for statement in self._dialect.parse(text) if statement is not None]
+        except Exception:  # on odd input sqlglot raises whatever comes up, RecursionError among it
+            return None
+        finally:
+            _quiet.active = False
+        if len(statements) != 1 or not isinstance(statements[0], (exp.Query, exp.DML, exp.DDL)):
+            return None
+        # `select` alone, which sqlglot lets pass
+        return statements[0] if any(statements[0].args.values()) else None
+
+
+class _Quiet(threading.local, logging.Filter):
+    """Drops what sqlglot logs in this thread while it is being tried on text that may not be SQL at all."""
+
+    active = False
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not self.active
+
+
+_quiet = _Quiet()
+logging.getLogger("sqlglot").addFilter(_quiet)

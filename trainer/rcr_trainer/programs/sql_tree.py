@@ -1,0 +1,334 @@
+"""The tree of a SQL statement: sqlglot's syntax tree with the noise taken out.
+
+- A node is named after its kind in lower case: select, from, join, where, eq, max. A chain of AND (OR) is one node,
+  brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, ASC is the unmarked order.
+- Tables are leaves under `from` and the joins; columns are leaves `table.column`. Aliases are names that the writer
+  chose, so they don't appear: a column belongs to the table that its alias stands for (`subquery` and `cte` for what
+  has no name of its own), and an aliased expression is known by its column or kind. A column without a table gets it
+  where the query reads just one. Two aliases of one table read the same.
+- Names are in lower case, unless quoted in a dialect that then heeds case.
+- A string is a leaf in single quotes, a number a leaf as written. In SQLite and in plain `sql`, a double-quoted name
+  that something is compared with is a string: so SQLite reads it where no column has the name, and so public
+  text-to-SQL data (GeoQuery, Spider) writes strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from sqlglot import exp
+
+_COMPARISONS = ("eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "glob", "is", "in", "between")
+_SET_OPERATIONS = ("union", "except", "intersect")
+_CHANGES = ("update", "delete", "merge")
+_PLAIN_JOINS = frozenset({"INNER", "OUTER", "CROSS"})
+_NOISE = frozenset({"alias", "over", "join_mark", "laterals"})
+# The order in which a query's parts stand in its node; whatever else there is follows.
+_CLAUSES = (
+    *("with", "this", "expression", "distinct", "expressions", "from", "where", "group", "having", "qualify"),
+    *("order", "limit", "offset"),
+)
+_SEES_ALIASES = frozenset({"group", "having", "qualify", "order"})
+
+
+@dataclass(slots=True)
+class _Source:
+    """What a table name or alias stands for, and what its columns do where they have aliases."""
+
+    label: str
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _Scope:
+    """The names that a query sees; those of the queries around it through `outer`."""
+
+    outer: _Scope | None = None
+    sources: dict[str, _Source] = field(default_factory=dict)
+    ctes: dict[str, _Source] = field(default_factory=dict)
+    aliases: dict[str, str] = field(default_factory=dict)
+    sees_aliases: bool = False
+
+    derived: dict[str, _Source] = field(default_factory=dict)
+
+    def source(self, name: str) -> _Source | None:
+        """Return what the name of a table or its alias stands for."""
+        scope: _Scope | None = self
+        while scope is not None and name not in scope.sources:
+            scope = scope.outer
+        return None if scope is None else scope.sources[name]
+
+    def cte(self, name: str) -> _Source | None:
+        """Return the CTE of that name."""
+        scope: _Scope | None = self
+        while scope is not None and name not in scope.ctes:
+            scope = scope.outer
+        return None if scope is None else scope.ctes[name]
+
+    def source_of(self, column: str) -> _Source | None:
+        """Return where a column without a table comes from: the only source, or the one that names it."""
+        return next(iter(self.sources.values())) if len(self.sources) == 1 else self.derived.get(column)
+
+
+# What `unfold` carries: a syntax node with its scope, or a label with what is below it.
+_Piece = tuple[Any, Any]
+_Node = tuple[str, Sequence[_Piece]]
+
+
+class SqlExpander:
+    """Expands one statement's syntax tree, node by node, for `unfold`.
+
+    Args:
+        strategy: the name of the dialect's normalisation strategy in sqlglot.
+        double_quotes_are_strings: read a double-quoted name as a string where it is compared with something.
+    """
+
+    def __init__(self, strategy: str, double_quotes_are_strings: bool) -> None:
+        self._strategy = strategy
+        self._strings = double_quotes_are_strings
+        self._opened: dict[int, _Scope] = {}
+        self._rules: dict[str, Callable[[Any, _Scope], _Node]] = {
+            "select": self._query,
+            "column": lambda node, scope: (".".join(filter(None, self._column(node, scope))), []),
+            "table": lambda node, scope: (self._table(node, scope).label, []),
+            "identifier": lambda node, _: (self._fold(node), []),
+            "literal": lambda node, _: (_string(node.this) if node.is_string else node.this, []),
+            "neg": self._negative,
+            "null": lambda _node, _scope: ("null", []),
+            "boolean": lambda node, _: (str(node.this).lower(), []),
+            "star": lambda _node, _scope: ("*", []),
+            "var": lambda node, _: (node.name.lower(), []),
+            "datatype": self._data_type,
+            "anonymous": lambda node, scope: (node.name.lower(), _pieces(node.expressions, scope)),
+            "ordered": lambda node, scope: ("desc", [(node.this, scope)]),
+            "and": self._connector,
+            "or": self._connector,
+            **dict.fromkeys(_COMPARISONS, self._comparison),
+            **dict.fromkeys((*_SET_OPERATIONS, *_CHANGES), self._query),
+        }
+
+    def start(self, statement: Any) -> _Piece:
+        """Return the statement as the piece to unfold from."""
+        return statement, _Scope()
+
+    def expand(self, piece: _Piece) -> _Node:
+        """Return the piece's label and the pieces below it."""
+        if isinstance(piece[0], str):
+            return piece
+        node, scope = _bare(piece[0]), piece[1]
+        rule = self._rules.get(node.key)
+        return rule(node, scope) if rule else (node.key, self._below(node, scope))
+
+    def _below(self, node: Any, scope: _Scope) -> list[_Piece]:
+        below: list[_Piece] = []
+        for name in node.arg_types:
+            below.extend(_pieces(node.args.get(name), scope) if name not in _NOISE else ())
+        return below
+
+    def _query(self, node: Any, outer: _Scope) -> _Node:
+        scope = self._open(node, outer)
+        late = replace(scope, sees_aliases=True)
+        below: list[_Piece] = []
+        for name in dict.fromkeys((*_CLAUSES, *(name.rstrip("_") for name in node.arg_types))):
+            value = _arg(node, name)
+            if name == "with" and value is not None:
+                below.append(("with", [("cte", [(cte.this, scope)]) for cte in value.expressions]))
+            elif name == "from" and value is not None:
+                below.extend(self._from(node, scope))
+            elif name not in _NOISE and name != "joins":
+                below.extend(_pieces(value, late if name in _SEES_ALIASES else scope))
+        keeps_all = node.key in _SET_OPERATIONS and node.args.get("distinct") is False
+        return node.key + (" all" if keeps_all else ""), below
+
+    def _from(self, node: Any, scope: _Scope) -> list[_Piece]:
+        tables: list[_Piece] = []
+        joins: list[_Piece] = []
+        for relation, join in _relations(node):
+            words = [] if join is None else [str(join.args.get(name) or "") for name in ("method", "side", "kind")]
+            kind = " ".join(word.lower() for word in words if word and word.upper() not in _PLAIN_JOINS)
+            condition = [] if join is None else _pieces([join.args.get("on"), *(join.args.get("using") or [])], scope)
+            if kind or condition:
+                joins.append((f"{kind} join".lstrip(), [(relation, scope), *condition]))
+            else:
+                tables.append((relation, scope))
+        return [("from", tables), *joins]
+
+    def _comparison(self, node: Any, scope: _Scope) -> _Node:
+        subject, *others = self._below(node, scope)
+        return node.key, [subject, *[self._operand(piece) for piece in others]]
+
+    def _operand(self, piece: _Piece) -> _Piece:
+        if self._strings and isinstance(piece[0], exp.Column) and not piece[0].table:
+            name = piece[0].this
+            if isinstance(name, exp.Identifier) and name.quoted:
+                return _string(name.name), []
+        return piece
+
+    def _connector(self, node: Any, scope: _Scope) -> _Node:
+        parts: list[_Piece] = []
+        stack = [node]
+        while stack:
+            top = _bare(stack.pop())
+            if top.key == node.key:
+                stack += [top.expression, top.this]
+            else:
+                parts.append((top, scope))
+        return node.key, parts
+
+    def _negative(self, node: Any, scope: _Scope) -> _Node:
+        inner = _bare(node.this)
+        if inner.key == "literal" and not inner.is_string:
+            return f"-{inner.this}", []
+        return "neg", [(inner, scope)]
+
+    def _data_type(self, node: Any, scope: _Scope) -> _Node:
+        kind = getattr(node.this, "value", None)
+        if kind is None:
+            return "datatype", self._below(node, scope)
+        return str(kind).lower(), _pieces(node.expressions, scope)
+
+    def _fold(self, identifier: Any) -> str:
+        name = str(identifier.name)
+        heeds_case = identifier.args.get("quoted") and self._strategy in ("LOWERCASE", "UPPERCASE")
+        if heeds_case and not (self._strategy == "UPPERCASE" and name.isupper()):
+            return name
+        return name.lower()
+
+    def _column(self, node: Any, scope: _Scope) -> tuple[str, str]:
+        name = "*" if isinstance(node.this, exp.Star) else self._fold(node.this)
+        if node.args.get("table") is not None:
+            table = self._fold(node.args["table"])
+            source = scope.source(table)
+            return (table, name) if source is None else (source.label, source.columns.get(name, name))
+        if scope.sees_aliases and name in scope.aliases:
+            return "", scope.aliases[name]
+        source = scope.source_of(name)
+        return ("", name) if source is None else (source.label, source.columns.get(name, name))
+
+    def _table(self, node: Any, scope: _Scope) -> _Source:
+        parts = [self._fold(part) for part in node.parts]
+        known = scope.cte(parts[0]) if len(parts) == 1 else None
+        return known or _Source(".".join(parts))
+
+    def _open(self, query: Any, outer: _Scope) -> _Scope:
+        """Return what a query, and what is inside it, sees."""
+        if id(query) in self._opened:
+            return self._opened[id(query)]
+        scope = self._opened[id(query)] = _Scope(outer)
+        ctes = _arg(query, "with")
+        for cte in ctes.expressions if ctes is not None else ():
+            source = scope.ctes[self._fold(cte.args["alias"].this)] = _Source("cte")
+            source.columns = self._columns(cte, scope)
+        targets = [query.args.get(name) for name in ("this", "using")] if query.key in _CHANGES else []
+        for relation in (*targets, *(relation for relation, _ in _relations(query))):
+            if _is_node(relation):
+                self._enter(relation, scope)
+        if query.key == "select":
+            aliased = [item for item in query.expressions if item.key == "alias"]
+            scope.aliases = {self._fold(item.args["alias"]): self._meaning(item, scope, True) for item in aliased}
+        elif query.key in _SET_OPERATIONS and query.args.get("order") is not None:
+            first = _first_select(query)
+            scope.aliases = self._open(first, scope).aliases if first is not None else {}
+        return scope
+
+    def _enter(self, relation: Any, scope: _Scope) -> None:
+        """Put a table or what stands for one among the sources."""
+        alias = relation.args.get("alias")
+        name = alias.this if alias is not None and alias.this else relation.this
+        if isinstance(relation, exp.Table) and isinstance(relation.this, exp.Identifier):
+            source = self._table(relation, scope)
+        elif isinstance(relation, exp.Subquery):
+            source = _Source("subquery", self._columns(relation, scope))
+        else:
+            source = _Source(self.expand((relation, scope))[0])
+        known_as = self._fold(name) if isinstance(name, exp.Identifier) else f" {len(scope.sources)}"
+        scope.sources[known_as] = source
+        scope.derived.update(dict.fromkeys(source.columns, source))
+
+    def _columns(self, derived: Any, outer: _Scope) -> dict[str, str]:
+        """Return what stands behind each column of a subquery or CTE."""
+        select = _first_select(derived.this)
+        if select is None:
+            return {}
+        scope = self._open(select, outer)
+        alias = derived.args.get("alias")
+        names = list(alias.args.get("columns") or []) if alias is not None else []
+        columns = {}
+        for index, item in enumerate(select.expressions):
+            name = names[index] if index < len(names) else item.args.get("alias") or item.this
+            if isinstance(name, exp.Identifier):
+                columns[self._fold(name)] = self._meaning(item, scope)
+        return columns
+
+    def _meaning(self, item: Any, scope: _Scope, with_table: bool = False) -> str:
+        node = _bare(item)
+        if node.key == "column":
+            return ".".join(part for part in self._column(node, scope)[0 if with_table else 1 :] if part)
+        return "literal" if node.key == "literal" else self.expand((node, scope))[0]
+
+
+def _arg(node: Any, name: str) -> Any:
+    # sqlglot 28 renamed `from` and `with` to `from_` and `with_`.
+    value = node.args.get(name)
+    return node.args.get(f"{name}_") if value is None else value
+
+
+def _is_node(value: Any) -> bool:
+    return hasattr(value, "arg_types")
+
+
+def _pieces(value: Any, scope: _Scope) -> list[_Piece]:
+    pieces: list[_Piece] = []
+    for item in value if isinstance(value, list) else [value]:
+        if isinstance(item, str):
+            pieces.append((item.lower(), []))
+        elif _is_node(item):
+            pieces.append((item, scope))
+    return pieces
+
+
+def _bare(node: Any) -> Any:
+    """Return the node without what means nothing: brackets, aliases, the default order."""
+    while _means_nothing(node) and _is_node(node.this):
+        node = node.this
+    return node
+
+
+def _means_nothing(node: Any) -> bool:
+    if node.key == "ordered":
+        return not node.args.get("desc")
+    if node.key == "table":  # around a function that returns one
+        return not isinstance(node.this, exp.Identifier)
+    if node.key == "subquery":
+        return not any(value for name, value in node.args.items() if name not in ("this", "alias"))
+    return node.key in ("paren", "alias", "datatypeparam")
+
+
+def _relations(query: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield what a query reads from, each with its join (None for the first), joins in brackets flattened."""
+    source = _arg(query, "from")
+    stack = [] if source is None else [(source.this, None)]
+    stack += [(join.this, join) for join in query.args.get("joins") or []]
+    stack += [(lateral, None) for lateral in query.args.get("laterals") or []]
+    stack.reverse()
+    while stack:
+        relation, join = stack.pop()
+        while _is_node(relation) and relation.key == "subquery" and not relation.alias:
+            if not _is_node(relation.this) or relation.this.key not in ("table", "subquery"):
+                break
+            relation = relation.this
+        if _is_node(relation):
+            stack += [(inner.this, inner) for inner in reversed(relation.args.get("joins") or [])]
+            yield relation, join
+
+
+def _first_select(query: Any) -> Any:
+    while query is not None and query.key in (*_SET_OPERATIONS, "subquery", "paren"):
+        query = query.this
+    return query if query is not None and query.key == "select" else None
+
+
+def _string(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"

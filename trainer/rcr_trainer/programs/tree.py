@@ -1,0 +1,143 @@
+"""The labelled, ordered tree that every program language is parsed into.
+
+Programs come from users and from language models, so a tree may be 200,000 nodes deep. Nothing here recurses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Tree:
+    """A node and, below it, its children in order.
+
+    Two trees are equal if shape and labels are. `len(tree)` is the number of nodes, `str(tree)` a canonical text
+    such as `answer(city(all))` that differs for different trees.
+
+    Attributes:
+        label: the program symbol; a string value keeps its quotes.
+        children: the arguments, left to right.
+    """
+
+    label: str
+    children: tuple[Tree, ...] = ()
+
+    def walk(self) -> Iterator[Tree]:
+        """Yield every node, parents before children, left to right."""
+        stack = [self]
+        while stack:
+            node = stack.pop()
+            yield node
+            if node.children:
+                stack.extend(node.children[::-1])
+
+    def fold(self, combine: Callable[[str, list[T]], T]) -> T:
+        """Return `combine(label, results of the children)` of the root, computed from the leaves up."""
+        return _fold(((node.label, len(node.children)) for node in self.walk()), combine)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self.walk())
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Tree):
+            return NotImplemented
+        stack = [(self, other)]
+        while stack:
+            left, right = stack.pop()
+            if left is right:
+                continue
+            if left.label != right.label or len(left.children) != len(right.children):
+                return False
+            stack.extend(zip(left.children, right.children, strict=True))
+        return True
+
+    def __hash__(self) -> int:
+        return hash(tuple([(node.label, len(node.children)) for node in self.walk()]))
+
+    def __str__(self) -> str:
+        return "".join(_pieces(self, _canonical, ("(", ", ", ")")))
+
+    def __repr__(self) -> str:
+        return "".join(_pieces(self, lambda label: f"Tree({label!r}", (", (", ", ", ",))"), end_leaf=")"))
+
+    def __copy__(self) -> Tree:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tree:
+        return self
+
+    def __reduce__(self) -> tuple[Callable[..., Tree], tuple[Any, ...]]:
+        # The default would recurse into the children.
+        nodes = list(self.walk())
+        return _from_preorder, ([node.label for node in nodes], [len(node.children) for node in nodes])
+
+
+def unfold(seed: T, expand: Callable[[T], tuple[str, Sequence[T]]]) -> Tree:
+    """Build a tree from its root down, without recursion.
+
+    Args:
+        seed: whatever stands for the root.
+        expand: gives a node's label and what stands for its children.
+    """
+    labels: list[str] = []
+    arities: list[int] = []
+    stack = [seed]
+    while stack:
+        label, below = expand(stack.pop())
+        labels.append(label)
+        arities.append(len(below))
+        stack.extend(reversed(below))
+    return _from_preorder(labels, arities)
+
+
+def _from_preorder(labels: Sequence[str], arities: Sequence[int]) -> Tree:
+    return _fold(zip(labels, arities, strict=True), lambda label, children: Tree(label, tuple(children)))
+
+
+def _fold(preorder: Iterable[tuple[str, int]], combine: Callable[[str, list[T]], T]) -> T:
+    # Read backwards, a node comes after all of its descendants, its first child's result last.
+    results: list[T] = []
+    for label, arity in reversed(list(preorder)):
+        below: list[T] = []
+        if arity:
+            below = results[: -arity - 1 : -1]
+            del results[-arity:]
+        results.append(combine(label, below))
+    return results[0]
+
+
+def _canonical(label: str) -> str:
+    for special in "\\(),":
+        if special in label:
+            label = label.replace(special, "\\" + special)
+    return label
+
+
+def _pieces(tree: Tree, show: Callable[[str], str], brackets: tuple[str, str, str], end_leaf: str = "") -> list[str]:
+    begin, between, end = brackets
+    pieces: list[str] = []
+    stack: list[Tree | str] = [tree]
+    while stack:
+        top = stack.pop()
+        if isinstance(top, str):
+            pieces.append(top)
+            continue
+        pieces.append(show(top.label))
+        if not top.children:
+            pieces.append(end_leaf)
+            continue
+        pieces.append(begin)
+        stack.append(end)
+        for index in range(len(top.children) - 1, -1, -1):
+            stack.append(top.children[index])
+            if index:
+                stack.append(between)
+    return pieces
