@@ -1,0 +1,181 @@
+"""An example, a split into train, dev and test, and the folder that a split is kept in."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rcr_trainer.errors import DataError
+
+PARTS = ("train", "dev", "test")
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One question with its program.
+
+    Args:
+        id: unique within its split; stable from one reading of the data to the next.
+        source: the question, as a user would ask it.
+        target: the program that answers it.
+    """
+
+    id: str
+    source: str
+    target: str
+
+
+@dataclass(slots=True)
+class Split:
+    """A task's examples, divided into train, dev and test (sizes in the paper's Appendix A).
+
+    Args:
+        name: what the split is called, e.g. ``template``.
+        train: the pool that examples are picked from, and what is trained on.
+        dev: for choosing settings; may be empty.
+        test: for reporting.
+        meta: how the split was made; written to ``split.json``, never read by the library.
+    """
+
+    name: str
+    train: list[Example]
+    dev: list[Example] = field(default_factory=list)
+    test: list[Example] = field(default_factory=list)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    def counts(self) -> dict[str, int]:
+        """The number of examples of each part."""
+        return {part: len(getattr(self, part)) for part in PARTS}
+
+
+def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
+    """Write examples as JSON lines (UTF-8; keys id, source, target); the file appears whole or not at all.
+
+    Raises:
+        DataError: the file can't be written.
+    """
+    path = Path(path)
+    scratch: Path | None = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", encoding="utf-8", newline="\n", dir=path.parent, prefix=f".{path.name}.", delete=False
+        ) as file:
+            scratch = Path(file.name)
+            for example in examples:
+                row = {"id": example.id, "source": example.source, "target": example.target}
+                file.write(json.dumps(row, ensure_ascii=False) + "\n")
+        scratch.chmod(0o644)
+        scratch.replace(path)
+    except (OSError, UnicodeEncodeError) as error:
+        raise DataError(f"can't write {path}: {_reason(error)}") from error
+    finally:
+        if scratch is not None:
+            scratch.unlink(missing_ok=True)
+
+
+def write_split(directory: str | Path, split: Split, meta: Mapping[str, Any] | None = None) -> None:
+    """Write a split's folder: train.jsonl, test.jsonl, dev.jsonl unless empty, and split.json.
+
+    Everything is written beside the folder first and put in place by renaming, so that an interrupted write
+    leaves either the old split or the new one. A folder that holds anything but a split is left alone.
+
+    Args:
+        directory: the folder; made, or replaced when it holds an earlier split.
+        split: what to write.
+        meta: how the split was made (task, seed, …), added to the split's own ``meta``.
+
+    Raises:
+        DataError: the folder holds other files, or can't be written.
+    """
+    directory = Path(directory)
+    _refuse_foreign(directory)
+    scratch: Path | None = None
+    try:
+        directory.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
+        new, old = scratch / "new", scratch / "old"
+        new.mkdir()
+        for part in PARTS:
+            examples = getattr(split, part)
+            if examples or part != "dev":
+                write_examples(new / f"{part}.jsonl", examples)
+        fixed = {"name": split.name, "counts": split.counts()}
+        record = fixed | split.meta | dict(meta or {}) | fixed
+        text = json.dumps(record, ensure_ascii=False, indent=2) + "\n"
+        (new / "split.json").write_text(text, encoding="utf-8", newline="\n")
+        if directory.exists():
+            directory.rename(old)
+        try:
+            new.rename(directory)
+        except OSError:
+            if old.exists():
+                old.rename(directory)
+            raise
+    except OSError as error:
+        raise DataError(f"can't write the split to {directory}: {_reason(error)}") from error
+    finally:
+        if scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)
+
+
+def read_split(directory: str | Path) -> Split:
+    """Read a folder written by `write_split`.
+
+    Raises:
+        DataError: a file is missing or damaged, or an id stands in more than one part.
+    """
+    from rcr_trainer.data.files import read_examples
+
+    directory = Path(directory)
+    record = _read_record(directory / "split.json")
+    parts: dict[str, list[Example]] = {}
+    owner: dict[str, str] = {}
+    for part in PARTS:
+        path = directory / f"{part}.jsonl"
+        parts[part] = []
+        if path.exists() and path.stat().st_size == 0:
+            continue
+        if part != "dev" or path.exists():
+            parts[part], _ = read_examples(path, id_key="id")
+        for example in parts[part]:
+            if (other := owner.setdefault(example.id, part)) != part:
+                raise DataError(f"{directory}: id {example.id!r} stands in {other}.jsonl and in {part}.jsonl")
+    counts = {part: len(examples) for part, examples in parts.items()}
+    if "counts" in record and record["counts"] != counts:
+        raise DataError(f"{directory}: split.json announces {record['counts']}, the files hold {counts}")
+    meta = {key: value for key, value in record.items() if key not in ("name", "counts")}
+    return Split(str(record.get("name", directory.name)), parts["train"], parts["dev"], parts["test"], meta)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    if not path.parent.is_dir():
+        raise DataError(f"no split at {path.parent}: there is no such folder")
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise DataError(f"no split at {path.parent}: it holds no split.json") from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise DataError(f"{path} can't be read: {_reason(error)}") from error
+    if not isinstance(record, dict):
+        raise DataError(f"{path} holds no JSON object")
+    return record
+
+
+def _refuse_foreign(directory: Path) -> None:
+    if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
+        raise DataError(f"can't write a split to {directory}: it isn't a plain folder")
+    if not directory.exists():
+        return
+    known = {"split.json", *(f"{part}.jsonl" for part in PARTS)}
+    foreign = sorted(path.name for path in directory.iterdir() if path.name not in known)
+    if foreign:
+        raise DataError(f"{directory} holds other files ({', '.join(foreign[:3])}): give another folder")
+
+
+def _reason(error: Exception) -> str:
+    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]
