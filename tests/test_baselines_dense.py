@@ -1,0 +1,167 @@
+"""Dense top-k and MMR against plain loops and LangChain."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from langchain_core.vectorstores.utils import maximal_marginal_relevance as langchain_mmr
+from rcr_trainer.baselines import DenseSelector, MMRSelector
+from rcr_trainer.baselines.base import top_k
+
+from langchain_rcr.errors import InputError
+
+
+def lookup(seed, n, dimensions=12):
+    rng = np.random.default_rng(seed)
+    vectors = {str(i): rng.normal(size=dimensions) for i in range(n)}
+    return vectors, lambda texts: np.stack([vectors[text] for text in texts])
+
+
+def pool(n):
+    return [{"source": str(i)} for i in range(n)]
+
+
+def cosine(a, b):
+    return a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+def slow_mmr(query, candidates, k, lambda_mult, allowed):
+    picked = [max(allowed, key=lambda c: cosine(query, candidates[c]))]
+    while len(picked) < k:
+        picked.append(
+            max(
+                (c for c in allowed if c not in picked),
+                key=lambda c: (
+                    lambda_mult * cosine(query, candidates[c])
+                    - (1 - lambda_mult) * max(cosine(candidates[c], candidates[p]) for p in picked)
+                ),
+            )
+        )
+    return picked
+
+
+def test_top_k_is_a_stable_sort():
+    rng = np.random.default_rng(0)
+    scores = rng.integers(0, 5, size=(50, 40)).astype(float)
+    scores[:, 3] = -np.inf
+    for k in (1, 7, 40):
+        assert (top_k(scores, k) == np.argsort(-scores, axis=1, kind="stable")[:, :k]).all()
+
+
+def test_dense_by_hand():
+    vectors = {"right": [3, 0], "up": [0, 1], "left": [-1, 0], "corner": [1, 1], "zero": [0, 0], "query": [1, 0.1]}
+    selector = DenseSelector(
+        [{"source": s} for s in ("up", "left", "zero", "right", "corner")],
+        embed=lambda texts: np.array([vectors[t] for t in texts]),
+    )
+    assert selector.pick(["query"], 5).tolist() == [[3, 4, 0, 2, 1]]
+    assert selector.pick(["query"], 2, [[3]]).tolist() == [[4, 0]]
+
+
+@pytest.mark.parametrize("lambda_mult", [0.0, 0.3, 0.5, 0.9, 1.0])
+def test_mmr_equals_langchain_and_a_slow_loop(lambda_mult):
+    vectors, embed = lookup(1, 40)
+    candidates = [vectors[str(i)] for i in range(30)]
+    queries = [str(i) for i in range(30, 40)]
+    exclude = [[int(q) % 7, int(q) % 5] for q in queries]
+    selector = MMRSelector(pool(30), embed=embed, lambda_mult=lambda_mult)
+    free = selector.pick(queries, 30)
+    masked = selector.pick(queries, 6, exclude)
+    for row, query in enumerate(queries):
+        theirs = langchain_mmr(vectors[query], [list(v) for v in candidates], lambda_mult=lambda_mult, k=30)
+        assert free[row].tolist() == theirs
+        allowed = [i for i in range(30) if i not in exclude[row]]
+        assert masked[row].tolist() == slow_mmr(vectors[query], candidates, 6, lambda_mult, allowed)
+
+
+def test_mmr_among_the_most_similar():
+    vectors, embed = lookup(2, 40)
+    candidates = [vectors[str(i)] for i in range(30)]
+    queries = [str(i) for i in range(30, 40)]
+    exclude = [[int(q) % 7] for q in queries]
+    picked = MMRSelector(pool(30), embed=embed, lambda_mult=0.4, fetch_k=9).pick(queries, 5, exclude)
+    for row, query in enumerate(queries):
+        allowed = sorted(
+            (i for i in range(30) if i not in exclude[row]), key=lambda c: -cosine(vectors[query], candidates[c])
+        )[:9]
+        assert picked[row].tolist() == slow_mmr(vectors[query], candidates, 5, 0.4, allowed)
+    whole = MMRSelector(pool(30), embed=embed, lambda_mult=0.4).pick(queries, 5, exclude)
+    assert (MMRSelector(pool(30), embed=embed, lambda_mult=0.4, fetch_k=30).pick(queries, 5, exclude) == whole).all()
+
+
+def test_mmr_by_hand():
+    vectors = {"query": [1, 0], "same": [1, 0], "near": [0.9, 0.1], "far": [0, 1]}
+
+    def embed(texts):
+        return np.array([vectors[text] for text in texts])
+
+    examples = [{"source": s} for s in ("near", "same", "same", "far")]
+    assert MMRSelector(examples, embed=embed, lambda_mult=1).pick(["query"], 3).tolist() == [[1, 2, 0]]
+    # 0.4·1 − 0.6·1 for the copy, 0.4·0 − 0.6·0 for the far one.
+    assert MMRSelector(examples, embed=embed, lambda_mult=0.4).pick(["query"], 2).tolist() == [[1, 3]]
+
+
+def test_blocks_of_queries_change_nothing(monkeypatch):
+    _, embed = lookup(3, 60)
+    queries = [str(i) for i in range(30, 60)]
+    selectors = [DenseSelector(pool(30), embed=embed), MMRSelector(pool(30), embed=embed)]
+    whole = [selector.pick(queries, 5) for selector in selectors]
+    monkeypatch.setattr("rcr_trainer.programs.coverage._BLOCK_ELEMENTS", 100)
+    for selector, expected in zip(selectors, whole, strict=True):
+        assert (selector.pick(queries, 5) == expected).all()
+
+
+def test_each_question_of_the_pool_is_embedded_once():
+    _, embed = lookup(4, 10)
+    asked = []
+
+    def recording(texts):
+        asked.append(list(texts))
+        return embed(texts)
+
+    selector = DenseSelector([*pool(5), {"source": "0"}], embed=recording)
+    selector.pick(["7"], 2)
+    selector.pick(["7", "8"], 2)
+    selector.add_example({"source": "6"})
+    selector.pick(["9"], 2)
+    assert sorted(asked) == sorted([["0", "1", "2", "3", "4"], ["7"], ["7", "8"], ["6"], ["9"]])
+
+
+def test_known_vectors_are_not_computed_again():
+    _, embed = lookup(5, 10)
+    questions = ["1", "0", "2", "1", "3"]
+    examples = [{"source": q} for q in questions]
+    plain = MMRSelector(examples, embed=embed)
+    known = MMRSelector(examples, embed=embed, vectors=embed(questions))
+    assert (plain.pick(["9", "8"], 5) == known.pick(["9", "8"], 5)).all()
+    asked = []
+    dense = DenseSelector(examples, embed=lambda texts: asked.extend(texts) or embed(texts), vectors=embed(questions))
+    assert (dense.pick(["9"], 5) == DenseSelector(examples, embed=embed).pick(["9"], 5)).all()
+    assert asked == ["9"]
+    with pytest.raises(InputError, match="4 vectors for 5 examples"):
+        MMRSelector(examples, embed=embed, vectors=embed(questions[:4]))
+
+
+@pytest.mark.parametrize(
+    ("embed", "message"),
+    [
+        (lambda texts: np.ones(3), r"shape \(3,\)"),
+        (lambda texts: np.ones((len(texts) + 1, 3)), "texts"),
+        (lambda texts: np.full((len(texts), 3), np.nan), "not finite"),
+    ],
+)
+def test_bad_embeddings_are_refused(embed, message):
+    with pytest.raises(InputError, match=message):
+        DenseSelector(pool(5), embed=embed).pick(["1"], 1)
+
+
+def test_bad_options_are_refused():
+    _, embed = lookup(6, 10)
+    with pytest.raises(InputError, match=r"lambda_mult is 1\.5"):
+        MMRSelector(pool(5), embed=embed, lambda_mult=1.5)
+    with pytest.raises(InputError, match="k is 4, but fetch_k is only 3"):
+        MMRSelector(pool(5), embed=embed, fetch_k=3).pick(["1"], 4)
+    _, wider = lookup(6, 10, dimensions=5)
+    selector = DenseSelector(pool(5), embed=wider, vectors=embed([str(i) for i in range(5)]))
+    with pytest.raises(InputError, match="5 dimensions"):
+        selector.pick(["7"], 2)

@@ -1,0 +1,239 @@
+"""What all baselines promise: LangChain's interface, k, exclusion, prefixes, ties."""
+
+from __future__ import annotations
+
+import asyncio
+
+import numpy as np
+import pytest
+from langchain_core.example_selectors import BaseExampleSelector
+from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
+from rcr_trainer.baselines import (
+    Baseline,
+    BM25Selector,
+    DenseSelector,
+    FixedSelector,
+    MMRSelector,
+    OracleSelector,
+    RandomSelector,
+)
+from rcr_trainer.programs import ProgramSpec
+
+from langchain_rcr.errors import InputError, PoolError
+
+SPEC = ProgramSpec()
+WORDS = ["river", "state", "city", "largest", "longest", "border", "capital", "population"]
+EXAMPLES = [
+    {
+        "source": f"what {WORDS[i % 8]} {WORDS[(3 * i + 1) % 8]} ?",
+        "target": f"{WORDS[i % 8]} ( {WORDS[(5 * i) % 7]} ( all ) )",
+    }
+    for i in range(30)
+]
+QUERIES = ["what river ?", "capital of the largest state", "", "zzz"]
+REFERENCES = [
+    "river ( state ( all ) )",
+    "capital ( largest ( state ( all ) ) )",
+    "not ( a program",
+    "longest ( river )",
+]
+
+
+def embed(texts):
+    vectors = np.zeros((len(texts), 64), dtype=np.float32)
+    for row, text in enumerate(texts):
+        for word in text.split():
+            vectors[row, sum(word.encode()) % 64] += 1
+    return vectors
+
+
+OPTIONS = {
+    RandomSelector: {"seed": 3},
+    FixedSelector: {"spec": SPEC},
+    BM25Selector: {},
+    DenseSelector: {"embed": embed},
+    MMRSelector: {"embed": embed},
+    OracleSelector: {"spec": SPEC},
+}
+
+
+@pytest.fixture(params=OPTIONS, ids=lambda cls: cls.name)
+def cls(request):
+    return request.param
+
+
+def make(cls, examples=EXAMPLES, **options) -> Baseline:
+    return cls(examples, **OPTIONS[cls], **options)
+
+
+def test_pick_gives_distinct_positions(cls):
+    positions = make(cls).pick(QUERIES, 30, references=REFERENCES)
+    assert positions.shape == (4, 30)
+    assert positions.dtype == np.int64
+    assert (np.sort(positions, axis=1) == np.arange(30)).all()
+    assert make(cls).pick([], 4, references=[]).shape == (0, 4)
+
+
+def test_picks_for_k_begin_those_for_more(cls):
+    selector = make(cls)
+    exclude = [[1, 2], [], [29, 0, 0, 7], {5}]
+    longest = selector.pick(QUERIES, 26, exclude, REFERENCES)
+    for k in (1, 2, 5, 13):
+        assert (selector.pick(QUERIES, k, exclude, REFERENCES) == longest[:, :k]).all()
+
+
+def test_a_query_gets_the_same_picks_alone_and_in_a_batch(cls):
+    selector = make(cls)
+    exclude = [[1, 2], [], [29, 0], [5]]
+    together = selector.pick(QUERIES, 6, exclude, REFERENCES)
+    for i, query in enumerate(QUERIES):
+        assert (selector.pick([query], 6, [exclude[i]], [REFERENCES[i]])[0] == together[i]).all()
+
+
+def test_excluded_positions_are_skipped_and_nothing_else_changes(cls):
+    selector = make(cls)
+    before = selector.pick(QUERIES, 30, references=REFERENCES)
+    exclude = [row[:3] for row in before]
+    after = selector.pick(QUERIES, 27, exclude, REFERENCES)
+    for row, entry in zip(after, exclude, strict=True):
+        assert not np.isin(row, entry).any()
+    if cls not in (MMRSelector, OracleSelector):  # those two depend on what is picked
+        assert (after == before[:, 3:]).all()
+
+
+@pytest.mark.parametrize("cls", [cls for cls in OPTIONS if cls is not RandomSelector], ids=lambda cls: cls.name)
+def test_equal_examples_are_picked_lowest_first(cls):
+    same = [{"source": "what river ?", "target": "river ( all )"}] * 9
+    positions = make(cls, same).pick(["river"], 9, [[]], ["river ( all )"])
+    assert positions.tolist() == [list(range(9))]
+
+
+@pytest.mark.parametrize(("exclude", "left"), [(None, 30), ([[], [], [], [0, 1, 1]], 28)])
+def test_too_large_k_names_both_numbers(cls, exclude, left):
+    with pytest.raises(InputError, match=rf"k is 31.* {left} examples"):
+        make(cls).pick(QUERIES, 31, exclude, REFERENCES)
+    with pytest.raises(InputError, match=r"k is 4.* 0 examples"):
+        make(cls, []).pick(QUERIES, 4, references=REFERENCES)
+
+
+def test_bad_arguments_are_named(cls):
+    selector = make(cls)
+    with pytest.raises(InputError, match="one string"):
+        selector.pick("what river ?", 2)
+    with pytest.raises(InputError, match="a query is not a string but int"):
+        selector.pick([7], 2, references=["a"])
+    with pytest.raises(InputError, match="k is 0"):
+        selector.pick(QUERIES, 0, references=REFERENCES)
+    with pytest.raises(InputError, match="1 entries for 4 queries"):
+        selector.pick(QUERIES, 2, [[1]], REFERENCES)
+    with pytest.raises(InputError, match=r"exclude\[0\].*pool of 30"):
+        selector.pick(["a"], 2, [[30]], ["b"])
+    with pytest.raises(InputError, match="2 references for 1 queries"):
+        selector.pick(["a"], 2, references=["b", "c"])
+
+
+def test_langchain_interface(cls):
+    selector = make(cls, k=3)
+    assert isinstance(selector, BaseExampleSelector)
+    variables = {"source": "what river ?"}
+    if cls is OracleSelector:
+        with pytest.raises(InputError, match="no key 'target'"):
+            selector.select_examples(variables)
+        variables["target"] = "river ( state ( all ) )"
+    picked = selector.select_examples(variables)
+    positions = selector.pick(["what river ?"], 3, references=["river ( state ( all ) )"])[0]
+    assert picked == [EXAMPLES[p] for p in positions]
+    assert asyncio.run(selector.aselect_examples(variables)) == picked
+    picked[0]["source"] = "changed"
+    assert selector.examples == EXAMPLES
+
+
+def test_an_added_example_takes_effect(cls):
+    selector = make(cls)
+    query, gold = "how unusual", "unusual ( thing )"
+    assert selector.pick([query], 30, references=[gold]).max() == 29
+    assert selector.add_example({"source": query, "target": gold}) == "30"
+    asyncio.run(selector.aadd_example({"source": "another", "target": "state ( x )"}))
+    positions = selector.pick([query], 32, references=[gold])
+    assert sorted(positions[0]) == list(range(32))
+    if cls not in (RandomSelector, FixedSelector):
+        assert positions[0, 0] == 30
+
+
+def test_examples_without_their_keys_are_refused(cls):
+    selector = make(cls)
+    with pytest.raises(PoolError, match="no key 'source'; it has 'question'"):
+        selector.add_example({"question": "a"})
+    with pytest.raises(PoolError, match="'source' is not a string but int"):
+        selector.add_example({"source": 1, "target": "a"})
+    if cls.reads_programs:
+        with pytest.raises(PoolError, match="no key 'target'"):
+            selector.add_example({"source": "a"})
+    assert len(selector.examples) == 30
+
+
+def test_input_keys_and_example_keys_as_in_langchain():
+    examples = [
+        {"q": "river", "z": "cold", "a": "1"},
+        {"q": "city", "z": "warm", "a": "2"},
+        {"q": "b", "z": "a", "a": "3"},
+    ]
+    selector = BM25Selector(examples, k=1, input_keys=["z", "q"], example_keys=["a"])
+    assert selector.select_examples({"q": "city", "z": "other", "noise": "river cold"}) == [{"a": "2"}]
+    with pytest.raises(InputError, match="no key 'z'"):
+        selector.select_examples({"q": "city"})
+    seen = []
+
+    def recording(texts):
+        seen.extend(texts)
+        return embed(texts)
+
+    DenseSelector(examples, embed=recording, k=1, input_keys=["z", "q"]).select_examples({"z": "b", "q": "a"})
+    assert sorted(seen) == ["a b", "b a", "city warm", "river cold"]
+
+
+def test_without_input_keys_the_query_is_all_variables_but_the_target():
+    selector = BM25Selector([{"source": "river"}, {"source": "city"}, {"source": "lake"}], k=1)
+    assert selector.select_examples({"question": "city", "target": "river river"}) == [{"source": "city"}]
+    with pytest.raises(InputError, match="no variable besides 'target'"):
+        selector.select_examples({"target": "a"})
+
+
+def test_drops_into_a_few_shot_prompt():
+    prompt = FewShotPromptTemplate(
+        example_selector=BM25Selector(EXAMPLES, k=2),
+        example_prompt=PromptTemplate.from_template("Source: {source}\nTarget: {target}"),
+        suffix="Source: {source}\nTarget:",
+        input_variables=["source"],
+        example_separator="\n",
+    )
+    assert prompt.format(source="what longest ?").count("Source: ") == 3
+
+
+def test_random_depends_on_seed_and_query():
+    def first(seed, query):
+        return RandomSelector(EXAMPLES, seed=seed).pick([query], 30)[0].tolist()
+
+    assert first(0, "a") == first(0, "a")
+    assert first(0, "a") != first(1, "a")
+    assert first(0, "a") != first(0, "b")
+    counts = np.bincount(RandomSelector(EXAMPLES).pick([str(i) for i in range(3000)], 1)[:, 0], minlength=30)
+    assert counts.min() > 60
+    assert counts.max() < 140
+
+
+def test_fixed_maximises_mean_coverage_of_the_training_programs():
+    examples = [{"source": "", "target": t} for t in ("a ( b )", "c", "d ( e )", "d")]
+    # Only d ( e ) shares with two training programs; c is worth all of one program, a ( b ) nothing.
+    selector = FixedSelector(examples, spec=SPEC, train_programs=["d ( e )", "d ( f )", "c", "not ( a"])
+    assert selector.pick(["x", "y"], 2).tolist() == [[2, 1], [2, 1]]
+
+
+def test_oracle_follows_the_gold_program():
+    examples = [{"source": "", "target": t} for t in ("x", "a ( b )", "a ( b ( c ) )", "d ( c )", "a")]
+    selector = OracleSelector(examples, spec=SPEC)
+    # c and d are new after a ( b ( c ) ) only in position 3; then nothing gains, and most overlap decides.
+    assert selector.pick(["q"], 5, references=["a ( b ( c ) , d ( c ) )"])[0, :2].tolist() == [2, 3]
+    assert selector.pick(["q"], 5, references=["x"]).tolist() == [[0, 1, 2, 3, 4]]
+    with pytest.raises(InputError, match="gold programs"):
+        selector.pick(["q"], 1)

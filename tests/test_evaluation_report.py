@@ -1,0 +1,191 @@
+"""evaluation.json, the table and the plot."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+from rcr_trainer.errors import DataError
+from rcr_trainer.evaluation import EvaluationReport, MMRChoice, SelectorScores, plot_coverage, write_table
+from rcr_trainer.evaluation.plot import spread
+
+from langchain_rcr.errors import InputError, MissingExtraError
+
+
+def scores(coverage, duplicates=3.0):
+    curve = [coverage - 20.0, coverage - 10.0, coverage - 5.0, coverage]
+    return SelectorScores(coverage, 12.3456, duplicates, 1.23456, 0.01234, curve, [0.0] * 4, [0.0] * 4)
+
+
+def make(**changes):
+    values = {
+        "k": 4,
+        "n": 100,
+        "split": "covr-110",
+        "seed": 7,
+        "selectors": {
+            "random": scores(30.0),
+            "fixed": scores(50.0),
+            "bm25": scores(54.321),
+            "mmr": scores(59.0),
+            "oracle": scores(80.0),
+            "rcr": scores(67.0),
+        },
+        "steps": 4,
+        "pool_size": 3000,
+        "skipped_queries": 2,
+        "left_out": {"dense": "no embeddings were given"},
+        "mmr": MMRChoice(0.5, {0.3: 57.128, 0.5: 59.0}, 50),
+        "versions": {"numpy": "2.0"},
+    }
+    return EvaluationReport(**{**values, **changes})
+
+
+def test_json_has_the_agreed_keys_and_rounding():
+    values = json.loads(make().to_json())
+    assert [values[key] for key in ("k", "n", "split", "seed")] == [4, 100, "covr-110", 7]
+    bm25 = values["selectors"]["bm25"]
+    assert bm25["coverage"] == 54.32
+    assert bm25["full_coverage"] == 12.35
+    assert bm25["duplicate_rate"] == 3.0
+    assert (bm25["latency_ms"], bm25["latency_batch_ms"]) == (1.235, 0.012)
+    assert bm25["coverage_by_step"] == [34.32, 44.32, 49.32, 54.32]
+    assert values["mmr"] == {"lambda_mult": 0.5, "coverage": {"0.3": 57.13, "0.5": 59.0}, "n": 50, "chosen_on": "dev"}
+    assert (values["skipped_queries"], values["left_out"]) == (2, {"dense": "no embeddings were given"})
+
+
+def test_written_and_read_back(tmp_path):
+    path = make(mmr=None).write(tmp_path / "run")
+    assert path == tmp_path / "run" / "evaluation.json"
+    assert [entry.name for entry in path.parent.iterdir()] == ["evaluation.json"]
+    report = EvaluationReport.read(path)
+    assert report == EvaluationReport.read(path.parent)
+    assert report.to_json() == path.read_text(encoding="utf-8")
+    assert report.mmr is None
+    assert EvaluationReport.from_json(make().to_json()).mmr.coverage == {0.3: 57.13, 0.5: 59.0}
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
+    path = make().write(tmp_path)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError("disk full")
+
+    monkeypatch.setattr("pathlib.Path.replace", full)
+    with pytest.raises(DataError, match=r"can't write .*evaluation\.json: disk full"):
+        make(n=5).write(tmp_path)
+    assert path.read_bytes() == before
+    assert [entry.name for entry in tmp_path.iterdir()] == ["evaluation.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda v: v.pop("k"), "k: Field required"),
+        (lambda v: v["selectors"]["bm25"].pop("coverage"), r"selectors\.bm25\.coverage: Field required"),
+        (lambda v: v["selectors"]["bm25"].update(coverage="high"), r"selectors\.bm25\.coverage"),
+        (lambda v: v.update(format_version=2), "format version 2, this library reads up to 1"),
+        (lambda v: v.update(steps=5), "curve has not 5 steps"),
+    ],
+)
+def test_what_is_no_report_is_refused(change, message, tmp_path):
+    values = json.loads(make().to_json())
+    change(values)
+    path = tmp_path / "evaluation.json"
+    path.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(DataError, match=message) as caught:
+        EvaluationReport.read(path)
+    assert "\n" not in str(caught.value)
+    assert "evaluation.json" in str(caught.value)
+
+
+def test_unreadable_files_are_named(tmp_path):
+    with pytest.raises(DataError, match=r"can't read .*evaluation\.json"):
+        EvaluationReport.read(tmp_path)
+    with pytest.raises(DataError, match="no evaluation report"):
+        EvaluationReport.from_json("{")
+
+
+def test_best_plain_selector():
+    assert make().best_plain() == ("mmr", 59.0)
+    assert make().best_plain(("bm25", "dense")) == ("bm25", 54.321)
+    with pytest.raises(InputError, match="none of dense"):
+        make().best_plain(("dense",))
+
+
+def test_table_as_plain_text():
+    stream = io.StringIO()
+    write_table(make(), stream)
+    text = stream.getvalue()
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 80
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert rows["bm25"] == ["bm25", "54.3", "12.3", "3.0", "1.23", "0.01"]
+    assert "rcr (ours)" in text
+    assert "oracle (sees gold)" in text
+    assert "rcr covers +8.0 points against the best plain selector, mmr." in text
+    assert "2 queries left out" in text
+    assert "dense left out: no embeddings were given." in text
+    assert "mmr: lambda = 0.5 (best of 2 on dev)." in text
+    assert text.isascii() or "─" in text
+
+
+def test_table_on_a_terminal_marks_ours_in_colour(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    stream = io.StringIO()
+    stream.isatty = lambda: True
+    write_table(make(), stream)
+    (line,) = (line for line in stream.getvalue().splitlines() if "(ours)" in line)
+    assert "\x1b[1;32m" in line
+
+
+def test_plain_text_even_where_colour_is_forced(monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    stream = io.StringIO()
+    write_table(make(), stream)
+    assert "\x1b" not in stream.getvalue()
+
+
+def test_plot_is_a_png_and_leaves_pyplot_alone(tmp_path):
+    before = "matplotlib.pyplot" in sys.modules
+    path = plot_coverage(make(), tmp_path / "plots" / "coverage.png")
+    content = path.read_bytes()
+    assert content.startswith(b"\x89PNG")
+    width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
+    assert width > height > 500
+    assert [entry.name for entry in path.parent.iterdir()] == ["coverage.png"]
+    assert ("matplotlib.pyplot" in sys.modules) == before
+
+
+def test_every_selector_has_its_own_look(tmp_path, monkeypatch):
+    from matplotlib.axes import Axes
+
+    drawn = []
+    plot = Axes.plot
+    monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: drawn.append(k) or plot(self, *a, **k))
+    selectors = {**make().selectors, "dense": scores(40.0), "mine": scores(41.0), "yours": scores(42.0)}
+    plot_coverage(make(selectors=selectors), tmp_path / "a.png")
+    looks = {(options["color"], options["marker"]) for options in drawn}
+    assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 9
+
+
+def test_labels_are_spread():
+    assert spread([1.0, 5.0, 9.0], 2.0) == [1.0, 5.0, 9.0]
+    assert spread([4.0, 4.0], 2.0) == [3.0, 5.0]
+    assert spread([0.0, 4.0, 4.5, 5.0], 2.0) == pytest.approx([0.0, 2.5, 4.5, 6.5])
+    assert spread([1.5, 4.0, 4.5, 5.0], 2.0) == pytest.approx([0.75, 2.75, 4.75, 6.75])
+    assert spread([], 1.0) == []
+
+
+def test_missing_extras_are_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "rich.table", None)
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(MissingExtraError, match=r"rich is not installed.*\[train\]"):
+        write_table(make(), io.StringIO())
+    with pytest.raises(MissingExtraError, match=r"matplotlib is not installed.*\[train\]"):
+        plot_coverage(make(), tmp_path / "a.png")
+    assert list(tmp_path.iterdir()) == []

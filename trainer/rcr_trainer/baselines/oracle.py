@@ -1,0 +1,41 @@
+"""The oracle: greedy coverage of the gold program, which no selector can see. A ceiling, not a competitor."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.programs.coverage import PoolStructures, greedy_coverage
+
+
+class OracleSelector(Baseline):
+    """Picks by Algorithm 1 of the paper: each step the example that covers most of what is left of the gold program.
+
+    `select_examples` takes the gold program from the target key, `pick` from `references`.
+
+    Args:
+        examples: the pool, one dict per example.
+        spec: how programs are read.
+        **options: as for `Baseline`.
+    """
+
+    name: ClassVar[str] = "oracle"
+    needs_references: ClassVar[bool] = True
+    reads_programs: ClassVar[bool] = True
+
+    def __init__(self, examples: Sequence[Mapping[str, Any]], *, spec: ProgramSpec, **options: Any) -> None:
+        self.spec = spec
+        super().__init__(examples, **options)
+
+    def _fit(self) -> None:
+        self._structures = PoolStructures(self.spec, self._programs())
+
+    def _pick(
+        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
+    ) -> np.ndarray:
+        needs = self._structures.rows(references or [])
+        return greedy_coverage(needs, self._structures.matrix, k, excluded)[0]

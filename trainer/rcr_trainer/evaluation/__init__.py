@@ -1,0 +1,34 @@
+"""How well selectors cover what a query's gold program needs: metrics, the harness, report, table and plot."""
+
+from __future__ import annotations
+
+from rcr_trainer.evaluation.harness import PickFunction, evaluate
+from rcr_trainer.evaluation.metrics import (
+    coverage_by_step,
+    duplicates_by_step,
+    full_coverage_by_step,
+    recall_by_step,
+)
+from rcr_trainer.evaluation.plain import PlainSelectors, choose_mmr, plain_selectors
+from rcr_trainer.evaluation.plot import plot_coverage
+from rcr_trainer.evaluation.report import PLAIN, EvaluationReport, MMRChoice, SelectorScores
+from rcr_trainer.evaluation.table import build_table, write_table
+
+__all__ = [
+    "PLAIN",
+    "EvaluationReport",
+    "MMRChoice",
+    "PickFunction",
+    "PlainSelectors",
+    "SelectorScores",
+    "build_table",
+    "choose_mmr",
+    "coverage_by_step",
+    "duplicates_by_step",
+    "evaluate",
+    "full_coverage_by_step",
+    "plain_selectors",
+    "plot_coverage",
+    "recall_by_step",
+    "write_table",
+]

@@ -1,0 +1,169 @@
+"""Runs selectors over queries with known gold programs, and measures coverage, duplicates and time."""
+
+from __future__ import annotations
+
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import TypeAlias
+
+import numpy as np
+from scipy import sparse
+
+from langchain_rcr.errors import InputError
+from rcr_trainer.baselines import Baseline, Exclude
+from rcr_trainer.data import Example
+from rcr_trainer.evaluation.metrics import (
+    coverage_by_step,
+    duplicates_by_step,
+    full_coverage_by_step,
+    recall_by_step,
+)
+from rcr_trainer.evaluation.report import EvaluationReport, MMRChoice, SelectorScores
+from rcr_trainer.programs import ProgramSpec, structure_matrices
+from rcr_trainer.programs.coverage import checked_exclude
+
+PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
+"""(queries, k, exclude, references) → (B, k) positions; the picks for k begin those for any larger k."""
+
+LATENCY_QUERIES = 50
+LATENCY_BATCH = 64
+
+
+def evaluate(
+    selectors: Mapping[str, PickFunction | Baseline],
+    pool: Sequence[Example],
+    queries: Sequence[Example],
+    spec: ProgramSpec,
+    *,
+    k: int = 4,
+    steps: int = 8,
+    split: str,
+    seed: int,
+    exclude: Exclude = None,
+    left_out: Mapping[str, str] | None = None,
+    mmr: MMRChoice | None = None,
+) -> EvaluationReport:
+    """Measure every selector on the same queries and pool.
+
+    Queries whose gold program doesn't parse (or has no structure) are left out and counted.
+
+    Args:
+        selectors: by name; the trained retriever is called `rcr`.
+        pool: the candidates that positions refer to.
+        queries: with their gold programs.
+        spec: how programs are read.
+        k: picks that the headline figures are for.
+        steps: picks that the curves go to; at least k, at most what every query has to pick from.
+        split: name of the split, for the report.
+        seed: of the run, for the report.
+        exclude: per query, the positions it may not pick.
+        left_out: selectors that could not be run, with the reason; by default those of a `PlainSelectors`.
+        mmr: how MMR's trade-off was chosen; by default that of a `PlainSelectors`.
+
+    Raises:
+        InputError: k is more than what is left to pick from, no gold program parses, or a selector breaks its word
+            (a wrong shape, a position outside the pool, excluded, or picked twice).
+    """
+    excluded = checked_exclude(exclude, len(queries), len(pool), k)
+    pool_structures, gold = structure_matrices(spec, [e.target for e in pool], [e.target for e in queries])
+    kept = np.flatnonzero(np.diff(gold.indptr)).tolist()
+    if not kept:
+        raise InputError(f"none of the {len(queries)} queries has a gold program that parses")
+    excluded = [excluded[i] for i in kept]
+    steps = min(max(steps, k), len(pool) - max(entry.size for entry in excluded))
+    task = _Task(
+        questions=[queries[i].source for i in kept],
+        references=[queries[i].target for i in kept],
+        excluded=excluded,
+        gold=gold[kept],
+        pool=pool_structures,
+        programs=np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1],
+    )
+    return EvaluationReport(
+        k=k,
+        n=len(kept),
+        split=split,
+        seed=seed,
+        selectors={name: task.measure(name, _pick_of(selectors[name]), k, steps) for name in selectors},
+        steps=steps,
+        pool_size=len(pool),
+        skipped_queries=len(queries) - len(kept),
+        left_out=dict(getattr(selectors, "left_out", {}) if left_out is None else left_out),
+        mmr=getattr(selectors, "mmr", None) if mmr is None else mmr,
+        versions=library_versions(),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """The queries that count, and the matrices to score picks with."""
+
+    questions: list[str]
+    references: list[str]
+    excluded: list[np.ndarray]
+    gold: sparse.csr_array
+    pool: sparse.csr_array
+    programs: np.ndarray
+
+    def measure(self, name: str, pick: PickFunction, k: int, steps: int) -> SelectorScores:
+        # First, so that whatever a selector prepares at its first pick is not in the latencies.
+        positions = self.pick(pick, slice(None), steps)
+        self.check(name, positions, steps)
+        recall = recall_by_step(self.gold, self.pool, positions)
+        coverage, full = coverage_by_step(recall), full_coverage_by_step(recall)
+        duplicates = duplicates_by_step(self.programs, positions)
+        sample = np.linspace(0, len(self.questions) - 1, min(LATENCY_QUERIES, len(self.questions))).astype(int)
+        batch = min(LATENCY_BATCH, len(self.questions))
+        return SelectorScores(
+            coverage=float(coverage[k - 1]),
+            full_coverage=float(full[k - 1]),
+            duplicate_rate=float(duplicates[k - 1]),
+            latency_ms=float(np.median([self.time(pick, slice(i, i + 1), k) for i in sample])),
+            latency_batch_ms=self.time(pick, slice(batch), k) / batch,
+            coverage_by_step=coverage.tolist(),
+            full_coverage_by_step=full.tolist(),
+            duplicate_rate_by_step=duplicates.tolist(),
+        )
+
+    def pick(self, pick: PickFunction, part: slice, k: int) -> np.ndarray:
+        return np.asarray(pick(self.questions[part], k, self.excluded[part], self.references[part]))
+
+    def time(self, pick: PickFunction, part: slice, k: int) -> float:
+        """Milliseconds of one call."""
+        start = time.perf_counter()
+        self.pick(pick, part, k)
+        return 1000 * (time.perf_counter() - start)
+
+    def check(self, name: str, positions: np.ndarray, steps: int) -> None:
+        """A selector that repeats itself or picks what is excluded would be measured for something else."""
+        expected = (len(self.questions), steps)
+        if positions.shape != expected or not np.issubdtype(positions.dtype, np.integer):
+            raise InputError(
+                f"selector {name} gave {positions.dtype} of shape {positions.shape}, not positions of shape {expected}"
+            )
+        if positions.min() < 0 or positions.max() >= self.pool.shape[0]:
+            raise InputError(f"selector {name} picked a position outside the pool of {self.pool.shape[0]}")
+        ordered = np.sort(positions, axis=1)
+        if (ordered[:, 1:] == ordered[:, :-1]).any():
+            raise InputError(f"selector {name} picked the same position twice for one query")
+        for query, entry in enumerate(self.excluded):
+            if np.isin(positions[query], entry).any():
+                raise InputError(f"selector {name} picked an excluded position for {self.questions[query]!r:.80}")
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of Python and of the libraries that the figures depend on."""
+    versions = {"python": platform.python_version()}
+    for name in ("langchain-rcr", "langchain-core", "numpy", "scipy", "torch", "transformers"):
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _pick_of(selector: PickFunction | Baseline) -> PickFunction:
+    return selector.pick if isinstance(selector, Baseline) else selector

@@ -1,0 +1,201 @@
+"""What an evaluation found, as evaluation.json: rates in percent, latencies in milliseconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+
+from langchain_rcr.errors import InputError
+from rcr_trainer.errors import DataError
+
+FILE_NAME = "evaluation.json"
+FORMAT_VERSION = 1
+OURS = "rcr"
+ORACLE = "oracle"
+PLAIN = ("random", "fixed", "bm25", "dense", "mmr")
+"""The selectors that need neither training nor the gold program."""
+
+
+@dataclass(slots=True)
+class SelectorScores:
+    """One selector's figures; those without `by_step` in their name are for the report's k.
+
+    Args:
+        coverage: share of the gold program's structures found in the union of the picks, mean over queries, %.
+        full_coverage: queries with all of them found, %.
+        duplicate_rate: queries whose picks hold the same program twice or more, %.
+        latency_ms: one query alone, its encoding included, that of the pool not; median, ms.
+        latency_batch_ms: a query among 64 picked together, ms.
+        coverage_by_step: coverage of the first 1, 2, … picks, %.
+        full_coverage_by_step: the same for full coverage, %.
+        duplicate_rate_by_step: the same for the duplicate rate, %.
+    """
+
+    coverage: float
+    full_coverage: float
+    duplicate_rate: float
+    latency_ms: float
+    latency_batch_ms: float
+    coverage_by_step: list[float]
+    full_coverage_by_step: list[float]
+    duplicate_rate_by_step: list[float]
+
+
+@dataclass(slots=True)
+class MMRChoice:
+    """How the trade-off of MMR was chosen.
+
+    Args:
+        lambda_mult: the one chosen; 1 is similarity alone.
+        coverage: coverage by trade-off, %, on the queries it was chosen on.
+        n: how many queries those were.
+        chosen_on: "dev"; "pool" where there was no dev to choose on; "nothing" where the default was kept.
+    """
+
+    lambda_mult: float
+    coverage: dict[float, float] = field(default_factory=dict)
+    n: int = 0
+    chosen_on: str = "dev"
+
+
+@dataclass(slots=True)
+class EvaluationReport:
+    """An evaluation of several selectors on the same queries and pool.
+
+    Args:
+        k: picks that the figures are for.
+        n: queries that counted.
+        split: name of the split.
+        seed: of the run.
+        selectors: figures by selector; the trained retriever is called `rcr`.
+        steps: picks that the curves by step go to.
+        pool_size: candidates.
+        skipped_queries: queries left out since their gold program doesn't parse.
+        left_out: selectors that were not run, with the reason.
+        mmr: the trade-off of MMR, where it was run.
+        versions: of the libraries.
+        format_version: of this file.
+    """
+
+    k: int
+    n: int
+    split: str
+    seed: int
+    selectors: dict[str, SelectorScores]
+    steps: int
+    pool_size: int
+    skipped_queries: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    mmr: MMRChoice | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    format_version: int = FORMAT_VERSION
+
+    def best_plain(self, among: Sequence[str] = PLAIN) -> tuple[str, float]:
+        """Name and coverage (%) of the best selector among those named; the first of equals.
+
+        Raises:
+            InputError: none of them was run.
+        """
+        present = [name for name in among if name in self.selectors]
+        if not present:
+            raise InputError(f"the evaluation has none of {', '.join(among)}")
+        best = max(present, key=lambda name: self.selectors[name].coverage)
+        return best, self.selectors[best].coverage
+
+    def to_json(self) -> str:
+        """The report as JSON: rates rounded to 2 decimals, latencies to 3."""
+        values = _rounded(asdict(self), 2)
+        for name, scores in self.selectors.items():
+            values["selectors"][name]["latency_ms"] = round(scores.latency_ms, 3)
+            values["selectors"][name]["latency_batch_ms"] = round(scores.latency_batch_ms, 3)
+        return json.dumps(values, indent=2, allow_nan=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, name: str = FILE_NAME) -> EvaluationReport:
+        """Read a report.
+
+        Args:
+            text: the JSON.
+            name: what to call it in an error.
+
+        Raises:
+            DataError: not a report, or one that a newer version has written.
+        """
+        try:
+            report = _ADAPTER.validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise DataError(f"{name} is no evaluation report: {where + ': ' if where else ''}{first['msg']}") from error
+        if report.format_version > FORMAT_VERSION:
+            raise DataError(
+                f"{name} has format version {report.format_version}, this library reads up to {FORMAT_VERSION}"
+            )
+        if any(len(scores.coverage_by_step) != report.steps for scores in report.selectors.values()):
+            raise DataError(f"{name} is no evaluation report: a curve has not {report.steps} steps")
+        return report
+
+    def write(self, directory: str | Path) -> Path:
+        """Write evaluation.json into the directory, whole or not at all, and return its path.
+
+        Raises:
+            DataError: it can't be written.
+        """
+        path = Path(directory) / FILE_NAME
+        write_atomically(path, self.to_json().encode())
+        return path
+
+    @classmethod
+    def read(cls, path: str | Path) -> EvaluationReport:
+        """Read evaluation.json, given its path or its directory.
+
+        Raises:
+            DataError: missing, unreadable, or not a report.
+        """
+        path = Path(path)
+        path = path / FILE_NAME if path.is_dir() else path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise DataError(f"can't read {path}: {error}") from error
+        return cls.from_json(text, str(path))
+
+
+_ADAPTER = TypeAdapter(EvaluationReport)
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Write a file so that it appears whole or not at all.
+
+    Raises:
+        DataError: it can't be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            Path(temporary).chmod(0o644)
+            Path(temporary).replace(path)
+        finally:
+            Path(temporary).unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"can't write {path}: {error}") from error
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    if isinstance(value, float):
+        return round(value, digits)
+    if isinstance(value, dict):
+        return {key: _rounded(entry, digits) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [_rounded(entry, digits) for entry in value]
+    return value
