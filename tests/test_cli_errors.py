@@ -1,0 +1,232 @@
+"""What a user meets first: help, versions, one-line errors, exit codes."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from rcr_trainer import cli
+from rcr_trainer.config import Config, load_config, settings
+
+TINY = """
+data: {task: files, train: train.jsonl, test: test.jsonl, dev_size: 2}
+model: {family: lexical, dim: 8}
+sft: {epochs: 1}
+tensorboard: false
+threads: 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith("RCR_"):
+            monkeypatch.delenv(name)
+    return tmp_path
+
+
+def write_rows(path: Path, count: int, **changes: str) -> None:
+    rows = [{"source": f"question {n} ?", "target": f"f{n % 3} ( g{n} )"} | changes for n in range(count)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def tiny(here: Path) -> Path:
+    write_rows(here / "train.jsonl", 12)
+    write_rows(here / "test.jsonl", 3)
+    path = here / "tiny.yaml"
+    path.write_text(TINY, encoding="utf-8")
+    return path
+
+
+def refused(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line of an error, after its prefix."""
+    try:
+        code = cli.main(list(arguments))
+    except SystemExit as stop:
+        code = stop.code
+    out, err = capsys.readouterr()
+    assert code == 2
+    assert out == ""
+    last = err.splitlines()[-1]
+    assert last.startswith("rcr-train: error: ")
+    assert "Traceback" not in err
+    return last.removeprefix("rcr-train: error: ")
+
+
+def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    try:
+        code = cli.main(list(arguments))
+    except SystemExit as stop:
+        code = stop.code
+    assert code == 0
+    return capsys.readouterr().out
+
+
+def test_without_arguments_the_help_is_shown(capsys):
+    out = shown(capsys)
+    for command in ("init", "run", "sft", "evaluate", "data"):
+        assert f"\n    {command} " in out
+    assert out == shown(capsys, "--help")
+
+
+@pytest.mark.parametrize(
+    "command", [["init"], ["run"], ["sft"], ["evaluate"], ["data", "geoquery"], ["data", "covr"], ["data", "check"]]
+)
+def test_every_command_has_an_example_that_parses(capsys, command):
+    out = shown(capsys, *command, "--help")
+    example = out[out.index("example: ") :].removeprefix("example: ").split()
+    assert example[: 1 + len(command)] == ["rcr-train", *command]
+    given = cli._parser(example[1:]).parse_args(example[1:])
+    assert given.name == command[-1]
+
+
+def test_help_of_run_derives_from_the_fields(capsys):
+    out = " ".join(shown(capsys, "run", "--help").split())
+    for setting in settings():
+        assert f"--{setting.path} " in out
+        assert " ".join(setting.info.description.split()[:4]) in out
+    assert "(paper 120, section 4" in out
+    assert "embeddings 30, transformer 120, lexical 30" in out
+
+
+def test_help_is_fast_and_loads_nothing_heavy():
+    script = (
+        "import sys; from rcr_trainer import cli\n"
+        "for words in ([], ['init', 'x.yaml']):\n"
+        "    cli.main(words)\n"
+        "heavy = {'torch', 'numpy', 'transformers', 'langchain_core', 'rich'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
+    )
+    began = time.perf_counter()
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert result.stderr.strip() == "[]"
+    assert time.perf_counter() - began < 5
+
+
+def test_version(capsys):
+    assert shown(capsys, "--version").startswith("rcr-train ")
+
+
+def test_init_writes_a_file_that_is_the_defaults(capsys, here):
+    out = shown(capsys, "init", "mine.yaml")
+    assert "rcr-train run mine.yaml" in out
+    assert load_config(here / "mine.yaml") == Config(name="mine")
+    (here / "mine.yaml").write_text("seed: 1")
+    assert "--force" in refused(capsys, "init", "mine.yaml")
+    assert (here / "mine.yaml").read_text() == "seed: 1"
+    shown(capsys, "init", "mine.yaml", "--force")
+    assert load_config(here / "mine.yaml").seed == 0
+    assert "is a folder" in refused(capsys, "init", ".")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (["run"], "`rcr-train init config.yaml`"),
+        (["run", "missing.yaml"], "missing.yaml: no such file (`rcr-train init missing.yaml`"),
+        (["run", "tiny.yaml", "--sft.epocs=3"], "unknown setting 'sft.epocs': did you mean 'sft.epochs'?"),
+        (["run", "tiny.yaml", "--sft.epochs=many"], "--sft.epochs: sft.epochs must be a valid integer, not 'many'"),
+        (["run", "tiny.yaml", "--sft.epochs"], "--sft.epochs: expected one argument"),
+        (["run", "tiny.yaml", "--resum"], "unknown setting 'resum'"),
+        (["run", "tiny.yaml", "more.yaml"], "unknown argument 'more.yaml'"),
+        (["run", "tiny.yaml", "--data.train=gone.jsonl"], "gone.jsonl"),
+        (["run", "tiny.yaml", "--data.target_key=sql"], "train.jsonl, line 1: no field 'sql'"),
+        (["run", "tiny.yaml", "--program.language=sqll"], "sqll"),
+        (["run", "tiny.yaml", "--program.language=json"], "no program of the pool parses"),
+        (["run", "tiny.yaml", "--sft.k=12"], "the pool has 12 examples, too few for sft.k = 12"),
+        (["run", "tiny.yaml", "--evaluation.k=13"], "the pool has 12 examples, too few for evaluation.k = 13"),
+        (["run", "tiny.yaml", "--data.dev_size=12"], "data.dev_size = 12 leaves no training queries of 12"),
+        (["run", "tiny.yaml", "--evaluation.split=dev", "--data.dev_size=0"], "no dev queries"),
+        (["evaluate", "nowhere"], "nowhere is not a run: no such folder"),
+        (["evaluate", "."], "neither a run folder nor its checkpoint"),
+        (["evaluate", ".", "--sft.k", "3"], "unknown setting 'sft.k'"),
+        (["data", "covr", "--split", "7"], "the splits are 8, 25"),
+        (["data", "covr", "--split", "8", "--train", "x"], "invalid int value: 'x'"),
+        (["data", "covr"], "required: --split"),
+        (["data", "geoquery", "--split", "length", "--corpus", "gone.xml"], "gone.xml"),
+        (["data", "check", "gone.jsonl"], "no such file: gone.jsonl"),
+        (["data", "check", "train.jsonl", "--language", "sqll"], "sqll"),
+        (["trian"], "invalid choice: 'trian'"),
+    ],
+)
+def test_what_a_user_can_mend_takes_one_line_and_leaves_nothing_behind(capsys, tiny, arguments, part):
+    before = sorted(path.name for path in tiny.parent.rglob("*"))
+    assert part in refused(capsys, *arguments)
+    assert sorted(path.name for path in tiny.parent.rglob("*")) == before
+
+
+def test_a_row_without_program_is_named(capsys, tiny, here):
+    rows = (here / "train.jsonl").read_text().splitlines()
+    rows[4] = json.dumps({"source": "what ?"})
+    (here / "train.jsonl").write_text("\n".join(rows))
+    found = refused(capsys, "run", "tiny.yaml")
+    assert "train.jsonl, line 5" in found
+    assert "'target'" in found
+    assert not (here / "runs").exists()
+
+
+def test_a_variable_of_the_environment_counts(capsys, tiny, monkeypatch):
+    monkeypatch.setenv("RCR_SFT__K", "12")
+    assert "too few for sft.k = 12" in refused(capsys, "run", "tiny.yaml")
+    monkeypatch.setenv("RCR_SFT__KK", "1")
+    assert "RCR_SFT__KK: did you mean RCR_SFT__K?" in refused(capsys, "run", "tiny.yaml")
+
+
+@pytest.mark.parametrize(("module", "command"), [("yaml", ["init"]), ("rich", ["run", "tiny.yaml"])])
+def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module, command):
+    for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    real = __import__("importlib.util").util.find_spec
+    monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == module else real(name, *rest))
+    assert "pip install 'langchain-rcr[train]'" in refused(capsys, *command)
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch):
+    monkeypatch.setattr("rcr_trainer.data.covr_split", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["data", "covr", "--split", "8"])
+
+
+def test_control_c_exits_130_with_one_line(capsys, monkeypatch):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rcr_trainer.data.covr_split", interrupt)
+    assert cli.main(["data", "covr", "--split", "8"]) == 130
+    assert capsys.readouterr().err == "rcr-train: interrupted\n"
+
+
+def test_a_signal_is_control_c(tiny, here):
+    script = (
+        "import os, signal, sys\nfrom rcr_trainer import cli, pipeline\n"
+        "pipeline.sft_stage = lambda *_: os.kill(os.getpid(), signal.SIGINT) or signal.pause()\n"
+        "sys.exit(cli.main(['run', 'tiny.yaml']))"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=here)
+    assert result.returncode == 130
+    assert result.stderr.splitlines()[-1] == "rcr-train: interrupted (--resume continues the run)"
+    assert json.loads((here / "runs" / "tiny" / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_data_check_says_what_a_file_holds(capsys, here):
+    write_rows(here / "rows.jsonl", 4)
+    with (here / "rows.jsonl").open("a") as file:
+        file.write('{"source": "broken ?", "target": "f ( ( "}\n{"source": "empty ?", "target": " "}\n')
+    out = shown(capsys, "data", "check", "rows.jsonl")
+    assert "6 rows, 5 examples kept" in out
+    assert "4 of 5 programs parse as functional" in out
+    assert "f ( (" in out
+
+
+def test_data_check_takes_keys_and_language(capsys, here):
+    (here / "rows.csv").write_text('question,sql\nhow many ?,"SELECT COUNT(*) FROM state"\n')
+    out = shown(
+        capsys, "data", "check", "rows.csv", "--source-key", "question", "--target-key", "sql", "--language", "sql"
+    )
+    assert "1 of 1 programs parse as sql" in out

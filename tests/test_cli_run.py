@@ -1,0 +1,173 @@
+"""The command line end to end on a tiny lexical model: run, resume, evaluate, data."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rcr_trainer import cli
+from rcr_trainer.data import read_split
+from rcr_trainer.runs import Run
+
+CONFIG = """
+data: {split: 110, train_size: 60, test_size: 12, dev_size: 10}
+model: {family: lexical, dim: 16}
+sft: {epochs: 2}
+evaluation: {steps: 5, selectors: [random, bm25]}
+tensorboard: false
+threads: 1
+"""
+DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith("RCR_"):
+            monkeypatch.delenv(name)
+    (tmp_path / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
+    assert cli.main(["run", "--sft.k", "3", "demo.yaml"]) == 0
+    out = capsys.readouterr().out
+    folder = here / "runs" / "demo"
+    assert "rcr" in out
+    assert "bm25" in out
+    assert "run folder: runs/demo" in out
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint", "config.yaml", "coverage.png", "data", "evaluation.json", "metrics.jsonl", "run.json",
+    ]  # fmt: skip
+    assert (folder / "coverage.png").read_bytes().startswith(b"\x89PNG")
+    report = json.loads((folder / "evaluation.json").read_text())
+    assert (report["k"], report["n"], report["split"], report["seed"]) == (4, 12, "test", 0)
+    assert set(report["selectors"]) == {"rcr", "random", "bm25"}
+    assert 0 <= report["selectors"]["rcr"]["coverage"] <= 100
+    pool = [json.loads(line) for line in (folder / "checkpoint" / "pool.jsonl").read_text().splitlines()]
+    assert len(pool) == 60
+    assert pool[0].keys() == {"id", "source", "target"}
+    assert Run.open(folder).config.sft.k == 3
+    assert Run.open(folder).status == "finished"
+    assert [row["step"] for row in Run.open(folder).metrics("sft")] == [0, 1, 2]
+
+    before = {path: path.stat().st_mtime_ns for path in (folder / "checkpoint").rglob("*")}
+    assert cli.main(["run", "demo.yaml", "--sft.k=3"]) == 0
+    assert capsys.readouterr().out == out
+    assert {path: path.stat().st_mtime_ns for path in (folder / "checkpoint").rglob("*")} == before
+
+    assert cli.main(["run", "demo.yaml"]) == 2
+    assert "sft.k (3, now 4)" in capsys.readouterr().err
+
+
+def test_sft_then_evaluate(capsys, here):
+    assert cli.main(["sft", "demo.yaml", "--name", "only"]) == 0
+    folder = here / "runs" / "only"
+    assert not (folder / "evaluation.json").exists()
+    capsys.readouterr()
+    assert (
+        cli.main(["evaluate", "runs/only/checkpoint", "--split", "dev", "--k=2", "--evaluation.selectors=fixed"]) == 0
+    )
+    captured = capsys.readouterr()
+    report = json.loads((folder / "evaluation.json").read_text())
+    assert (report["k"], report["n"], report["split"]) == (2, 10, "dev")
+    assert set(report["selectors"]) == {"rcr", "fixed"}
+    assert "fixed" in captured.out
+    assert Run.open(folder).config.evaluation.k == 4
+    assert cli.main(["evaluate", "runs/only", "--k", "99"]) == 2
+    assert json.loads((folder / "evaluation.json").read_text())["k"] == 2
+    assert Run.open(folder).status == "finished"
+
+
+def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(capsys, here):
+    script = (
+        "import os, signal, sys\nfrom rcr_trainer import cli, runs\n"
+        "log = runs.Run.log\n"
+        "def kill(self, stage, step, metrics):\n"
+        "    log(self, stage, step, metrics)\n"
+        "    self.state.mkdir()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "runs.Run.log = kill\n"
+        "cli.main(['run', 'demo.yaml'])"
+    )
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, cwd=here)
+    assert result.returncode == -9
+    folder = here / "runs" / "demo"
+    made = (folder / "data" / "train.jsonl").stat().st_mtime_ns
+    assert cli.main(["run", "demo.yaml"]) == 2
+    assert "--resume continues it" in capsys.readouterr().err
+    assert cli.main(["run", "demo.yaml", "--resume"]) == 0
+    assert "data: done before" in capsys.readouterr().err
+    assert (folder / "data" / "train.jsonl").stat().st_mtime_ns == made
+    assert [row["step"] for row in Run.open(folder).metrics("sft")] == [0, 1, 2]
+    assert not (folder / "state").exists()
+    assert Run.open(folder).status == "finished"
+
+
+def test_progress_and_results_part_ways(here):
+    result = subprocess.run(
+        [sys.executable, "-m", "rcr_trainer.cli", "sft", "demo.yaml"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=here,
+    )
+    assert result.stdout == "run folder: runs/demo\n"
+    assert "epoch 2" in result.stderr
+    assert "dev_coverage" in result.stderr
+
+
+def test_dense_and_mmr_are_left_out_with_a_reason_where_there_are_no_embeddings(capsys, here):
+    assert cli.main(["run", "demo.yaml", "--evaluation.selectors=dense,random"]) == 0
+    report = json.loads((here / "runs/demo/evaluation.json").read_text())
+    assert set(report["selectors"]) == {"rcr", "random"}
+    assert set(report["left_out"]) == {"dense"}
+
+
+def test_development_queries_stay_in_the_pool_and_do_not_train(here):
+    from rcr_trainer.config import load_config
+    from rcr_trainer.tasks import divide, load_split
+
+    config = load_config(here / "demo.yaml")
+    task = divide(config, load_split(config.data, 0))
+    pool, queries, dev = ({example.id for example in part} for part in (task.pool, task.queries, task.dev))
+    assert (len(pool), len(queries), len(dev)) == (60, 50, 10)
+    assert queries | dev == pool
+    assert not queries & dev
+    assert divide(config, load_split(config.data, 0)).dev == task.dev
+
+
+def test_data_covr_writes_a_split_that_a_run_takes(capsys, here):
+    assert cli.main(["data", "covr", "--split", "8", "--train", "20", "--test", "5"]) == 0
+    assert capsys.readouterr().out == "data/covr/8: train 20, dev 0, test 5\n"
+    assert len(read_split(here / "data/covr/8").train) == 20
+    arguments = ["--data.directory=data/covr/8", "--data.dev_size=5", "--evaluation.selectors=random"]
+    assert cli.main(["run", "demo.yaml", *arguments]) == 0
+
+
+@pytest.mark.skipif(not (DATA / "geoquery").is_dir(), reason="the GeoQuery corpus is not there (RCR_DATA)")
+def test_data_geoquery_takes_the_published_ids(capsys, here):
+    corpus, ids = DATA / "geoquery/corpus.xml", DATA / "geoquery/splits/template_1.json"
+    arguments = ["--corpus", str(corpus), "--ids", str(ids), "--out", "geo"]
+    assert cli.main(["data", "geoquery", "--split", "template", *arguments]) == 0
+    split = read_split(here / "geo")
+    published = json.loads(ids.read_text())
+    assert {int(e.id) for e in split.train} == set(map(int, published["train"]))
+    assert len(split.dev) == 110
+    assert {int(e.id) for e in split.dev + split.test} == set(map(int, published["test"]))
+
+
+def test_without_a_corpus_the_download_is_announced(capsys, here, monkeypatch):
+    from rcr_trainer.errors import DataError
+
+    def offline(destination):
+        raise DataError("can't download: no network")
+
+    monkeypatch.setattr("rcr_trainer.data.download_geoquery", offline)
+    assert cli.main(["data", "geoquery", "--split", "length"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "downloading the GeoQuery corpus" in lines[0]
+    assert lines[-1] == "rcr-train: error: can't download: no network"

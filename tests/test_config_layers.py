@@ -1,0 +1,167 @@
+"""Reading settings: which layer wins, and what an error says."""
+
+import os
+from pathlib import Path
+
+import pytest
+from rcr_trainer.config import load_config
+from rcr_trainer.errors import ConfigError
+
+
+@pytest.fixture
+def yaml_file(tmp_path: Path):
+    def write(text: str) -> Path:
+        path = tmp_path / "demo.yaml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+def message(path=None, flags=None, environ=None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, flags or {}, environ or {})
+    text = str(caught.value)
+    assert "\n" not in text
+    return text
+
+
+def test_flags_beat_the_environment_which_beats_the_file(yaml_file):
+    path = yaml_file("sft: {epochs: 1, k: 1, batch_size: 1}")
+    environ = {"RCR_SFT__EPOCHS": "2", "RCR_SFT__K": "2", "PATH": "/bin"}
+    config = load_config(path, {"sft.epochs": "3"}, environ)
+    assert (config.sft.epochs, config.sft.k, config.sft.batch_size) == (3, 2, 1)
+
+
+def test_the_process_environment_is_read_by_default(yaml_file, monkeypatch):
+    monkeypatch.setenv("RCR_SEED", "7")
+    assert load_config(yaml_file("seed: 1")).seed == 7
+
+
+def test_data_of_the_tests_is_no_setting():
+    assert load_config(environ={"RCR_DATA": "/somewhere"}) == load_config(environ={})
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "expected"),
+    [
+        ("sft.lr", "1e-4", 1e-4),
+        ("program.anonymize", "false", False),
+        ("sft.patience", "null", None),
+        ("evaluation.selectors", "bm25, mmr", ["bm25", "mmr"]),
+        ("evaluation.mmr_grid", "[0.1,0.9]", [0.1, 0.9]),
+        ("data.directory", "a/b", Path("a/b")),
+        ("model.context_init", "-0.5", -0.5),
+        ("data.id_key", "007", "007"),
+    ],
+)
+def test_text_of_flags_and_variables_takes_the_type_of_the_field(path, text, expected):
+    section, name = path.split(".")
+    variable = f"RCR_{section}__{name}".upper()
+    for config in (load_config(None, {path: text}, {}), load_config(None, {}, {variable: text})):
+        assert getattr(getattr(config, section), name) == expected
+
+
+def test_a_number_in_yaml_may_name_a_split(yaml_file):
+    assert load_config(yaml_file("data: {split: 43}"), environ={}).data.split == "43"
+
+
+def test_yaml_reads_a_learning_rate_without_a_dot(yaml_file):
+    assert load_config(yaml_file("sft: {lr: 1e-5}"), environ={}).sft.lr == 1e-5
+
+
+def test_the_name_is_that_of_the_file_unless_given(yaml_file):
+    path = yaml_file("seed: 1")
+    assert load_config(path, environ={}).folder == Path("runs/demo")
+    assert load_config(path, {"name": "other"}, {}).folder == Path("runs/other")
+    assert load_config(path, {"output": "here"}, {}).folder == Path("here")
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("seed: 1\nsft:\n  epocs: 3", ["line 3", "'sft.epocs'", "did you mean 'sft.epochs'"]),
+        ("epochs: 3", ["line 1", "'epochs'", "did you mean 'sft.epochs'"]),
+        ("modle: {family: lexical}", ["'modle'", "did you mean 'model'"]),
+        ("sft:\n  epochs: many", ["line 2", "sft.epochs", "integer", "'many'"]),
+        ("sft:\n  epochs: 2.5", ["line 2", "sft.epochs", "integer", "2.5"]),
+        ("sft:\n  epochs: true", ["line 2", "sft.epochs", "number", "True"]),
+        ("sft:\n  epochs: 0", ["line 2", "sft.epochs", "greater than or equal to 1", "0"]),
+        ("sft:\n  lr: .nan", ["line 2", "sft.lr", "finite", "nan"]),
+        ("sft:\n  loss: infonse", ["sft.loss", "'listwise' or 'infonce'", "did you mean 'infonce'"]),
+        ("sft: 3", ["line 1", "'sft' is a section", "3"]),
+        ("seed: 1\nseed: 2", ["line 2", "'seed' is set twice"]),
+        ("sft:\n  k: 1\n  k: 2", ["line 3", "'sft.k' is set twice"]),
+        ("- 1\n- 2", ["line 1", "key: value"]),
+        ("a: [1", ["not YAML"]),
+        ("seed: 1\n---\nseed: 2", ["not YAML"]),
+        ("x: &a [*a]", ["not YAML"]),
+        ("x: !!python/object/apply:os.getcwd []", ["not YAML"]),
+        ("[" * 1_000, ["nested too deeply"]),
+        ("name: ../up", ["name", "letters", "'../up'"]),
+    ],
+)
+def test_a_bad_file_is_named_with_line_field_and_value(yaml_file, text, parts):
+    path = yaml_file(text)
+    found = message(path)
+    assert str(path) in found
+    for part in parts:
+        assert part in found
+    assert len(found) < 400
+
+
+@pytest.mark.parametrize(
+    ("text", "one", "other"),
+    [
+        ("model: {family: lexical, base: x}", "model.base = 'x'", "model.family = 'lexical'"),
+        ("model: {family: transformer, ngrams: 2}", "model.ngrams = 2", "model.family = 'transformer'"),
+        ("model: {family: transformer, dim: 64}", "model.dim = 64", "model.family = 'transformer'"),
+        ("model: {family: transformer, scale: 2}", "model.scale = 2.0", "model.family = 'transformer'"),
+        ("data: {train: x.jsonl}", "data.train = 'x.jsonl'", "data.task = 'covr'"),
+        ("data: {corpus: x.xml}", "data.corpus = 'x.xml'", "data.task = 'covr'"),
+        ("data: {task: geoquery}", "data.split = '110'", "data.task = 'geoquery'"),
+        ("data: {split: template}", "data.split = 'template'", "data.task = 'covr'"),
+        ("data: {task: files}", "data.task = 'files'", "data.train"),
+        ("data: {task: files, train: a, directory: d}", "data.train = 'a'", "data.directory = 'd'"),
+        ("data: {task: files, train: a.csv}", "evaluation.split = 'test'", "data.test = null"),
+        ("program: {covr_classes: true, anonymize: false}", "program.covr_classes", "program.anonymize"),
+        ("program: {covr_classes: true, language: sql}", "program.covr_classes", "program.language = 'sql'"),
+        ("sft: {bm25_top: 3}", "sft.bm25_worst = 5", "sft.bm25_top = 3"),
+        ("evaluation: {mmr_grid: []}", "evaluation.mmr_grid = []", "evaluation.selectors"),
+    ],
+)
+def test_a_contradiction_names_both_fields(yaml_file, text, one, other):
+    found = message(yaml_file(text))
+    assert one in found
+    assert other in found
+
+
+def test_unknown_names_in_environment_and_flags_are_errors():
+    assert "RCR_SFT__EPOCS: did you mean RCR_SFT__EPOCHS" in message(environ={"RCR_SFT__EPOCS": "1"})
+    assert "RCR_WOBBLE" in message(environ={"RCR_WOBBLE": "1"})
+    assert "'sft.epocs': did you mean 'sft.epochs'" in message(flags={"sft.epocs": "1"})
+
+
+def test_a_bad_value_names_the_flag_or_variable():
+    assert message(flags={"seed": "x"}).startswith("--seed: seed must be a valid integer, not 'x'")
+    assert message(environ={"RCR_SEED": "x"}).startswith("RCR_SEED: seed must be a valid integer, not 'x'")
+    assert "did you mean 'bm25'" in message(flags={"evaluation.selectors": "bm26"})
+
+
+def test_files_that_cannot_be_read(tmp_path):
+    missing = tmp_path / "missing.yaml"
+    assert "no such file" in message(missing)
+    assert f"rcr-train init {missing}" in message(missing)
+    binary = tmp_path / "binary.yaml"
+    binary.write_bytes(b"\xff\xfe\x00\x80")
+    assert "not a text file" in message(binary)
+    assert "can't be read" in message(tmp_path)
+
+
+def test_a_huge_value_is_quoted_in_short(yaml_file):
+    assert len(message(yaml_file(f"seed: {'x' * 100_000}"))) < 400
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the environment has no lower case there")
+def test_only_the_upper_case_prefix_is_ours():
+    assert load_config(environ={"rcr_seed": "5"}).seed == 0

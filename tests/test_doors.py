@@ -1,0 +1,247 @@
+"""The doors of the house: which room may import from which (imports go down only)."""
+
+import ast
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer" / "rcr_trainer"}
+
+# Rooms on one line may use each other as long as they don't do so in a circle.
+LEVELS = {
+    "langchain_rcr": [
+        ["errors", "items", "files"],
+        ["state", "encoders"],
+        ["selection", "pool", "index", "tri_encoder"],
+        ["retriever"],
+        ["prompting"],
+        ["__init__"],
+    ],
+    "rcr_trainer": [
+        ["errors", "__init__"],
+        ["rewards", "llm", "programs", "data", "runs", "config", "schema"],
+        ["sft", "grpo", "evaluation", "baselines"],
+        ["pipeline", "tasks"],
+        ["cli", "__main__"],
+    ],
+}
+LANGCHAIN = {
+    "langchain_rcr": ("retriever.py", "prompting.py", "encoders/embeddings.py"),
+    "rcr_trainer": ("llm/", "baselines/"),
+}
+ARRAYS_ONLY = ("langchain_rcr/state.py", "langchain_rcr/selection.py")
+
+
+@dataclass(frozen=True)
+class Door:
+    """One import: `file` (relative to its package's parent) takes `module`, or a name in it."""
+
+    file: str
+    line: int
+    module: str
+    names: tuple[str, ...]
+    typing_only: bool
+    at_import: bool
+
+    @property
+    def package(self) -> str:
+        return self.file.split("/")[0]
+
+    @property
+    def room(self) -> str:
+        return self.file.split("/")[1].removesuffix(".py")
+
+    def rooms(self, package: str, known: list[str]) -> list[str]:
+        """The rooms of `package` that this import enters."""
+        parts = self.module.split(".")
+        if parts[0] != package:
+            return []
+        if len(parts) > 1:
+            return [parts[1]]
+        return [name if name in known else "__init__" for name in self.names] or ["__init__"]
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line} imports {self.module}"
+
+
+def doors_of(homes: dict[str, Path]) -> list[Door]:
+    doors = []
+    for home in homes.values():
+        for path in sorted(home.rglob("*.py")):
+            _walk(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(home.parent), doors, False, True)
+    return doors
+
+
+def _walk(node: ast.AST, file: Path, doors: list[Door], typing_only: bool, at_import: bool) -> None:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            found = [(alias.name, ()) for alias in child.names]
+        elif isinstance(child, ast.ImportFrom):
+            base = ".".join(file.parent.parts[: len(file.parent.parts) + 1 - child.level]) if child.level else ""
+            module = ".".join(part for part in (base, child.module) if part)
+            found = [(module, tuple(alias.name for alias in child.names))]
+        else:
+            found = []
+            inside = not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
+            guard = isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING")
+            if guard:
+                for statement in child.body:
+                    _walk(ast.Module([statement], []), file, doors, True, at_import)
+                for statement in child.orelse:
+                    _walk(ast.Module([statement], []), file, doors, typing_only, at_import)
+            else:
+                _walk(child, file, doors, typing_only, at_import and inside)
+        for module, names in found:
+            doors.append(Door(file.as_posix(), child.lineno, module, names, typing_only, at_import))
+
+
+def offences(doors: list[Door], levels: dict[str, list[list[str]]] = LEVELS) -> list[str]:
+    """What no door in the design allows, one line each."""
+    wrong = []
+    sideways: dict[tuple[str, str], set[str]] = {}
+    for door in doors:
+        top = door.module.split(".")[0]
+        level = {room: n for n, rooms in enumerate(levels[door.package]) for room in rooms}
+        if door.room not in level:
+            wrong.append(f"{door.file}: no such room in the design; give it a level")
+            continue
+        if door.package == "langchain_rcr" and top == "rcr_trainer":
+            wrong.append(f"{door}: serving knows no trainer")
+        if door.package == "rcr_trainer" and top == "langchain_rcr":
+            private = [part for part in (*door.module.split("."), *door.names) if part.startswith("_")]
+            wrong += [f"{door}: {name} is private" for name in private]
+        if top == "langchain_core" and not door.typing_only:
+            inner = door.file.split("/", 1)[1]
+            if not inner.startswith(LANGCHAIN[door.package]):
+                wrong.append(f"{door}: LangChain has no business in this room")
+        for room in door.rooms(door.package, list(level)):
+            if room == door.room:
+                continue
+            if {room, door.room} == {"sft", "grpo"}:
+                wrong.append(f"{door}: sft and grpo don't know each other")
+            elif room not in level:
+                wrong.append(f"{door}: no room {room} in the design")
+            elif level[room] > level[door.room]:
+                wrong.append(f"{door}: imports go down only")
+            elif level[room] == level[door.room]:
+                sideways.setdefault((door.package, door.room), set()).add(room)
+    return list(dict.fromkeys(wrong)) + _circles(sideways)
+
+
+def _circles(sideways: dict[tuple[str, str], set[str]]) -> list[str]:
+    def reach(package: str, room: str) -> set[str]:
+        seen, todo = set(), [room]
+        while todo:
+            for following in sideways.get((package, todo.pop()), set()) - seen:
+                seen.add(following)
+                todo.append(following)
+        return seen
+
+    return [
+        f"{package}: {room} imports itself by way of others"
+        for package, room in sideways
+        if room in reach(package, room)
+    ]
+
+
+def loaded_by(file: str, doors: list[Door]) -> set[str]:
+    """The names of the foreign packages that importing `file` loads, through our own modules too."""
+    files = {door.file for door in doors}
+    foreign, seen, todo = set(), set(), [file]
+    while todo:
+        current = todo.pop()
+        if current in seen:
+            continue
+        seen.add(current)
+        for door in doors:
+            if door.file != current or door.typing_only or not door.at_import:
+                continue
+            own = door.module.replace(".", "/")
+            inner = [path for path in (f"{own}.py", f"{own}/__init__.py") if path in files]
+            inner += [path for name in door.names for path in (f"{own}/{name}.py",) if path in files]
+            todo += inner
+            if door.module.split(".")[0] not in HOMES:
+                foreign.add(door.module.split(".")[0])
+    return foreign
+
+
+@pytest.fixture(scope="module")
+def doors() -> list[Door]:
+    return doors_of(HOMES)
+
+
+def test_every_import_goes_through_a_door_of_the_design(doors: list[Door]) -> None:
+    assert offences(doors) == []
+
+
+@pytest.mark.parametrize("file", ARRAYS_ONLY)
+def test_array_code_loads_neither_langchain_nor_transformers(doors: list[Door], file: str) -> None:
+    assert any(door.file == file for door in doors)
+    assert not loaded_by(file, doors) & {"langchain_core", "langchain", "transformers", "sentence_transformers"}
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "complaint"),
+    [
+        ("langchain_rcr/pool.py", "from rcr_trainer.data import Example", "serving knows no trainer"),
+        ("langchain_rcr/pool.py", "import langchain_core.documents", "LangChain has no business"),
+        ("langchain_rcr/encoders/lexical.py", "import langchain_core", "LangChain has no business"),
+        ("langchain_rcr/index/memory.py", "from langchain_rcr.retriever import Pick", "down only"),
+        ("langchain_rcr/state.py", "from .selection import greedy", "down only"),
+        ("langchain_rcr/state.py", "from langchain_rcr import TriEncoder", "down only"),
+        ("langchain_rcr/encoders/base.py", "def f():\n    from ..pool import ExamplePool", "down only"),
+        ("langchain_rcr/novel.py", "import json", "no such room"),
+        ("rcr_trainer/sft/loop.py", "from rcr_trainer.grpo.loop import train", "don't know each other"),
+        ("rcr_trainer/grpo/loop.py", "from rcr_trainer import sft", "don't know each other"),
+        ("rcr_trainer/data/covr.py", "from rcr_trainer.evaluation import evaluate", "down only"),
+        ("rcr_trainer/runs.py", "from rcr_trainer import cli", "down only"),
+        ("rcr_trainer/evaluation/table.py", "from langchain_core.documents import Document", "LangChain has no"),
+        ("rcr_trainer/sft/loop.py", "from langchain_rcr.encoders._io import read_json", "private"),
+    ],
+)
+def test_a_wrong_door_is_found(tmp_path: Path, file: str, line: str, complaint: str) -> None:
+    assert [complaint in offence for offence in offences(_built(tmp_path, {file: line}))] == [True]
+
+
+@pytest.mark.parametrize(
+    ("file", "line"),
+    [
+        ("langchain_rcr/retriever.py", "from langchain_core.documents import Document"),
+        ("langchain_rcr/encoders/embeddings.py", "from langchain_core.embeddings import Embeddings"),
+        ("langchain_rcr/tri_encoder.py", "if TYPE_CHECKING:\n    from langchain_core.embeddings import Embeddings"),
+        ("langchain_rcr/selection.py", "from langchain_rcr.index.base import PoolVectors"),
+        ("rcr_trainer/baselines/base.py", "from langchain_core.example_selectors import BaseExampleSelector"),
+        ("rcr_trainer/sft/loop.py", "from langchain_rcr import TriEncoder\nfrom rcr_trainer.programs import parse"),
+    ],
+)
+def test_a_right_door_is_open(tmp_path: Path, file: str, line: str) -> None:
+    assert offences(_built(tmp_path, {file: line})) == []
+
+
+def test_a_circle_on_one_level_is_found(tmp_path: Path) -> None:
+    files = {
+        "rcr_trainer/data/a.py": "from rcr_trainer.programs import parse",
+        "rcr_trainer/programs/a.py": "import rcr_trainer.runs",
+        "rcr_trainer/runs.py": "from rcr_trainer.data import Example",
+    }
+    assert len(offences(_built(tmp_path, files))) == 3
+    del files["rcr_trainer/runs.py"]
+    assert offences(_built(tmp_path / "open", files)) == []
+
+
+def test_what_a_file_loads_is_followed_through_others(tmp_path: Path) -> None:
+    files = {
+        "langchain_rcr/state.py": "import numpy\nfrom langchain_rcr.items import Item\ndef f():\n    import torch",
+        "langchain_rcr/items.py": "import transformers",
+    }
+    assert loaded_by("langchain_rcr/state.py", _built(tmp_path, files)) == {"numpy", "transformers"}
+
+
+def _built(folder: Path, files: dict[str, str]) -> list[Door]:
+    for file, text in files.items():
+        path = folder / file
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return doors_of({package: folder / package for package in HOMES})

@@ -1,0 +1,208 @@
+"""ExamplePool: what it keeps, what it refuses, and the file it is stored in."""
+
+import copy
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from langchain_rcr import ExamplePool, InputError, Item, PoolError
+from langchain_rcr.pool import read_jsonl, write_jsonl
+
+ROWS = [
+    {"source": "how many states", "target": "count(state(all))", "level": 3, "id": "own"},
+    {"source": "largest city", "target": "largest(city(all))", "tags": ["a", {"b": None}]},
+    {"source": "number of states", "target": "count(state(all))"},
+]
+
+
+def test_shape_and_position() -> None:
+    pool = ExamplePool(ROWS, ids=["a", "b", "c"])
+    assert len(pool) == len(pool.examples) == len(pool.programs) == 3
+    assert pool.ids == ("a", "b", "c")
+    assert [pool.position(example_id) for example_id in "abc"] == [0, 1, 2]
+    with pytest.raises(PoolError, match="no example has the id 'd'"):
+        pool.position("d")
+
+
+def test_examples_are_kept_exactly_and_apart_from_the_users_dicts() -> None:
+    rows = copy.deepcopy(ROWS)
+    pool = ExamplePool(rows)
+    rows[0]["source"] = "changed"
+    assert list(pool.examples) == ROWS
+
+
+def test_ids_are_random_unless_given() -> None:
+    one, two = ExamplePool(ROWS), ExamplePool(ROWS)
+    assert len({*one.ids, *two.ids}) == 6
+    assert all(len(example_id) == 32 for example_id in one.ids)
+
+
+def test_item_is_the_one_rendering_with_the_users_keys() -> None:
+    pool = ExamplePool([{"q": "why", "sql": "SELECT 1", "source": "x"}], source_key="q", target_key="sql")
+    assert pool.items() == [Item("why", "SELECT 1")]
+    assert pool.text(pool.examples[0]) == "Source: why\nTarget: SELECT 1"
+
+
+def test_braces_in_an_example_are_text() -> None:
+    pool = ExamplePool([{"source": "{source} {0} {", "target": '{"a": {target}}'}])
+    assert pool.text(pool.examples[0]) == 'Source: {source} {0} {\nTarget: {"a": {target}}'
+
+
+def test_extended_is_another_pool_and_positions_stay() -> None:
+    pool = ExamplePool(ROWS[:2], ids=["a", "b"])
+    assert pool.position("b") == 1
+    larger = pool.extended(ROWS[2:], ids=["c"])
+    assert (pool.ids, larger.ids) == (("a", "b"), ("a", "b", "c"))
+    assert (larger.position("b"), larger.position("c")) == (1, 2)
+    assert larger.examples == (*pool.examples, ROWS[2])
+    again = larger.extended([ROWS[0]], ids=["d"])
+    assert again.position("d") == 3
+    with pytest.raises(PoolError, match=r"ids\[0\] is 'c', which another example has already"):
+        again.extended([ROWS[0]], ids=["c"])
+
+
+def test_programs_number_equal_programs_equally_white_space_aside() -> None:
+    targets = ["f ( a )", "f(a)", "f  (\ta )\n", "g"]
+    pool = ExamplePool([{"source": "x", "target": target} for target in targets])
+    number = pool.programs.tolist()
+    assert number[0] == number[2]
+    assert len(set(number)) == 3
+    assert pool.extended([{"source": "y", "target": "g"}]).programs.tolist() == [*number, number[3]]
+
+
+def test_pickles_and_copies() -> None:
+    pool = ExamplePool(ROWS)
+    for other in (pickle.loads(pickle.dumps(pool)), copy.deepcopy(pool)):
+        assert (other.ids, other.examples) == (pool.ids, pool.examples)
+        assert other.extended(ROWS).programs.tolist() == pool.programs.tolist() * 2
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"source": "x"}, r"examples\[1\] has no 'target' \(the program\): it has 'source'"),
+        ({"target": "x", "question": 1}, r"examples\[1\] has no 'source': it has 'target', 'question'"),
+        ({}, r"examples\[1\] has no 'source': it has nothing"),
+        ({"source": 7, "target": "x"}, r"examples\[1\]: 'source' must be a string, not int"),
+        ({"source": "x", "target": None}, r"examples\[1\]: 'target' \(the program\) must be a string, not NoneType"),
+        ({"source": " \n", "target": "x"}, r"examples\[1\]: 'source' is blank"),
+        ({"source": "x", "target": ""}, r"examples\[1\]: 'target' \(the program\) is blank"),
+        ({"source": "a\ud800", "target": "x"}, r"examples\[1\]: 'source' is not valid Unicode .* at character 1"),
+        ("source", r"examples\[1\] must be a mapping with 'source' and 'target', not str"),
+        (None, r"examples\[1\] must be a mapping with 'source' and 'target', not NoneType"),
+    ],
+)
+def test_a_bad_example_is_named_by_position_and_field(row: Any, message: str) -> None:
+    with pytest.raises(PoolError, match=message):
+        ExamplePool([ROWS[0], row])
+
+
+@pytest.mark.parametrize("examples", ["abc", {"source": "x", "target": "y"}, 3, (row for row in ROWS)])
+def test_what_is_no_sequence_of_examples_is_refused(examples: Any) -> None:
+    with pytest.raises(InputError, match="examples must be a sequence of mappings, not"):
+        ExamplePool(examples)
+
+
+@pytest.mark.parametrize(
+    ("ids", "error", "message"),
+    [
+        (["a", "b"], InputError, "sequence of 3 strings, one for each example, not list of 2"),
+        ("abc", InputError, "not str of 3"),
+        (["a", "b", 3], PoolError, r"ids\[2\] must be a non-empty string, not 3"),
+        (["a", "", "c"], PoolError, r"ids\[1\] must be a non-empty string, not ''"),
+        (["a", "b", "a"], PoolError, r"ids\[2\] is 'a', which another example has already"),
+    ],
+)
+def test_bad_ids_are_named(ids: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        ExamplePool(ROWS, ids=ids)
+
+
+def test_a_failed_extension_changes_nothing() -> None:
+    pool = ExamplePool(ROWS, ids=["a", "b", "c"])
+    with pytest.raises(PoolError):
+        pool.extended([ROWS[0], {}])
+    assert pool.ids == ("a", "b", "c")
+
+
+def test_the_two_keys_must_differ() -> None:
+    with pytest.raises(InputError, match="both 'text'"):
+        ExamplePool([], source_key="text", target_key="text")
+
+
+@pytest.mark.parametrize("row", [{"source": "x"}, {"source": "x", "target": None}, {"source": "x", "target": ""}])
+def test_programs_may_be_missing_where_allowed(row: dict[str, Any]) -> None:
+    assert ExamplePool([row], require_target=False).items() == [Item("x")]
+    with pytest.raises(PoolError, match="not int"):
+        ExamplePool([{"source": "x", "target": 1}], require_target=False)
+
+
+def test_the_file_is_flat_and_readable(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "pool.jsonl", ExamplePool([{"source": "où", "target": "f", "n": 1}], ids=["a"]))
+    assert (tmp_path / "pool.jsonl").read_text("utf-8") == '{"id": "a", "source": "où", "target": "f", "n": 1}\n'
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]), min_size=1).filter(str.strip)
+fields = st.dictionaries(
+    st.sampled_from(["id", "example", "n", "é"]), st.none() | st.integers() | text | st.lists(text)
+)
+
+
+@given(st.lists(st.tuples(text, text, fields), max_size=4))
+def test_write_then_read_gives_the_pool_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
+    path = tmp_path_factory.mktemp("pool") / "pool.jsonl"
+    pool = ExamplePool([{"source": source, "target": target, **more} for source, target, more in rows])
+    write_jsonl(path, pool)
+    again = read_jsonl(path)
+    assert (again.ids, again.examples) == (pool.ids, pool.examples)
+
+
+def test_a_row_without_id_gets_one(tmp_path: Path) -> None:
+    path = tmp_path / "pool.jsonl"
+    path.write_text('{"source": "a", "target": "b"}\n\n{"source": "c", "target": "d"}', encoding="utf-8")
+    pool = read_jsonl(path)
+    assert [example["source"] for example in pool.examples] == ["a", "c"]
+    assert len(set(pool.ids)) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"pool.jsonl, line 3: not JSON"),
+        ("[" * 100_000, r"pool.jsonl, line 3: not JSON"),
+        ("[1]", r"pool.jsonl, line 3: must be a JSON object, not list"),
+        ('{"source": "x"}', r"pool.jsonl, line 3 has no 'target' \(the program\)"),
+        ('{"id": 3, "source": "x", "target": "y"}', r"pool.jsonl, line 3: the id 3 is not a string"),
+        ('{"id": "a", "source": "x", "target": "y"}', r"pool.jsonl, line 3: the id 'a' .* not the only one"),
+        ('{"id": "b", "example": {"source": "x"}}', r"pool.jsonl, line 3 has no 'target'"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path: Path, line: str, message: str) -> None:
+    path = tmp_path / "pool.jsonl"
+    path.write_text(json.dumps({"id": "a", **ROWS[1]}) + "\n\n" + line + "\n", encoding="utf-8")
+    with pytest.raises(PoolError, match=message):
+        read_jsonl(path)
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(PoolError, match=r"missing\.jsonl can't be read"):
+        read_jsonl(tmp_path / "missing.jsonl")
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(PoolError, match=r"binary\.jsonl can't be read"):
+        read_jsonl(tmp_path / "binary.jsonl")
+
+
+@pytest.mark.parametrize("value", [{1, 2}, "a\ud800"])
+def test_a_field_that_json_cannot_hold_is_named_and_the_old_file_stays(tmp_path: Path, value: Any) -> None:
+    path = tmp_path / "pool.jsonl"
+    path.write_text("old", encoding="utf-8")
+    pool = ExamplePool([{"source": "x", "target": "y", "more": value}], ids=["a"])
+    with pytest.raises(PoolError, match=r"example 'a' can't be written to .*pool\.jsonl"):
+        write_jsonl(path, pool)
+    assert [file.name for file in tmp_path.iterdir()] == ["pool.jsonl"]
+    assert path.read_text("utf-8") == "old"

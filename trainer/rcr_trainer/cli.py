@@ -1,0 +1,355 @@
+"""The command rcr-train: results on stdout, progress and errors on stderr.
+
+Exit codes: 0 done, 2 for what the user can mend (one line), 130 for Ctrl-C, 1 with a traceback for a bug.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from langchain_rcr.errors import MissingExtraError, RCRError
+
+if TYPE_CHECKING:
+    from rcr_trainer.config import Config
+    from rcr_trainer.evaluation import EvaluationReport
+    from rcr_trainer.runs import Run
+
+PROG = "rcr-train"
+_SETTING = "setting:"
+"""Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line.
+
+    Args:
+        argv: the arguments; None for this process's.
+
+    Returns:
+        The exit code.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        parser = _parser(arguments)
+        if not arguments:
+            parser.print_help()
+            return 0
+        given = parser.parse_args(arguments)
+        given.command(given)
+    except RCRError as error:
+        _say(f"{PROG}: error: {' '.join(str(error).split())}")
+        return 2
+    except KeyboardInterrupt:
+        _say(f"{PROG}: interrupted" + (" (--resume continues the run)" if {"run", "sft"} & set(arguments[:1]) else ""))
+        return 130
+    return 0
+
+
+# ---------------------------------------------------------------- commands
+
+
+def _init(given: argparse.Namespace) -> None:
+    from langchain_rcr.files import write_text
+    from rcr_trainer.config import to_yaml
+    from rcr_trainer.errors import ConfigError
+
+    path: Path = given.path
+    if path.is_dir():
+        msg = f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say"
+        raise ConfigError(msg)
+    if path.exists() and not given.force:
+        msg = f"{path} exists: give another name, or --force to overwrite it"
+        raise ConfigError(msg)
+    write_text(path, to_yaml(name=path.stem))
+    _show(f"{path} written. Next: {PROG} run {path}")
+
+
+def _run(given: argparse.Namespace) -> None:
+    from rcr_trainer import pipeline
+    from rcr_trainer.config import load_config
+
+    config = load_config(given.config, _flags(given))
+    _check_extra(config)
+    with _progress() as progress:
+        run = pipeline.run(config, until=given.until, resume=given.resume, overwrite=given.overwrite, progress=progress)
+    _show_run(run)
+
+
+def _show_run(run: Run) -> None:
+    from rcr_trainer.evaluation import EvaluationReport
+
+    if run.done("evaluation"):
+        _show_report(EvaluationReport.read(run.path))
+    _show(f"run folder: {run.path}")
+
+
+def _show_report(report: EvaluationReport) -> None:
+    from rcr_trainer.evaluation import write_table
+
+    write_table(report, sys.stdout)
+
+
+def _evaluate(given: argparse.Namespace) -> None:
+    from rcr_trainer import pipeline
+    from rcr_trainer.config import load_config
+    from rcr_trainer.runs import Run
+
+    run = Run.open(given.run)
+    # The run's own settings, then flags: a variable that is set for the next training must not alter this run.
+    run.config = load_config(run.path / "config.yaml", _flags(given), environ={})
+    _check_extra(run.config)
+    pipeline.set_threads(run.config.threads)
+    with _progress(), run.stage("evaluation"):
+        report = pipeline.evaluation_stage(run, run.config.evaluation)
+    _show_report(report)
+    _show(f"written: {run.path / 'evaluation.json'}, {run.path / 'coverage.png'}")
+
+
+def _data_geoquery(given: argparse.Namespace) -> None:
+    from rcr_trainer.data import geoquery_split, write_split
+    from rcr_trainer.tasks import CORPUS, download_corpus
+
+    with _progress():
+        corpus = given.corpus or download_corpus(CORPUS)
+        split = geoquery_split(corpus, given.split, given.ids, given.seed)
+    folder = given.out or Path("data/geoquery") / given.split
+    write_split(folder, split)
+    _show_split(folder, split.counts())
+
+
+def _data_covr(given: argparse.Namespace) -> None:
+    from rcr_trainer.data import covr_split, write_split
+
+    split = covr_split(given.split, given.seed, given.train, given.test)
+    folder = given.out or Path("data/covr") / given.split
+    write_split(folder, split)
+    _show_split(folder, split.counts())
+
+
+def _show_split(folder: Path, counts: dict[str, int]) -> None:
+    _show(f"{folder}: " + ", ".join(f"{part} {count}" for part, count in counts.items()))
+
+
+def _data_check(given: argparse.Namespace) -> None:
+    from rcr_trainer.data import read_examples, unparsed
+    from rcr_trainer.programs import ProgramSpec, get_parser
+
+    get_parser(given.language)
+    spec = ProgramSpec(language=given.language)
+    for path in given.files:
+        examples, report = read_examples(
+            path, source_key=given.source_key, target_key=given.target_key, id_key=given.id_key
+        )
+        broken = unparsed(examples, spec)
+        _show(report.summary())
+        _show(f"  {len(examples) - len(broken)} of {len(examples)} programs parse as {given.language}")
+        if broken:
+            targets = {example.id: example.target for example in examples}
+            _show(f"  the first that doesn't (id {broken[0]}): {' '.join(targets[broken[0]].split())[:100]}")
+
+
+# ---------------------------------------------------------------- the parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors take one line, and an unknown setting names the nearest known one."""
+
+    def error(self, message: str) -> NoReturn:
+        hint = f"see {self.prog} --help"
+        if message.endswith("required: CONFIG"):
+            hint = f"`{PROG} init config.yaml` writes a YAML file with all settings"
+        self.exit(2, f"{PROG}: error: {message} ({hint})\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            hint = f"unknown argument '{flag}'"
+            if flag.startswith("--") and given.settings:
+                from rcr_trainer.config import unknown_key
+
+                hint = unknown_key(flag.removeprefix("--"), given.settings)
+            self.exit(2, f"{PROG}: error: {hint} (see {given.prog} --help)\n")
+        return given
+
+
+def _parser(arguments: Sequence[str]) -> _Parser:
+    parser = _Parser(
+        prog=PROG,
+        description="Train, evaluate and feed step-by-step retrievers of few-shot examples.",
+        epilog=f"example: {PROG} init demo.yaml && {PROG} run demo.yaml",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
+    # Only the command at hand gets its settings' flags: they cost an import.
+    called = next((word for word in arguments if not word.startswith("-")), "")
+
+    init = _command(commands, "init", _init, "write a YAML file with all settings, commented", "init demo.yaml")
+    init.add_argument("path", nargs="?", type=Path, default=Path("config.yaml"), help="(default: config.yaml)")
+    init.add_argument("--force", action="store_true", help="overwrite the file")
+
+    for name, until, text in (
+        ("run", "evaluation", "data, training and evaluation, as a YAML file says"),
+        ("sft", "sft", "the same without the evaluation"),
+    ):
+        run = _command(commands, name, _run, text, f"{name} demo.yaml --sft.epochs=10 --name=short")
+        run.set_defaults(until=until)
+        run.usage = f"{PROG} {name} [-h] [--resume] [--overwrite] [--SECTION.FIELD VALUE ...] CONFIG"
+        run.add_argument("config", metavar="CONFIG", type=Path, help="YAML file with the settings")
+        run.add_argument("--resume", action="store_true", help="continue the run where it was interrupted")
+        run.add_argument("--overwrite", action="store_true", help="begin anew in the folder of an earlier run")
+        if called == name:
+            _add_settings(run, lambda path: True)
+
+    text = "compare a trained retriever with plain selectors"
+    evaluate = _command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")
+    evaluate.usage = f"{PROG} evaluate [-h] [--split {{test,dev}}] [--k INT] [--evaluation.FIELD VALUE ...] RUN"
+    evaluate.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its checkpoint folder")
+    if called == "evaluate":
+        _add_settings(evaluate, lambda path: path.startswith("evaluation.") or path in ("threads", "device"))
+
+    _add_data(commands)
+    return parser
+
+
+def _add_data(commands: Any) -> None:
+    data = commands.add_parser("data", help="make a split folder, or check your own files", allow_abbrev=False)
+    tasks = data.add_subparsers(metavar="TASK", title="tasks", required=True)
+
+    text = "a GeoQuery split; without --corpus the corpus is downloaded"
+    geoquery = _command(tasks, "geoquery", _data_geoquery, text, "data geoquery --split template --out data/template")
+    geoquery.add_argument("--corpus", type=Path, help="corpus.xml")
+    geoquery.add_argument("--split", required=True, choices=("standard", "template", "tmcd", "length"))
+    geoquery.add_argument("--ids", type=Path, help="JSON with the ids of train and test; else the split is drawn")
+
+    covr = _command(tasks, "covr", _data_covr, "a COVR-10 split, sampled from its grammar", "data covr --split 110")
+    covr.add_argument("--split", required=True, help="8, 25, 34, 43, 48, 51, 99, 100, 110 or 115")
+    covr.add_argument("--train", type=int, default=3000, help="training pairs (default: 3000)")
+    covr.add_argument("--test", type=int, default=500, help="test pairs (default: 500)")
+    for parser, task in ((geoquery, "geoquery"), (covr, "covr")):
+        parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
+        parser.add_argument("--out", type=Path, metavar="DIR", help=f"split folder (default: data/{task}/SPLIT)")
+
+    text = "read files as a run would, and say what is in them"
+    check = _command(tasks, "check", _data_check, text, "data check train.jsonl --target-key sql --language sql")
+    check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV")
+    check.add_argument("--source-key", default="source", help="field of the question (default: source)")
+    check.add_argument("--target-key", default="target", help="field of the program (default: target)")
+    check.add_argument("--id-key", help="field of the id (default: none, the row number)")
+    check.add_argument("--language", default="functional", help="functional, sexpr, sql, sql:DIALECT, json or python")
+
+
+def _command(
+    commands: Any, name: str, function: Callable[[argparse.Namespace], None], text: str, example: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=f"example: {PROG} {example}",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command=function, name=name, prog=parser.prog, settings={})
+    return parser
+
+
+def _add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> None:
+    """A flag for each setting, grouped by section; the help is the field's description."""
+    from rcr_trainer.config import section_title, settings
+
+    chosen = {setting.path: setting for setting in settings() if wanted(setting.path)}
+    short = {"evaluation.split": ["--split"], "evaluation.k": ["--k"]} if parser.prog.endswith("evaluate") else {}
+    groups: dict[str, Any] = {}
+    for path, setting in chosen.items():
+        section = setting.section
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section or "run", section_title(section))
+        groups[section].add_argument(
+            f"--{path}",
+            *short.get(path, []),
+            dest=_SETTING + path,
+            default=argparse.SUPPRESS,
+            metavar="{" + ",".join(setting.choices) + "}" if setting.choices else setting.kind,
+            help=setting.help.replace("%", "%%"),
+        )
+    parser.set_defaults(settings=chosen)
+
+
+def _flags(given: argparse.Namespace) -> dict[str, str]:
+    return {name.removeprefix(_SETTING): value for name, value in vars(given).items() if name.startswith(_SETTING)}
+
+
+class _Version(argparse.Action):
+    """Looks the version up only when it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            number = version("langchain-rcr")
+        except PackageNotFoundError:
+            number = "(not installed: running from source)"
+        _show(f"{PROG} {number}")
+        parser.exit()
+
+
+# ---------------------------------------------------------------- output
+
+
+def _show(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
+
+
+def _check_extra(config: Config) -> None:
+    """Fail now for want of a library, not after the training."""
+    from importlib.util import find_spec
+
+    for module in ("matplotlib", "rank_bm25", "rich", *(["tensorboard"] if config.tensorboard else [])):
+        if find_spec(module) is None:
+            raise MissingExtraError(module, "train")
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int, int], None]]:
+    """Log lines on stderr and, on a terminal, a bar above which they scroll."""
+    try:
+        from rich.console import Console
+        from rich.logging import RichHandler
+        from rich.progress import Progress
+    except ImportError:
+        raise MissingExtraError("rich", "train") from None
+    console = Console(stderr=True)
+    plain = logging.StreamHandler()
+    fancy = RichHandler(console=console, show_time=False, show_level=False, show_path=False)
+    handler = fancy if console.is_terminal else plain
+    log = logging.getLogger("rcr_trainer")
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.INFO)
+    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    task = bar.add_task("training", total=None, visible=False)
+
+    def update(done: int, planned: int) -> None:
+        bar.update(task, completed=done, total=planned, visible=done < planned)
+
+    try:
+        with bar:
+            yield update
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

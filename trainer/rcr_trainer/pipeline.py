@@ -1,0 +1,344 @@
+"""The stages of a run: data → SFT → evaluation. Each reads what the one before left in the run folder."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_rcr.errors import CheckpointError
+from rcr_trainer.config import Config, EvaluationConfig
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.runs import Run
+from rcr_trainer.tasks import Task, check_task, divide, load_split, program_spec
+
+if TYPE_CHECKING:
+    from langchain_rcr.items import Item
+    from langchain_rcr.tri_encoder import TriEncoder
+    from rcr_trainer.baselines import Embed
+    from rcr_trainer.data import Example, Split
+    from rcr_trainer.evaluation import EvaluationReport, PickFunction, PlainSelectors
+    from rcr_trainer.programs import ProgramSpec
+
+logger = logging.getLogger(__name__)
+
+STAGES = ("data", "sft", "evaluation")
+Progress = Callable[[int, int], None]
+"""Called with the optimiser steps done and planned."""
+
+
+def run(
+    config: Config,
+    *,
+    until: str = "evaluation",
+    resume: bool = False,
+    overwrite: bool = False,
+    progress: Progress | None = None,
+) -> Run:
+    """Take a run through its stages, from the first that is not done.
+
+    Args:
+        config: the settings; `config.folder` is the run folder.
+        until: the last stage.
+        resume: continue a run that was interrupted.
+        overwrite: begin anew in the folder of an earlier run.
+        progress: receives the optimiser steps done and planned.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        RCRError: data, settings or run folder don't allow it; see `Run.create` and the stages.
+    """
+    set_threads(config.threads)
+    # Bad data is found before there is a folder.
+    split = None if (config.folder / "run.json").is_file() else load_checked(config)
+    current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
+    stages: dict[str, Callable[[], object]] = {
+        "data": lambda: data_stage(current, split),
+        "sft": lambda: sft_stage(current, progress),
+        "evaluation": lambda: evaluation_stage(current, config.evaluation),
+    }
+    for name in STAGES[: STAGES.index(until) + 1]:
+        if current.done(name):
+            logger.info("%s: done before", name)
+            continue
+        logger.info("%s …", name)
+        with current.stage(name):
+            stages[name]()
+    current.finish()
+    return current
+
+
+def set_threads(threads: int | None) -> None:
+    """Limit the CPU threads of torch and, if numpy is not loaded yet, of its linear algebra; None changes nothing."""
+    if threads is None:
+        return
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = str(threads)
+    import torch
+
+    torch.set_num_threads(threads)
+
+
+# ---------------------------------------------------------------- data
+
+
+def data_stage(run: Run, split: Split | None = None) -> None:
+    """Keep the run's split in its folder.
+
+    Args:
+        run: the run.
+        split: what `load_checked` gave; None: it is called.
+    """
+    from rcr_trainer.data import write_split
+
+    write_split(run.path / "data", split or load_checked(run.config))
+
+
+def load_checked(config: Config) -> Split:
+    """The split that the settings ask for, once it is certain that a run can work with it.
+
+    Raises:
+        DataError: a file can't be read, or no program parses.
+        ConfigError: no such split or language, or no queries to evaluate on.
+        PoolError: fewer candidates than picks.
+    """
+    spec = program_spec(config)
+    split = load_split(config.data, config.seed)
+    check_task(config, divide(config, split), spec)
+    return split
+
+
+def _task_of(run: Run) -> Task:
+    from rcr_trainer.data import read_split
+
+    return divide(run.config, read_split(run.path / "data"))
+
+
+# ---------------------------------------------------------------- SFT
+
+
+def sft_stage(run: Run, progress: Progress | None = None) -> None:
+    """Train a fresh policy and save it, with its pool, as the run's checkpoint.
+
+    The training state is kept in the run folder until then, so that a killed run goes on from its last epochs.
+
+    Args:
+        run: a run whose data stage is done.
+        progress: receives the optimiser steps done and planned.
+    """
+    from langchain_rcr.items import Item
+    from rcr_trainer import sft
+
+    config, task = run.config, _task_of(run)
+    model = build_model(config, [Item(example.source, example.target) for example in task.pool])
+    model.to(device_of(config))
+    if not run.state.is_dir():
+        run.drop_metrics("sft")
+
+    def log(epoch: int, figures: dict[str, float]) -> None:
+        run.log("sft", epoch, figures)
+        shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if math.isfinite(value))
+        logger.info("%s", shown)
+
+    sft.train(
+        model,
+        task.pool,
+        task.queries,
+        task.dev,
+        program_spec(config),
+        config.sft,
+        seed=config.seed,
+        state_folder=run.state,
+        log=log,
+        progress=progress,
+    )
+    save_checkpoint(run.checkpoint, model, task.pool)
+
+
+def build_model(config: Config, items: Sequence[Item]) -> TriEncoder:
+    """A fresh policy.
+
+    Args:
+        config: family, base and start values.
+        items: the pool, from which vocabularies are read.
+
+    Raises:
+        InputError: the base model can't be loaded.
+    """
+    import torch
+
+    from langchain_rcr.encoders.embeddings import RememberingBackbone, TransformerBackbone
+    from langchain_rcr.tri_encoder import TriEncoder
+
+    torch.manual_seed(config.seed)
+    options = config.model.model_dump()
+    if config.model.family == "embeddings" and config.model.base is not None:
+        frozen = TransformerBackbone(
+            config.model.base, pooling=config.model.pooling, max_length=config.model.max_length
+        )
+        options["backbone"] = RememberingBackbone(frozen)
+    return TriEncoder.build(options.pop("family"), items, seed=config.seed, **options)
+
+
+def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example]) -> None:
+    """Write policy and pool.jsonl as one folder, whole or not at all."""
+    from langchain_rcr.files import atomic_directory
+    from rcr_trainer.data import write_examples
+
+    with atomic_directory(folder) as path:
+        model.save_pretrained(path)
+        write_examples(path / "pool.jsonl", pool)
+
+
+def device_of(config: Config) -> str:
+    """The torch device that `device` means here.
+
+    Raises:
+        ConfigError: there is no such device on this machine.
+    """
+    import torch
+
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        msg = f"device = '{config.device}' can't be used: {str(error).splitlines()[0]}"
+        raise ConfigError(msg) from None
+    return config.device
+
+
+# ---------------------------------------------------------------- evaluation
+
+
+def evaluation_stage(run: Run, evaluation: EvaluationConfig) -> EvaluationReport:
+    """Compare the trained retriever with plain selectors; writes evaluation.json and coverage.png.
+
+    Args:
+        run: a run with a checkpoint.
+        evaluation: the settings, not necessarily the run's own.
+
+    Raises:
+        CheckpointError: the run has no checkpoint yet.
+        ConfigError: there are no queries of this split.
+        InputError: k is more than the pool offers.
+    """
+    from langchain_rcr.tri_encoder import TriEncoder
+    from rcr_trainer.evaluation import evaluate, plot_coverage
+
+    if not run.checkpoint.is_dir() or not run.done("sft"):
+        msg = f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
+        raise CheckpointError(msg)
+    task, spec = _task_of(run), program_spec(run.config)
+    queries = task.held_out(evaluation.split)
+    if not queries:
+        msg = f"{run.path} has no {evaluation.split} queries"
+        raise ConfigError(msg)
+
+    model = TriEncoder.from_pretrained(run.checkpoint)
+    model.to(device_of(run.config))
+    embed = _embedder(run.config, evaluation, model, task.pool)
+    plain = _plain(run.config, evaluation, task, spec, embed)
+    report = evaluate(
+        {"rcr": policy_picks(model, task.pool, spec, mask_duplicates=evaluation.mask_duplicates), **plain},
+        task.pool,
+        queries,
+        spec,
+        k=evaluation.k,
+        steps=evaluation.steps,
+        split=evaluation.split,
+        seed=run.config.seed,
+        exclude=_barred(run.config, evaluation, task, evaluation.split),
+        left_out=plain.left_out,
+        mmr=plain.mmr,
+    )
+    report.write(run.path)
+    plot_coverage(report, run.path / "coverage.png")
+    return report
+
+
+def policy_picks(
+    model: TriEncoder, pool: Sequence[Example], spec: ProgramSpec, *, mask_duplicates: bool
+) -> PickFunction:
+    """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once."""
+    import numpy as np
+
+    from langchain_rcr.index.memory import MemoryIndex
+    from langchain_rcr.items import Item
+    from langchain_rcr.selection import greedy
+
+    index = MemoryIndex(model.encode_pool([Item(example.source, example.target) for example in pool]))
+    groups = None
+    if mask_duplicates:
+        groups = np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1]
+
+    def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
+        return greedy(model.encode_queries(queries), index, model.state(), k, exclude=exclude, groups=groups).positions
+
+    return pick
+
+
+def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str) -> list[Any]:
+    """For each query of a split the pool positions that nobody may pick: itself, as an option its own program.
+
+    Development queries stand in for held-out ones, whose programs the pool doesn't have: they are barred from their
+    own programs wherever the training queries are.
+    """
+    from rcr_trainer.sft.supervision import own_positions
+
+    same_program = evaluation.exclude_own_program or (split == "dev" and config.sft.exclude_own_program)
+    return [*own_positions(task.held_out(split), task.pool, program_spec(config), same_program=same_program)]
+
+
+def _embedder(config: Config, evaluation: EvaluationConfig, model: TriEncoder, pool: Sequence[Example]) -> Embed | None:
+    """The embeddings of dense and mmr: those named in the settings, else the model's own; None for a lexical model.
+
+    The pool's vectors are computed once, for the retriever too; queries are embedded anew each time, because their
+    encoding is a part of the latencies that are measured.
+    """
+    from langchain_rcr.encoders.embeddings import Backbone, EmbeddingsEncoder, RememberingBackbone, TransformerBackbone
+
+    name = evaluation.embeddings or config.model.base
+    if not {"dense", "mmr"} & set(evaluation.selectors) or name is None:
+        return None
+    shared: list[Any] = []
+    if isinstance(model.query, EmbeddingsEncoder) and name == config.model.base:
+        raw: Backbone = model.query.backbone
+        shared = [model.candidate, model.context]
+    else:
+        raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
+    memory, known = RememberingBackbone(raw), {example.source for example in pool}
+    for encoder in shared:
+        encoder.backbone = memory
+
+    def embed(texts: Sequence[str]) -> Any:
+        return (memory if known.issuperset(texts) else raw).embed(texts)
+
+    return embed
+
+
+def _plain(
+    config: Config, evaluation: EvaluationConfig, task: Task, spec: ProgramSpec, embed: Embed | None
+) -> PlainSelectors:
+    """The selectors that were asked for, with the reasons for those left out; mmr's trade-off is chosen on dev."""
+    from rcr_trainer.baselines import MMRSelector
+    from rcr_trainer.evaluation import PlainSelectors, choose_mmr, plain_selectors
+
+    every = plain_selectors(task.pool, spec, embed, config.seed, k=evaluation.k)
+    mmr = every.get("mmr")
+    if embed is not None and isinstance(mmr, MMRSelector) and "mmr" in evaluation.selectors:
+        barred = _barred(config, evaluation, task, "dev")
+        grid = evaluation.mmr_grid
+        every.mmr = choose_mmr(embed, task.pool, task.dev, spec, evaluation.k, grid=grid, exclude=barred)
+        mmr.lambda_mult = every.mmr.lambda_mult
+    wanted = set(evaluation.selectors)
+    return PlainSelectors(
+        {name: selector for name, selector in every.items() if name in wanted},
+        left_out={name: reason for name, reason in every.left_out.items() if name in wanted},
+        mmr=every.mmr if "mmr" in wanted else None,
+    )

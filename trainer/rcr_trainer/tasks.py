@@ -1,0 +1,161 @@
+"""From the settings to a run's task: the split, divided into pool and queries, and checked before any training."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from langchain_rcr.errors import PoolError
+from rcr_trainer.config import Config, DataConfig
+from rcr_trainer.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from rcr_trainer.data import Example, Split
+    from rcr_trainer.programs import ProgramSpec
+
+logger = logging.getLogger(__name__)
+
+CORPUS = Path("data/geoquery/corpus.xml")
+"""Where a downloaded GeoQuery corpus is kept, in the working directory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A split as the stages use it.
+
+    Args:
+        pool: the candidates.
+        queries: training queries, candidates themselves.
+        dev: development queries; where the split brings none, candidates that were taken out of `queries`.
+        test: held-out queries.
+    """
+
+    pool: list[Example]
+    queries: list[Example]
+    dev: list[Example]
+    test: list[Example]
+
+    def held_out(self, split: str) -> list[Example]:
+        """The queries of "dev" or "test"."""
+        return self.dev if split == "dev" else self.test
+
+
+def load_split(data: DataConfig, seed: int) -> Split:
+    """The examples that the settings ask for.
+
+    Args:
+        data: task and where its files are.
+        seed: of what is sampled or drawn.
+
+    Raises:
+        DataError: a file can't be read; named with line and field.
+        ConfigError: no such split.
+    """
+    from rcr_trainer.data import covr_split, geoquery_split, read_split
+
+    if data.directory is not None:
+        return read_split(data.directory)
+    if data.task == "covr":
+        return covr_split(data.split, seed, data.train_size, data.test_size)
+    if data.task == "geoquery":
+        return geoquery_split(data.corpus or download_corpus(), data.split, data.ids, seed)
+    return _split_of_files(data)
+
+
+def download_corpus(destination: Path = CORPUS) -> Path:
+    """The GeoQuery corpus, downloaded unless it is there already.
+
+    Raises:
+        DataError: it can't be downloaded, or is not the expected file.
+    """
+    from rcr_trainer.data import download_geoquery
+
+    if not destination.is_file():
+        logger.info("downloading the GeoQuery corpus (1.2 MB, checksum tested) to %s", destination)
+        destination.parent.mkdir(parents=True, exist_ok=True)
+        download_geoquery(destination)
+    return destination
+
+
+def _split_of_files(data: DataConfig) -> Split:
+    from rcr_trainer.data import Example, Split, read_examples
+
+    parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
+    for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
+        if path is None:
+            continue
+        examples, report = read_examples(
+            path, source_key=data.source_key, target_key=data.target_key, id_key=data.id_key
+        )
+        logger.info("%s", report.summary())
+        # Row numbers start anew in every file.
+        prefix = "" if data.id_key else f"{part}-"
+        parts[part] = [Example(f"{prefix}{e.id}", e.source, e.target) for e in examples]
+    return Split("files", parts["train"], parts["dev"], parts["test"], {"task": "files"})
+
+
+def divide(config: Config, split: Split) -> Task:
+    """Pool, training, development and test queries of a split.
+
+    A split without dev lends `data.dev_size` training queries, drawn by the seed. They stay in the pool.
+
+    Raises:
+        ConfigError: that would leave no training queries.
+    """
+    import numpy as np
+
+    if split.dev or config.data.dev_size == 0:
+        return Task(split.train, split.train, split.dev, split.test)
+    if config.data.dev_size >= len(split.train):
+        msg = f"data.dev_size = {config.data.dev_size} leaves no training queries of {len(split.train)}: lower it"
+        raise ConfigError(msg)
+    chosen = np.random.default_rng(config.seed).permutation(len(split.train))[: config.data.dev_size]
+    is_dev = np.zeros(len(split.train), dtype=bool)
+    is_dev[chosen] = True
+    queries = [example for example, dev in zip(split.train, is_dev, strict=True) if not dev]
+    dev = [example for example, dev in zip(split.train, is_dev, strict=True) if dev]
+    return Task(split.train, queries, dev, split.test)
+
+
+def check_task(config: Config, task: Task, spec: ProgramSpec) -> None:
+    """Find out now what would stop the run later.
+
+    Raises:
+        PoolError: fewer candidates than picks.
+        DataError: no program of the pool parses.
+        ConfigError: there are no queries to evaluate on.
+    """
+    from rcr_trainer.data import unparsed
+
+    # A training query never retrieves itself, hence one more than k.
+    for field, needed in (("sft.k", config.sft.k + 1), ("evaluation.k", config.evaluation.k)):
+        if len(task.pool) < needed:
+            msg = f"the pool has {len(task.pool)} examples, too few for {field} = {needed - (field == 'sft.k')}"
+            raise PoolError(msg)
+    broken = unparsed(task.pool, spec)
+    if len(broken) == len(task.pool):
+        first = " ".join(task.pool[0].target.split())[:80]
+        msg = f"no program of the pool parses with program.language = '{config.program.language}' (the first: {first})"
+        raise DataError(msg)
+    if broken:
+        logger.warning(
+            "%d of %d programs don't parse (id %s first) and count as empty", len(broken), len(task.pool), broken[0]
+        )
+    if not task.held_out(config.evaluation.split):
+        how = "set data.dev or data.dev_size" if config.evaluation.split == "dev" else "set evaluation.split: dev"
+        msg = f"there are no {config.evaluation.split} queries to evaluate on: {how}"
+        raise ConfigError(msg)
+
+
+def program_spec(config: Config) -> ProgramSpec:
+    """How programs are read.
+
+    Raises:
+        ConfigError: no such language.
+    """
+    from rcr_trainer.programs import ProgramSpec, get_parser
+
+    get_parser(config.program.language)
+    return ProgramSpec(**config.program.model_dump())
