@@ -2,36 +2,44 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import secrets
 import shutil
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+from langchain_rcr.errors import InputError
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
     """Write a text file atomically (UTF-8): temporary file, fsync, rename.
 
     Args:
-        path: where the file goes; its folder is made if it is missing.
+        path: where the file goes; its folder is made if it is missing. A symbolic link is followed.
         text: the whole content.
+
+    Raises:
+        InputError: the file can't be written there.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    target = Path(os.path.realpath(path))
+    with _input_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _beside(target)
+        try:
+            with temporary.open("x", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        _sync(target.parent)
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
@@ -43,29 +51,90 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Fill a temporary folder that takes the place of `path` when the block ends without an error.
 
+    A kill at any moment leaves the old folder or the new one, and perhaps a hidden folder `.NAME.…` beside it. Where
+    the system can't swap two folders (other than Linux), there is a moment between two renames in which `path` is
+    missing and the old folder is that hidden one.
+
     Args:
-        path: the folder to write; one that exists is replaced as a whole.
+        path: the folder to write; one that exists is replaced as a whole. A symbolic link is followed.
 
     Yields:
         The temporary folder, on the same file system as `path`.
+
+    Raises:
+        InputError: `path` is a file, or nothing can be written there.
     """
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}."))
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_dir():
+        msg = f"{path} is a file: a folder is to be written there"
+        raise InputError(msg)
+    with _input_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = _beside(target)
+        temporary.mkdir()
+        try:
+            yield temporary
+            _settle(temporary)
+            _put(temporary, target)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+        _sync(target.parent)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+
+
+@contextmanager
+def _input_errors(target: Path) -> Iterator[None]:
+    """What the file system refuses, as one error of ours that names the place the user knows."""
     try:
-        temporary.chmod(0o755)
-        yield temporary
-        for file in temporary.rglob("*"):
-            if file.is_file():
-                with file.open("rb") as handle:
-                    os.fsync(handle.fileno())
-        if target.exists():
-            # A rename can't replace a folder with content: the old one steps aside first.
-            old = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.old."))
-            target.replace(old / "replaced")
-            temporary.replace(target)
-            shutil.rmtree(old)
-        else:
-            temporary.replace(target)
+        yield
+    except OSError as error:
+        msg = f"{target} can't be written: {error.strerror or error}"
+        raise InputError(msg) from error
+
+
+def _settle(folder: Path) -> None:
+    """Every file on disk, and readable for whom the folder is: safetensors writes for the owner alone."""
+    mode = folder.stat().st_mode & 0o666
+    for entry in folder.rglob("*"):
+        if entry.is_file():
+            entry.chmod(mode)
+        _sync(entry)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    if os.name == "nt":
+        return  # Windows syncs neither folders nor files opened for reading.
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        os.close(handle)
+
+
+def _put(new: Path, target: Path) -> None:
+    """Rename `new` to `target`; afterwards `new` is gone, or is the folder that was there."""
+    if not target.exists():
+        new.replace(target)
+        return
+    if _exchange(new, target):
+        return
+    old = _beside(target)
+    target.replace(old)
+    try:
+        new.replace(target)
+    except OSError:
+        old.replace(target)
+        raise
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Swap two folders in one step, as no rename can whose target has content; False where the system can't."""
+    with suppress(AttributeError, OSError, TypeError):
+        rename = ctypes.CDLL(None).renameat2
+        return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)
+    return False

@@ -54,13 +54,16 @@ def greedy(
         Picks of k distinct positions a query. Equal logits are decided by the lowest position.
 
     Raises:
-        InputError: k is not positive, or a query has fewer than k candidates left.
+        InputError: k is not positive, a query has fewer than k candidates left, a position is outside the pool, or
+            groups has another length than the pool.
     """
     index = MemoryIndex(pool) if isinstance(pool, PoolVectors) else pool
     batch = len(queries)
     barred = [_positions(row) for row in exclude] if exclude is not None else [_NONE] * batch
     _check(k, index.size, batch, barred)
-    mates = _GroupMembers(groups) if groups is not None else None
+    if groups is not None and len(groups) != index.size:
+        msg = f"groups has {len(groups)} entries for a pool of {index.size}"
+        raise InputError(msg)
 
     current = state.start(queries)
     masked = list(barred)
@@ -77,7 +80,7 @@ def greedy(
         if step + 1 < k:
             current = current.update(index.vectors(best))
             masked = [
-                np.append(row, pick) if mates is None else np.concatenate([row, mates.of(pick)])
+                np.append(row, pick if groups is None else np.flatnonzero(groups == groups[pick]))
                 for row, pick in zip(masked, best, strict=True)
             ]
     return Picks(positions, logits)
@@ -94,20 +97,11 @@ def _check(k: int, size: int, batch: int, barred: Sequence[IntArray]) -> None:
     if k < 1:
         msg = f"k must be at least 1, not {k}"
         raise InputError(msg)
+    outside = next((n for n, row in enumerate(barred) if len(row) and not 0 <= row[0] <= row[-1] < size), None)
+    if outside is not None:
+        msg = f"exclude[{outside}] names a position outside the pool of {size}"
+        raise InputError(msg)
     fewest = size - max((len(row) for row in barred), default=0)
     if batch and k > fewest:
         msg = f"k = {k} examples asked for, but the pool offers only {fewest}"
         raise InputError(msg)
-
-
-class _GroupMembers:
-    """The positions of every group, looked up by a member: groups sorted once, a slice a look-up."""
-
-    def __init__(self, groups: NDArray[np.integer[Any]]) -> None:
-        _, self._group = np.unique(groups, return_inverse=True)
-        self._order = np.argsort(self._group, kind="stable")
-        self._start = np.searchsorted(self._group[self._order], np.arange(self._group.max(initial=-1) + 2))
-
-    def of(self, position: int) -> IntArray:
-        group = self._group[position]
-        return self._order[self._start[group] : self._start[group + 1]]

@@ -36,7 +36,7 @@ class AdditiveState(Generic[Array]):
     name = "additive"
 
     def __init__(self, lam: float) -> None:
-        self.lam = lam
+        self.lam = float(lam)  # a NumPy scalar would turn float32 vectors into float64
         self._sum: Array | None = None
 
     def _with(self, total: Array) -> AdditiveState[Array]:
@@ -51,7 +51,8 @@ class AdditiveState(Generic[Array]):
     def update(self, context: Array) -> AdditiveState[Array]:
         """Add λ · E_z of each row's pick, (B, D)."""
         total: Any = self.vector()
-        return self._with(total + self.lam * context)
+        added: Any = context
+        return self._with(total + self.lam * added)
 
     def vector(self) -> Array:
         """E_x(x) + λ · Σ E_z, (B, D)."""

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from langchain_rcr.encoders._io import read_json
-from langchain_rcr.encoders.base import Encoder
+from langchain_rcr.encoders._io import digest, read_json
+from langchain_rcr.encoders.base import Encoder, Features
 from langchain_rcr.encoders.embeddings import (
     Backbone,
     EmbeddingsEncoder,
@@ -72,13 +72,18 @@ class TriEncoder(nn.Module):
         config: λ, τ, state.
 
     Raises:
-        InputError: the three encoders' vectors differ in length.
+        InputError: the three encoders differ in family or in the length of their vectors.
     """
 
-    def __init__(self, query: Encoder, context: Encoder, candidate: Encoder, config: PolicyConfig | None = None):
+    def __init__(
+        self, query: Encoder, context: Encoder, candidate: Encoder, config: PolicyConfig | None = None
+    ) -> None:
         super().__init__()
         if not query.dim == context.dim == candidate.dim:
             msg = f"the three encoders must agree on D: {query.dim}, {context.dim}, {candidate.dim}"
+            raise InputError(msg)
+        if not query.family == context.family == candidate.family:
+            msg = f"the three encoders must be of one family: {query.family}, {context.family}, {candidate.family}"
             raise InputError(msg)
         self.query, self.context, self.candidate = query, context, candidate
         self.config = config or PolicyConfig()
@@ -103,15 +108,27 @@ class TriEncoder(nn.Module):
 
     def encode_pool(self, items: Sequence[Item]) -> PoolVectors:
         """E_c and E_z of examples, (N, D) each."""
-        return PoolVectors(self.candidate.encode(items), self.context.encode(items))
+        candidate, context = self.featurize_pool(items)
+        return PoolVectors(self.candidate.vectors(candidate), self.context.vectors(context))
+
+    def featurize_pool(self, items: Sequence[Item]) -> tuple[Features, Features]:
+        """The features of examples for E_c and for E_z: the same ones, made once, where both read alike."""
+        candidate = self.candidate.featurize(items)
+        alike = self.candidate.family == self.context.family and self.candidate.reads() == self.context.reads()
+        return candidate, candidate if alike else self.context.featurize(items)
 
     def fingerprint(self) -> str:
-        """SHA-256 over λ, state, family and all weights: vectors made by another fingerprint don't fit this policy."""
-        digest = hashlib.sha256(f"{self.family} {self.config.state} {self.config.lam} {self.dim}".encode())
+        """SHA-256 over λ, state, settings and weights: vectors made by another fingerprint don't fit this policy.
+
+        A frozen backbone takes no part; a checkpoint tells it by what it makes of a probe text.
+        """
+        settings = [getattr(self, part).settings() for part in _PARTS]
+        about = digest([self.family, self.dim, self.config.state, float(self.config.lam), settings])
+        total = hashlib.sha256(about.encode())
         for name, tensor in sorted(self.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(np.ascontiguousarray(tensor.detach().float().cpu().numpy()).data)
-        return digest.hexdigest()
+            total.update(name.encode())
+            total.update(tensor.detach().float().cpu().numpy().tobytes())
+        return total.hexdigest()
 
     @classmethod
     def build(
@@ -125,7 +142,7 @@ class TriEncoder(nn.Module):
         max_length: int = 256,
         dim: int | None = None,
         ngrams: int = 2,
-        ngram_init: float = 0.0,
+        ngram_init: float = 0.2,
         context_init: float = -0.3,
         scale: float = 20.0,
         lam: float = 1.0,
@@ -152,8 +169,11 @@ class TriEncoder(nn.Module):
             seed: of the random parts.
 
         Raises:
-            InputError: a model is needed and none is named, or it can't be loaded.
+            InputError: no such family, a model is needed and none is named, or it can't be loaded.
         """
+        if family not in FAMILIES:
+            msg = f"unknown encoder family '{family}' (known: {', '.join(FAMILIES)})"
+            raise InputError(msg)
         config = PolicyConfig(lam=lam, tau=tau)
         if family == "transformer":
             if base is None:
@@ -184,6 +204,7 @@ class TriEncoder(nn.Module):
                     init=context_init if part == "context" else 1.0,
                     ngram_init=ngram_init,
                     scale=1.0 if part == "candidate" else scale,
+                    queries=part == "query",
                     seed=seed,
                 )
             ),
@@ -191,11 +212,18 @@ class TriEncoder(nn.Module):
         )
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the checkpoint folder, whole or not at all; a checkpoint that is there is replaced.
+        """Write the checkpoint folder, whole or not at all; a checkpoint that is there is replaced as a whole.
 
         Layout: tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/ and, for the `embeddings`
         family, backbone.json. Tensors are safetensors; nothing is pickled.
+
+        Raises:
+            InputError: the folder can't be written, or holds other files than a checkpoint's.
         """
+        there = Path(folder)
+        if there.is_dir() and any(there.iterdir()) and not (there / "tri_encoder.json").is_file():
+            msg = f"{folder} holds other files and no checkpoint: give a new or an empty folder"
+            raise InputError(msg)
         with atomic_directory(folder) as path:
             self._write(path)
 
@@ -211,10 +239,11 @@ class TriEncoder(nn.Module):
             "format_version": FORMAT_VERSION,
             "family": self.family,
             "dim": self.dim,
-            "lam": self.config.lam,
-            "tau": self.config.tau,
+            "lam": float(self.config.lam),
+            "tau": float(self.config.tau),
             "state": self.config.state,
             "fingerprint": self.fingerprint(),
+            "files": sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()),
             "versions": library_versions(),
         }
         write_json(path / "tri_encoder.json", meta)
@@ -232,19 +261,8 @@ class TriEncoder(nn.Module):
                 format, or its weights are not the ones it was saved with.
         """
         path = Path(folder)
-        if not path.is_dir():
-            msg = f"{path} is not a checkpoint: no such folder"
-            raise CheckpointError(msg)
-        required = ("format_version", "family", "dim", "lam", "tau", "state", "fingerprint")
-        meta = read_json(path / "tri_encoder.json", required)
-        if not isinstance(meta["format_version"], int) or meta["format_version"] > FORMAT_VERSION:
-            written = meta.get("versions", {}).get("langchain-rcr", "unknown")
-            msg = (
-                f"{path} has format {meta['format_version']} (written by langchain-rcr {written}); this version reads "
-                f"up to {FORMAT_VERSION}: pip install --upgrade langchain-rcr"
-            )
-            raise CheckpointError(msg)
-        family = FAMILIES.get(meta["family"])
+        meta = _read_meta(path)
+        family = FAMILIES.get(str(meta["family"]))
         if family is None:
             msg = f"{path}: unknown encoder family '{meta['family']}' (known: {', '.join(FAMILIES)})"
             raise CheckpointError(msg)
@@ -255,14 +273,44 @@ class TriEncoder(nn.Module):
             encoders = _three(lambda part: family.load(path / f"{part}_encoder", shared))
             config = PolicyConfig(float(meta["lam"]), float(meta["tau"]), str(meta["state"]))
             model = cls(*encoders, config)
-        except (TypeError, ValueError, AttributeError) as error:
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
             msg = f"{path} is damaged: {' '.join(str(error).split())[:300]}"
+            raise CheckpointError(msg) from error
+        try:
+            model.state()
+        except CheckpointError as error:
+            msg = f"{path}: {error}"
             raise CheckpointError(msg) from None
-        make_state(config.state, config.lam)
         if model.fingerprint() != meta["fingerprint"]:
             msg = f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
             raise CheckpointError(msg)
         return model.eval()
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    """tri_encoder.json, once it is clear that this version reads it and that no file is missing."""
+    if not path.is_dir():
+        msg = f"{path} is not a checkpoint: {'a file, not a folder' if path.exists() else 'no such folder'}"
+        raise CheckpointError(msg)
+    file = path / "tri_encoder.json"
+    meta = read_json(file, ("format_version",))
+    if not isinstance(meta["format_version"], int) or meta["format_version"] > FORMAT_VERSION:
+        versions = meta.get("versions")
+        written = versions.get("langchain-rcr", "unknown") if isinstance(versions, dict) else "unknown"
+        msg = (
+            f"{path} has format {meta['format_version']} (written by langchain-rcr {written}); this version reads "
+            f"up to {FORMAT_VERSION}: pip install --upgrade langchain-rcr"
+        )
+        raise CheckpointError(msg)
+    meta = read_json(file, ("family", "dim", "lam", "tau", "state", "fingerprint", "files"))
+    if not isinstance(meta["files"], list):
+        msg = f"{file} is damaged: 'files' is no list"
+        raise CheckpointError(msg)
+    missing = next((str(name) for name in meta["files"] if not (path / str(name)).is_file()), None)
+    if missing is not None:
+        msg = f"{path} is not a complete checkpoint: {missing} is missing"
+        raise CheckpointError(msg)
+    return meta
 
 
 def _three(make: Callable[[str], Encoder]) -> tuple[Encoder, Encoder, Encoder]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,7 @@ def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
     except FileNotFoundError:
         msg = f"{path.parent} is not a complete checkpoint: {path.name} is missing"
         raise CheckpointError(msg) from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         msg = f"{path} can't be read as JSON: {error}"
         raise CheckpointError(msg) from None
     if not isinstance(value, dict):
@@ -54,9 +55,25 @@ def read_tensors(path: Path, module: nn.Module) -> None:
         raise CheckpointError(msg)
     try:
         module.load_state_dict(load_file(path), strict=True)
-    except SafetensorError as error:
+    except (SafetensorError, OSError) as error:
         msg = f"{path} is damaged: {error}"
         raise CheckpointError(msg) from None
     except RuntimeError as error:
         msg = f"{path} holds the weights of another model: {' '.join(str(error).split())[:300]}"
         raise CheckpointError(msg) from None
+
+
+def digest(value: Any) -> str:
+    """A short SHA-256 of a JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def check_digest(path: Path, found: str, expected: object) -> None:
+    """Refuse a vocabulary that is not the one its encoder was saved with.
+
+    Raises:
+        CheckpointError: naming the file.
+    """
+    if found != expected:
+        msg = f"{path} is not the one that {path.parent.name}/encoder.json was written with (files of two checkpoints?)"
+        raise CheckpointError(msg)

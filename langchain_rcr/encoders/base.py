@@ -33,10 +33,12 @@ class Encoder(nn.Module, ABC):
     """One of the three encoders E_x, E_z, E_c: items → (N, D).
 
     A family implements `featurize` (text → features; slow, done once a text) and `forward` (features → vectors;
-    differentiable, done at every training step), plus how it is saved and loaded.
+    differentiable, done at every training step), what these two depend on, and how it is saved and loaded.
     """
 
     family: ClassVar[str]
+    batch_size: ClassVar[int] = 512
+    """Texts encoded at once without gradients."""
     dim: int
     """D, the length of its vectors."""
 
@@ -47,6 +49,14 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def forward(self, features: Any) -> Tensor:
         """Vectors (N, D) float32 of featurised items; gradients flow to the trainable parameters."""
+
+    @abstractmethod
+    def reads(self) -> tuple[Any, ...]:
+        """What `featurize` depends on: encoders of a family with equal `reads()` give the same features."""
+
+    @abstractmethod
+    def settings(self) -> dict[str, Any]:
+        """JSON values that, with the weights, decide its vectors: the content of encoder.json."""
 
     @abstractmethod
     def save(self, folder: Path) -> None:
@@ -65,18 +75,19 @@ class Encoder(nn.Module, ABC):
             CheckpointError: a file is missing or doesn't fit.
         """
 
-    def encode(self, items: Sequence[Item], batch_size: int = 512) -> NDArray[np.float32]:
+    def encode(self, items: Sequence[Item], batch_size: int | None = None) -> NDArray[np.float32]:
         """Vectors (N, D) float32 of items, without gradients."""
         return self.vectors(self.featurize(items), batch_size)
 
-    def vectors(self, features: Any, batch_size: int = 512) -> NDArray[np.float32]:
+    def vectors(self, features: Any, batch_size: int | None = None) -> NDArray[np.float32]:
         """Vectors (N, D) float32 of featurised items, without gradients, `batch_size` at a time."""
+        size = batch_size or self.batch_size
         out = np.empty((len(features), self.dim), dtype=np.float32)
         was_training = self.training
         self.eval()
         try:
             with torch.inference_mode():
-                for rows in np.array_split(self.order(features), max(1, -(-len(features) // batch_size))):
+                for rows in np.array_split(self.order(features), max(1, -(-len(features) // size))):
                     if len(rows):
                         out[rows] = self(features.select(rows)).float().cpu().numpy()
         finally:

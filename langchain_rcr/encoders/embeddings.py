@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.encoders._io import read_json, read_tensors, write_tensors
+from langchain_rcr.encoders._io import check_digest, read_json, read_tensors, write_tensors
 from langchain_rcr.encoders.base import Encoder
 from langchain_rcr.encoders.ngrams import Bags, NgramEmbedding, NgramVocabulary
 from langchain_rcr.encoders.transformer import Pooling, TransformerEncoder
@@ -30,10 +30,16 @@ _PROBE = "what is the number of states that border the largest one ?"
 """Embedded at saving and at loading: another model behind the same name would make every vector wrong, silently."""
 
 
+Known = dict[tuple[bool, str], NDArray[np.float32]]
+"""(is a question asked, text) → its frozen vector (d,)."""
+
+
 class Backbone(Protocol):
     """A frozen text encoder: text → unit vector."""
 
     dim: int
+    symmetric: bool
+    """Whether it embeds a question asked and a pool entry of the same wording alike."""
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """(N, d) float32, each of length 1. `queries`: the texts are questions asked, not pool entries."""
@@ -52,6 +58,8 @@ class TransformerBackbone:
         pooling: mean or CLS.
         max_length: tokens read of a text.
     """
+
+    symmetric = True
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256) -> None:
         encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, view="source", normalize=True)
@@ -83,6 +91,8 @@ class LangChainBackbone:
         embeddings: the LangChain object.
     """
 
+    symmetric = False
+
     def __init__(self, embeddings: Embeddings) -> None:
         self._embeddings = embeddings
         self.dim = len(embeddings.embed_query(_PROBE))
@@ -101,6 +111,9 @@ class LangChainBackbone:
         if vectors.shape != (len(distinct), self.dim):
             msg = f"embeddings returned shape {vectors.shape}, expected {(len(distinct), self.dim)}"
             raise InputError(msg)
+        if not np.isfinite(vectors).all():
+            msg = "embeddings returned values that are not finite numbers"
+            raise InputError(msg)
         number = {text: row for row, text in enumerate(distinct)}
         return _unit(vectors[[number[text] for text in texts]])
 
@@ -114,21 +127,23 @@ class RememberingBackbone:
 
     Args:
         backbone: what does the work.
+        known: vectors that another wrapper of the same model has remembered; both add to it. None: a fresh memory.
     """
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Backbone, known: Known | None = None) -> None:
         self._backbone = backbone
-        self._known: dict[tuple[bool, str], NDArray[np.float32]] = {}
-        self.dim = backbone.dim
+        self._known = known if known is not None else {}
+        self.dim, self.symmetric = backbone.dim, backbone.symmetric
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """(N, d) unit vectors, from memory where possible."""
-        fresh = [text for text in dict.fromkeys(texts) if (queries, text) not in self._known]
+        role = queries and not self.symmetric
+        fresh = [text for text in dict.fromkeys(texts) if (role, text) not in self._known]
         for text, vector in zip(fresh, self._backbone.embed(fresh, queries=queries), strict=True):
-            self._known[queries, text] = vector
+            self._known[role, text] = vector
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
-        return np.stack([self._known[queries, text] for text in texts])
+        return np.stack([self._known[role, text] for text in texts])
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """What the inner backbone says."""
@@ -137,10 +152,9 @@ class RememberingBackbone:
 
 def save_backbone(backbone: Backbone, folder: Path) -> None:
     """Write backbone.json: how to make it again, and what it makes of a probe text."""
-    probe = backbone.embed([_PROBE])[0]
     value = backbone.describe(folder) | {
         "dim": backbone.dim,
-        "probe": [round(float(x), 6) for x in probe[:32]],
+        "probe": [round(float(x), 6) for x in _probe(backbone)],
     }
     write_json(folder / "backbone.json", value)
 
@@ -155,30 +169,51 @@ def load_backbone(folder: Path, embeddings: Embeddings | None = None) -> Backbon
     Raises:
         CheckpointError: it can't be made, or it is another model than at training.
     """
-    value = read_json(folder / "backbone.json", ("kind", "dim", "probe"))
+    file = folder / "backbone.json"
+    value = read_json(file, ("kind", "dim", "probe"))
     if embeddings is not None:
         backbone: Backbone = LangChainBackbone(embeddings)
     elif value["kind"] == "langchain":
         msg = f"{folder} was trained over LangChain's {value.get('class')}: pass it as embeddings=…"
         raise CheckpointError(msg)
+    elif value["kind"] != "transformer":
+        msg = f"{file}: unknown kind of embeddings '{value['kind']}'"
+        raise CheckpointError(msg)
     else:
+        value = read_json(file, ("dim", "probe", "base", "pooling", "max_length"))
         base = str(value["base"])
         if base.startswith("checkpoint:"):
             base = str(folder / base.removeprefix("checkpoint:"))
         try:
-            backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=value["max_length"])
-        except InputError as error:
-            raise CheckpointError(str(error)) from None
-    probe = backbone.embed([_PROBE])[0]
-    if backbone.dim != value["dim"] or not np.allclose(probe[:32], value["probe"], atol=5e-3):
+            backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=int(value["max_length"]))
+        except (InputError, TypeError) as error:
+            msg = f"{folder}: {error}"
+            raise CheckpointError(msg) from None
+    if backbone.dim != value["dim"] or not _alike(_probe(backbone), value["probe"]):
         msg = f"{folder} was trained over another embedding model than the one given: its vectors differ"
         raise CheckpointError(msg)
     return backbone
 
 
+def _probe(backbone: Backbone) -> NDArray[np.float32]:
+    """The beginning of the probe's vectors as a pool entry and as a question."""
+    entry = backbone.embed([_PROBE])[0]
+    question = entry if backbone.symmetric else backbone.embed([_PROBE], queries=True)[0]
+    return np.concatenate([entry[:32], question[:32]])
+
+
+def _alike(probe: NDArray[np.float32], saved: Any) -> bool:
+    """Equal up to what another machine's arithmetic may change."""
+    try:
+        return bool(np.allclose(probe, np.asarray(saved, dtype=np.float64).reshape(probe.shape), atol=5e-3))
+    except (TypeError, ValueError):
+        return False
+
+
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+    unit: NDArray[np.float32] = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+    return unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +243,7 @@ class EmbeddingsEncoder(Encoder):
             shared random draw. E_z starts with a negative value: what is picked is needed less.
         ngram_init: how loud the n-gram residual starts beside the frozen vectors.
         scale: a constant factor on the vectors.
+        queries: whether what it reads are questions asked (E_x): some embedding models treat those in their own way.
         seed: of the random parts; the three encoders of one retriever share it.
     """
 
@@ -223,10 +259,11 @@ class EmbeddingsEncoder(Encoder):
         init: float = 1.0,
         ngram_init: float = 0.0,
         scale: float = 1.0,
+        queries: bool = False,
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.backbone, self.vocabulary = backbone, vocabulary
+        self.backbone, self.vocabulary, self.queries = backbone, vocabulary, queries
         self.dim = dim or backbone.dim
         self.view, self.scale = view, scale
         generator = torch.Generator().manual_seed(seed)
@@ -243,8 +280,7 @@ class EmbeddingsEncoder(Encoder):
 
     def featurize(self, items: Sequence[Item]) -> FrozenVectors:
         """Frozen vectors of the questions, and n-gram bags."""
-        queries = all(not item.target for item in items)
-        vectors = self.backbone.embed([render(item, "source") for item in items], queries=queries)
+        vectors = self.backbone.embed([render(item, "source") for item in items], queries=self.queries)
         return FrozenVectors(vectors, None if self.vocabulary is None else self.vocabulary.bags(items, self.view))
 
     def forward(self, features: FrozenVectors) -> Tensor:
@@ -255,15 +291,24 @@ class EmbeddingsEncoder(Encoder):
             out = out + self.ngrams(features.bags)
         return self.scale * out
 
-    def save(self, folder: Path) -> None:
-        """encoder.json, model.safetensors, vocabulary.json; the backbone is saved once, by the TriEncoder."""
-        config = {
+    def reads(self) -> tuple[Any, ...]:
+        """Backbone and role, vocabulary and view."""
+        role = self.queries and not self.backbone.symmetric
+        return (id(self.backbone), role, None if self.vocabulary is None else (self.vocabulary.digest, self.view))
+
+    def settings(self) -> dict[str, Any]:
+        """See `Encoder.settings`; the backbone has its own file and probe."""
+        return {
             "dim": self.dim,
             "view": self.view,
             "scale": self.scale,
-            "ngrams": self.vocabulary is not None,
+            "queries": self.queries,
+            "vocabulary": None if self.vocabulary is None else self.vocabulary.digest,
         }
-        write_json(folder / "encoder.json", config)
+
+    def save(self, folder: Path) -> None:
+        """encoder.json, model.safetensors, vocabulary.json; the backbone is saved once, by the TriEncoder."""
+        write_json(folder / "encoder.json", self.settings())
         if self.vocabulary is not None:
             write_json(folder / "vocabulary.json", self.vocabulary.to_json())
         write_tensors(folder / "model.safetensors", self.state_dict())
@@ -271,10 +316,12 @@ class EmbeddingsEncoder(Encoder):
     @classmethod
     def load(cls, folder: Path, context: dict[str, Any]) -> Self:
         """See `Encoder.load`; `context["backbone"]` is the shared frozen encoder."""
-        config = read_json(folder / "encoder.json", ("dim", "view", "scale", "ngrams"))
+        config = read_json(folder / "encoder.json", ("dim", "view", "scale", "queries", "vocabulary"))
         vocabulary = None
-        if config["ngrams"]:
+        expected = config.pop("vocabulary")
+        if expected is not None:
             vocabulary = NgramVocabulary.from_json(read_json(folder / "vocabulary.json", ("longest", "idf")))
-        encoder = cls(context["backbone"], vocabulary, dim=config["dim"], view=config["view"], scale=config["scale"])
+            check_digest(folder / "vocabulary.json", vocabulary.digest, expected)
+        encoder = cls(context["backbone"], vocabulary, **config)
         read_tensors(folder / "model.safetensors", encoder)
         return encoder

@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from langchain_rcr.encoders._io import read_json, read_tensors, write_tensors
+from langchain_rcr.encoders._io import check_digest, read_json, read_tensors, write_tensors
 from langchain_rcr.encoders.base import Encoder
 from langchain_rcr.encoders.ngrams import Bags, NgramEmbedding, NgramVocabulary
 from langchain_rcr.files import write_json
@@ -52,17 +52,26 @@ class LexicalEncoder(Encoder):
         out: Tensor = self.ngrams(features)
         return self.scale * out
 
+    def reads(self) -> tuple[Any, ...]:
+        """Vocabulary and view."""
+        return (self.vocabulary.digest, self.view)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Encoder.settings`."""
+        return {"dim": self.dim, "view": self.view, "scale": self.scale, "vocabulary": self.vocabulary.digest}
+
     def save(self, folder: Path) -> None:
         """encoder.json, vocabulary.json, model.safetensors."""
-        write_json(folder / "encoder.json", {"dim": self.dim, "view": self.view, "scale": self.scale})
+        write_json(folder / "encoder.json", self.settings())
         write_json(folder / "vocabulary.json", self.vocabulary.to_json())
         write_tensors(folder / "model.safetensors", self.state_dict())
 
     @classmethod
     def load(cls, folder: Path, context: dict[str, Any]) -> Self:
         """See `Encoder.load`."""
-        config = read_json(folder / "encoder.json", ("dim", "view", "scale"))
+        config = read_json(folder / "encoder.json", ("dim", "view", "scale", "vocabulary"))
         vocabulary = NgramVocabulary.from_json(read_json(folder / "vocabulary.json", ("longest", "idf")))
+        check_digest(folder / "vocabulary.json", vocabulary.digest, config["vocabulary"])
         encoder = cls(vocabulary, dim=config["dim"], view=config["view"], scale=config["scale"])
         read_tensors(folder / "model.safetensors", encoder)
         return encoder

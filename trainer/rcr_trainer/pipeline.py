@@ -16,12 +16,18 @@ from rcr_trainer.runs import Run
 from rcr_trainer.tasks import Task, check_task, divide, load_split, program_spec
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from langchain_rcr.items import Item
     from langchain_rcr.tri_encoder import TriEncoder
     from rcr_trainer.baselines import Embed
     from rcr_trainer.data import Example, Split
     from rcr_trainer.evaluation import EvaluationReport, PickFunction, PlainSelectors
     from rcr_trainer.programs import ProgramSpec
+
+    Known = dict[tuple[bool, str], NDArray[np.float32]]
+    """Frozen vectors that the stages of one call share: the base model reads every text once."""
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +62,12 @@ def run(
     set_threads(config.threads)
     # Bad data is found before there is a folder.
     split = None if (config.folder / "run.json").is_file() else load_checked(config)
+    known: Known = {}
     current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
     stages: dict[str, Callable[[], object]] = {
         "data": lambda: data_stage(current, split),
-        "sft": lambda: sft_stage(current, progress),
-        "evaluation": lambda: evaluation_stage(current, config.evaluation),
+        "sft": lambda: sft_stage(current, progress, known),
+        "evaluation": lambda: evaluation_stage(current, config.evaluation, known),
     }
     for name in STAGES[: STAGES.index(until) + 1]:
         if current.done(name):
@@ -122,7 +129,7 @@ def _task_of(run: Run) -> Task:
 # ---------------------------------------------------------------- SFT
 
 
-def sft_stage(run: Run, progress: Progress | None = None) -> None:
+def sft_stage(run: Run, progress: Progress | None = None, known: Known | None = None) -> None:
     """Train a fresh policy and save it, with its pool, as the run's checkpoint.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last epochs.
@@ -130,12 +137,13 @@ def sft_stage(run: Run, progress: Progress | None = None) -> None:
     Args:
         run: a run whose data stage is done.
         progress: receives the optimiser steps done and planned.
+        known: frozen vectors computed before; this stage adds to them.
     """
     from langchain_rcr.items import Item
     from rcr_trainer import sft
 
     config, task = run.config, _task_of(run)
-    model = build_model(config, [Item(example.source, example.target) for example in task.pool])
+    model = build_model(config, [Item(example.source, example.target) for example in task.pool], known)
     model.to(device_of(config))
     if not run.state.is_dir():
         run.drop_metrics("sft")
@@ -160,12 +168,13 @@ def sft_stage(run: Run, progress: Progress | None = None) -> None:
     save_checkpoint(run.checkpoint, model, task.pool)
 
 
-def build_model(config: Config, items: Sequence[Item]) -> TriEncoder:
+def build_model(config: Config, items: Sequence[Item], known: Known | None = None) -> TriEncoder:
     """A fresh policy.
 
     Args:
         config: family, base and start values.
         items: the pool, from which vocabularies are read.
+        known: frozen vectors computed before, to which training adds.
 
     Raises:
         InputError: the base model can't be loaded.
@@ -181,7 +190,7 @@ def build_model(config: Config, items: Sequence[Item]) -> TriEncoder:
         frozen = TransformerBackbone(
             config.model.base, pooling=config.model.pooling, max_length=config.model.max_length
         )
-        options["backbone"] = RememberingBackbone(frozen)
+        options["backbone"] = RememberingBackbone(frozen, known)
     return TriEncoder.build(options.pop("family"), items, seed=config.seed, **options)
 
 
@@ -216,12 +225,13 @@ def device_of(config: Config) -> str:
 # ---------------------------------------------------------------- evaluation
 
 
-def evaluation_stage(run: Run, evaluation: EvaluationConfig) -> EvaluationReport:
+def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None = None) -> EvaluationReport:
     """Compare the trained retriever with plain selectors; writes evaluation.json and coverage.png.
 
     Args:
         run: a run with a checkpoint.
         evaluation: the settings, not necessarily the run's own.
+        known: frozen vectors of the run's base model, computed before.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
@@ -242,7 +252,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig) -> EvaluationReport
 
     model = TriEncoder.from_pretrained(run.checkpoint)
     model.to(device_of(run.config))
-    embed = _embedder(run.config, evaluation, model, task.pool)
+    embed = _embedder(run.config, evaluation, model, task.pool, known)
     plain = _plain(run.config, evaluation, task, spec, embed)
     report = evaluate(
         {"rcr": policy_picks(model, task.pool, spec, mask_duplicates=evaluation.mask_duplicates), **plain},
@@ -295,7 +305,9 @@ def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str
     return [*own_positions(task.held_out(split), task.pool, program_spec(config), same_program=same_program)]
 
 
-def _embedder(config: Config, evaluation: EvaluationConfig, model: TriEncoder, pool: Sequence[Example]) -> Embed | None:
+def _embedder(
+    config: Config, evaluation: EvaluationConfig, model: TriEncoder, pool: Sequence[Example], known: Known | None
+) -> Embed | None:
     """The embeddings of dense and mmr: those named in the settings, else the model's own; None for a lexical model.
 
     The pool's vectors are computed once, for the retriever too; queries are embedded anew each time, because their
@@ -307,17 +319,19 @@ def _embedder(config: Config, evaluation: EvaluationConfig, model: TriEncoder, p
     if not {"dense", "mmr"} & set(evaluation.selectors) or name is None:
         return None
     shared: list[Any] = []
+    if name != config.model.base:
+        known = None  # another model's vectors
     if isinstance(model.query, EmbeddingsEncoder) and name == config.model.base:
         raw: Backbone = model.query.backbone
         shared = [model.candidate, model.context]
     else:
         raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
-    memory, known = RememberingBackbone(raw), {example.source for example in pool}
+    memory, in_pool = RememberingBackbone(raw, known), {example.source for example in pool}
     for encoder in shared:
         encoder.backbone = memory
 
     def embed(texts: Sequence[str]) -> Any:
-        return (memory if known.issuperset(texts) else raw).embed(texts)
+        return (memory if in_pool.issuperset(texts) else raw).embed(texts)
 
     return embed
 

@@ -18,13 +18,13 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         "model": {
             "base": DEFAULT_BASE,
             "ngrams": 2,
-            "ngram_init": 0.0,
+            "ngram_init": 0.2,
             "dim": None,
             "lam": 1.0,
             "context_init": -0.3,
             "scale": 20.0,
         },
-        "sft": {"epochs": 30, "lr": 1e-3},
+        "sft": {"epochs": 20, "lr": 3e-4},
     },
     "transformer": {
         "model": {
@@ -163,7 +163,7 @@ class ModelConfig(Section):
     pooling: Literal["mean", "cls"] = Field("mean", description="How token vectors become one vector.")
     ngrams: int = Field(2, ge=0, le=5, description="Longest n-gram of the trained bag of n-grams; 0: no such bag.")
     ngram_init: float = Field(
-        0.0, ge=0, description="How loud the bag of n-grams starts beside the frozen vectors; 0: silent."
+        0.2, ge=0, description="How loud the bag of n-grams starts beside the frozen vectors; 0: silent."
     )
     dim: int | None = Field(None, ge=1, description="Length of the vectors; a base model brings its own.")
     lam: float = Field(
@@ -232,17 +232,17 @@ class SFTConfig(Section):
         description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-5, section 4 "Training details").',
     )
     weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
-    warmup: Share = Field(0.0, description="Share of the steps in which the learning rate climbs to lr.")
+    warmup: Share = Field(0.05, description="Share of the steps in which the learning rate climbs to lr.")
     temperature: float = Field(
-        0.5, gt=0, description="loss listwise: the targets are softmax(structures added / temperature)."
+        5.0, gt=0, description="loss listwise: the targets are softmax(structures added / temperature)."
     )
     candidates: int = Field(
-        4096, ge=2, description="loss listwise: candidates scored in a forward pass; of a larger pool a sample is."
+        512, ge=2, description="loss listwise: candidates scored in a forward pass; of a larger pool a sample is."
     )
     on_policy: Share = Field(
-        0.5, description="Share of the states built from the policy's own picks instead of Algorithm 1's."
+        1.0, description="Share of the states built from the policy's own picks instead of Algorithm 1's."
     )
-    on_policy_from: Share = Field(0.3, description="Share of the training after which on_policy sets in.")
+    on_policy_from: Share = Field(0.2, description="Share of the training after which on_policy sets in.")
     bm25_top: int = Field(
         50,
         ge=1,
@@ -265,7 +265,7 @@ class SFTConfig(Section):
     )
     evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on development queries.")
     patience: int | None = Field(
-        5, ge=1, description="Stop after so many evaluations without a better dev coverage; null: never."
+        10, ge=1, description="Stop after so many evaluations without a better dev coverage; null: never."
     )
 
     @model_validator(mode="after")

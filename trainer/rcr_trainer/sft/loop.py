@@ -186,7 +186,7 @@ class _Trainer:
                     optimizer.zero_grad(set_to_none=True)
                     for batch in group:
                         loss = self._loss(batch)
-                        (loss / len(group)).backward()
+                        torch.autograd.backward(loss / len(group))
                         losses.append(loss.item())
                     torch.nn.utils.clip_grad_norm_(parameters, 1.0)
                     optimizer.step()

@@ -23,9 +23,6 @@ def listwise_loss(logits: Tensor, gains: Tensor, allowed: Tensor, temperature: f
         A scalar; 0 (with zero gradient) where no state has anything to gain.
     """
     lowest = torch.finfo(logits.dtype).min
-    import os
-    if os.environ.get("REL"):
-        gains = gains / gains.masked_fill(~allowed, 0.0).amax(-1, keepdim=True).clamp(min=1.0)
     target = (gains / temperature).masked_fill(~allowed, lowest).softmax(-1)
     log_policy = logits.masked_fill(~allowed, lowest).log_softmax(-1)
     useful = (gains.masked_fill(~allowed, 0.0).amax(-1) > 0).to(logits.dtype)

@@ -93,8 +93,12 @@ class TrainingState:
             tensors = load_file(folder / "state.safetensors")
             raw = json.loads((folder / "state.json").read_text(encoding="utf-8"))
             self.result = SFTResult(**_infinite(raw))
-            self.model.load_state_dict(_part(tensors, "model."), strict=False)
-            self._best = _part(tensors, "best.")
+            weights, best, own = _part(tensors, "model."), _part(tensors, "best."), self._weights().keys()
+            if weights.keys() != own or best.keys() not in (own, set()):
+                msg = "its weights are those of another model"
+                raise ValueError(msg)
+            self.model.load_state_dict(weights, strict=False)
+            self._best = best or None
             slots: dict[int, dict[str, Tensor]] = {}
             for name, value in _part(tensors, "optimizer.").items():
                 number, slot = name.split(".", 1)
@@ -123,16 +127,16 @@ def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
 
 
 def _finite(value: Any) -> Any:
-    """NaN as null: JSON knows no NaN."""
+    """What is not finite as null: JSON knows no NaN."""
     if isinstance(value, dict):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_finite(inner) for inner in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _infinite(value: Any) -> Any:
-    """The inverse of `_finite`."""
+    """The inverse of `_finite`, NaN for null."""
     if isinstance(value, dict):
         return {key: _infinite(inner) for key, inner in value.items()}
     if isinstance(value, list):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +66,10 @@ class Supervision:
         Returns:
             (B, T + 1, C) counts of structures that are needed, not yet covered, and in the candidate.
         """
-        columns = (self.pool if candidates is None else self.pool[candidates]).T.tocsr()
+        if candidates is None or np.array_equal(candidates, np.arange(self.pool.shape[0])):
+            columns = self._by_structure
+        else:
+            columns = self.pool[candidates].T.tocsr()
         uncovered = self.needs[queries]
         out = np.empty((len(queries), picked.shape[1] + 1, columns.shape[1]), dtype=np.float32)
         for step in range(picked.shape[1] + 1):
@@ -73,6 +77,10 @@ class Supervision:
             if step < picked.shape[1]:
                 uncovered = uncovered - uncovered.multiply(self.pool[picked[:, step]])
         return out
+
+    @cached_property
+    def _by_structure(self) -> sparse.csr_array:
+        return self.pool.T.tocsr()
 
     def coverage(self, positions: IntArray) -> FloatArray:
         """Share of each query's needed structures that its picks (Q, k) cover together, (Q,); NaN where none is needed.
@@ -121,14 +129,14 @@ class HardNegatives:
         queries: the Q training queries' questions.
         pool: the N candidates' questions.
         top: H, the candidates nearest by BM25.
-        worst: B, of these the ones that add least in the state at hand.
+        worst: B, of these the ones that add least in the state at hand; what is picked already is none of them.
         forbidden: as in `Supervision`; such candidates are no negatives either.
     """
 
     def __init__(
         self, queries: Sequence[str], pool: Sequence[str], *, top: int, worst: int, forbidden: Sequence[IntArray]
     ) -> None:
-        self.worst = worst
+        self.worst, self._forbidden = worst, forbidden
         scorer = BM25Scorer(pool)
         top = min(top, len(pool))
         self.nearest = np.empty((len(queries), top), dtype=np.int64)
@@ -152,12 +160,19 @@ class HardNegatives:
             rng: draws among the B worst.
 
         Returns:
-            (B,) pool positions.
+            (B,) pool positions. Where a state's H nearest are all forbidden or picked, the nearest of them: the loss
+            masks it.
         """
         out = np.empty(len(queries), dtype=np.int64)
         for row, query in enumerate(queries):
-            near = self.nearest[query]
-            gains = supervision.gains(queries[row : row + 1], picked[row : row + 1, : steps[row]], near)[0, -1]
+            picks = picked[row, : steps[row]]
+            nearest = self.nearest[query]
+            # A pick adds nothing any more: left in, picks would be the "worst" candidates of every later state.
+            near = nearest[~np.isin(nearest, np.concatenate([self._forbidden[query], picks]))]
+            if not len(near):
+                out[row] = nearest[0]
+                continue
+            gains = supervision.gains(queries[row : row + 1], picks[None], near)[0, -1]
             worst = near[np.argsort(gains, kind="stable")[: self.worst]]
             out[row] = worst[rng.integers(len(worst))]
         return out

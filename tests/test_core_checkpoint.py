@@ -1,0 +1,369 @@
+"""Checkpoints of a TriEncoder: round trips, every kind of damage, fingerprints, interrupted saves."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from tiny_bert import tiny_bert
+
+from langchain_rcr import tri_encoder
+from langchain_rcr.encoders.lexical import LexicalEncoder
+from langchain_rcr.encoders.ngrams import NgramVocabulary
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.items import Item
+from langchain_rcr.selection import greedy
+from langchain_rcr.tri_encoder import FAMILIES, PolicyConfig, TriEncoder
+
+torch.set_num_threads(1)
+
+ITEMS = [
+    Item(f"what is the {word} of {state}", f"answer({word}({state}))")
+    for word in ("capital", "area", "river")
+    for state in ("texas", "ohio")
+]
+QUERIES = ["what is the area of texas", "how long is the river", "unheard of"]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
+
+
+def make(family, bert, seed=0, **options):
+    torch.manual_seed(seed)
+    if family == "embeddings":
+        options = {"base": bert, "ngram_init": 0.5, **options}
+    elif family == "transformer":
+        options = {"base": bert, **options}
+    else:
+        options = {"dim": 12, **options}
+    model = TriEncoder.build(family, ITEMS, seed=seed, lam=0.3, tau=0.7, **options)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.01 * torch.randn(parameter.shape))
+    return model.eval()
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory, bert):
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for family in FAMILIES:
+        make(family, bert).save_pretrained(folder / family)
+    return folder
+
+
+@pytest.fixture(params=list(FAMILIES))
+def family(request):
+    return request.param
+
+
+@pytest.fixture
+def checkpoint(family, checkpoints, tmp_path):
+    return Path(shutil.copytree(checkpoints / family, tmp_path / "checkpoint"))
+
+
+def refused(folder, *words):
+    """Loading fails with one line that holds the words and the folder's name."""
+    with pytest.raises(CheckpointError) as error:
+        TriEncoder.from_pretrained(folder)
+    text = str(error.value)
+    assert "\n" not in text
+    for word in (str(folder.name), *words):
+        assert word in text, text
+    return text
+
+
+def test_loaded_as_it_was_saved(family, bert, checkpoint):
+    model, again = make(family, bert), TriEncoder.from_pretrained(checkpoint)
+    assert again.fingerprint() == model.fingerprint()
+    assert (again.config, again.family, again.dim) == (PolicyConfig(0.3, 0.7, "additive"), family, model.dim)
+    assert not again.training
+    queries, pool = again.encode_queries(QUERIES), again.encode_pool(ITEMS)
+    np.testing.assert_array_equal(queries, model.encode_queries(QUERIES))
+    np.testing.assert_array_equal(pool.candidate, model.encode_pool(ITEMS).candidate)
+    np.testing.assert_array_equal(pool.context, model.encode_pool(ITEMS).context)
+    picks = greedy(queries, pool, again.state(), 4)
+    expected = greedy(model.encode_queries(QUERIES), model.encode_pool(ITEMS), model.state(), 4)
+    np.testing.assert_array_equal(picks.positions, expected.positions)
+
+
+def test_the_same_model_writes_the_same_bytes(family, bert, tmp_path, checkpoint):
+    TriEncoder.from_pretrained(checkpoint).save_pretrained(tmp_path / "again")
+    ours, theirs = (
+        {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+        for folder in (checkpoint, tmp_path / "again")
+    )
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+
+
+def test_only_safetensors_and_json(checkpoint):
+    assert {file.suffix for file in checkpoint.rglob("*") if file.is_file()} == {".json", ".safetensors"}
+
+
+def test_a_transformer_checkpoint_needs_no_other_file(bert, tmp_path):
+    base = shutil.copytree(bert, tmp_path / "model")
+    for family in ("transformer", "embeddings"):
+        model = make(family, str(base))
+        model.save_pretrained(tmp_path / family)
+    shutil.rmtree(base)
+    for family in ("transformer", "embeddings"):
+        shutil.move(tmp_path / family, tmp_path / f"{family} elsewhere")
+        TriEncoder.from_pretrained(tmp_path / f"{family} elsewhere")
+
+
+def test_every_missing_file_is_named(checkpoint):
+    for file in sorted(path for path in checkpoint.rglob("*") if path.is_file()):
+        content = file.read_bytes()
+        file.unlink()
+        refused(checkpoint, "is not a complete checkpoint", f"{file.relative_to(checkpoint)} is missing")
+        file.write_bytes(content)
+    TriEncoder.from_pretrained(checkpoint)
+
+
+@pytest.mark.parametrize("part", ["query_encoder", "context_encoder", "candidate_encoder"])
+def test_a_missing_encoder_is_named(checkpoint, part):
+    shutil.rmtree(checkpoint / part)
+    refused(checkpoint, part)
+
+
+@pytest.mark.parametrize("damage", ["cut", "empty", "text", "foreign", "folder"])
+def test_damaged_weights_are_named(checkpoint, damage):
+    file = checkpoint / "context_encoder" / "model.safetensors"
+    if damage == "cut":
+        file.write_bytes(file.read_bytes()[:-7])
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "text":
+        file.write_text("version https://git-lfs.github.com/spec/v1\n" * 5)
+    elif damage == "folder":
+        file.unlink()
+        file.mkdir()
+    else:
+        save_file({"x": torch.zeros(3)}, file, metadata={"format": "pt"})
+    # A transformer opens with foreign weights (Hugging Face fills in what lacks); the fingerprint tells.
+    refused(checkpoint, *([] if damage == "foreign" else ["context_encoder"]))
+
+
+def test_one_changed_weight_is_noticed(checkpoint):
+    file = checkpoint / "query_encoder" / "model.safetensors"
+    tensors = load_file(file)
+    name = max(tensors, key=lambda key: tensors[key].numel())
+    tensors[name].view(-1)[-1] += 1e-3
+    save_file(tensors, file, metadata={"format": "pt"})
+    refused(checkpoint, "the weights are not those that tri_encoder.json was written for")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "{}", '{"dim": 3}', "[" * 100_000, "\udc80"])
+def test_foreign_json_is_named(checkpoint, text):
+    for name in ("tri_encoder.json", "context_encoder/encoder.json"):
+        file = checkpoint / name
+        before = file.read_bytes()
+        file.write_bytes(text.encode("utf-8", "surrogateescape"))
+        refused(checkpoint, file.name)
+        file.write_bytes(before)
+
+
+CHANGES = {
+    "all": [{"view": "target"}, {"view": 3}, {"scale": "loud"}, {"scale": 0.5}, {"vocabulary": "0"}, {"unheard_of": 1}],
+    "lexical": [{"dim": "x"}, {"dim": -3}, {"dim": None}, {"dim": 10**15}, {"dim": 7}],
+    "embeddings": [{"dim": "x"}, {"dim": -3}, {"dim": 10**15}, {"dim": 7}, {"queries": True}, {"vocabulary": None}],
+    "transformer": [{"pooling": "cls"}, {"max_length": 7}, {"max_length": "x"}, {"normalize": True}],
+}
+
+
+@pytest.mark.parametrize(
+    ("family", "change"), [(family, change) for family in FAMILIES for change in CHANGES["all"] + CHANGES[family]]
+)
+def test_changed_settings_of_an_encoder_are_noticed(checkpoint, change):
+    file = checkpoint / "candidate_encoder" / "encoder.json"
+    config = json.loads(file.read_text()) | change
+    if "unheard_of" in change:
+        config.pop("view")  # renamed in another version, say
+    file.write_text(json.dumps(config))
+    refused(checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"format_version": 2}, ("format 2", "pip install --upgrade")),
+        ({"format_version": 2, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
+        ({"format_version": 2, "versions": ["x"]}, ("format 2",)),
+        ({"format_version": 2, "lam": ...}, ("format 2",)),
+        ({"format_version": "1"}, ("format 1",)),
+        ({"family": "structure"}, ("unknown encoder family 'structure'",)),
+        ({"family": ["lexical"]}, ("unknown encoder family",)),
+        ({"state": "saturating"}, ("unknown state 'saturating'",)),
+        ({"lam": "x"}, ("damaged",)),
+        ({"lam": 0.4}, ("not those",)),
+        ({"tau": None}, ("damaged",)),
+        ({"fingerprint": None}, ("not those",)),
+        ({"files": None}, ("damaged",)),
+        ({"files": [1]}, ("1 is missing",)),
+        ({"files": ["query_encoder/x"]}, ("query_encoder/x is missing",)),
+    ],
+)
+def test_a_changed_tri_encoder_json(checkpoints, tmp_path, change, words):
+    folder = Path(shutil.copytree(checkpoints / "lexical", tmp_path / "checkpoint"))
+    file = folder / "tri_encoder.json"
+    meta = json.loads(file.read_text()) | change
+    file.write_text(json.dumps({name: value for name, value in meta.items() if value is not ...}))
+    refused(folder, *words)
+
+
+def test_files_of_two_checkpoints_do_not_mix(family, bert, checkpoint, tmp_path):
+    make(family, bert, seed=1).save_pretrained(tmp_path / "other")
+    for name in ("tri_encoder.json", "query_encoder/model.safetensors", "context_encoder", "candidate_encoder"):
+        mixed = Path(shutil.copytree(checkpoint, tmp_path / f"mixed {name.replace('/', ' ')}"))
+        if (tmp_path / "other" / name).is_dir():
+            shutil.rmtree(mixed / name)
+            shutil.copytree(tmp_path / "other" / name, mixed / name)
+        else:
+            shutil.copy(tmp_path / "other" / name, mixed / name)
+        refused(mixed, "files of two checkpoints?")
+
+
+def test_encoders_do_not_change_places(family, checkpoint):
+    (checkpoint / "context_encoder").rename(checkpoint / "x")
+    (checkpoint / "candidate_encoder").rename(checkpoint / "context_encoder")
+    (checkpoint / "x").rename(checkpoint / "candidate_encoder")
+    refused(checkpoint, "files of two checkpoints?")
+
+
+@pytest.mark.parametrize("family", ["lexical", "embeddings"])
+def test_a_vocabulary_of_the_same_size_is_another_vocabulary(checkpoint):
+    file = checkpoint / "candidate_encoder" / "vocabulary.json"
+    value = json.loads(file.read_text())
+    first, *rest = value["idf"]
+    value["idf"] = {f"{first}x": value["idf"][first]} | {name: value["idf"][name] for name in rest}
+    file.write_text(json.dumps(value))
+    refused(checkpoint, "vocabulary.json")
+
+
+def test_the_backbone_of_another_checkpoint_is_noticed(checkpoints, bert, tmp_path):
+    other = tiny_bert(tmp_path / "other", seed=5)
+    folder = Path(shutil.copytree(checkpoints / "embeddings", tmp_path / "checkpoint"))
+    shutil.copy(Path(other) / "model.safetensors", folder / "backbone" / "model.safetensors")
+    refused(folder, "another embedding model")
+
+
+def test_what_is_no_checkpoint_folder(tmp_path, checkpoints):
+    assert "no such folder" in refused(tmp_path / "missing")
+    (tmp_path / "file").touch()
+    assert "a file, not a folder" in refused(tmp_path / "file")
+    (tmp_path / "empty").mkdir()
+    refused(tmp_path / "empty", "tri_encoder.json is missing")
+    refused(checkpoints / "lexical" / "query_encoder", "tri_encoder.json is missing")
+
+
+# ---------------------------------------------------------------- saving
+
+
+def test_an_interrupted_save_keeps_the_good_checkpoint(family, bert, checkpoint, monkeypatch):
+    before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
+    other = make(family, bert, seed=1)
+    monkeypatch.setattr(tri_encoder, "library_versions", lambda: 1 / 0)  # just before the last file is written
+    with pytest.raises(ZeroDivisionError):
+        other.save_pretrained(checkpoint)
+    assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before
+    assert [path.name for path in checkpoint.parent.iterdir() if path.name.startswith(".")] == []
+    monkeypatch.undo()
+    other.save_pretrained(checkpoint)
+    assert TriEncoder.from_pretrained(checkpoint).fingerprint() == other.fingerprint()
+
+
+def test_a_save_spares_what_is_no_checkpoint(tmp_path, checkpoints):
+    model = TriEncoder.from_pretrained(checkpoints / "lexical")
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "thesis.tex").write_text("years of work")
+    with pytest.raises(InputError, match="holds other files and no checkpoint"):
+        model.save_pretrained(tmp_path / "home")
+    with pytest.raises(InputError, match="is a file"):
+        model.save_pretrained(tmp_path / "home" / "thesis.tex")
+    assert (tmp_path / "home" / "thesis.tex").read_text() == "years of work"
+    (tmp_path / "empty").mkdir()
+    model.save_pretrained(tmp_path / "empty")
+    TriEncoder.from_pretrained(tmp_path / "empty")
+
+
+def test_numbers_of_any_kind_survive(tmp_path):
+    model = TriEncoder.build("lexical", ITEMS, dim=4, lam=1, tau=np.float32(0.25), scale=20)
+    model.save_pretrained(tmp_path / "c")
+    assert TriEncoder.from_pretrained(tmp_path / "c").config == PolicyConfig(1.0, 0.25)
+
+
+def test_texts_in_any_script_survive(tmp_path):
+    items = [
+        Item("größe von münchen", "antwort(größe(münchen))"),
+        Item("人口は？", "人口(東京)"),
+        Item("🙂", "f('🙂')"),
+    ]
+    model = TriEncoder.build("lexical", items, dim=4)
+    model.save_pretrained(tmp_path / "c")
+    again = TriEncoder.from_pretrained(tmp_path / "c")
+    np.testing.assert_array_equal(again.encode_pool(items).candidate, model.encode_pool(items).candidate)
+
+
+def test_a_pool_without_words(tmp_path):
+    model = TriEncoder.build("lexical", [Item(" ")], dim=4)
+    model.save_pretrained(tmp_path / "c")
+    assert TriEncoder.from_pretrained(tmp_path / "c").encode_queries(["x"]).tolist() == [[0.0] * 4]
+
+
+# ---------------------------------------------------------------- fingerprints
+
+
+def test_fingerprints_tell_policies_apart(family, bert):
+    model = make(family, bert)
+    found = {"as it is": model.fingerprint()}
+    assert make(family, bert).fingerprint() == found["as it is"]
+    for part in ("query", "context", "candidate"):
+        with torch.no_grad():
+            next(iter(getattr(model, part).parameters())).view(-1)[0].add_(1e-4)
+        found[f"{part} weight"] = model.fingerprint()
+        getattr(model, part).scale *= 2
+        found[f"{part} scale"] = model.fingerprint()
+        getattr(model, part).view = "target"
+        found[f"{part} view"] = model.fingerprint()
+    model.config = PolicyConfig(lam=0.31)
+    found["λ"] = model.fingerprint()
+    assert len(set(found.values())) == len(found)
+    model.config = PolicyConfig(lam=0.31, tau=9.0)
+    assert model.fingerprint() == found["λ"]  # the temperature changes no vector
+
+
+# ---------------------------------------------------------------- building
+
+
+def test_encoders_that_do_not_fit_together_are_an_input_error(bert):
+    vocabulary = NgramVocabulary.fit(ITEMS, 1)
+    narrow, wide = (LexicalEncoder(vocabulary, dim=dim) for dim in (4, 5))
+    with pytest.raises(InputError, match="must agree on D: 4, 5, 4"):
+        TriEncoder(narrow, wide, narrow)
+    query = make("transformer", bert).query
+    with pytest.raises(InputError, match="of one family: transformer, lexical, lexical"):
+        TriEncoder(query, *(LexicalEncoder(vocabulary, dim=16) for _ in range(2)))
+
+
+@pytest.mark.parametrize(
+    ("family", "options", "message"),
+    [
+        ("transformer", {}, "needs a model: set base"),
+        ("embeddings", {}, "needs a model"),
+        ("lexical", {"ngrams": 0}, "needs n-grams"),
+        ("structure", {}, "unknown encoder family 'structure'"),
+    ],
+)
+def test_what_can_not_be_built_is_an_input_error(family, options, message):
+    with pytest.raises(InputError, match=message):
+        TriEncoder.build(family, ITEMS, **options)
+
+
+def test_building_is_deterministic(family, bert):
+    one, two = (TriEncoder.build(family, ITEMS, base=bert, seed=3) for _ in range(2))
+    assert one.fingerprint() == two.fingerprint()

@@ -1,0 +1,202 @@
+"""The transformer family on a tiny BERT: pooling by hand, padding, truncation, gradients, files, bad names."""
+
+import json
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tiny_bert import tiny_bert
+
+from langchain_rcr.encoders.transformer import PooledTransformer, TransformerEncoder, model_folder
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.items import Item
+
+torch.set_num_threads(1)
+
+ITEMS = [
+    Item("what is the capital of texas", "answer(capital(stateid(texas)))"),
+    Item("area ?"),
+    Item("how long is the river", "count(river(all))"),
+    Item("unknownword"),
+    Item(""),
+]
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
+
+
+@pytest.fixture(params=["mean", "cls"])
+def encoder(request, bert):
+    return TransformerEncoder(bert, pooling=request.param, max_length=32, scale=2.0).eval()
+
+
+def test_shapes_and_determinism(encoder):
+    vectors = encoder.encode(ITEMS)
+    assert vectors.shape == (5, 16)
+    assert vectors.dtype == np.float32
+    assert np.isfinite(vectors).all()
+    encoder.train()  # inference knows no dropout
+    np.testing.assert_array_equal(vectors, encoder.encode(ITEMS))
+    assert encoder.training
+    assert encoder.encode([]).shape == (0, 16)
+
+
+def test_pooling_by_hand(encoder):
+    text = encoder.text
+    ids = text.tokenizer("area of texas")["input_ids"]
+    with torch.inference_mode():
+        hidden = text.model(input_ids=torch.tensor([ids])).last_hidden_state[0]
+    expected = hidden[0] if text.pooling == "cls" else hidden.mean(0)
+    np.testing.assert_allclose(encoder.encode([Item("area of texas")])[0], 2 * expected.numpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_padding_and_batches_change_nothing(encoder):
+    alone = np.concatenate([encoder.encode([item]) for item in ITEMS])
+    for batch_size in (1, 2, 3, 5):
+        np.testing.assert_allclose(encoder.encode(ITEMS, batch_size), alone, rtol=1e-4, atol=1e-5)
+    order = np.array([4, 2, 0, 3, 1])
+    shuffled = encoder.encode([ITEMS[n] for n in order])
+    np.testing.assert_allclose(shuffled, alone[order], rtol=1e-4, atol=1e-5)
+
+
+def test_texts_of_like_length_are_encoded_together(encoder):
+    lengths = [len(ids) for ids in encoder.featurize(ITEMS).ids]
+    ordered = [lengths[row] for row in encoder.order(encoder.featurize(ITEMS))]
+    assert ordered == sorted(lengths, reverse=True)
+
+
+def test_a_text_is_cut_at_max_length(bert):
+    encoder = TransformerEncoder(bert, max_length=8)
+    long = encoder.featurize([Item("river " * 50)]).ids[0]
+    assert len(long) == 8
+    np.testing.assert_array_equal(encoder.encode([Item("river " * 50)]), encoder.encode([Item("river " * 6)]))
+    assert TransformerEncoder(bert, max_length=10_000).text.max_length == 40  # the model's own positions
+
+
+def test_the_tokenizers_limit_counts_where_it_is_the_smaller(bert, tmp_path):
+    folder = Path(shutil.copytree(bert, tmp_path / "model"))
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps(config | {"model_max_length": 38}))
+    encoder = TransformerEncoder(str(folder), max_length=512)
+    assert encoder.text.max_length == 38
+    assert np.isfinite(encoder.encode([Item("river " * 100)])).all()
+
+
+@pytest.mark.parametrize("text", ["x" * 100_000, "river " * 17_000, "( " * 50_000])
+def test_a_query_of_100_000_characters(encoder, text):
+    began = time.perf_counter()
+    assert np.isfinite(encoder.encode([Item(text)])).all()
+    assert time.perf_counter() - began < 1
+
+
+def test_normalized_vectors(bert):
+    encoder = TransformerEncoder(bert, normalize=True, scale=3.0)
+    np.testing.assert_allclose(np.linalg.norm(encoder.encode(ITEMS), axis=1), 3, rtol=1e-5)
+
+
+def test_question_and_program_are_both_read(encoder, bert):
+    one, other = Item("area", "answer(texas)"), Item("area", "answer(ohio)")
+    assert not np.allclose(*encoder.encode([one, other]))
+    source = TransformerEncoder(bert, view="source")
+    np.testing.assert_array_equal(*source.encode([one, other]))
+
+
+def test_gradients_reach_every_weight_that_takes_part(encoder):
+    encoder(encoder.featurize(ITEMS)).square().sum().backward()
+    without = {name for name, p in encoder.named_parameters() if p.grad is None}
+    assert without == {"text.model.pooler.dense.weight", "text.model.pooler.dense.bias"}  # BERT's own; unused
+
+
+def test_a_tokenizer_without_special_tokens_gives_an_empty_text_a_vector(encoder):
+    tokens = encoder.text.tokenize(["area"])
+    tokens.ids.append([])
+    assert torch.isfinite(encoder.text(tokens)).all()
+    assert torch.isfinite(encoder.text(type(tokens)([[]]))).all()
+
+
+def test_saved_and_loaded_to_the_bit(encoder, tmp_path, bert):
+    with torch.no_grad():
+        for parameter in encoder.parameters():
+            parameter.mul_(1.5)
+    encoder.save(tmp_path)
+    again = TransformerEncoder.load(tmp_path, {})
+    assert again.settings() == encoder.settings()
+    assert again.reads() == encoder.reads()
+    assert again.text.base == bert
+    np.testing.assert_array_equal(again.encode(ITEMS), encoder.encode(ITEMS))
+
+
+def test_a_saved_folder_opens_with_automodel(encoder, tmp_path):
+    from transformers import AutoModel, AutoTokenizer
+
+    encoder.save(tmp_path)
+    model, tokenizer = AutoModel.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    batch = tokenizer(["area of texas"], return_tensors="pt")
+    ours = encoder.text.model(**batch).last_hidden_state
+    torch.testing.assert_close(model(**batch).last_hidden_state, ours, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("package:no_such_package_x", "'no_such_package_x' is not installed: pip install no-such-package-x"),
+        ("package:", "Python package '' is not installed"),
+        ("package:no_such.sub", "Python package 'no_such.sub' is not installed"),
+        ("package:..", r"Python package '\.\.' is not installed"),
+        ("package:json", "package 'json' carries no model folder"),
+        ("package:math", "Python package 'math' is not installed"),
+        ("someone/no-such-model", "model 'someone/no-such-model' can't be loaded"),
+        ("no-such-model", "model 'no-such-model' can't be loaded"),
+        ("/no/such/folder", "model '/no/such/folder' can't be loaded"),
+        ("", "model '' can't be loaded"),
+    ],
+)
+def test_a_model_that_is_not_there_is_one_line_soon(base, message):
+    began = time.perf_counter()
+    with pytest.raises(InputError, match=message) as error:
+        PooledTransformer(base)
+    assert "\n" not in str(error.value)
+    assert time.perf_counter() - began < 2
+
+
+def test_a_model_in_an_installed_package(tmp_path, monkeypatch):
+    tiny_bert(tmp_path / "some_model_package" / "data" / "model")
+    (tmp_path / "some_model_package" / "__init__.py").touch()
+    (tmp_path / "some_model_package" / "config.json").write_text("{}")  # no model: there is no tokenizer beside it
+    monkeypatch.syspath_prepend(tmp_path)
+    assert model_folder("package:some_model_package") == str(tmp_path / "some_model_package" / "data" / "model")
+    assert PooledTransformer("package:some_model_package").dim == 16
+
+
+@pytest.mark.parametrize("damage", ["truncated", "text", "foreign config", "no weights", "code"])
+def test_a_damaged_model_folder_is_one_line(bert, tmp_path, damage):
+    folder = Path(shutil.copytree(bert, tmp_path / "model"))
+    weights, config = folder / "model.safetensors", folder / "config.json"
+    if damage == "truncated":
+        weights.write_bytes(weights.read_bytes()[:-100])
+    elif damage == "text":
+        weights.write_text("not weights")
+    elif damage == "no weights":
+        weights.unlink()
+    elif damage == "code":  # never run, nor asked about at a prompt
+        (folder / "code.py").write_text("raise SystemExit('code was run')")
+        named = {"model_type": "mine", "auto_map": {"AutoConfig": "code.C", "AutoModel": "code.M"}}
+        config.write_text(json.dumps(named))
+    else:
+        config.write_text(json.dumps({"model_type": "none such"}))
+    with pytest.raises(InputError, match=r"model '.*model' can't be loaded") as error:
+        PooledTransformer(str(folder))
+    assert "\n" not in str(error.value)
+
+
+def test_a_folder_of_another_tokenizer_is_refused(encoder, tmp_path):
+    encoder.save(tmp_path / "one")
+    tiny_bert(tmp_path / "other", words="other words stand in this one")
+    shutil.copy(tmp_path / "other" / "tokenizer.json", tmp_path / "one" / "tokenizer.json")
+    with pytest.raises(CheckpointError, match=r"tokenizer.json is not the one that one/encoder.json was written with"):
+        TransformerEncoder.load(tmp_path / "one", {})

@@ -1,0 +1,294 @@
+"""SFT end to end on small COVR splits: it learns, resumes to the bit, and says what is wrong with the data."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from rcr_trainer.data import Example, covr_split
+from rcr_trainer.errors import DataError
+from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.schema import SFTConfig
+from rcr_trainer.sft import state as sft_state
+from rcr_trainer.sft import train
+from rcr_trainer.sft.supervision import Supervision
+from tiny_bert import tiny_bert
+
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.items import Item
+from langchain_rcr.selection import greedy
+from langchain_rcr.tri_encoder import TriEncoder
+
+torch.set_num_threads(1)
+
+SPEC = ProgramSpec()
+SPLIT = covr_split("110", 0, 60, 0, dev=40)
+SETTINGS = {"warmup": 0.0, "temperature": 0.5, "candidates": 4096, "on_policy": 0.5, "on_policy_from": 0.3}
+FAST = SFTConfig(epochs=6, lr=1e-2, batch_size=32, patience=None, **SETTINGS)
+
+
+class StopError(Exception):
+    """A kill."""
+
+
+def items(examples):
+    return [Item(e.source, e.target) for e in examples]
+
+
+def lexical(seed=0, dim=32):
+    start = {"ngrams": 2, "context_init": -0.3, "scale": 20.0, "lam": 1.0}
+    return TriEncoder.build("lexical", items(SPLIT.train), dim=dim, seed=seed, **start)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    words = sorted({word for e in SPLIT.train for word in f"{e.source} {e.target}".lower().split()})
+    return tiny_bert(tmp_path_factory.mktemp("bert") / "model", words=" ".join(words), positions=64)
+
+
+def same_weights(one, other):
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_training_raises_dev_coverage():
+    model = lexical()
+    rows = []
+    result = train(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, FAST, log=lambda epoch, row: rows.append(row))
+    assert (result.epochs, len(rows), rows) == (6, 7, result.history)
+    assert [row["epoch"] for row in rows] == list(range(7))
+    assert math.isnan(rows[0]["loss"])
+    untrained, best = rows[0]["dev_coverage"], max(row["dev_coverage"] for row in rows)
+    assert best > untrained + 5
+    assert rows[-1]["loss"] < rows[1]["loss"]
+    assert result.best_dev_coverage == best == rows[result.best_epoch]["dev_coverage"]
+    # The model is that of the best epoch, and picks as the loop said it does.
+    assert not model.training
+    queries = model.encode_queries([e.source for e in SPLIT.dev])
+    picks = greedy(queries, model.encode_pool(items(SPLIT.train)), model.state(), 4).positions
+    needs = Supervision.build(SPLIT.dev, SPLIT.train, SPEC, exclude_own_program=False)
+    assert 100 * np.mean(needs.coverage(picks)) == pytest.approx(best, abs=0.01)
+
+
+def test_all_three_encoders_are_trained():
+    model, before = lexical(), lexical()
+    train(model, SPLIT.train, SPLIT.train, [], SPEC, FAST.model_copy(update={"epochs": 1}))
+    for part in ("query", "context", "candidate"):
+        assert not same_weights(getattr(model, part), getattr(before, part))
+
+
+def test_without_dev_the_last_epoch_is_kept():
+    result = train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, FAST.model_copy(update={"epochs": 2}))
+    assert (result.best_epoch, result.epochs) == (2, 2)
+    assert math.isnan(result.best_dev_coverage)
+    assert all("dev_coverage" not in row for row in result.history)
+
+
+def test_the_same_seed_gives_the_same_weights():
+    models = []
+    for seed in (0, 0, 1):
+        models.append(lexical())
+        train(models[-1], SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, FAST, seed=seed)
+    assert same_weights(models[0], models[1])
+    assert not same_weights(models[0], models[2])
+
+
+def stop_at(epoch):
+    """A log that ends the run before the epoch is saved."""
+
+    def log(at, figures):
+        if at == epoch:
+            raise StopError
+
+    return log
+
+
+@pytest.mark.parametrize("epoch", [1, 2, 4, 6])
+def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, epoch):
+    monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
+    data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, FAST)
+    whole, killed = lexical(), lexical()
+    expected = train(whole, *data)
+    with pytest.raises(StopError):
+        train(killed, *data, state_folder=tmp_path / "s", log=stop_at(epoch))
+    resumed = lexical(seed=0 if epoch == 1 else 9)  # the state brings its own weights, once there is one
+    rows = []
+    result = train(resumed, *data, state_folder=tmp_path / "s", log=lambda at, figures: rows.append(at))
+    assert same_weights(whole, resumed)
+    assert repr(result) == repr(expected)
+    assert rows == list(range(0 if epoch == 1 else epoch, 7))
+
+
+def test_a_run_killed_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
+    config = FAST.model_copy(update={"patience": 2, "epochs": 20, "gradient_accumulation": 2})
+    data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
+    whole = lexical()
+    expected = train(whole, *data)
+    assert 3 < expected.epochs < 20  # stopped by patience
+    for epoch in range(2, expected.epochs + 1):
+        with pytest.raises(StopError):
+            train(lexical(), *data, state_folder=tmp_path / "s", log=stop_at(epoch))
+    resumed = lexical()
+    assert repr(train(resumed, *data, state_folder=tmp_path / "s")) == repr(expected)
+    assert same_weights(whole, resumed)
+
+
+def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, bert):
+    monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
+    config = SFTConfig(loss="infonce", epochs=3, lr=1e-3, batch_size=16, bm25_top=10, patience=None, on_policy=0)
+    data = (SPLIT.train, SPLIT.train[:8], SPLIT.dev[:5], SPEC, config)
+    whole, killed, resumed = (TriEncoder.build("transformer", [], base=bert) for _ in range(3))
+    train(whole, *data)  # with dropout
+    with pytest.raises(StopError):
+        train(killed, *data, state_folder=tmp_path / "s", log=stop_at(2))
+    torch.manual_seed(123)
+    train(resumed, *data, state_folder=tmp_path / "s")
+    assert same_weights(whole, resumed)
+
+
+def test_a_finished_state_is_not_trained_again(tmp_path):
+    first, again = lexical(), lexical()
+    data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, FAST.model_copy(update={"epochs": 2}))
+    expected = train(first, *data, state_folder=tmp_path / "s")
+    result = train(again, *data, state_folder=tmp_path / "s", log=lambda epoch, figures: pytest.fail("trained"))
+    assert same_weights(first, again)
+    assert repr(result) == repr(expected)
+
+
+def test_a_state_of_another_model_is_refused(tmp_path, bert):
+    data = (SPLIT.train, SPLIT.train[:8], [], SPEC, FAST.model_copy(update={"epochs": 1}))
+    train(lexical(), *data, state_folder=tmp_path / "s")
+    for other in (lexical(dim=8), TriEncoder.build("transformer", [], base=bert)):
+        with pytest.raises(CheckpointError, match=r"can't be resumed from: .*; delete it to start afresh"):
+            train(other, *data, state_folder=tmp_path / "s")
+
+
+@pytest.mark.parametrize("file", ["state.json", "state.safetensors"])
+@pytest.mark.parametrize("content", [b"", b"{}", b"[" * 100_000, b"\xff"])
+def test_a_damaged_state_is_refused_in_one_line(tmp_path, file, content):
+    data = (SPLIT.train, SPLIT.train[:8], [], SPEC, FAST.model_copy(update={"epochs": 1}))
+    train(lexical(), *data, state_folder=tmp_path / "s")
+    (tmp_path / "s" / file).write_bytes(content)
+    if (file, content) == ("state.json", b"{}"):
+        (tmp_path / "s" / file).write_bytes(b'{"unheard_of": 1}')
+    with pytest.raises(CheckpointError, match="can't be resumed from") as error:
+        train(lexical(), *data, state_folder=tmp_path / "s")
+    assert "\n" not in str(error.value)
+
+
+def test_gradient_accumulation_is_a_larger_batch(monkeypatch):
+    norms, clip = [], torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(
+        torch.nn.utils, "clip_grad_norm_", lambda *args: norms[-1].append(float(clip(*args)))
+    )  # AdamW doesn't tell a gradient from its double
+    models = []
+    for batch_size, accumulation in ((20, 1), (10, 2), (5, 4)):
+        models.append(lexical())
+        norms.append([])
+        changes = {"epochs": 1, "k": 1, "batch_size": batch_size, "gradient_accumulation": accumulation}
+        result = train(models[-1], SPLIT.train, SPLIT.train, [], SPEC, FAST.model_copy(update=changes))
+        assert result.steps == len(norms[-1]) == 3
+    for model, ours in zip(models[1:], norms[1:], strict=True):
+        assert ours == pytest.approx(norms[0], rel=1e-3)
+        for name, tensor in models[0].state_dict().items():
+            torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-3, atol=1e-5)
+
+
+def test_info_nce_trains_a_transformer(bert):
+    model, before = (TriEncoder.build("transformer", [], base=bert, lam=0.1) for _ in range(2))
+    config = SFTConfig(loss="infonce", max_steps=2, lr=1e-3, batch_size=8, bm25_top=10)
+    seen = []
+    data = (SPLIT.train, SPLIT.train, [], SPEC, config)
+    result = train(model, *data, progress=lambda done, planned: seen.append((done, planned)))
+    assert (result.steps, result.epochs, seen) == (2, 1, [(1, 2), (2, 2)])
+    assert math.isfinite(result.history[-1]["loss"])
+    same = {name for name, p in model.named_parameters() if torch.equal(p, before.get_parameter(name))}
+    assert same == {name for name, _ in model.named_parameters() if "pooler" in name}  # which takes no part
+
+
+def test_info_nce_raises_dev_coverage_too():
+    config = FAST.model_copy(update={"loss": "infonce", "lr": 0.03})
+    result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
+    assert result.best_dev_coverage > result.history[0]["dev_coverage"] + 5
+
+
+@pytest.mark.parametrize("mask_duplicates", [False, True])
+@pytest.mark.parametrize("own_program", [False, True])
+def test_no_query_is_trained_to_pick_itself(monkeypatch, own_program, mask_duplicates):
+    from rcr_trainer.sft import loop
+
+    calls = []
+    real = loop.listwise_loss
+
+    def spy(logits, gains, allowed, *rest):
+        calls.append((gains, allowed))
+        return real(logits, gains, allowed, *rest)
+
+    monkeypatch.setattr(loop, "listwise_loss", spy)
+    # Three examples with one program each twice over: each query finds its twin and, unless barred, nothing else.
+    pool = [Example(str(n), f"question {n}", f"f{n % 3}(x)") for n in range(6)]
+    config = SFTConfig(
+        epochs=2, k=1, batch_size=6, on_policy=1, on_policy_from=0.5, patience=None,
+        exclude_own_program=own_program, mask_duplicates=mask_duplicates,
+    )  # fmt: skip
+    model = TriEncoder.build("lexical", items(pool), dim=8)
+    train(model, pool, pool, [], SPEC, config)
+    assert calls
+    for gains, allowed in calls:
+        assert allowed.sum(1).tolist() == [4 if own_program else 5] * 6
+        # What is barred is the query itself (or its program), which would have gained the most.
+        assert gains[~allowed].tolist() == [gains.max().item()] * int((~allowed).sum())
+
+
+def test_early_stopping():
+    config = FAST.model_copy(update={"epochs": 50, "lr": 1e-9, "patience": 2})
+    result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
+    assert (result.epochs, result.best_epoch) == (2, 0)  # nothing moves: two evaluations without a better one
+
+
+def test_evaluating_seldom_still_evaluates_the_end():
+    config = FAST.model_copy(update={"epochs": 5, "evaluate_every": 2})
+    result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
+    assert [row["epoch"] for row in result.history] == [0, 2, 4, 5]
+
+
+def test_a_larger_pool_than_candidates_is_sampled(monkeypatch):
+    from rcr_trainer.sft import loop
+
+    widths = []
+    real = loop.listwise_loss
+    monkeypatch.setattr(
+        loop, "listwise_loss", lambda logits, *rest: widths.append(logits.shape[1]) or real(logits, *rest)
+    )
+    config = FAST.model_copy(update={"epochs": 2, "candidates": 30, "batch_size": 8, "on_policy_from": 0.5})
+    train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, config)
+    assert 8 < min(widths) <= max(widths) <= 30
+
+
+def test_k_of_one():
+    result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, FAST.model_copy(update={"k": 1, "epochs": 2}))
+    assert result.steps == 4
+
+
+# ---------------------------------------------------------------- data
+
+
+def test_no_program_parses():
+    pool = [Example(str(n), f"question {n}", f"no ( program {n}") for n in range(9)]
+    with pytest.raises(DataError, match="none of the 9 training queries has a program that parses as 'functional'"):
+        train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, FAST)
+
+
+def test_a_pool_smaller_than_k():
+    pool = SPLIT.train[:4]
+    with pytest.raises(DataError, match=r"the pool of 4 examples leaves a training query only 3 .* fewer than k = 4"):
+        train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, FAST)
+
+
+def test_some_programs_do_not_parse():
+    pool = [*SPLIT.train[:20], Example("x", "a question", "no ( program")]
+    config = FAST.model_copy(update={"epochs": 1})
+    result = train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, pool[-3:], SPEC, config)
+    assert math.isfinite(result.history[-1]["loss"])
+    assert math.isfinite(result.best_dev_coverage)

@@ -1,0 +1,195 @@
+"""Supervision: gains and Algorithm 1 against sets, what a query may not get, hard negatives against rank_bm25."""
+
+import numpy as np
+import pytest
+from rank_bm25 import BM25Okapi
+from rcr_trainer.baselines.bm25 import tokenize
+from rcr_trainer.data import Example, covr_split
+from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.sft.supervision import HardNegatives, Supervision, own_positions
+
+SPEC = ProgramSpec()
+
+
+def example(name, program, question=None):
+    return Example(name, question or f"question {name}", program)
+
+
+@pytest.fixture(scope="module")
+def examples():
+    return covr_split("110", 0, 40, 10)
+
+
+@pytest.fixture(scope="module")
+def supervision(examples):
+    return Supervision.build(examples.test, examples.train, SPEC, exclude_own_program=True)
+
+
+def structures(examples):
+    return [SPEC.structures(e.target) for e in examples]
+
+
+@pytest.mark.parametrize("candidates", [None, [3, 0, 17, 39], list(range(40)), [5], []])
+def test_gains_equal_those_of_sets(examples, supervision, candidates):
+    rng = np.random.default_rng(0)
+    queries = np.array([4, 0, 4, 9])
+    picked = np.stack([rng.permutation(40)[:3] for _ in queries])
+    columns = None if candidates is None else np.array(candidates, dtype=np.int64)
+    gains = supervision.gains(queries, picked, columns)
+    needs, pool = structures(examples.test), structures(examples.train)
+    scored = range(40) if candidates is None else candidates
+    assert gains.shape == (4, 4, len(scored))
+    assert gains.dtype == np.float32
+    for row, query in enumerate(queries):
+        left = set(needs[query])
+        for step in range(4):
+            assert gains[row, step].tolist() == [len(pool[c] & left) for c in scored]
+            if step < 3:
+                left -= pool[picked[row, step]]
+    assert supervision.gains(queries, picked[:, :0]).shape == (4, 1, 40)
+
+
+def test_algorithm_1_by_hand():
+    pool = [example("a", "f(g(x))"), example("b", "f(h(y))"), example("c", "f(g(x), h(y))"), example("d", "q(r)")]
+    supervision = Supervision.build([example("t", "f(g(x), h(y))")], pool, SPEC, exclude_own_program=True)
+    assert supervision.forbidden[0].tolist() == [2]
+    positions, gains = supervision.sequences(3)
+    # a: f, g, x, f→g, g→x, f→g→x and the three chains from the root. b adds h, y, f→h, h→y, f→h→y and two chains from
+    # the root. The siblings g, h stay uncovered.
+    wanted = SPEC.structures("f(g(x), h(y))")
+    first, second = SPEC.structures("f(g(x))") & wanted, SPEC.structures("f(h(y))") & wanted
+    assert positions.tolist() == [[0, 1, 3]]
+    assert gains.tolist() == [[len(first), len(second - first), 0]]
+    assert (len(first), len(second - first)) == (9, 7)
+    whole = Supervision.build([example("t", "f(g(x), h(y))")], pool, SPEC, exclude_own_program=False)
+    assert whole.sequences(1)[0].tolist() == [[2]]
+
+
+def test_sequences_equal_algorithm_1_on_sets(examples, supervision):
+    positions, gains = supervision.sequences(4)
+    needs, pool = structures(examples.test), structures(examples.train)
+    for row, (picks, gained) in enumerate(zip(positions.tolist(), gains.tolist(), strict=True)):
+        left, picked = set(needs[row]), []
+        for pick, gain in zip(picks, gained, strict=True):
+            allowed = [c for c in range(40) if c not in {*picked, *supervision.forbidden[row].tolist()}]
+            best = max(len(pool[c] & left) for c in allowed)
+            assert gain == best == len(pool[pick] & left)
+            assert pick in allowed
+            if best:  # a tie goes to the lowest position
+                assert pick == next(c for c in allowed if len(pool[c] & left) == best)
+            left -= pool[pick]
+            picked.append(pick)
+
+
+def test_coverage_equals_that_of_sets(examples, supervision):
+    rng = np.random.default_rng(1)
+    positions = np.stack([rng.permutation(40)[:4] for _ in examples.test])
+    needs, pool = structures(examples.test), structures(examples.train)
+    expected = [
+        len(need & frozenset().union(*(pool[p] for p in picks))) / len(need)
+        for need, picks in zip(needs, positions.tolist(), strict=True)
+    ]
+    np.testing.assert_allclose(supervision.coverage(positions), expected, rtol=1e-6)
+    np.testing.assert_array_equal(supervision.coverage(positions[:, :0]), 0)
+
+
+def test_a_query_without_a_program_needs_nothing():
+    pool = [example("a", "f(x)"), example("b", "g(x)")]
+    queries = [example("t", "no ( program"), example("u", "f(x)")]
+    supervision = Supervision.build(queries, pool, SPEC, exclude_own_program=False)
+    coverage = supervision.coverage(np.array([[0], [0]]))
+    assert np.isnan(coverage[0])
+    assert coverage[1] == 1
+    assert supervision.sequences(2)[1].tolist()[0] == [0, 0]
+
+
+def test_no_query_gets_itself():
+    pool = [
+        example("1", "answer(capital('texas'))"),
+        example("2", "answer(capital('ohio'))"),
+        example("3", "answer(area('ohio'))"),
+        Example("4", "question 1", "answer(capital('texas'))"),  # the first once more, under another id
+    ]
+    itself = own_positions(pool, pool, SPEC, same_program=False)
+    assert [row.tolist() for row in itself] == [[0, 3], [1], [2], [0, 3]]
+    program = own_positions(pool, pool, SPEC, same_program=True)  # up to the values, which are anonymised
+    assert [row.tolist() for row in program] == [[0, 1, 3], [0, 1, 3], [2], [0, 1, 3]]
+    held_out = own_positions([example("x", "answer(area('x'))")], pool, SPEC, same_program=True)
+    assert [row.tolist() for row in held_out] == [[2]]
+    assert own_positions([example("x", "f")], pool, SPEC, same_program=False)[0].tolist() == []
+    supervision = Supervision.build(pool, pool, SPEC, exclude_own_program=False)
+    for row, picks in enumerate(supervision.sequences(2)[0].tolist()):
+        assert not set(picks) & set(itself[row].tolist())
+
+
+# ---------------------------------------------------------------- hard negatives
+
+
+@pytest.fixture(scope="module")
+def training(examples):
+    return Supervision.build(examples.train, examples.train, SPEC, exclude_own_program=True)
+
+
+@pytest.fixture(scope="module")
+def questions(examples):
+    return [e.source for e in examples.train]
+
+
+def test_the_nearest_are_rank_bm25s(questions, training):
+    negatives = HardNegatives(questions, questions, top=8, worst=3, forbidden=training.forbidden)
+    model = BM25Okapi([tokenize(question) for question in questions])
+    for row, question in enumerate(questions):
+        scores = model.get_scores(tokenize(question))
+        scores[training.forbidden[row]] = -np.inf
+        nearest = negatives.nearest[row]
+        assert len(set(nearest.tolist())) == 8
+        np.testing.assert_allclose(scores[nearest], np.sort(scores)[::-1][:8], rtol=1e-9)
+
+
+def slow_worst(negatives, training, query, picks, worst):
+    """Among the H nearest that may be picked, the B that add least; equal ones by nearness."""
+    barred = {*training.forbidden[query].tolist(), *picks.tolist()}
+    near = [c for c in negatives.nearest[query].tolist() if c not in barred]
+    gains = training.gains(np.array([query]), picks[None])[0, -1]
+    return [near[n] for n in sorted(range(len(near)), key=lambda n: (gains[near[n]], n))[:worst]]
+
+
+def test_draws_are_the_worst_of_the_nearest(questions, training):
+    negatives = HardNegatives(questions, questions, top=12, worst=3, forbidden=training.forbidden)
+    sequences = training.sequences(4)[0]
+    queries, steps = np.arange(40), np.arange(40) % 4
+    draws = np.stack(
+        [negatives.draw(training, queries, sequences[:, :3], steps, np.random.default_rng(n)) for n in range(30)]
+    )
+    for row, step in zip(queries, steps, strict=True):
+        expected = slow_worst(negatives, training, row, sequences[row, :step], 3)
+        assert set(draws[:, row].tolist()) == set(expected)
+
+
+def test_a_draw_is_neither_picked_nor_forbidden(questions, training):
+    # The picks are among the nearest here, and add nothing any more: taken for negatives, they would be all of them.
+    negatives = HardNegatives(questions, questions, top=39, worst=2, forbidden=training.forbidden)
+    picked = negatives.nearest[:, :3]
+    queries, steps = np.arange(40), np.full(40, 3)
+    for seed in range(5):
+        drawn = negatives.draw(training, queries, picked, steps, np.random.default_rng(seed))
+        for row, negative in enumerate(drawn.tolist()):
+            assert negative not in picked[row].tolist()
+            assert negative not in training.forbidden[row].tolist()
+
+
+def test_more_negatives_asked_for_than_there_are():
+    pool = [example(str(n), "f(x)" if n else "g(y)") for n in range(3)]
+    training = Supervision.build(pool, pool, SPEC, exclude_own_program=True)
+    questions = [e.source for e in pool]
+    negatives = HardNegatives(questions, questions, top=50, worst=5, forbidden=training.forbidden)
+    assert negatives.nearest.shape == (3, 3)
+    drawn = negatives.draw(training, np.arange(3), np.zeros((3, 0), dtype=np.int64), np.zeros(3, dtype=np.int64), RNG)
+    assert drawn[0] in (1, 2)
+    assert drawn[1:].tolist() == [0, 0]
+    # All but itself is picked: some candidate, which the loss masks.
+    drawn = negatives.draw(training, np.array([1]), np.array([[0]]), np.array([1]), RNG)
+    assert drawn[0] in (0, 1, 2)
+
+
+RNG = np.random.default_rng(0)
