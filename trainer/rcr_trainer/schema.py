@@ -232,6 +232,7 @@ class SFTConfig(Section):
         description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-5, section 4 "Training details").',
     )
     weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm; null: never.")
     warmup: Share = Field(0.05, description="Share of the steps in which the learning rate climbs to lr.")
     temperature: float = Field(
         5.0, gt=0, description="loss listwise: the targets are softmax(structures added / temperature)."

@@ -6,12 +6,14 @@ Departures from the paper, each with the setting that undoes it:
 - steps at which nothing uncovered can be reached teach nothing and are skipped (the paper trains on their ties);
 - candidates that add as much as the positive are masked from InfoNCE's negatives;
 - a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
+- gradients are clipped to a norm (`max_grad_norm: null`);
 - training stops early on development coverage (`patience: null`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -30,7 +32,7 @@ from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.schema import SFTConfig
 from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
 from rcr_trainer.sft.state import TrainingState
-from rcr_trainer.sft.supervision import FloatArray, HardNegatives, IntArray, Supervision
+from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
 
 Log = Callable[[int, dict[str, float]], None]
 """Called with the epoch and its figures after every epoch."""
@@ -124,11 +126,13 @@ class _Trainer:
         seed: int,
     ) -> None:
         self.model, self.config, self.seed = model, config, seed
+        self._vectors: PoolVectors | None = None
         own = config.exclude_own_program
         self.supervision = Supervision.build(queries, pool, spec, exclude_own_program=own)
         # Development queries that were taken out of the pool are barred like training queries; others get what test
         # queries get.
         inside = {e.id for e in pool} >= {e.id for e in dev}
+        dev = [e for e in dev if spec.structures(e.target)]
         self.dev = Supervision.build(dev, pool, spec, exclude_own_program=own and inside) if dev else None
         _check_sizes(self.supervision, len(pool), config.k)
         self.sequences, self.sequence_gains = self.supervision.sequences(config.k)
@@ -141,8 +145,7 @@ class _Trainer:
             raise DataError(msg)
         self.query_features = model.query.featurize([Item(e.source) for e in queries])
         items = [Item(e.source, e.target) for e in pool]
-        self.candidate_features = model.candidate.featurize(items)
-        self.context_features = model.context.featurize(items)
+        self.candidate_features, self.context_features = model.featurize_pool(items)
         self.dev_features = model.query.featurize([Item(e.source) for e in dev])
         keys = [spec.key(e.target) for e in pool] if config.mask_duplicates else []
         self.groups = np.unique(keys, return_inverse=True)[1] if keys else None
@@ -158,9 +161,7 @@ class _Trainer:
 
     # ------------------------------------------------------------------ the loop
 
-    def run(
-        self, folder: Path | None, log: Log | None, progress: Callable[[int, int], None] | None
-    ) -> SFTResult:
+    def run(self, folder: Path | None, log: Log | None, progress: Callable[[int, int], None] | None) -> SFTResult:
         config, model = self.config, self.model
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
@@ -168,28 +169,18 @@ class _Trainer:
         planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _linear(step, planned, config.warmup))
         state = TrainingState(model, optimizer, schedule)
-        if folder is not None and state.load(folder):
-            result = state.result
-        else:
-            result = state.result = SFTResult()
-        vectors = self._vectors()
-        if not result.history:
-            self._evaluate(state, vectors, {"epoch": 0.0, "loss": float("nan")}, log)
-        while result.epochs < config.epochs and result.steps < planned and not self._out_of_patience(result):
-            losses = []
+        if folder is None or not state.load(folder):
+            state.result = SFTResult()
+            self._evaluate(state, {"epoch": 0.0, "loss": float("nan")}, log)
+        result = state.result
+        while result.steps < planned and not self._out_of_patience(result):
+            losses: list[float] = []
             rng = np.random.default_rng([self.seed, result.epochs])
-            batches = self._batches(rng, self._sequences_of_epoch(rng, vectors, result.epochs))
+            batches = self._batches(rng, self._sequences_of_epoch(rng, result.epochs))
             model.train()
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(int(rng.integers(2**31)))  # dropout of the transformer family
+            with _dropout_of(int(rng.integers(2**31)), parameters[0].device):
                 for group in _grouped(batches, config.gradient_accumulation):
-                    optimizer.zero_grad(set_to_none=True)
-                    for batch in group:
-                        loss = self._loss(batch)
-                        torch.autograd.backward(loss / len(group))
-                        losses.append(loss.item())
-                    torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-                    optimizer.step()
+                    losses += self._step(group, optimizer, parameters)
                     schedule.step()
                     result.steps += 1
                     if progress is not None:
@@ -197,27 +188,44 @@ class _Trainer:
                     if result.steps >= planned:
                         break
             result.epochs += 1
-            vectors = self._vectors()
-            last = result.epochs == config.epochs or result.steps >= planned
+            self._vectors = None
+            last = result.steps >= planned
             if result.epochs % config.evaluate_every == 0 or last:
-                figures = {"epoch": float(result.epochs), "loss": float(np.mean(losses))}
-                self._evaluate(state, vectors, figures, log)
+                self._evaluate(state, {"epoch": float(result.epochs), "loss": float(np.mean(losses))}, log)
             if folder is not None:
                 state.save(folder, force=last)
         state.restore_best()
         model.eval()
         return result
 
-    def _evaluate(
-        self, state: TrainingState, vectors: PoolVectors, figures: dict[str, float], log: Log | None
-    ) -> None:
+    def _step(
+        self, group: Sequence[_Batch], optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
+    ) -> list[float]:
+        """One optimiser step on the mean loss of some batches; returns their losses."""
+        optimizer.zero_grad(set_to_none=True)
+        losses = []
+        for batch in group:
+            loss = self._loss(batch)
+            torch.autograd.backward(loss / len(group))
+            losses.append(loss.item())
+        if self.config.max_grad_norm is not None:
+            torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
+        optimizer.step()
+        return losses
+
+    def _evaluate(self, state: TrainingState, figures: dict[str, float], log: Log | None) -> None:
         result = state.result
         if self.dev is not None:
             queries = self.model.query.vectors(self.dev_features)
             picks = greedy(
-                queries, vectors, self.model.state(), self.config.k, exclude=self.dev.forbidden, groups=self.groups
+                queries,
+                self._pool_vectors(),
+                self.model.state(),
+                self.config.k,
+                exclude=self.dev.forbidden,
+                groups=self.groups,
             )
-            coverage = float(100 * np.nanmean(self.dev.coverage(picks.positions)))
+            coverage = float(100 * self.dev.coverage(picks.positions).mean())
             figures["dev_coverage"] = coverage
             better = not coverage <= result.best_dev_coverage  # true for the first, NaN
         else:
@@ -247,7 +255,7 @@ class _Trainer:
     def _queries_per_batch(self) -> int:
         return max(1, self.config.batch_size // self.config.k)
 
-    def _sequences_of_epoch(self, rng: np.random.Generator, vectors: PoolVectors, epoch: int) -> IntArray:
+    def _sequences_of_epoch(self, rng: np.random.Generator, epoch: int) -> IntArray:
         """(Q, k) picks whose prefixes are the epoch's states: Algorithm 1's, or, for a share, the policy's own."""
         config = self.config
         if config.loss == "infonce" or not config.on_policy or epoch < config.on_policy_from * config.epochs:
@@ -257,7 +265,7 @@ class _Trainer:
         if len(rows):
             picks = greedy(
                 self.model.query.vectors(self.query_features.select(rows)),
-                vectors,
+                self._pool_vectors(),
                 self.model.state(),
                 config.k,
                 exclude=[self.supervision.forbidden[row] for row in rows],
@@ -301,10 +309,13 @@ class _Trainer:
 
     # ------------------------------------------------------------------ tensors
 
-    def _vectors(self) -> PoolVectors:
-        return PoolVectors(
-            self.model.candidate.vectors(self.candidate_features), self.model.context.vectors(self.context_features)
-        )
+    def _pool_vectors(self) -> PoolVectors:
+        """E_c and E_z of the pool under the current weights; encoded at most once an epoch."""
+        if self._vectors is None:
+            self._vectors = PoolVectors(
+                self.model.candidate.vectors(self.candidate_features), self.model.context.vectors(self.context_features)
+            )
+        return self._vectors
 
     def _loss(self, batch: _Batch) -> Tensor:
         """Logits of the batch's states (S of B × k) over its C candidates, then the loss."""
@@ -366,6 +377,14 @@ def _linear(step: int, planned: int, warmup: float) -> float:
     return max(0.0, (planned - step) / max(1.0, planned - climb))
 
 
+@contextmanager
+def _dropout_of(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout drawn from its own seed; the process's generators are as before afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
 def _grouped(batches: Iterator[_Batch], size: int) -> Iterator[list[_Batch]]:
     group: list[_Batch] = []
     for batch in batches:
@@ -377,4 +396,4 @@ def _grouped(batches: Iterator[_Batch], size: int) -> Iterator[list[_Batch]]:
         yield group
 
 
-__all__ = ["FloatArray", "Log", "SFTResult", "train"]
+__all__ = ["Log", "SFTResult", "train"]

@@ -39,7 +39,7 @@ def info_nce_loss(logits: Tensor, positive: Tensor, gains: Tensor, allowed: Tens
     Use it where only a batch's own candidates can be encoded: fully trained transformers.
 
     Args:
-        logits: (S, C) Eq. 4 for S states and the batch's C candidates (all positives, then all hard negatives).
+        logits: (S, C) Eq. 4 for S states and the batch's C candidates (positives and hard negatives, each once).
         positive: (S,) int64; the column of each state's positive.
         gains: (S, C) how many uncovered structures each candidate covers.
         allowed: (S, C) bool; False for what is never a negative (the query itself, what is picked already).
