@@ -10,19 +10,22 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from langchain_rcr.errors import InputError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
-def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file atomically (UTF-8): temporary file, fsync, rename.
+@contextmanager
+def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
+    """Write a file that takes its place when the block ends without an error: temporary file, fsync, rename.
 
     Args:
         path: where the file goes; its folder is made if it is missing. A symbolic link is followed.
-        text: the whole content.
+
+    Yields:
+        The open temporary file.
 
     Raises:
         InputError: the file can't be written there.
@@ -32,14 +35,25 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)
         temporary = _beside(target)
         try:
-            with temporary.open("x", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with temporary.open("xb") as file:
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
         _sync(target.parent)
+
+
+def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
+    """Write a file atomically; see `atomic_file`."""
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+def write_text(path: str | os.PathLike[str], text: str) -> None:
+    """Write a text file atomically (UTF-8, newlines as they are); see `atomic_file`."""
+    write_bytes(path, text.encode("utf-8"))
 
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:

@@ -91,7 +91,7 @@ def test_help_of_run_derives_from_the_fields(capsys):
         assert f"--{setting.path} " in out
         assert " ".join(setting.info.description.split()[:4]) in out
     assert "(paper 120, section 4" in out
-    assert "embeddings 30, transformer 120, lexical 30" in out
+    assert "embeddings 20, transformer 120, lexical 30" in out
 
 
 def test_help_is_fast_and_loads_nothing_heavy():

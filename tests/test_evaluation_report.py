@@ -75,7 +75,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         raise OSError("disk full")
 
     monkeypatch.setattr("pathlib.Path.replace", full)
-    with pytest.raises(DataError, match=r"can't write .*evaluation\.json: disk full"):
+    with pytest.raises(InputError, match=r"evaluation\.json can't be written: disk full"):
         make(n=5).write(tmp_path)
     assert path.read_bytes() == before
     assert [entry.name for entry in tmp_path.iterdir()] == ["evaluation.json"]

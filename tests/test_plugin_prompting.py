@@ -29,7 +29,7 @@ BRACES = [
 
 def _retriever(rows: list[dict[str, str]], k: int = 2, **fields: Any) -> SequentialCompositionalRetriever:
     keys = list(rows[0])
-    encoder = TriEncoder.build("lexical", [Item(row[keys[0]], row[keys[1]]) for row in rows], dim=32)
+    encoder = TriEncoder.build("lexical", [Item(row[keys[0]], row[keys[1]]) for row in rows], dim=512)
     return SequentialCompositionalRetriever.from_examples(
         encoder, rows, k=k, source_key=keys[0], target_key=keys[1], **fields
     )

@@ -215,7 +215,7 @@ class SFTConfig(Section):
     )
     k: int = Field(4, ge=1, description='Picks a query in the supervision (paper 4, section 4 "Model setup").')
     epochs: int = Field(
-        30, ge=1, description='Passes over the training queries (paper 120, section 4 "Training details").'
+        20, ge=1, description='Passes over the training queries (paper 120, section 4 "Training details").'
     )
     max_steps: int | None = Field(
         None, ge=1, description="Stop after so many optimiser steps, for a trial; null: by epochs alone."
@@ -227,7 +227,7 @@ class SFTConfig(Section):
         1, ge=1, description="Forward passes whose gradients are added up before each optimiser step."
     )
     lr: float = Field(
-        1e-3,
+        3e-4,
         gt=0,
         description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-5, section 4 "Training details").',
     )

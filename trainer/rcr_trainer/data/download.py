@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import tempfile
 import urllib.request
 from collections.abc import Callable
 from http.client import HTTPException
@@ -12,6 +11,7 @@ from typing import IO
 from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
+from langchain_rcr.files import atomic_file
 from rcr_trainer.errors import DataError
 
 Opener = Callable[[str, float], IO[bytes]]
@@ -69,33 +69,24 @@ def download(
         The destination.
 
     Raises:
-        DataError: no connection, another content, or a destination that can't be written. The destination is
-            then as it was before.
+        DataError: no connection, or another content. The destination is then as it was before.
+        InputError: the destination can't be written.
     """
     destination = Path(destination)
     if destination.is_dir():
         raise DataError(f"{destination} is a folder; give the file to write")
-    try:
-        if destination.exists() and hashlib.sha256(destination.read_bytes()).hexdigest() == sha256:
-            return destination
-        destination.parent.mkdir(parents=True, exist_ok=True)
-        scratch = tempfile.NamedTemporaryFile(  # noqa: SIM115 - closed below, before it is renamed
-            dir=destination.parent, prefix=f".{destination.name}.", delete=False
-        )
-    except OSError as error:
-        raise DataError(f"can't write {destination}: {error.strerror or error}") from error
-    try:
-        with scratch as file, opener(url, timeout) as response:
-            _copy(response, file, url=url, sha256=sha256, max_bytes=max_bytes)
-        Path(scratch.name).chmod(0o644)
-        Path(scratch.name).replace(destination)
-    except (OSError, HTTPException) as error:
-        if isinstance(error, HTTPError):
-            error.close()
-        reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error or type(error).__name__
-        raise DataError(f"can't download {url}: {str(reason).splitlines()[0]}") from error
-    finally:
-        Path(scratch.name).unlink(missing_ok=True)
+    if destination.exists() and hashlib.sha256(destination.read_bytes()).hexdigest() == sha256:
+        return destination
+    with atomic_file(destination) as file:
+        try:
+            with opener(url, timeout) as response:
+                _copy(response, file, url=url, sha256=sha256, max_bytes=max_bytes)
+        except (OSError, HTTPException) as error:
+            if isinstance(error, HTTPError):
+                error.close()
+            reason = getattr(error, "reason", None) or getattr(error, "strerror", None) or error
+            detail = str(reason or type(error).__name__).splitlines()[0]
+            raise DataError(f"can't download {url}: {detail}") from error
     return destination
 
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from langchain_rcr.files import atomic_directory, atomic_file, write_json
 from rcr_trainer.errors import DataError
 
 PARTS = ("train", "dev", "test")
@@ -57,25 +56,18 @@ def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
     """Write examples as JSON lines (UTF-8; keys id, source, target); the file appears whole or not at all.
 
     Raises:
-        DataError: the file can't be written.
+        InputError: the file can't be written.
+        DataError: a text is not Unicode (a lone surrogate).
     """
-    path = Path(path)
-    scratch: Path | None = None
-    try:
-        with tempfile.NamedTemporaryFile(
-            "w", encoding="utf-8", newline="\n", dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as file:
-            scratch = Path(file.name)
-            for example in examples:
-                row = {"id": example.id, "source": example.source, "target": example.target}
-                file.write(json.dumps(row, ensure_ascii=False) + "\n")
-        scratch.chmod(0o644)
-        scratch.replace(path)
-    except (OSError, UnicodeEncodeError) as error:
-        raise DataError(f"can't write {path}: {_reason(error)}") from error
-    finally:
-        if scratch is not None:
-            scratch.unlink(missing_ok=True)
+    with atomic_file(path) as file:
+        for example in examples:
+            row = {"id": example.id, "source": example.source, "target": example.target}
+            try:
+                file.write((json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8"))
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"can't write {path}: example {example.id!r} is not Unicode text: {error.reason}"
+                ) from None
 
 
 def write_split(directory: str | Path, split: Split, meta: Mapping[str, Any] | None = None) -> None:
@@ -90,37 +82,18 @@ def write_split(directory: str | Path, split: Split, meta: Mapping[str, Any] | N
         meta: how the split was made (task, seed, …), added to the split's own ``meta``.
 
     Raises:
-        DataError: the folder holds other files, or can't be written.
+        DataError: the folder holds other files.
+        InputError: it can't be written.
     """
     directory = Path(directory)
     _refuse_foreign(directory)
-    scratch: Path | None = None
-    try:
-        directory.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(dir=directory.parent, prefix=f".{directory.name}."))
-        new, old = scratch / "new", scratch / "old"
-        new.mkdir()
+    fixed = {"name": split.name, "counts": split.counts()}
+    with atomic_directory(directory) as folder:
         for part in PARTS:
             examples = getattr(split, part)
             if examples or part != "dev":
-                write_examples(new / f"{part}.jsonl", examples)
-        fixed = {"name": split.name, "counts": split.counts()}
-        record = fixed | split.meta | dict(meta or {}) | fixed
-        text = json.dumps(record, ensure_ascii=False, indent=2) + "\n"
-        (new / "split.json").write_text(text, encoding="utf-8", newline="\n")
-        if directory.exists():
-            directory.rename(old)
-        try:
-            new.rename(directory)
-        except OSError:
-            if old.exists():
-                old.rename(directory)
-            raise
-    except OSError as error:
-        raise DataError(f"can't write the split to {directory}: {_reason(error)}") from error
-    finally:
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+                write_examples(folder / f"{part}.jsonl", examples)
+        write_json(folder / "split.json", fixed | split.meta | dict(meta or {}) | fixed)
 
 
 def read_split(directory: str | Path) -> Split:

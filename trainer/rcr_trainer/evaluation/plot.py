@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from langchain_rcr.errors import MissingExtraError
-from rcr_trainer.evaluation.report import ORACLE, OURS, EvaluationReport, write_atomically
+from langchain_rcr.files import write_bytes
+from rcr_trainer.evaluation.report import ORACLE, OURS, EvaluationReport
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,7 +59,7 @@ def plot_coverage(report: EvaluationReport, path: str | Path) -> Path:
     axes.spines[["top", "right"]].set_visible(False)
     buffer = io.BytesIO()
     canvas.print_png(buffer)
-    write_atomically(Path(path), buffer.getvalue())
+    write_bytes(path, buffer.getvalue())
     return Path(path)
 
 

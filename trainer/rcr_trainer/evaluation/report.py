@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.files import write_text
 from rcr_trainer.errors import DataError
 
 FILE_NAME = "evaluation.json"
@@ -146,10 +145,10 @@ class EvaluationReport:
         """Write evaluation.json into the directory, whole or not at all, and return its path.
 
         Raises:
-            DataError: it can't be written.
+            InputError: it can't be written.
         """
         path = Path(directory) / FILE_NAME
-        write_atomically(path, self.to_json().encode())
+        write_text(path, self.to_json())
         return path
 
     @classmethod
@@ -169,26 +168,6 @@ class EvaluationReport:
 
 
 _ADAPTER = TypeAdapter(EvaluationReport)
-
-
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a file so that it appears whole or not at all.
-
-    Raises:
-        DataError: it can't be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                file.write(content)
-            Path(temporary).chmod(0o644)
-            Path(temporary).replace(path)
-        finally:
-            Path(temporary).unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"can't write {path}: {error}") from error
 
 
 def _rounded(value: Any, digits: int) -> Any:
