@@ -17,13 +17,10 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.files import write_text
-from langchain_rcr.items import Item
+from langchain_rcr.items import EXAMPLE_TEMPLATE, Item
 
 Example = Mapping[str, Any]
 """One example: a question under the source key, its program under the target key, any other fields beside them."""
-
-EXAMPLE_TEMPLATE = "Source: {source}\nTarget: {target}"
-"""How an example looks in a prompt (the paper's appendix D)."""
 
 
 class ExamplePool:

@@ -10,7 +10,7 @@ from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.prompts.string import DEFAULT_FORMATTER_MAPPING
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.pool import EXAMPLE_TEMPLATE
+from langchain_rcr.items import EXAMPLE_TEMPLATE
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 

@@ -15,6 +15,7 @@ from langchain_core.prompts import (
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_rcr import FewShotPrompt, InputError, Item, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
+from langchain_rcr.items import compose
 
 GEO = [
     {"source": "which capitals are in texas", "target": "answer(capital(loc_2(texas)))"},
@@ -54,6 +55,13 @@ def test_the_format_of_the_papers_appendix() -> None:
         f"Source: {second['source']}\nTarget: {second['target']}\n"
         f"Source: {question}\nTarget:"
     )
+
+
+def test_compose_makes_the_same_prompt() -> None:
+    question = "what is the largest capital in texas"
+    retriever = _retriever(GEO)
+    picks = [Item(example["source"], example["target"]) for example in retriever.select_examples({"source": question})]
+    assert compose(picks, question) == few_shot_prompt(retriever).format(source=question)
 
 
 def test_the_plain_drop_in_makes_the_same_prompt() -> None:
