@@ -67,6 +67,7 @@ def run_one(task: str, split: str, seed: int, data: Path, threads: int) -> dict[
     from rcr_trainer import pipeline
     from rcr_trainer.config import Config
     from rcr_trainer.evaluation import EvaluationReport
+    from rcr_trainer.runs import Run
 
     folder = Path("runs/quality") / f"{task}-{split}-{seed}"
     config = Config.model_validate(
@@ -79,7 +80,9 @@ def run_one(task: str, split: str, seed: int, data: Path, threads: int) -> dict[
             **settings_of(task, split, seed, data),
         }
     )
-    run = pipeline.run(config, resume=folder.is_dir())
+    # What an earlier call left under the same settings is continued or read; under others it is done anew.
+    stale = (folder / "config.yaml").is_file() and Run.open(folder).config != config
+    run = pipeline.run(config, resume=True, overwrite=stale)
     return _figures(EvaluationReport.read(run.path))
 
 

@@ -44,7 +44,7 @@ def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     ]  # fmt: skip
     assert (folder / "coverage.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((folder / "evaluation.json").read_text())
-    assert (report["k"], report["n"], report["split"], report["seed"]) == (4, 12, "test", 0)
+    assert [report[name] for name in ("k", "n", "split", "part", "seed")] == [4, 12, "110", "test", 0]
     assert set(report["selectors"]) == {"rcr", "random", "bm25"}
     assert 0 <= report["selectors"]["rcr"]["coverage"] <= 100
     pool = [json.loads(line) for line in (folder / "checkpoint" / "pool.jsonl").read_text().splitlines()]
@@ -73,7 +73,7 @@ def test_sft_then_evaluate(capsys, here):
     )
     captured = capsys.readouterr()
     report = json.loads((folder / "evaluation.json").read_text())
-    assert (report["k"], report["n"], report["split"]) == (2, 10, "dev")
+    assert [report[name] for name in ("k", "n", "split", "part")] == [2, 10, "110", "dev"]
     assert set(report["selectors"]) == {"rcr", "fixed"}
     assert "fixed" in captured.out
     assert Run.open(folder).config.evaluation.k == 4

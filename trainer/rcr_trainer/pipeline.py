@@ -239,12 +239,14 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
         InputError: k is more than the pool offers.
     """
     from langchain_rcr.tri_encoder import TriEncoder
+    from rcr_trainer.data import read_split
     from rcr_trainer.evaluation import evaluate, plot_coverage
 
     if not run.checkpoint.is_dir() or not run.done("sft"):
         msg = f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
         raise CheckpointError(msg)
-    task, spec = _task_of(run), program_spec(run.config)
+    split, spec = read_split(run.path / "data"), program_spec(run.config)
+    task = divide(run.config, split)
     queries = task.held_out(evaluation.split)
     if not queries:
         msg = f"{run.path} has no {evaluation.split} queries"
@@ -261,7 +263,8 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
         spec,
         k=evaluation.k,
         steps=evaluation.steps,
-        split=evaluation.split,
+        split=split.name.removeprefix(f"{split.meta.get('task')}-"),
+        part=evaluation.split,
         seed=run.config.seed,
         exclude=_barred(run.config, evaluation, task, evaluation.split),
         left_out=plain.left_out,
@@ -299,7 +302,7 @@ def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str
     Development queries stand in for held-out ones, whose programs the pool doesn't have: they are barred from their
     own programs wherever the training queries are.
     """
-    from rcr_trainer.sft.supervision import own_positions
+    from rcr_trainer.training import own_positions
 
     same_program = evaluation.exclude_own_program or (split == "dev" and config.sft.exclude_own_program)
     return [*own_positions(task.held_out(split), task.pool, program_spec(config), same_program=same_program)]

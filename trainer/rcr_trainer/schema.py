@@ -94,11 +94,11 @@ class DataConfig(Section):
     source_key: str = Field("source", min_length=1, description="task files: key or column of the question.")
     target_key: str = Field("target", min_length=1, description="task files: key or column of the program.")
     id_key: str | None = Field(None, description="task files: key or column of the id; null: the row number.")
-    dev_size: int = Field(
-        200,
+    dev_size: int | None = Field(
+        None,
         ge=0,
         description="Without dev examples, so many queries are taken out of the training queries for development. "
-        "They stay in the pool; none retrieves itself.",
+        "They stay in the pool; none retrieves itself. null: a fifth, at most 200.",
     )
     train_size: int = Field(3000, ge=1, description="task covr: sampled training pairs (paper 3000, appendix A).")
     test_size: int = Field(500, ge=1, description="task covr: sampled test pairs (paper 500, appendix A).")

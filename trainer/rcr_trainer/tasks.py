@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_MOST_DEV = 200
+"""Development queries taken out of training where nothing else is said: enough to tell a point of coverage."""
+
 CORPUS = Path("data/geoquery/corpus.xml")
 """Where a downloaded GeoQuery corpus is kept, in the working directory."""
 
@@ -106,12 +109,15 @@ def divide(config: Config, split: Split) -> Task:
     """
     import numpy as np
 
-    if split.dev or config.data.dev_size == 0:
+    size = config.data.dev_size
+    if size is None:
+        size = min(_MOST_DEV, len(split.train) // 5)
+    if split.dev or size == 0:
         return Task(split.train, split.train, split.dev, split.test)
-    if config.data.dev_size >= len(split.train):
-        msg = f"data.dev_size = {config.data.dev_size} leaves no training queries of {len(split.train)}: lower it"
+    if size >= len(split.train):
+        msg = f"data.dev_size = {size} leaves no training queries of {len(split.train)}: lower it"
         raise ConfigError(msg)
-    chosen = np.random.default_rng(config.seed).permutation(len(split.train))[: config.data.dev_size]
+    chosen = np.random.default_rng(config.seed).permutation(len(split.train))[:size]
     is_dev = np.zeros(len(split.train), dtype=bool)
     is_dev[chosen] = True
     queries = [example for example, dev in zip(split.train, is_dev, strict=True) if not dev]

@@ -42,6 +42,7 @@ def evaluate(
     steps: int = 8,
     split: str,
     seed: int,
+    part: str = "test",
     exclude: Exclude = None,
     left_out: Mapping[str, str] | None = None,
     mmr: MMRChoice | None = None,
@@ -57,8 +58,9 @@ def evaluate(
         spec: how programs are read.
         k: picks that the headline figures are for.
         steps: picks that the curves go to; at least k, at most what every query has to pick from.
-        split: name of the split, for the report.
+        split: name of the data split, for the report.
         seed: of the run, for the report.
+        part: which of the split's queries these are, for the report.
         exclude: per query, the positions it may not pick.
         left_out: selectors that could not be run, with the reason; by default those of a `PlainSelectors`.
         mmr: how MMR's trade-off was chosen; by default that of a `PlainSelectors`.
@@ -90,6 +92,7 @@ def evaluate(
         selectors={name: task.measure(name, _pick_of(selectors[name]), k, steps) for name in selectors},
         steps=steps,
         pool_size=len(pool),
+        part=part,
         skipped_queries=len(queries) - len(kept),
         left_out=dict(getattr(selectors, "left_out", {}) if left_out is None else left_out),
         mmr=getattr(selectors, "mmr", None) if mmr is None else mmr,

@@ -50,7 +50,9 @@ def plot_coverage(report: EvaluationReport, path: str | Path) -> Path:
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     _draw_lines(axes, report)
-    axes.set_title(f"{report.split}: {report.n} queries, pool of {report.pool_size}", loc="left", fontsize=11)
+    axes.set_title(
+        f"split {report.split}: {report.n} {report.part} queries, pool of {report.pool_size}", loc="left", fontsize=11
+    )
     axes.set_xlabel("examples picked")
     axes.set_ylabel("coverage of the gold program's structures (%)")
     axes.set_xticks(range(1, report.steps + 1))

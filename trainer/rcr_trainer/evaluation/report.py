@@ -71,11 +71,12 @@ class EvaluationReport:
     Args:
         k: picks that the figures are for.
         n: queries that counted.
-        split: name of the split.
+        split: name of the data split ("110", "template", …).
         seed: of the run.
         selectors: figures by selector; the trained retriever is called `rcr`.
         steps: picks that the curves by step go to.
         pool_size: candidates.
+        part: which of the split's queries, "test" or "dev".
         skipped_queries: queries left out since their gold program doesn't parse.
         left_out: selectors that were not run, with the reason.
         mmr: the trade-off of MMR, where it was run.
@@ -90,6 +91,7 @@ class EvaluationReport:
     selectors: dict[str, SelectorScores]
     steps: int
     pool_size: int
+    part: str = "test"
     skipped_queries: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     mmr: MMRChoice | None = None

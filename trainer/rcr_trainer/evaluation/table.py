@@ -26,7 +26,7 @@ def build_table(report: EvaluationReport) -> Table:
     except ImportError as error:
         raise MissingExtraError("rich", "train") from error
     table = Table(
-        title=f"{report.split}: {report.n} queries, pool of {report.pool_size}, k = {report.k}",
+        title=f"split {report.split}: {report.n} {report.part} queries, pool of {report.pool_size}, k = {report.k}",
         caption=_caption(report),
         title_justify="left",
         caption_justify="left",
