@@ -1,0 +1,79 @@
+# Each target does its own set-up in $(VENV). Another interpreter than python3: make PYTHON=python3.12 demo
+PYTHON ?= python3
+VENV ?= .venv
+WORKERS ?= 2
+
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+FOR_USE := $(VENV)/.installed-for-use
+FOR_WORK := $(VENV)/.installed-for-work
+
+.PHONY: help demo test lint format constraints clean
+.DELETE_ON_ERROR:
+
+help:
+	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (minutes)"
+	@echo "make test         lint, then all tests"
+	@echo "make lint         ruff and mypy"
+	@echo "make format       let ruff mend what it can"
+	@echo "make constraints  renew the pinned versions in constraints.txt"
+	@echo "make clean        remove $(VENV), caches and builds; runs/ and data/ stay"
+
+# Threads that wait asleep: where other programs want the cores too, waiting busily slows a run tenfold.
+export OMP_WAIT_POLICY ?= PASSIVE
+
+demo: export OMP_NUM_THREADS ?= 2
+demo: $(FOR_USE)
+	$(BIN)/rcr-train run examples/configs/demo.yaml --overwrite
+	$(BIN)/python examples/quickstart.py
+
+# One thread for each worker: more threads than cores slow linear algebra several-fold.
+test: export OMP_NUM_THREADS := 1
+test: lint
+	$(BIN)/pytest -n $(WORKERS)
+
+lint: $(FOR_WORK)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(FOR_WORK)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# The stamps are written last, so that a broken installation is repeated. What is for work is for use, too.
+$(FOR_USE): pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory venv
+	@echo "Installing into $(VENV) …"
+	$(PIP_INSTALL) -e '.[train,offline]'
+	@touch $@
+
+$(FOR_WORK): pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory venv
+	@echo "Installing into $(VENV) …"
+	$(PIP_INSTALL) -e '.[dev]'
+	@touch $(FOR_USE) $@
+
+.PHONY: venv
+venv:
+	@command -v $(PYTHON) >/dev/null || { \
+		echo "There is no $(PYTHON). langchain-rcr needs Python 3.11 or newer: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "langchain-rcr needs Python 3.11 or newer, and $(PYTHON) is" \
+			"$$($(PYTHON) --version 2>&1): make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+# The comment on top stays. Local versions (+cpu) and what only CUDA's torch brings are left out: they differ by machine.
+constraints:
+	rm -rf build/constraints
+	$(PYTHON) -m venv build/constraints
+	build/constraints/bin/python -m pip install --quiet '.[dev]'
+	{ grep '^#' constraints.txt; \
+	  build/constraints/bin/python -m pip freeze --all --exclude pip --exclude langchain-rcr \
+	  | sed -E -e 's/\+[a-z0-9.]+$$//' -e '/^(nvidia|triton|cuda)/d'; } > build/constraints.txt
+	mv build/constraints.txt constraints.txt
+	rm -rf build/constraints
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,32 @@
+"""docs/paper.md says what the code does: its two columns of values against the schema and the paper's YAML file."""
+
+import re
+from pathlib import Path
+
+import pytest
+import yaml
+from rcr_trainer.config import Config, differences, load_config, settings
+
+ROOT = Path(__file__).parent.parent
+PAPER = load_config(ROOT / "examples" / "configs" / "paper_geoquery.yaml", environ={})
+PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+ROWS = {row[0]: row[1:] for row in re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]+) \|", PAGE, re.MULTILINE)}
+
+
+def value(config: Config, path: str) -> object:
+    section, name = path.split(".")
+    return getattr(getattr(config, section), name)
+
+
+@pytest.mark.parametrize("setting", ROWS)
+def test_a_row_has_the_papers_value_and_our_default(setting):
+    paper, default = map(yaml.safe_load, ROWS[setting])
+    assert (paper, default) == (value(PAPER, setting), value(Config(), setting))
+
+
+def test_every_setting_that_the_paper_names_or_changes_has_a_row():
+    named = {setting.path for setting in settings() if "paper" in (setting.info.description or "")}
+    changed = {
+        entry.split(" ")[0] for entry in differences(PAPER, Config(), ignore=("name", "data.task", "data.split"))
+    }
+    assert named | changed <= ROWS.keys()

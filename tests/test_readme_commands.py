@@ -1,0 +1,223 @@
+"""Every command, settings file and code block of README.md, in the order of the page, in a folder of its own.
+
+The commands are those of the page; what makes them short comes from the environment (`SHORT`), the data that they need
+is laid out before (`workplace`). A command that nothing here knows how to run fails the test.
+"""
+
+import contextlib
+import io
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from rcr_trainer import cli
+from tiny_bert import tiny_bert
+
+from langchain_rcr import SequentialCompositionalRetriever
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+DATA = Path(os.environ.get("RCR_DATA", ROOT.parent / "shared" / "data"))
+CORPUS = DATA / "geoquery" / "corpus.xml"
+
+SHORT = {
+    "RCR_SFT__EPOCHS": "2",
+    "RCR_DATA__TRAIN_SIZE": "60",
+    "RCR_DATA__TEST_SIZE": "10",
+    "RCR_DATA__DEV_SIZE": "10",
+    "RCR_EVALUATION__SELECTORS": "random,bm25",
+    "RCR_TENSORBOARD": "false",
+    "RCR_THREADS": "1",
+}
+WITHOUT_PRETRAINED_MODEL = {"RCR_MODEL__FAMILY": "lexical", "RCR_MODEL__BASE": "null", "RCR_MODEL__DIM": "32"}
+
+
+def block_of(language: str) -> str:
+    """The first block in a language."""
+    return next(text for name, text in BLOCKS if name == language)
+
+
+def commands(block: str) -> list[str]:
+    """The commands of a shell block, continued lines joined, comments dropped."""
+    lines = block.replace("\\\n", " ").splitlines()
+    return [line for line in lines if shlex.split(line, comments=True)]
+
+
+class Session:
+    """Runs the page's commands in `folder`, which looks like a clone with everything installed."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.folder, self.monkeypatch = folder, monkeypatch
+
+    def run(self, command: str) -> None:
+        words = shlex.split(command, comments=True)
+        assert not {"|", "&&", ";", ">", "<"} & set(words), f"one plain command a line, please: {command}"
+        with self.monkeypatch.context() as patch:
+            for name, value in SHORT.items():
+                patch.setenv(name, value)
+            while re.fullmatch(r"[A-Z_]+=.*", words[0]):
+                patch.setenv(*words.pop(0).split("=", 1))
+            known: dict[str, Callable[[list[str], pytest.MonkeyPatch], None]] = {
+                "rcr-train": self.rcr_train,
+                "make": self.make,
+                "python3": self.make_environment,
+                ".venv/bin/python": self.pip_install,
+            }
+            assert words[0] in known, f"teach {Path(__file__).name} to run: {command}"
+            known[words[0]](words[1:], patch)
+
+    def rcr_train(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
+        """As it stands, in this process: the script is `rcr_trainer.cli:main` (tested below)."""
+        if any(word.endswith("paper_geoquery.yaml") for word in words):
+            patch.setenv("RCR_MODEL__BASE", tiny_bert(self.folder / "tiny-bert", positions=256))
+            patch.setenv("RCR_SFT__MAX_STEPS", "2")
+        else:
+            for name, value in WITHOUT_PRETRAINED_MODEL.items():
+                patch.setenv(name, value)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = cli.main(words)
+        assert code == 0, f"rcr-train {shlex.join(words)}: {err.getvalue()}"
+        assert out.getvalue().strip(), f"rcr-train {shlex.join(words)} says nothing"
+
+    def make(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
+        """As it stands; the stamps in .venv say that everything is installed."""
+        assert words == ["demo"], f"what does `make {shlex.join(words)}` do? Not run here yet"
+        for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of a `make test` around this
+            patch.delenv(name, raising=False)
+        done = subprocess.run(["make", *words], cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "pip" not in done.stdout
+        table, prompt = done.stdout.split("The prompt for one question")
+        assert "rcr (ours)" in table
+        assert prompt.count("\nTarget:") == 5
+
+    def make_environment(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
+        """`python3 -m venv` elsewhere and without pip, which would take its time."""
+        assert words == ["-m", "venv", ".venv"]
+        target = str(self.folder / "fresh")
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", target], check=True)
+
+    def pip_install(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
+        """Not run, as it is what made the environment of these tests; its files and extras are checked."""
+        assert words[:5] == ["-m", "pip", "install", "-c", "constraints.txt"]
+        assert words[5] == "-e"
+        (extras,) = re.findall(r"^\.\[([\w,]+)\]$", words[6])
+        project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+        assert set(extras.split(",")) <= project["optional-dependencies"].keys()
+        assert (ROOT / "constraints.txt").is_file()
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder like a clone after `make test`, with the reader's files in it."""
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "examples"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / ".venv").mkdir()
+    for entry in Path(sys.prefix).iterdir():
+        if not entry.name.startswith(".installed"):
+            (tmp_path / ".venv" / entry.name).symlink_to(entry)
+    for name in ("use", "work"):
+        (tmp_path / ".venv" / f".installed-for-{name}").touch()
+    for name, size in (("train", 60), ("test", 8)):
+        shown = block_of("json").splitlines()
+        made = [
+            json.dumps(
+                {"question": f"how many cities are in state {i}", "sql": f"SELECT a{i % 7} FROM city WHERE s = {i}"}
+            )
+            for i in range(size)
+        ]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(shown + made) + "\n", encoding="utf-8")
+    if CORPUS.is_file():
+        (tmp_path / "data" / "geoquery").mkdir(parents=True)
+        shutil.copy(CORPUS, tmp_path / "data" / "geoquery" / "corpus.xml")  # so that nothing is downloaded
+        shutil.copy(DATA / "geoquery" / "splits" / "template_1.json", tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_everything_on_the_page_works(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(workplace, monkeypatch)
+    names: dict[str, object] = {}
+    ran = {"bash": 0, "python": 0, "yaml": 0, "diff": 0, "json": 0}
+    for language, block in BLOCKS:
+        assert language in ran, f"a block of {language or 'no language'}: say what it is, and how to test it"
+        ran[language] += 1
+        if language == "yaml":
+            (workplace / "my.yaml").write_text(block, encoding="utf-8")
+        elif language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(block, "README.md", "exec"), names)
+            assert "print" not in block or out.getvalue().strip()
+        elif language == "bash":
+            for command in commands(block):
+                if "geoquery" not in command:  # the next test's
+                    session.run(command)
+        elif language == "diff":
+            swapped_in(block)
+    assert min(ran.values()) >= 1
+
+
+def swapped_in(block: str) -> None:
+    """The line that the page swaps in, on the run that the demo left."""
+    (line,) = re.findall(r"^\+(.*)", block, re.MULTILINE)
+    examples = [
+        {"source": f"there is {n} cat", "target": f"exists ( find ( {n} ) )"} for n in ("a", "no", "one", "some")
+    ]
+    names = {"SequentialCompositionalRetriever": SequentialCompositionalRetriever, "examples": examples}
+    exec(line, names)
+    assert len(names["selector"].select_examples({"source": "there is some cat"})) == 4
+
+
+@pytest.mark.skipif(not CORPUS.is_file(), reason="the GeoQuery corpus is not there (RCR_DATA)")
+def test_the_commands_on_geoquery_work(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(workplace, monkeypatch)
+    chosen = [
+        line for language, block in BLOCKS if language == "bash" for line in commands(block) if "geoquery" in line
+    ]
+    for command in chosen:
+        session.run(command)
+    assert (workplace / "runs" / "paper_geoquery" / "evaluation.json").is_file()
+
+
+def test_what_the_page_says_of_serving_your_own_files(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace / "my.yaml").write_text(block_of("yaml"), encoding="utf-8")
+    Session(workplace, monkeypatch).run("rcr-train run my.yaml")
+    stored, own = re.findall(r"`(from_pretrained\(\"runs/my\".*?\))`", README)
+    rows = [json.loads(line) for line in (workplace / "train.jsonl").read_text(encoding="utf-8").splitlines()]
+    names = {"kind": SequentialCompositionalRetriever, "rows": rows}
+    (first, *_) = eval(f"kind.{stored}", names).select_examples({"source": "how many cities"})
+    assert {"source", "target"} <= first.keys()
+    (first, *_) = eval(f"kind.{own}", names).select_examples({"question": "how many cities"})
+    assert first in rows
+
+
+@pytest.mark.parametrize(
+    "command", ["rcr-trian run my.yaml", "make tset", "curl example.org", "rcr-train run my.yaml | tee log"]
+)
+def test_a_command_that_is_not_covered_is_found(workplace: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    with pytest.raises(AssertionError):
+        Session(workplace, monkeypatch).run(command)
+
+
+def test_the_console_script_is_the_function_that_is_called_here() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["scripts"] == {"rcr-train": "rcr_trainer.cli:main"}
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/paper.md"])
+def test_local_links_lead_somewhere(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
+    assert targets
+    missing = [target for target in targets if not ((ROOT / page).parent / target).exists()]
+    assert missing == []
