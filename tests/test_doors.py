@@ -22,6 +22,7 @@ LEVELS = {
     "rcr_trainer": [
         ["errors", "__init__"],
         ["rewards", "llm", "programs", "data", "runs", "config", "schema"],
+        ["training"],
         ["sft", "grpo", "evaluation", "baselines"],
         ["pipeline", "tasks"],
         ["cli", "__main__"],

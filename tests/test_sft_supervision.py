@@ -6,7 +6,8 @@ from rank_bm25 import BM25Okapi
 from rcr_trainer.baselines.bm25 import tokenize
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.sft.supervision import HardNegatives, Supervision, own_positions
+from rcr_trainer.sft.supervision import HardNegatives, Supervision
+from rcr_trainer.training import own_positions
 
 SPEC = ProgramSpec()
 

@@ -31,8 +31,8 @@ from rcr_trainer.errors import DataError
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.schema import SFTConfig
 from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
-from rcr_trainer.sft.state import TrainingState
 from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
+from rcr_trainer.training import TrainingState, linear
 
 Log = Callable[[int, dict[str, float]], None]
 """Called with the epoch and its figures after every epoch."""
@@ -167,10 +167,9 @@ class _Trainer:
         optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
         per_epoch = -(-self._batches_per_epoch() // config.gradient_accumulation)
         planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _linear(step, planned, config.warmup))
-        state = TrainingState(model, optimizer, schedule)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear(step, planned, config.warmup))
+        state = TrainingState(model, optimizer, schedule, SFTResult())
         if folder is None or not state.load(folder):
-            state.result = SFTResult()
             self._evaluate(state, {"epoch": 0.0, "loss": float("nan")}, log)
         result = state.result
         while result.steps < planned and not self._out_of_patience(result):
@@ -213,7 +212,7 @@ class _Trainer:
         optimizer.step()
         return losses
 
-    def _evaluate(self, state: TrainingState, figures: dict[str, float], log: Log | None) -> None:
+    def _evaluate(self, state: TrainingState[SFTResult], figures: dict[str, float], log: Log | None) -> None:
         result = state.result
         if self.dev is not None:
             queries = self.model.query.vectors(self.dev_features)
@@ -367,14 +366,6 @@ def _check_sizes(supervision: Supervision, size: int, k: int) -> None:
             f"k = {k}: give more examples, lower sft.k, or set sft.exclude_own_program: false"
         )
         raise DataError(msg)
-
-
-def _linear(step: int, planned: int, warmup: float) -> float:
-    """Factor on the learning rate: a climb over the first `warmup` share of the steps, then linear decay to 0."""
-    climb = warmup * planned
-    if step < climb:
-        return (step + 1) / climb
-    return max(0.0, (planned - step) / max(1.0, planned - climb))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from rcr_trainer.baselines.bm25 import BM25Scorer
 from rcr_trainer.data import Example
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.programs.coverage import greedy_coverage, row_blocks
+from rcr_trainer.training import own_positions
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
@@ -95,31 +96,6 @@ class Supervision:
         with np.errstate(invalid="ignore"):
             share = 1.0 - np.asarray(left.sum(axis=1)).ravel() / total
         return np.asarray(share, dtype=np.float32)
-
-
-def own_positions(
-    queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool
-) -> list[IntArray]:
-    """For each query the pool positions that are the query itself or, as an option, have its own program.
-
-    Args:
-        queries: examples; one that is also in the pool shares its id with it.
-        pool: the candidates.
-        spec: decides what the same program is.
-        same_program: also bar candidates with the query's own program.
-    """
-    by_identity: dict[object, list[int]] = {}
-    for position, example in enumerate(pool):
-        program = spec.key(example.target) if same_program else None
-        for identity in (("id", example.id), ("pair", example.source, example.target), ("program", program)):
-            by_identity.setdefault(identity, []).append(position)
-    out = []
-    for query in queries:
-        barred = [*by_identity.get(("id", query.id), ()), *by_identity.get(("pair", query.source, query.target), ())]
-        if same_program:
-            barred += by_identity.get(("program", spec.key(query.target)), ())
-        out.append(np.unique(np.asarray(barred, dtype=np.int64)))
-    return out
 
 
 class HardNegatives:

@@ -1,4 +1,4 @@
-"""The training state between epochs: weights, best weights, optimiser, position. Safetensors and JSON, no pickle."""
+"""The training state between steps: weights, best weights, optimiser, position. Safetensors and JSON, no pickle."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 import time
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -18,31 +18,41 @@ from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import atomic_directory, write_json
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from langchain_rcr.tri_encoder import TriEncoder
-    from rcr_trainer.sft.loop import SFTResult
+
+    class _Progress(DataclassInstance, Protocol):
+        steps: int
+
+
+ProgressT = TypeVar("ProgressT", bound="_Progress")
 
 SAVE_EVERY_S = 20.0
 """Seconds between two writes of the state: at most so much work is repeated after a kill."""
 
 
-class TrainingState:
-    """Everything that a run needs to go on after any epoch as if it had never stopped.
+class TrainingState(Generic[ProgressT]):
+    """Everything that a run needs to go on after any step as if it had never stopped.
+
+    Random numbers take no part: whoever draws some seeds a generator by the position in the run.
 
     Args:
         model: its current weights are saved and loaded.
         optimizer: its moments are.
         schedule: its step count is.
+        result: how far the run is: a dataclass of JSON values that counts its `steps`. Saved, and replaced by
+            what is loaded.
     """
-
-    result: SFTResult
 
     def __init__(
         self,
         model: TriEncoder,
         optimizer: torch.optim.Optimizer,
         schedule: torch.optim.lr_scheduler.LRScheduler,
+        result: ProgressT,
     ) -> None:
-        self.model, self.optimizer, self.schedule = model, optimizer, schedule
+        self.model, self.optimizer, self.schedule, self.result = model, optimizer, schedule, result
         self._best: dict[str, Tensor] | None = None
         self._saved_at = time.monotonic()
 
@@ -85,20 +95,18 @@ class TrainingState:
         Raises:
             CheckpointError: the state is damaged or belongs to another model.
         """
-        from rcr_trainer.sft.loop import SFTResult
-
         if not (folder / "state.json").is_file():
             return False
         try:
             tensors = load_file(folder / "state.safetensors")
             raw = json.loads((folder / "state.json").read_text(encoding="utf-8"))
-            self.result = SFTResult(**_infinite(raw))
+            result = type(self.result)(**_infinite(raw))
             weights, best, own = _part(tensors, "model."), _part(tensors, "best."), self._weights().keys()
             if weights.keys() != own or best.keys() not in (own, set()):
                 msg = "its weights are those of another model"
                 raise ValueError(msg)
             self.model.load_state_dict(weights, strict=False)
-            self._best = best or None
+            self.result, self._best = result, best or None
             slots: dict[int, dict[str, Tensor]] = {}
             for name, value in _part(tensors, "optimizer.").items():
                 number, slot = name.split(".", 1)
