@@ -1,0 +1,135 @@
+"""What a failed call means."""
+
+from __future__ import annotations
+
+import time
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm import AccessError, LLMError, RequestError
+from rcr_trainer.llm.faults import Diagnosis, Fault, retry_after
+
+KEY = "sk-very-secret"
+
+
+class StatusError(Exception):
+    """As the clients of OpenAI, Anthropic and others raise it."""
+
+    def __init__(
+        self, status: int, message: str = "no", body: Any = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status_code, self.body = status, body
+        self.response = type("Response", (), {"headers": headers or {}, "status_code": status})()
+
+
+def diagnose(error: Exception, openai: bool = False) -> Fault:
+    return Diagnosis("m", "http://host/v1", frozenset({KEY}), openai)(error)
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "7"}, 7.0),
+        ({"retry-after": "0.5"}, 0.5),
+        ({"retry-after-ms": "250", "retry-after": "7"}, 0.25),
+        ({"retry-after-ms": "soon", "retry-after": "7"}, 7.0),
+        ({"retry-after": "-3"}, 0.0),
+        ({"retry-after": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0.0),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": "nan"}, None),
+        ({}, None),
+    ],
+)
+def test_retry_after(headers: dict[str, str], seconds: float | None) -> None:
+    assert retry_after(headers) == seconds
+
+
+def test_retry_after_as_a_date() -> None:
+    wait = retry_after({"retry-after": formatdate(time.time() + 30, usegmt=True)})
+    assert wait is not None
+    assert 28 < wait <= 30
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 529])
+def test_statuses_that_pass(status: int) -> None:
+    fault = diagnose(StatusError(status, headers={"retry-after": "7"}))
+    assert (fault.kind, fault.reason, fault.charged) == ("again", str(status), False)
+    assert fault.wait == (7.0 if status in (429, 503) else None)
+
+
+@pytest.mark.parametrize(
+    ("error", "kind", "advice"),
+    [
+        (StatusError(401), AccessError, "llm.api_key_env"),
+        (StatusError(402), AccessError, "add credit"),
+        (StatusError(403), AccessError, "may not use"),
+        (StatusError(404), AccessError, "llm.model"),
+        (StatusError(429, body={"code": "insufficient_quota"}), AccessError, "add credit"),
+        (StatusError(429, body={"error": {"type": "insufficient_quota"}}), AccessError, "add credit"),
+        (StatusError(400, body={"code": "context_length_exceeded"}), RequestError, "fewer or shorter examples"),
+        (StatusError(400, "This model's maximum context length is 9"), RequestError, "fewer or shorter examples"),
+        (StatusError(400, "Unsupported parameter: stop"), RequestError, "Unsupported parameter: stop"),
+        (StatusError(422), RequestError, "422"),
+    ],
+)
+def test_what_asking_again_cannot_mend_stops_with_advice(error: Exception, kind: type[LLMError], advice: str) -> None:
+    fault = diagnose(error)
+    assert fault.kind == "stop"
+    assert type(fault.error) is kind
+    assert advice in str(fault.error)
+    assert "'m' at http://host/v1" in str(fault.error)
+
+
+def test_a_filtered_prompt_is_a_refusal() -> None:
+    for body in ({"code": "content_filter"}, {"innererror": {"code": "ResponsibleAIPolicyViolation"}}):
+        fault = diagnose(StatusError(400, body=body))
+        assert (fault.kind, fault.reason) == ("unusable", "refused")
+
+
+class APIConnectionError(Exception):
+    pass
+
+
+class ConnectError(Exception):
+    pass
+
+
+def test_connections_and_time() -> None:
+    arrived, refused = APIConnectionError("Connection error."), APIConnectionError("Connection error.")
+    refused.__cause__ = ConnectError("refused")
+    assert (diagnose(TimeoutError()).reason, diagnose(TimeoutError()).charged) == ("timeout", True)
+    assert (diagnose(arrived).reason, diagnose(arrived).charged) == ("connection", True)
+    assert (diagnose(refused).reason, diagnose(refused).charged) == ("connection", False)
+    assert diagnose(ConnectionResetError()).kind == "again"
+
+
+def test_only_langchain_openai_means_a_malformed_response_by_a_type_error() -> None:
+    assert (diagnose(TypeError("x"), openai=True).kind, diagnose(TypeError("x"), openai=True).reason) == (
+        "again",
+        "malformed",
+    )
+    bug = TypeError("x")
+    fault = diagnose(bug)
+    assert fault.kind == "stop"
+    assert "TypeError: x" in str(fault.error)
+    assert fault.error.__cause__ is bug
+
+
+def test_our_own_errors_pass_unchanged() -> None:
+    error = ConfigError("as it is")
+    assert diagnose(error).error is error
+
+
+def test_no_message_holds_a_key_or_a_second_line() -> None:
+    inner = RuntimeError(f"sent {KEY}")
+    outer = RuntimeError("outer")
+    outer.__cause__ = inner
+    for error in (StatusError(401, f"bad key\n{KEY}"), StatusError(400, KEY), RuntimeError(f"{KEY}\n" * 500), outer):
+        fault = diagnose(error)
+        assert KEY not in str(fault.error)
+        assert "\n" not in str(fault.error)
+        assert len(str(fault.error)) < 700
+        assert fault.error.__cause__ is None

@@ -1,0 +1,326 @@
+"""Against a real HTTP server on loopback that speaks the OpenAI protocol, with every fault it can have."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai_server import OpenAIServer, each, prompts_of
+from rcr_trainer.llm import AccessError, Answer, LanguageModel, LLMError, RequestError, open_llm, wrap
+
+KINDS = ["completion", "chat"]
+KEY = "sk-very-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def program(prompt: str) -> str:
+    return f" f ( {prompt.split()[2]} )"
+
+
+def expected(count: int, start: int = 0) -> list[str]:
+    return [f"f ( {n} )" for n in range(start, start + count)]
+
+
+def model(server: OpenAIServer, kind: str, cache: Path | None = None, **options: Any) -> LanguageModel:
+    settings = {"kind": kind, "model": "m", "base_url": server.base_url, "timeout": 20, "backoff": 0.02, **options}
+    return open_llm(settings, cache)
+
+
+def texts(answers: list[Answer]) -> list[str | None]:
+    return [answer.text for answer in answers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_sent(kind: str) -> None:
+    with OpenAIServer(program) as server, model(server, kind, max_tokens=9) as llm:
+        assert texts(llm.generate(prompts_of(1))) == expected(1)
+    body = server.requests[0].body
+    assert server.requests[0].authorization == f"Bearer {KEY}"
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.0, 9)
+    if kind == "chat":
+        assert [message["role"] for message in body["messages"]] == ["system", "user"]
+        assert body["messages"][1]["content"] == prompts_of(1)[0]
+        assert body["stop"] == ["\nSource:"]
+        assert "max_completion_tokens" not in body
+    else:
+        assert body["prompt"] == prompts_of(1)
+        assert body["stop"] == ["\n"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_concurrency_reaches_the_cap_and_not_more(kind: str) -> None:
+    with OpenAIServer(program, delay=0.5) as server, model(server, kind, concurrency=12, timeout=20) as llm:
+        assert texts(llm.generate(prompts_of(24))) == expected(24)
+        assert server.peak == llm.stats.peak == 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_fault_ends_with_the_right_answers_and_none_is_paid_twice(kind: str, tmp_path: Path) -> None:
+    passing = ["429:0.2", "429:date:1", "503:ms:50", "429", "500", "502", "hang", "drop", "cut"]
+    passing += ["truncated", "html", "no_choices", "null_choices", "error_body", "slow", "no_usage"]
+    final = {"empty": "empty", "null_text": "empty", "filter": "refused", "azure_filter": "refused"}
+    final |= {"length": "truncated", "refusal": "refused" if kind == "chat" else "empty"}
+    count = len(passing) + len(final)
+    prompts = prompts_of(count)
+    with OpenAIServer(program) as server:
+        server.fault_of = each([*passing, *final])
+        with model(server, kind, tmp_path / "a.sqlite", concurrency=1, timeout=3) as llm:
+            answers = llm.generate(prompts + prompts)
+            assert texts(answers[: len(passing)]) == expected(len(passing))
+            assert [answer.reason for answer in answers[len(passing) : count]] == list(final.values())
+            assert texts(answers[len(passing) : count]) == [None] * len(final)
+            assert answers[count:] == answers[:count]
+            assert len(set(server.paid)) == len(server.paid)
+            assert llm.stats.retries == {
+                "429": 3, "500": 1, "502": 1, "503": 1, "timeout": 1, "connection": 2, "malformed": 5
+            }  # fmt: skip
+            assert llm.stats.distinct_share == 0.5
+            assert sum(llm.stats.failures.values()) == 2 * len(final)
+        asked = len(server.requests)
+        with model(server, kind, tmp_path / "a.sqlite") as llm:
+            assert [(a.text, a.reason) for a in llm.generate(prompts)] == [(a.text, a.reason) for a in answers[:count]]
+        assert len(server.requests) == asked
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_faults_at_random_with_many_calls_at_once(kind: str) -> None:
+    faults = itertools.cycle(
+        ["429:0.05", None, "500", None, "drop", None, "truncated", "cut", None, "slow", "no_choices"]
+    )
+    with OpenAIServer(program, delay=0.01) as server:
+        server.fault_of = each(itertools.islice(faults, 80))
+        with model(server, kind, concurrency=16, timeout=30) as llm:
+            assert texts(llm.generate(prompts_of(80))) == expected(80)
+        assert sorted(server.paid) == sorted(prompts_of(80))
+
+
+@pytest.mark.parametrize("header", ["0.7", "ms:700"])
+def test_a_limit_holds_for_all_calls(header: str) -> None:
+    with OpenAIServer(program, delay=0.3) as server:
+        server.fail(f"429:{header}")
+        with model(server, "completion", concurrency=4) as llm:
+            assert texts(llm.generate(prompts_of(12))) == expected(12)
+        begin = server.requests[0].time
+        assert len(server.requests) == 13
+        assert all(request.time >= begin + 0.69 for request in server.requests[4:])
+
+
+def test_a_server_that_wants_an_hour_stops_the_run() -> None:
+    with OpenAIServer(program) as server, model(server, "chat") as llm:
+        server.fail("429:3600")
+        with pytest.raises(LLMError, match="asks to wait 3,600 s"):
+            llm.generate(prompts_of(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("fault", "error", "advice"),
+    [
+        ("quota", AccessError, "add credit"),
+        ("401", AccessError, "llm.api_key_env"),
+        ("403", AccessError, "may not use"),
+        ("404", AccessError, "llm.model"),
+        ("context", RequestError, "fewer or shorter"),
+        ("400", RequestError, "status 400"),
+    ],
+)
+def test_hopeless_errors_stop_at_once(kind: str, fault: str, error: type[LLMError], advice: str) -> None:
+    with OpenAIServer(program, delay=0.05) as server, model(server, kind, concurrency=3) as llm:
+        server.fail(None, fault)
+        begin = time.monotonic()
+        with pytest.raises(error, match=advice):
+            llm.generate(prompts_of(40))
+        assert time.monotonic() - begin < 10
+        assert len(server.requests) <= 6
+        # What ran beside it was finished and kept.
+        done = list(server.paid)
+        llm.generate(done)
+        assert server.paid == done
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_answer_in_all_attempts_stops_the_run(kind: str) -> None:
+    with OpenAIServer(program) as server, model(server, kind, attempts=3) as llm:
+        server.fault_of = lambda request: "500" if request.prompt == prompts_of(3)[2] else None
+        with pytest.raises(LLMError, match=r"status 500.*in 3 attempts"):
+            llm.generate(prompts_of(3))
+        assert len([r for r in server.requests if r.fault == "500"]) == 3
+        server.fault_of = None
+        assert texts(llm.generate(prompts_of(3))) == expected(3)
+        assert sorted(server.paid) == prompts_of(3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_that_is_always_malformed_has_no_program(kind: str, tmp_path: Path) -> None:
+    with OpenAIServer(program) as server:
+        bad = prompts_of(2)[1]
+        server.fault_of = lambda request: "no_choices" if request.prompt == bad else None
+        with model(server, kind, tmp_path / "a.sqlite") as llm:
+            assert [(a.text, a.reason) for a in llm.generate(prompts_of(2))] == [("f ( 0 )", ""), (None, "malformed")]
+            assert len(server.requests) == 1 + 3
+        server.fault_of = None
+        # That was no answer, so it wasn't kept.
+        with model(server, kind, tmp_path / "a.sqlite") as llm:
+            assert texts(llm.generate(prompts_of(2))) == expected(2)
+
+
+def test_a_server_of_another_kind_is_told_from_a_bad_answer() -> None:
+    with OpenAIServer(program) as server, model(server, "chat") as llm:
+        server.fault_of = lambda request: "html"
+        with pytest.raises(LLMError, match=r"check llm\.base_url"):
+            llm.generate(prompts_of(30))
+
+
+def test_no_server_at_all() -> None:
+    with OpenAIServer() as server:
+        url = server.base_url
+    settings = {"kind": "completion", "model": "m", "base_url": url, "attempts": 2, "backoff": 0.01}
+    with open_llm(settings, None) as llm, pytest.raises(LLMError, match="connection failed"):
+        llm.generate(["a"])
+    assert llm.spent.calls == 0
+
+
+def test_two_models_of_one_server_and_one_after_the_other(tmp_path: Path) -> None:
+    """Connections are shared between models and outlive a call; with a loop for each call that would fail."""
+    with OpenAIServer(program) as server:
+        for start in range(3):
+            with model(server, "chat") as one, model(server, "chat", temperature=None) as other:
+                for llm in (one, other, one):
+                    assert texts(llm.generate(prompts_of(2, 2 * start))) == expected(2, 2 * start)
+        assert {"temperature" in request.body for request in server.requests} == {True, False}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_given_as_an_object_loses_its_own_retries_and_keeps_its_settings(kind: str) -> None:
+    from langchain_openai import ChatOpenAI, OpenAI
+
+    with OpenAIServer(program) as server:
+        options: dict[str, Any] = {"model": "m", "base_url": server.base_url, "api_key": KEY, "temperature": 0.3}
+        given = (ChatOpenAI if kind == "chat" else OpenAI)(**options, max_retries=5, max_tokens=9)
+        with wrap(given, stop=["\n"], backoff=0.01) as llm:
+            server.fail("quota")
+            with pytest.raises(AccessError):
+                llm.generate(prompts_of(1))
+            assert len(server.requests) == 1
+            server.fail("500")
+            assert texts(llm.generate(prompts_of(1))) == expected(1)
+            assert len(server.requests) == 3
+            assert llm.estimate(prompts_of(2)).completion_tokens == 9
+        assert {request.body["temperature"] for request in server.requests} == {0.3}
+        assert given.max_retries == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_server_model_and_parameters_part_the_cache(kind: str, tmp_path: Path) -> None:
+    cache = tmp_path / "a.sqlite"
+
+    def asked(server: OpenAIServer, **options: Any) -> int:
+        before = len(server.requests)
+        with model(server, kind, cache, **options) as llm:
+            llm.generate(prompts_of(1))
+        return len(server.requests) - before
+
+    with OpenAIServer(program) as server, OpenAIServer(program) as other:
+        assert asked(server) == 1
+        assert asked(server, timeout=3, concurrency=2, attempts=9, price_prompt=1, price_completion=1) == 0
+        assert asked(other) == 1
+        assert asked(server, model="n") == 1
+        assert asked(server, temperature=0.5) == 1
+        assert asked(server, max_tokens=3) == 1
+        assert asked(server, stop=["x"]) == 1
+        assert asked(server, extra_body={"top_k": 1}) == 1
+        os.environ["OPENAI_API_KEY"] = "sk-another-key"
+        assert asked(server) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_are_nowhere(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with OpenAIServer(program) as server, model(server, kind, tmp_path / "a.sqlite") as llm:
+        server.fail("500")
+        llm.generate(prompts_of(3))
+        server.fail("echo_key")
+        with pytest.raises(AccessError) as caught:
+            llm.generate(prompts_of(1, 9))
+        said = "".join(traceback.format_exception(caught.value))
+        files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert "***" in str(caught.value)
+    assert KEY not in said
+    assert KEY not in caplog.text
+    assert KEY.encode() not in files
+    # Prompts aren't kept either.
+    assert b"question 1" not in files
+
+
+CHILD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from openai_server import prompts_of
+from rcr_trainer.llm import open_llm
+settings = {"kind": sys.argv[2], "model": "m", "base_url": sys.argv[3], "concurrency": 4, "timeout": 30}
+with open_llm(settings, sys.argv[4]) as llm:
+    print([answer.text for answer in llm.generate(prompts_of(int(sys.argv[5])))])
+"""
+
+
+def child(server: OpenAIServer, kind: str, cache: Path, count: int) -> subprocess.Popen[str]:
+    here = str(Path(__file__).parent)
+    command = [sys.executable, "-c", CHILD, here, kind, server.base_url, str(cache), str(count)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+def kept(cache: Path) -> int:
+    if not cache.exists():
+        return 0
+    with closing(sqlite3.connect(cache)) as database:
+        tables = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'answers'").fetchone()[0]
+        return int(database.execute("SELECT count(*) FROM answers").fetchone()[0]) if tables else 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_kill_9_nothing_that_was_paid_is_asked_again(kind: str, tmp_path: Path) -> None:
+    cache = tmp_path / "a.sqlite"
+    late = set(prompts_of(30)[18:])
+    with OpenAIServer(program) as server:
+        server.fault_of = lambda request: "hang" if request.prompt in late else None
+        process = child(server, kind, cache, 30)
+        deadline = time.monotonic() + 60
+        while kept(cache) < 18 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        assert kept(cache) == 18
+        assert sorted(server.paid) == sorted(prompts_of(18))
+        server.fault_of = None
+        settings = {"kind": kind, "model": "m", "base_url": server.base_url}
+        with open_llm(settings, cache) as llm:
+            assert texts(llm.generate(prompts_of(30))) == expected(30)
+            assert (llm.stats.cached, llm.stats.paid) == (18, 12)
+        assert len(set(server.paid)) == len(server.paid) == 30
+
+
+def test_processes_that_share_a_cache_go_on_with_the_same_answers(tmp_path: Path) -> None:
+    numbers = itertools.count()
+    with OpenAIServer(lambda prompt: f"f ( {next(numbers)} )", delay=0.02) as server:
+        processes = [child(server, "completion", tmp_path / "a.sqlite", 60) for _ in range(2)]
+        outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert outputs[0] == outputs[1] != ""
+    assert kept(tmp_path / "a.sqlite") == 60

@@ -1,0 +1,144 @@
+"""A causal language model of transformers on this machine, with a word-level tokenizer of our own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm import open_llm, wrap
+from rcr_trainer.llm.local import LocalLM
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils import logging
+
+WORDS = ["<pad>", "<eos>", "<unk>", "\n", "Source:", "Target:", *"abcdefgh", "(", ")"]
+PROMPTS = [
+    f"Source: {' '.join(words)}\nTarget:" for words in ("a", "bc", "abcdefgh", "dd", "h", "gfed", "cab", "(", "(a)")
+]
+
+
+def make(folder: Path, seed: int = 0, **options: Any) -> str:
+    """A tiny Llama with random weights."""
+    words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
+    words.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), behavior="removed", invert=True)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=48,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        initializer_range=0.5,
+        **options,
+    )
+    logging.disable_progress_bar()
+    LlamaForCausalLM(config).save_pretrained(folder)
+    logging.enable_progress_bar()
+    tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make(tmp_path_factory.mktemp("lm"))
+
+
+def plain(model: LocalLM, prompt: str) -> tuple[str, str, int]:
+    """Greedy decoding by hand: a prompt at a time, a whole forward pass for each token."""
+    ids = model._tokenizer(prompt)["input_ids"]
+    new: list[int] = []
+    while len(new) < model.max_new_tokens:
+        with torch.no_grad():
+            new.append(int(model._model(torch.tensor([ids + new])).logits[0, -1].argmax()))
+        text = model._tokenizer.decode(new, skip_special_tokens=True)
+        if new[-1] == 1 or "\n" in text.lstrip():
+            return text.lstrip().split("\n")[0].strip(), "stop", len(new)
+    return text.strip(), "length", len(new)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
+def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> None:
+    model = LocalLM(model=folder, max_new_tokens=12, batch_size=batch_size, device="cpu")
+    expected = [plain(model, prompt) for prompt in PROMPTS]
+    # Otherwise this would test less than it says.
+    assert {end for _, end, _ in expected} == {"stop", "length"}
+    found = [row[0] for row in model.generate(PROMPTS).generations]
+    assert [
+        (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"]) for one in found
+    ] == expected
+    assert [one.generation_info["prompt_tokens"] for one in found] == list(map(model.count_tokens, PROMPTS))
+
+
+def test_other_stop_sequences(folder: str) -> None:
+    model = LocalLM(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
+    whole = [row[0].text for row in model.generate(PROMPTS).generations]
+    last = {text.split()[-1] for text in whole if len(text.split()) > 2}
+    stop = sorted(last)[0]
+    cut = [row[0].text for row in model.generate(PROMPTS, stop=[stop]).generations]
+    assert cut == [text.split(stop)[0].strip() for text in whole]
+    assert cut != whole
+
+
+def test_a_prompt_that_does_not_fit_is_no_program(folder: str) -> None:
+    # 3 + 34 tokens and 12 more are one too many for 48 positions.
+    long = f"Source: {'a ' * 34}\nTarget:"
+    with open_llm({"kind": "local", "model": folder, "max_tokens": 12, "device": "cpu"}, None) as llm:
+        assert [answer.reason == "too_long" for answer in llm.generate([long, PROMPTS[0]])] == [True, False]
+        fitting = llm.generate([f"Source: {'a ' * 33}\nTarget:"])[0]
+        assert fitting.reason != "too_long"
+        assert fitting.prompt_tokens == 36
+
+
+def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str, tmp_path: Path) -> None:
+    settings = {"kind": "local", "model": folder, "max_tokens": 12, "batch_size": 4, "device": "cpu"}
+    with open_llm(settings, tmp_path / "a.sqlite") as llm:
+        answers = llm.generate([*PROMPTS, *PROMPTS])
+        assert (llm.stats.nominal, llm.stats.paid, llm.stats.counted) == (18, 9, 0)
+        assert llm.estimate(["Source: a b"]).prompt_tokens == 3
+        assert llm.estimate(["Source: a b"]).exact
+    model = LocalLM(model=folder, max_new_tokens=12, device="cpu")
+    for answer, prompt in zip(answers, PROMPTS * 2, strict=True):
+        text, end, _ = plain(model, prompt)
+        assert (answer.text, answer.reason) == (
+            (None, "truncated") if end == "length" else (text, "") if text else (None, "empty")
+        )
+    with open_llm(settings, tmp_path / "a.sqlite") as llm:
+        llm.generate(PROMPTS)
+        assert llm.stats.paid == 0
+
+
+def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> None:
+    def paid() -> int:
+        model = LocalLM(model=str(tmp_path / "lm"), max_new_tokens=4, device="cpu")
+        with wrap(model, cache_path=tmp_path / "a.sqlite") as llm:
+            llm.generate(PROMPTS[:1])
+        return llm.stats.paid
+
+    make(tmp_path / "lm")
+    assert [paid(), paid()] == [1, 0]
+    (tmp_path / "lm" / "README.md").write_text("a card")
+    assert paid() == 0
+    make(tmp_path / "lm", seed=1)
+    assert paid() == 1
+
+
+def test_a_folder_that_is_none(tmp_path: Path) -> None:
+    for name in (str(tmp_path), str(tmp_path / "missing")):
+        with pytest.raises(ConfigError, match="can't be loaded"):
+            open_llm({"kind": "local", "model": name}, None)
+
+
+def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    logging.enable_progress_bar()
+    LocalLM(model=folder, device="cpu").generate(PROMPTS[:1])
+    assert logging.is_progress_bar_enabled()
+    output = capsys.readouterr()
+    assert output.out == output.err == ""

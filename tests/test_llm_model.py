@@ -1,0 +1,356 @@
+"""Every prompt once, in order, within the budget: with LangChain models that need no server."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain_core.caches import InMemoryCache
+from langchain_core.globals import set_llm_cache
+from langchain_core.language_models import LLM, BaseLLM
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.outputs import Generation, LLMResult
+from pydantic import PrivateAttr
+from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.llm import Answer, Budget, BudgetExceeded, LLMError, Prices, Use, wrap
+
+
+class Echo(BaseLLM):
+    """Answers a prompt by itself in capitals; asynchronous, and counts."""
+
+    delay: float = 0.0
+    label: str = "echo"
+    max_tokens: int = 10
+    _asked: Counter[str] = PrivateAttr(default_factory=Counter)
+    _running: int = PrivateAttr(0)
+    _peak: int = PrivateAttr(0)
+    _fail: dict[str, Exception] = PrivateAttr(default_factory=dict)
+
+    @property
+    def _llm_type(self) -> str:
+        return "echo"
+
+    def _generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        raise NotImplementedError
+
+    async def _agenerate(
+        self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
+    ) -> LLMResult:
+        self._asked.update(prompts)
+        self._running += 1
+        self._peak = max(self._peak, self._running)
+        try:
+            await asyncio.sleep(self.delay)
+        finally:
+            self._running -= 1
+        for prompt in prompts:
+            if prompt in self._fail:
+                raise self._fail[prompt]
+        info = {"prompt_tokens": 5, "completion_tokens": 1}
+        return LLMResult(generations=[[Generation(text=prompt.upper(), generation_info=info)] for prompt in prompts])
+
+
+class Slow(LLM):
+    """Knows no async."""
+
+    delay: float = 0.05
+
+    @property
+    def _llm_type(self) -> str:
+        return "slow"
+
+    def _call(self, prompt: str, *args: Any, **kwargs: Any) -> str:
+        time.sleep(self.delay)
+        return prompt.upper()
+
+
+def texts(answers: list[Answer]) -> list[str | None]:
+    return [answer.text for answer in answers]
+
+
+@pytest.fixture
+def langchain_cache() -> Iterator[InMemoryCache]:
+    cache = InMemoryCache()
+    set_llm_cache(cache)
+    yield cache
+    set_llm_cache(None)
+
+
+def test_answers_keep_the_order_and_identical_prompts_are_asked_once() -> None:
+    echo = Echo()
+    with wrap(echo) as llm:
+        assert texts(llm.generate(["b", "a", "b", "c", "b"])) == ["B", "A", "B", "C", "B"]
+        assert texts(llm.generate(["a", "d"])) == ["A", "D"]
+        assert echo._asked == {"a": 1, "b": 1, "c": 1, "d": 1}
+        assert (llm.stats.nominal, llm.stats.distinct, llm.stats.paid, llm.stats.cached) == (7, 4, 4, 1)
+        assert llm.stats.distinct_share == pytest.approx(4 / 7)
+        assert llm.stats.used == Use(4, 20, 4)
+        assert llm.generate([]) == []
+
+
+def test_answers_outlive_the_object(tmp_path: Path) -> None:
+    with wrap(Echo(), cache_path=tmp_path / "a.sqlite") as llm:
+        assert llm.generate(["a"]) == [Answer("A", "", 5, 1)]
+    echo = Echo()
+    with wrap(echo, cache_path=tmp_path / "a.sqlite") as llm:
+        assert llm.generate(["a", "b"]) == [Answer("A", "", 5, 1, cached=True), Answer("B", "", 5, 1)]
+    assert echo._asked == {"b": 1}
+
+
+def test_threads_that_want_the_same_pay_once() -> None:
+    echo = Echo(delay=0.1)
+    prompts = [f"p{n}" for n in range(6)]
+    with wrap(echo) as llm, ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: texts(llm.generate(prompts)), range(4)))
+    assert found == [[prompt.upper() for prompt in prompts]] * 4
+    assert set(echo._asked.values()) == {1}
+
+
+def test_calls_run_at_the_same_time_up_to_the_cap() -> None:
+    echo = Echo(delay=0.2)
+    with wrap(echo, concurrency=7) as llm:
+        llm.generate([f"p{n}" for n in range(15)])
+        assert echo._peak == llm.stats.peak == 7
+
+
+def test_models_without_async_run_at_the_same_time_too() -> None:
+    with wrap(Slow(), concurrency=40) as llm:
+        begin = time.monotonic()
+        assert texts(llm.generate([f"p{n}" for n in range(40)])) == [f"P{n}" for n in range(40)]
+        assert time.monotonic() - begin < 40 * 0.05 / 2
+
+
+def test_batches_go_to_the_model_together() -> None:
+    echo = Echo()
+    with wrap(echo, batch_size=4, concurrency=1) as llm:
+        prompts = ["ccc", "a", "bb", "dddd", "a", "eeeee"]
+        assert texts(llm.generate(prompts)) == [prompt.upper() for prompt in prompts]
+        assert set(echo._asked.values()) == {1}
+        assert llm.stats.paid == 5
+
+
+def test_a_chat_model_and_bound_parameters() -> None:
+    with wrap(FakeListChatModel(responses=["f ( x )\nSource: more"]), stop=["\nSource:"]) as llm:
+        answer = llm.generate(["Source: a\nTarget:"])[0]
+        assert answer.text == "f ( x )"
+        assert answer.prompt_tokens > 0
+        assert llm.stats.counted == 1
+    with wrap(Echo().bind(stop=["B"])) as llm:
+        assert texts(llm.generate(["abc"])) == ["A"]
+
+
+def test_an_instruction_precedes_the_prompt() -> None:
+    echo = Echo()
+    with wrap(echo, instruction="Parse.") as llm:
+        llm.generate(["a"])
+    assert list(echo._asked) == ["Parse.\n\na"]
+
+
+def test_langchains_global_cache_is_left_out(langchain_cache: InMemoryCache) -> None:
+    with wrap(Echo(cache=True)) as llm:
+        llm.generate(["a"])
+    with wrap(Echo()) as llm:
+        llm.generate(["a"])
+        assert llm.stats.paid == 1
+    assert not langchain_cache._cache
+
+
+def test_parameters_part_the_cache_and_transport_does_not(tmp_path: Path) -> None:
+    def asked(model: Echo, **options: Any) -> int:
+        with wrap(model, cache_path=tmp_path / "a.sqlite", **options) as llm:
+            llm.generate(["a"])
+        return sum(model._asked.values())
+
+    assert asked(Echo()) == 1
+    assert asked(Echo(metadata={"run": 2}, tags=["x"], verbose=False), concurrency=3, timeout=5) == 0
+    assert asked(Echo(label="other")) == 1
+    assert asked(Echo(), stop=["x"]) == 1
+    assert asked(Echo(), instruction="x") == 1
+    assert asked(Echo().bind(top_k=1).bound, identity="mine") == 1
+    assert asked(Echo(label="third"), identity="mine") == 0
+
+
+class Opaque(Echo):
+    function: Any = None
+
+
+def test_a_model_that_cannot_be_told_apart_needs_an_identity(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"function.*identity="):
+        wrap(Opaque(function=len), cache_path=tmp_path / "a.sqlite")
+    assert not (tmp_path / "a.sqlite").exists()
+    wrap(Opaque(function=len), cache_path=tmp_path / "a.sqlite", identity="len").close()
+    wrap(Opaque(function=len)).close()
+
+
+def test_what_is_no_model_is_refused() -> None:
+    with pytest.raises(ConfigError, match="LangChain LLM or chat model, not str"):
+        wrap("gpt")
+    with pytest.raises(ConfigError, match="concurrency"):
+        wrap(Echo(), concurrency=0)
+
+
+def test_a_budget_of_calls_stops_before_the_next_and_keeps_what_is_paid(tmp_path: Path) -> None:
+    prompts = [f"p{n}" for n in range(8)]
+    echo = Echo(delay=0.01)
+    with wrap(echo, cache_path=tmp_path / "a.sqlite", budget=Budget(calls=5), concurrency=3) as llm:
+        with pytest.raises(BudgetExceeded, match=r"5 calls.*spent: 5 calls, 30 tokens"):
+            llm.generate(prompts)
+        assert list(echo._asked) == prompts[:5]
+        assert texts(llm.generate(prompts[:5])) == ["P0", "P1", "P2", "P3", "P4"]
+        assert llm.spent == Use(5, 25, 5)
+    with wrap(echo, cache_path=tmp_path / "a.sqlite") as llm:
+        assert texts(llm.generate(prompts)) == [prompt.upper() for prompt in prompts]
+    assert set(echo._asked.values()) == {1}
+
+
+def test_running_calls_are_waited_for_before_a_budget_of_tokens_stops() -> None:
+    """A prompt of 5 bytes and 10 tokens of answer are set aside, 5 + 1 used.
+
+    Two calls fit into 40 (30 set aside). After the first two 12 are spent; the third makes 18, the fourth 24, the
+    fifth 30: then 30 + 15 is over 40.
+    """
+    echo = Echo(delay=0.01)
+    with wrap(echo, budget=Budget(tokens=40), concurrency=8) as llm, pytest.raises(BudgetExceeded, match="40 tokens"):
+        llm.generate([f"{n:05}" for n in range(9)])
+    assert sum(echo._asked.values()) == 5
+    assert echo._peak == 2
+    assert llm.spent == Use(5, 25, 5)
+
+
+def test_a_budget_of_money() -> None:
+    # A call takes at most 5 · 1 + 10 · 4 = 45 dollars a million, and comes to 5 + 4 = 9.
+    echo = Echo()
+    limit = Budget(money=54e-6)
+    with (
+        wrap(echo, budget=limit, prices=Prices(1, 4), concurrency=1) as llm,
+        pytest.raises(BudgetExceeded, match=r"\$0.00"),
+    ):
+        llm.generate([f"{n:05}" for n in range(9)])
+    assert sum(echo._asked.values()) == 2
+    assert llm.stats.money == pytest.approx(18e-6)
+
+
+def test_a_budget_holds_over_restarts_by_account(tmp_path: Path) -> None:
+    options: dict[str, Any] = {"cache_path": tmp_path / "a.sqlite", "account": "run", "budget": Budget(calls=2)}
+    with wrap(Echo(), **options) as llm:
+        llm.generate(["a", "b"])
+    echo = Echo()
+    with wrap(echo, **options) as llm:
+        assert llm.spent == Use(2, 10, 2)
+        assert texts(llm.generate(["a"])) == ["A"]
+        with pytest.raises(BudgetExceeded):
+            llm.generate(["c"])
+    assert not echo._asked
+    with wrap(echo, **{**options, "account": "another"}) as llm:
+        llm.generate(["c"])
+
+
+def test_a_budget_needs_to_know_the_worst_case() -> None:
+    with pytest.raises(ConfigError, match="max_tokens"):
+        wrap(Slow(), budget=Budget(tokens=5))
+    with pytest.raises(ConfigError, match="prices"):
+        wrap(Echo(), budget=Budget(money=5))
+    wrap(Slow(), budget=Budget(tokens=5), max_tokens=3).close()
+
+
+def test_an_estimate_counts_what_would_be_asked() -> None:
+    echo = Echo()
+    with wrap(echo, prices=Prices(1e6, 2e6)) as llm:
+        llm.generate(["a"])
+        estimate = llm.estimate(["a", "bb", "bb", "ö"])
+        assert (estimate.nominal, estimate.calls, estimate.prompt_tokens, estimate.completion_tokens) == (4, 2, 4, 20)
+        assert estimate.money == pytest.approx(44)
+        assert not estimate.exact
+        beforehand = llm.estimate_calls(100, "four")
+        assert (beforehand.calls, beforehand.prompt_tokens, beforehand.completion_tokens) == (100, 400, 1000)
+    assert sum(echo._asked.values()) == 1
+    with wrap(Echo(), count_tokens=lambda text: 7) as llm:
+        assert llm.estimate(["a"]).prompt_tokens == 7
+        assert llm.estimate(["a"]).exact
+        assert llm.estimate(["a"]).money is None
+    with wrap(Slow()) as llm, pytest.raises(ConfigError, match="max_tokens"):
+        llm.estimate(["a"])
+
+
+def test_one_hopeless_prompt_stops_the_rest_and_keeps_what_ran() -> None:
+    echo = Echo(delay=0.02)
+    echo._fail["p1"] = RuntimeError("a bug")
+    with wrap(echo, concurrency=3) as llm:
+        with pytest.raises(LLMError, match="RuntimeError: a bug") as caught:
+            llm.generate([f"p{n}" for n in range(50)])
+        assert isinstance(caught.value.__cause__, RuntimeError)
+        assert sum(echo._asked.values()) <= 6
+        del echo._fail["p1"]
+        assert texts(llm.generate(["p0", "p1", "p2"])) == ["P0", "P1", "P2"]
+    assert {prompt for prompt, count in echo._asked.items() if count > 1} == {"p1"}
+
+
+def test_an_attempt_has_an_end() -> None:
+    echo = Echo(delay=30)
+    with wrap(echo, timeout=0.05, attempts=2, backoff=0.01) as llm, pytest.raises(LLMError, match="in 2 attempts"):
+        llm.generate(["a"])
+    assert echo._asked == {"a": 2}
+    assert llm.stats.retries == {"timeout": 1}
+    # Both may have been charged: the worst case is booked.
+    assert llm.spent == Use(2, 2, 20)
+
+
+def test_after_ctrl_c_running_calls_end_and_are_kept(tmp_path: Path) -> None:
+    echo = Echo(delay=1.0)
+    with wrap(echo, cache_path=tmp_path / "a.sqlite", concurrency=2) as llm:
+        timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["a", "b", "c", "d"])
+    assert echo._asked == {"a": 1, "b": 1}
+    with wrap(echo, cache_path=tmp_path / "a.sqlite") as llm:
+        assert texts(llm.generate(["a", "b"])) == ["A", "B"]
+    assert echo._asked == {"a": 1, "b": 1}
+
+
+def test_a_closed_model_says_so() -> None:
+    llm = wrap(Echo())
+    llm.close()
+    llm.close()
+    with pytest.raises(LLMError, match="closed"):
+        llm.generate(["a"])
+
+
+def test_an_answer_that_cannot_be_kept_is_not_used(tmp_path: Path) -> None:
+    with wrap(Echo(), cache_path=tmp_path / "a.sqlite") as llm:
+        llm._cache._database.execute("PRAGMA query_only = 1")
+        with pytest.raises(DataError, match=r"a\.sqlite can't be used"):
+            llm.generate(["a", "b"])
+
+
+def test_a_model_that_never_answers_is_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:
+    class Mute(Echo):
+        async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+            return LLMResult(generations=[[Generation(text="")] for _ in prompts])
+
+    with wrap(Mute()) as llm:
+        assert {answer.reason for answer in llm.generate([f"p{n}" for n in range(60)])} == {"empty"}
+        llm.generate([f"q{n}" for n in range(60)])
+        assert llm.stats.failures == {"empty": 120}
+    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+
+
+def test_the_random_numbers_of_the_caller_are_left_alone() -> None:
+    import random
+
+    random.seed(7)
+    expected = random.random()
+    random.seed(7)
+    echo = Echo(delay=30)
+    with wrap(echo, timeout=0.01, attempts=2, backoff=0.01) as llm, pytest.raises(LLMError):
+        llm.generate(["a"])
+    assert random.random() == expected

@@ -1,0 +1,185 @@
+"""What a failed call means: ask again (and when), go on without a program, or stop and say why."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+from langchain_rcr.errors import RCRError
+from rcr_trainer.llm.errors import AccessError, LLMError, RequestError
+
+_NO_MONEY = frozenset(
+    {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "insufficient_balance"}
+)
+_FILTERED = frozenset({"content_filter", "content_policy_violation", "invalid_prompt", "responsibleaipolicyviolation"})
+_TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")
+_TRANSIENT = frozenset({408, 409, 425, 429})
+_WAITS = frozenset({429, 503})
+_TIMEOUTS = frozenset({"TimeoutError", "APITimeoutError", "ModelTimeoutError", "TimeoutException"})
+_CONNECTIONS = frozenset({"ConnectionError", "APIConnectionError", "ModelConnectionError", "TransportError"})
+_NEVER_ARRIVED = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout"})
+_LONGEST_MESSAGE = 300
+
+
+class MalformedResponseError(Exception):
+    """The server's response is no answer: no JSON, no choices, an error in place of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A failed attempt.
+
+    Attributes:
+        kind: "again", "unusable" (the answer is no program, for `reason`) or "stop".
+        reason: in a word or two, for logs and counts.
+        error: what to raise if this was the last attempt, or at once for "stop".
+        wait: seconds that the server asks to wait; None: it says nothing.
+        charged: the provider may have charged it.
+    """
+
+    kind: str
+    reason: str
+    error: RCRError
+    wait: float | None = None
+    charged: bool = False
+
+
+class Diagnosis:
+    """Tells what a model's exceptions mean.
+
+    Args:
+        name: the model's, for messages.
+        place: where it is served, for messages; "" if unknown.
+        secrets: texts that no message may hold.
+        openai: the model is langchain-openai's, whose errors of the kinds below mean a response that is no answer.
+    """
+
+    def __init__(self, name: str, place: str = "", secrets: frozenset[str] = frozenset(), openai: bool = False) -> None:
+        self.who = f"the model {name!r}" + (f" at {place}" if place else "")
+        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
+        self._malformed: tuple[type[Exception], ...] = (MalformedResponseError,)
+        if openai:
+            self._malformed += (ValueError, TypeError, KeyError, AttributeError, IndexError)
+
+    def __call__(self, error: Exception) -> Fault:
+        """What to do about an exception that the model raised."""
+        if isinstance(error, RCRError):
+            return Fault("stop", "error", error)
+        names = {cls.__name__ for cls in type(error).__mro__}
+        said = self.redact(_message(error))
+        status = _status(error)
+        if status is not None:
+            return self._by_status(error, status, said)
+        if names & _TIMEOUTS:
+            return self._again("timeout", "no answer in time", charged=True)
+        if names & _CONNECTIONS or getattr(error, "is_retryable", False):
+            arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in _causes(error))
+            return self._again("connection", f"the connection failed ({said})", charged=arrived)
+        if isinstance(error, self._malformed):
+            return self._again("malformed", f"the response is no answer ({said})", charged=True)
+        stopped = LLMError(f"{self.who} failed: {type(error).__name__}: {said}")
+        # The cause helps to find a bug in a model of the user's own, unless its message holds a key.
+        if not any(secret in str(cause) for cause in _causes(error) for secret in self._secrets):
+            stopped.__cause__ = error
+        return Fault("stop", "error", stopped)
+
+    def redact(self, text: str) -> str:
+        """A text on one line, not long, and without secrets."""
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        text = " ".join(text.split())
+        return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
+
+    def _again(self, reason: str, what: str, **details: Any) -> Fault:
+        return Fault("again", reason, LLMError(f"{self.who} gave no answer: {what}"), **details)
+
+    def _stop(self, reason: str, kind: type[LLMError], what: str, said: str) -> Fault:
+        return Fault("stop", reason, kind(f"{self.who}: {what} (the server says: {said})"))
+
+    def _by_status(self, error: Exception, status: int, said: str) -> Fault:
+        codes = _codes(error)
+        if codes & _NO_MONEY or status == 402:
+            advice = "the account has no quota or credit left: add credit or raise its limit, then resume the run"
+            return self._stop("insufficient_quota", AccessError, advice, said)
+        if codes & _FILTERED:
+            return Fault("unusable", "refused", RequestError(f"{self.who} refused a prompt ({said})"))
+        if status in _TRANSIENT or status >= 500:
+            wait = retry_after(_headers(error)) if status in _WAITS else None
+            return self._again(str(status), f"status {status}: {said}", wait=wait, charged=False)
+        if status == 401:
+            advice = "the key is missing or wrong: check the environment variable that llm.api_key_env names"
+            return self._stop("401", AccessError, advice, said)
+        if status == 403:
+            return self._stop("403", AccessError, "the key may not use this model: check the account's rights", said)
+        if status == 404:
+            advice = (
+                "no such model, or not at this address: check llm.model (its exact name), llm.base_url (most end in "
+                "/v1) and llm.kind (a chat model is not served as a completion model)"
+            )
+            return self._stop("404", AccessError, advice, said)
+        if any(sign in said.lower() or sign in codes for sign in _TOO_LONG):
+            advice = "a prompt is longer than the model reads: fewer or shorter examples, or another model"
+            return self._stop("too_long", RequestError, advice, said)
+        advice = f"the server refuses the request with status {status}: check the parameters under llm"
+        return self._stop(str(status), RequestError, advice, said)
+
+
+def retry_after(headers: Mapping[str, str]) -> float | None:
+    """Seconds to wait by `retry-after-ms` or `Retry-After` (seconds or a date); None if they say nothing usable."""
+    for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
+        value = str(headers.get(name) or "").strip()
+        if not value:
+            continue
+        try:
+            seconds = float(value) / scale
+        except ValueError:
+            try:
+                seconds = parsedate_to_datetime(value).timestamp() - time.time()
+            except (ValueError, TypeError, OverflowError):
+                continue
+        if not math.isnan(seconds):
+            return max(0.0, seconds)
+    return None
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _message(error: Exception) -> str:
+    return str(getattr(error, "message", None) or error) or type(error).__name__
+
+
+def _status(error: Exception) -> int | None:
+    for holder in (error, getattr(error, "response", None)):
+        status = getattr(holder, "status_code", None)
+        # A response of 200 is attached to errors in reading it.
+        if isinstance(status, int) and status >= 300:
+            return status
+    return None
+
+
+def _headers(error: Exception) -> Mapping[str, str]:
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    return headers if isinstance(headers, Mapping) else {}
+
+
+def _codes(error: Exception) -> frozenset[str]:
+    """The machine-readable names of an error, lower case."""
+    found = [getattr(error, "code", None), getattr(error, "type", None)]
+    body = getattr(error, "body", None)
+    if isinstance(body, Mapping):
+        inner = body.get("error")
+        for part in (body, inner if isinstance(inner, Mapping) else {}):
+            found += [part.get("code"), part.get("type")]
+            deeper = part.get("innererror")
+            found += [deeper.get("code")] if isinstance(deeper, Mapping) else []
+    return frozenset(str(code).lower() for code in found if code is not None)

@@ -1,0 +1,267 @@
+"""The one place that calls a model: every prompt once, on disk before it is used, within a budget.
+
+Everything here happens on one event loop (`loop.py`), so that no state needs a lock: a call of `generate` from
+whatever thread becomes a coroutine there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Self
+
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm import loop
+from rcr_trainer.llm.answers import Answer
+from rcr_trainer.llm.budget import Budget, Estimate, Ledger, Prices, Stats, Use
+from rcr_trainer.llm.cache import AnswerCache
+from rcr_trainer.llm.caller import Backend, Batch, Caller, Patience
+from rcr_trainer.llm.errors import LLMError
+from rcr_trainer.llm.identity import key
+
+logger = logging.getLogger(__name__)
+
+_NEVER_USABLE = 50
+"""So many answers without one usable: worth a warning."""
+
+
+class LanguageModel:
+    """Answers prompts. Made by `open_llm` or `wrap`; a context manager that closes itself.
+
+    Args:
+        backend: the model.
+        cache: where answers are kept; closed with this object.
+        patience: concurrency, attempts, timeout.
+        budget: what may be spent.
+        prices: dollars per million tokens; None: money isn't counted.
+        account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
+            restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
+
+    Attributes:
+        name: the model's.
+        stats: counts since the model was opened.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        cache: AnswerCache,
+        *,
+        patience: Patience | None = None,
+        budget: Budget | None = None,
+        prices: Prices | None = None,
+        account: str | None = None,
+    ) -> None:
+        patience = patience or Patience()
+        self.name = backend.name
+        self.stats = Stats(prices=prices)
+        self._backend, self._cache, self._account = backend, cache, account
+        before = cache.spent(account) if account is not None else Use()
+        self._ledger = Ledger(budget or Budget(), prices or Prices(), before)
+        self._caller = Caller(backend, patience, self._ledger, self.stats, self._write_loss)
+        self._slots = asyncio.Semaphore(patience.concurrency)
+        self._useless: int | None = 0
+        self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
+        self._seen: set[bytes] = set()
+        self._workers: set[asyncio.Task[None]] = set()
+        self._to_write: list[tuple[dict[bytes, Answer], Use, asyncio.Future[dict[bytes, Answer]]]] = []
+        self._writing = False
+
+    @property
+    def spent(self) -> Use:
+        """What counts against the budget so far."""
+        return self._ledger.total
+
+    def generate(self, prompts: Sequence[str]) -> list[Answer]:
+        """Answer prompts, in their order.
+
+        Identical prompts are asked once: within the call, while another thread waits for the same, and ever, as long
+        as the cache file is kept. An answer is on disk before it is returned. May be called from several threads.
+
+        Args:
+            prompts: in the paper's format or any other.
+
+        Returns:
+            An answer for each. Empty, refused, truncated and malformed ones have no text, but a reason.
+
+        Raises:
+            BudgetExceeded: the next call could exceed the budget.
+            AccessError: key, quota or model name: asking again can't help.
+            LLMError: no answer in all attempts. In all three cases the calls that were running have been finished,
+                and their answers are in the cache.
+            DataError: the cache can't be written.
+        """
+        work = loop.start(self._generate(list(prompts)))
+        try:
+            return work.result()
+        except BaseException:
+            work.cancel()
+            raise
+
+    def estimate(self, prompts: Sequence[str]) -> Estimate:
+        """What `generate` would cost at most, without asking anything.
+
+        Raises:
+            ConfigError: how long an answer may get isn't known.
+        """
+        keys = {key(self._backend.identity, prompt): prompt for prompt in prompts}
+        known = self._cache.get(list(keys))
+        return self._estimate(len(prompts), [prompt for each, prompt in keys.items() if each not in known], 1)
+
+    def estimate_calls(self, calls: int, longest_prompt: str) -> Estimate:
+        """What so many calls cost at most, before the prompts are known.
+
+        Args:
+            calls: nominal ones; all of them may turn out to be distinct.
+            longest_prompt: no prompt will have more tokens than this one.
+
+        Raises:
+            ConfigError: how long an answer may get isn't known.
+        """
+        return self._estimate(calls, [longest_prompt], calls)
+
+    def close(self) -> None:
+        """Wait for calls that are still running, so that what is paid for is kept; then let go of everything."""
+        if self._caller.closed is None:
+            self._caller.closed = LLMError(f"the model {self.name!r} is closed")
+            loop.start(self._close()).result()
+            self._cache.close()
+            logger.info("%s: %s", self.name, self.stats)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _estimate(self, nominal: int, prompts: Sequence[str], times: int) -> Estimate:
+        longest = self._backend.max_completion_tokens()
+        if longest is None:
+            raise ConfigError(f"how long an answer of {self.name!r} may get isn't known: give max_tokens")
+        read = sum(map(self._backend.count_tokens, prompts)) * times
+        use = Use(len(prompts) * times, read, len(prompts) * times * longest)
+        money = None if self.stats.prices is None else use.money(self.stats.prices)
+        return Estimate(nominal, use.calls, use.prompt_tokens, use.completion_tokens, money, self._backend.exact_tokens)
+
+    async def _generate(self, prompts: list[str]) -> list[Answer]:
+        if self._caller.closed:
+            raise self._caller.closed
+        keys = [key(self._backend.identity, prompt) for prompt in prompts]
+        self.stats.nominal += len(prompts)
+        self._seen.update(keys)
+        self.stats.distinct = len(self._seen)
+        batch = Batch()
+        mine = {each: prompt for each, prompt in zip(keys, prompts, strict=True) if each not in self._in_flight}
+        for each in mine:
+            self._in_flight[each] = asyncio.get_running_loop().create_future()
+        futures = {each: self._in_flight[each] for each in keys}
+        worker = asyncio.create_task(self._answer(mine, batch))
+        self._workers.add(worker)
+        worker.add_done_callback(self._workers.discard)
+        try:
+            if futures:
+                await asyncio.wait(futures.values())
+        except asyncio.CancelledError:
+            # The caller is gone (Ctrl-C). Calls that wait are dropped; those that run are paid for: let them end.
+            batch.error = batch.error or LLMError("interrupted")
+            raise
+        errors = [error for future in futures.values() if (error := future.exception()) is not None]
+        if errors:
+            raise batch.error or errors[0]
+        answers = [futures[each].result() for each in keys]
+        self.stats.cached += sum(answer.cached for answer in answers)
+        self.stats.failures.update([answer.reason for answer in answers if answer.text is None])
+        self._warn_if_useless(answers)
+        logger.debug("%s: %s", self.name, self.stats)
+        return answers
+
+    def _warn_if_useless(self, answers: Sequence[Answer]) -> None:
+        if self._useless is None:
+            return
+        self._useless += len(answers)
+        if any(answer.text is not None for answer in answers):
+            self._useless = None
+        elif self._useless >= _NEVER_USABLE:
+            logger.warning("%s: none of the first %d answers is usable: %s", self.name, self._useless, self.stats)
+            self._useless = None
+
+    async def _answer(self, prompts: Mapping[bytes, str], batch: Batch) -> None:
+        """Settle the futures of these prompts, from the cache or from the model."""
+        with self._outcome(prompts, batch):
+            known = await asyncio.to_thread(self._cache.get, list(prompts))
+            self._settle(known)
+            missing = [(each, prompt) for each, prompt in prompts.items() if each not in known]
+            size = self._backend.batch_size
+            if size > 1:
+                # Neighbours of like length need little padding.
+                missing.sort(key=lambda pair: len(pair[1]))
+            parts = [dict(missing[start : start + size]) for start in range(0, len(missing), size)]
+            await asyncio.gather(*[self._answer_part(part, batch) for part in parts])
+
+    async def _answer_part(self, prompts: Mapping[bytes, str], batch: Batch) -> None:
+        with self._outcome(prompts, batch):
+            async with self._slots:
+                answers, used = await self._caller.ask(list(prompts.values()), batch)
+            found = dict(zip(prompts, answers, strict=True))
+            # A response that was no answer is not kept: the next run may get a proper one.
+            kept = {each: answer for each, answer in found.items() if answer.reason != "malformed"}
+            self._settle({**found, **await self._write(kept, used)})
+
+    @contextmanager
+    def _outcome(self, prompts: Mapping[bytes, str], batch: Batch) -> Iterator[None]:
+        """Whatever happens inside, afterwards nobody waits for these prompts any more."""
+        try:
+            yield
+        except BaseException as error:  # of whatever kind: goes to those who wait
+            batch.error = batch.error or error
+            for each in prompts:
+                future = self._in_flight.pop(each, None)
+                if future is not None and not future.done():
+                    future.set_exception(error if isinstance(error, Exception) else LLMError("interrupted"))
+                    future.exception()  # looked at: whoever asked may be gone
+
+    def _settle(self, answers: Mapping[bytes, Answer]) -> None:
+        for each, answer in answers.items():
+            future = self._in_flight.pop(each, None)
+            if future is not None and not future.done():
+                future.set_result(answer)
+
+    async def _write(self, answers: dict[bytes, Answer], used: Use) -> dict[bytes, Answer]:
+        """Put answers on disk, together with all others that arrive while the disk is busy."""
+        written: asyncio.Future[dict[bytes, Answer]] = asyncio.get_running_loop().create_future()
+        self._to_write.append((answers, used, written))
+        if not self._writing:
+            self._writing = True
+            try:
+                await self._flush()
+            finally:
+                self._writing = False
+        return await written
+
+    async def _write_loss(self, used: Use) -> None:
+        await self._write({}, used)
+
+    async def _flush(self) -> None:
+        while self._to_write:
+            waiting, self._to_write = self._to_write, []
+            together = {each: answer for answers, _, _ in waiting for each, answer in answers.items()}
+            used = sum([use for _, use, _ in waiting], Use())
+            try:
+                stored, spent = await asyncio.to_thread(self._cache.put, self.name, together, self._account, used)
+            except Exception as error:  # of whatever kind: goes to those who wait
+                for _, _, written in waiting:
+                    written.set_exception(error)
+                continue
+            self._ledger.book(used, spent)
+            for answers, _, written in waiting:
+                written.set_result({each: stored[each] for each in answers})
+
+    async def _close(self) -> None:
+        if self._workers:
+            await asyncio.wait(set(self._workers))
+        await self._backend.close()

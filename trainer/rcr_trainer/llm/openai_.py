@@ -1,0 +1,118 @@
+"""Models of langchain-openai: made from settings, and freed of what would get in the way of our own retries."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from langchain_core.language_models import BaseLanguageModel
+
+from langchain_rcr.errors import MissingExtraError
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.faults import MalformedResponseError
+
+_OWN_HOST = "api.openai.com"
+
+
+def is_openai(model: BaseLanguageModel[Any]) -> bool:
+    """Whether the model is langchain-openai's, or derived from one."""
+    return any(cls.__module__.startswith("langchain_openai.") for cls in type(model).__mro__)
+
+
+def make(
+    kind: str,
+    model: str,
+    *,
+    base_url: str | None,
+    api_key_env: str,
+    temperature: float | None,
+    max_tokens: int,
+    timeout: float,
+    extra_body: Mapping[str, Any] | None,
+) -> BaseLanguageModel[Any]:
+    """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") by settings.
+
+    Raises:
+        ConfigError: the environment variable with the key is not set, and the server is OpenAI's own.
+        MissingExtraError: langchain-openai is not installed.
+    """
+    try:
+        from langchain_openai import ChatOpenAI, OpenAI
+    except ImportError as error:
+        raise MissingExtraError("langchain_openai", "train") from error
+    key = os.environ.get(api_key_env, "")
+    address = base_url or os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL") or ""
+    own_host = not address or urlsplit(address).hostname == _OWN_HOST
+    if not key and own_host:
+        msg = (
+            f"no API key: set the environment variable {api_key_env} (llm.api_key_env), or llm.base_url for a server "
+            "of your own"
+        )
+        raise ConfigError(msg)
+    body = dict(extra_body or {})
+    options: dict[str, Any] = {
+        "model": model,
+        "base_url": base_url,
+        "api_key": key or "none",  # servers of one's own take any, and the client insists on one
+        "timeout": timeout,
+        "max_retries": 0,
+    }
+    if temperature is not None:
+        options["temperature"] = temperature
+    if kind == "completion":
+        return OpenAI(**options, max_tokens=max_tokens, extra_body=body or None)
+    if own_host:
+        options["max_tokens"] = max_tokens
+    else:
+        # ChatOpenAI renames it max_completion_tokens, which other servers ignore, and then write without end.
+        body.setdefault("max_tokens", max_tokens)
+    return ChatOpenAI(**options, extra_body=body or None, use_responses_api=False)
+
+
+def tame(model: BaseLanguageModel[Any]) -> tuple[BaseLanguageModel[Any], Any]:
+    """A copy of a langchain-openai model that fails at once and openly.
+
+    The client's own retries are off (it would repeat `insufficient_quota`, and unseen by the budget). Its HTTP client
+    is a new one, since connections belong to the event loop that opened them; one that the user made stays. A
+    completion model raises `MalformedResponseError` where the response is no answer, and does without token counts.
+
+    Returns:
+        The copy, and what to close at the end (None: the HTTP client is the user's).
+    """
+    import openai
+
+    model_: Any = model
+    chat = getattr(model_, "root_async_client", None)
+    root = chat or model_.async_client._client
+    owned = None
+    if getattr(model, "http_async_client", None) is None and not getattr(model, "openai_proxy", None):
+        owned = openai.DefaultAsyncHttpxClient(timeout=root.timeout)
+    client = root.with_options(max_retries=0, **({"http_client": owned} if owned is not None else {}))
+    if chat is not None:
+        update = {"root_async_client": client, "async_client": client.chat.completions}
+    else:
+        update = {"async_client": _Completions(client)}
+    return model.model_copy(update={**update, "cache": False}), owned
+
+
+class _Completions:
+    """`client.completions` as langchain-openai calls it, with the response checked and made complete."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def create(self, **params: Any) -> dict[str, Any]:
+        response = await self._client.completions.create(**params)
+        body = response.model_dump(warnings=False) if hasattr(response, "model_dump") else None
+        if not isinstance(body, dict):
+            raise MalformedResponseError(f"not JSON: {str(response)[:60]!r}")
+        if body.get("error"):
+            raise MalformedResponseError(f"an error in place of an answer: {str(body['error'])[:200]}")
+        choices = body.get("choices")
+        if not choices or not all(isinstance(choice, dict) for choice in choices):
+            raise MalformedResponseError("no choices")
+        for choice in choices:
+            choice["text"] = choice.get("text") or ""
+        return {**body, "usage": body.get("usage") or {}}
