@@ -24,7 +24,7 @@ LEVELS = {
         ["rewards", "llm", "programs", "data", "runs", "config", "schema"],
         ["training"],
         ["sft", "grpo", "evaluation", "baselines"],
-        ["pipeline", "tasks"],
+        ["pipeline", "tasks", "models"],
         ["cli", "__main__"],
     ],
 }

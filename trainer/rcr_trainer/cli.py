@@ -76,6 +76,12 @@ def _run(given: argparse.Namespace) -> None:
 
     config = load_config(given.config, _flags(given))
     _check_extra(config)
+    if given.dry_run:
+        with _progress():
+            lines = pipeline.plan(config)
+        for line in lines:
+            _show(line)
+        return
     with _progress() as progress:
         run = pipeline.run(config, until=given.until, resume=given.resume, overwrite=given.overwrite, progress=progress)
     _show_run(run)
@@ -197,14 +203,16 @@ def _parser(arguments: Sequence[str]) -> _Parser:
 
     for name, until, text in (
         ("run", "evaluation", "data, training and evaluation, as a YAML file says"),
-        ("sft", "sft", "the same without the evaluation"),
+        ("sft", "sft", "the same up to supervised fine-tuning"),
     ):
         run = _command(commands, name, _run, text, f"{name} demo.yaml --sft.epochs=10 --name=short")
         run.set_defaults(until=until)
-        run.usage = f"{PROG} {name} [-h] [--resume] [--overwrite] [--SECTION.FIELD VALUE ...] CONFIG"
+        run.usage = f"{PROG} {name} [-h] [--resume] [--overwrite] [--dry-run] [--SECTION.FIELD VALUE ...] CONFIG"
         run.add_argument("config", metavar="CONFIG", type=Path, help="YAML file with the settings")
         run.add_argument("--resume", action="store_true", help="continue the run where it was interrupted")
         run.add_argument("--overwrite", action="store_true", help="begin anew in the folder of an earlier run")
+        cost = "only check data and settings, and say what the language model would cost at most"
+        run.add_argument("--dry-run", action="store_true", help=cost)
         if called == name:
             _add_settings(run, lambda path: True)
 

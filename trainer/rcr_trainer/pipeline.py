@@ -1,37 +1,45 @@
-"""The stages of a run: data → SFT → evaluation. Each reads what the one before left in the run folder."""
+"""The stages of a run: data → SFT → GRPO (where it is enabled) → evaluation.
+
+Each reads what the one before left in the run folder.
+"""
 
 from __future__ import annotations
 
 import logging
 import math
 import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError
 from rcr_trainer.config import Config, EvaluationConfig
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.models import (
+    build_model,
+    build_reward,
+    device_of,
+    load_beside,
+    load_model,
+    open_language_model,
+    policy_picks,
+    save_checkpoint,
+)
 from rcr_trainer.runs import Run
 from rcr_trainer.tasks import Task, check_task, divide, load_split, program_spec
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from langchain_rcr.items import Item
     from langchain_rcr.tri_encoder import TriEncoder
     from rcr_trainer.baselines import Embed
     from rcr_trainer.data import Example, Split
-    from rcr_trainer.evaluation import EvaluationReport, PickFunction, PlainSelectors
+    from rcr_trainer.evaluation import EvaluationReport, PlainSelectors
+    from rcr_trainer.models import Known
     from rcr_trainer.programs import ProgramSpec
-
-    Known = dict[tuple[bool, str], NDArray[np.float32]]
-    """Frozen vectors that the stages of one call share: the base model reads every text once."""
 
 logger = logging.getLogger(__name__)
 
-STAGES = ("data", "sft", "evaluation")
+STAGES = ("data", "sft", "grpo", "evaluation")
 Progress = Callable[[int, int], None]
 """Called with the optimiser steps done and planned."""
 
@@ -67,9 +75,12 @@ def run(
     stages: dict[str, Callable[[], object]] = {
         "data": lambda: data_stage(current, split),
         "sft": lambda: sft_stage(current, progress, known),
+        "grpo": lambda: grpo_stage(current, progress, known),
         "evaluation": lambda: evaluation_stage(current, config.evaluation, known),
     }
     for name in STAGES[: STAGES.index(until) + 1]:
+        if name == "grpo" and not config.grpo.enabled:
+            continue
         if current.done(name):
             logger.info("%s: done before", name)
             continue
@@ -116,8 +127,41 @@ def load_checked(config: Config) -> Split:
     """
     spec = program_spec(config)
     split = load_split(config.data, config.seed)
-    check_task(config, divide(config, split), spec)
+    task = divide(config, split)
+    check_task(config, task, spec)
+    if config.grpo.enabled:
+        from rcr_trainer.rewards import check_reward
+
+        reward = build_reward(config, spec)
+        check_reward(reward, task.reinforced)
+        if reward.needs_llm and config.llm.kind in ("completion", "chat"):
+            open_language_model(config, task, spec, keep=False).close()
     return split
+
+
+def plan(config: Config) -> list[str]:
+    """What a run would work on, and what its language model would cost at most, a line each. Nothing is asked.
+
+    Raises:
+        RCRError: as `load_checked`.
+    """
+    spec = program_spec(config)
+    task = divide(config, load_checked(config))
+    lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
+    if not config.grpo.enabled:
+        return lines
+    from langchain_rcr.items import Item, compose
+    from rcr_trainer.grpo import calls_at_most
+
+    calls = calls_at_most(config.grpo, len(task.reinforced), len(task.dev))
+    lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
+    if not build_reward(config, spec).needs_llm:
+        return [*lines, "no language model is asked"]
+    longest = sorted(task.pool, key=lambda e: len((e.source + e.target).encode()))[-config.grpo.k :]
+    query = max((e.source for e in [*task.reinforced, *task.dev]), key=lambda text: len(text.encode()))
+    with open_language_model(config, task, spec, keep=False) as llm:
+        estimate = llm.estimate_calls(calls, compose([Item(e.source, e.target) for e in longest], query))
+    return [*lines, f"language model: {estimate}"]
 
 
 def _task_of(run: Run) -> Task:
@@ -150,8 +194,7 @@ def sft_stage(run: Run, progress: Progress | None = None, known: Known | None = 
 
     def log(epoch: int, figures: dict[str, float]) -> None:
         run.log("sft", epoch, figures)
-        shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if math.isfinite(value))
-        logger.info("%s", shown)
+        _show(figures)
 
     sft.train(
         model,
@@ -168,65 +211,75 @@ def sft_stage(run: Run, progress: Progress | None = None, known: Known | None = 
     save_checkpoint(run.checkpoint, model, task.pool)
 
 
-def build_model(config: Config, items: Sequence[Item], known: Known | None = None) -> TriEncoder:
-    """A fresh policy.
+def _show(figures: Mapping[str, float]) -> None:
+    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if math.isfinite(value))
+    logger.info("%s", shown)
+
+
+# ---------------------------------------------------------------- GRPO
+
+
+def grpo_stage(run: Run, progress: Progress | None = None, known: Known | None = None) -> None:
+    """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start.
+
+    The training state is kept in the run folder until then, so that a killed run goes on from its last steps.
 
     Args:
-        config: family, base and start values.
-        items: the pool, from which vocabularies are read.
-        known: frozen vectors computed before, to which training adds.
+        run: a run whose SFT stage is done.
+        progress: receives the batches done and planned.
+        known: frozen vectors computed before; this stage adds to them.
 
     Raises:
-        InputError: the base model can't be loaded.
+        ConfigError: the reward fails its test, or a setting of it or of the language model can't be.
+        RewardError: the reward failed on an example, which is named.
+        LLMError: the language model can't be asked, or its budget is spent.
     """
-    import torch
-
-    from langchain_rcr.encoders.embeddings import RememberingBackbone, TransformerBackbone
-    from langchain_rcr.tri_encoder import TriEncoder
-
-    torch.manual_seed(config.seed)
-    options = config.model.model_dump()
-    if config.model.family == "embeddings" and config.model.base is not None:
-        frozen = TransformerBackbone(
-            config.model.base, pooling=config.model.pooling, max_length=config.model.max_length
-        )
-        options["backbone"] = RememberingBackbone(frozen, known)
-    return TriEncoder.build(options.pop("family"), items, seed=config.seed, **options)
-
-
-def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example]) -> None:
-    """Write policy and pool.jsonl as one folder, whole or not at all."""
     from langchain_rcr.files import atomic_directory
-    from rcr_trainer.data import write_examples
+    from rcr_trainer import grpo
 
-    with atomic_directory(folder) as path:
-        model.save_pretrained(path)
-        write_examples(path / "pool.jsonl", pool)
+    config, task, spec = run.config, _task_of(run), program_spec(run.config)
+    reward = build_reward(config, spec)
+    if not run.sft_checkpoint.is_dir():
+        # Before anything replaces it: after a crash this stage begins from SFT's policy again.
+        with atomic_directory(run.sft_checkpoint) as path:
+            shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
+    model = load_model(config, run.sft_checkpoint, known)
+    state = run.state / "grpo"
+    if not state.is_dir():
+        run.drop_metrics("grpo")
+    with open_language_model(config, task, spec) if reward.needs_llm else nullcontext() as llm:
 
+        def log(step: int, figures: dict[str, float]) -> None:
+            use = llm.stats.as_dict() if llm is not None else {}
+            counts = {f"llm_{name}": float(n) for name, n in use.items() if isinstance(n, int | float)}
+            run.log("grpo", step, {**figures, **counts})
+            if "epoch" in figures:
+                _show(figures)
 
-def device_of(config: Config) -> str:
-    """The torch device that `device` means here.
-
-    Raises:
-        ConfigError: there is no such device on this machine.
-    """
-    import torch
-
-    if config.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=config.device)
-    except (RuntimeError, AssertionError) as error:
-        msg = f"device = '{config.device}' can't be used: {str(error).splitlines()[0]}"
-        raise ConfigError(msg) from None
-    return config.device
+        grpo.train(
+            model,
+            task.pool,
+            task.reinforced,
+            task.dev,
+            spec,
+            config.grpo,
+            reward,
+            llm,
+            seed=config.seed,
+            state_folder=state,
+            log=log,
+            progress=progress,
+        )
+    save_checkpoint(run.checkpoint, model, task.pool)
 
 
 # ---------------------------------------------------------------- evaluation
 
 
 def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None = None) -> EvaluationReport:
-    """Compare the trained retriever with plain selectors; writes evaluation.json and coverage.png.
+    """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
+
+    Writes evaluation.json and coverage.png.
 
     Args:
         run: a run with a checkpoint.
@@ -242,7 +295,8 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
     from rcr_trainer.data import read_split
     from rcr_trainer.evaluation import evaluate, plot_coverage
 
-    if not run.checkpoint.is_dir() or not run.done("sft"):
+    last = "grpo" if run.config.grpo.enabled else "sft"
+    if not run.checkpoint.is_dir() or not run.done(last):
         msg = f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
         raise CheckpointError(msg)
     split, spec = read_split(run.path / "data"), program_spec(run.config)
@@ -256,8 +310,15 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
     model.to(device_of(run.config))
     embed = _embedder(run.config, evaluation, model, task.pool, known)
     plain = _plain(run.config, evaluation, task, spec, embed)
+    policies = {"rcr": model}
+    if run.config.grpo.enabled:
+        policies["rcr_without_rl"] = load_beside(model, run.sft_checkpoint)
+    ours = {
+        name: policy_picks(policy, task.pool, spec, mask_duplicates=evaluation.mask_duplicates)
+        for name, policy in policies.items()
+    }
     report = evaluate(
-        {"rcr": policy_picks(model, task.pool, spec, mask_duplicates=evaluation.mask_duplicates), **plain},
+        {**ours, **plain},
         task.pool,
         queries,
         spec,
@@ -273,27 +334,6 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
     report.write(run.path)
     plot_coverage(report, run.path / "coverage.png")
     return report
-
-
-def policy_picks(
-    model: TriEncoder, pool: Sequence[Example], spec: ProgramSpec, *, mask_duplicates: bool
-) -> PickFunction:
-    """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once."""
-    import numpy as np
-
-    from langchain_rcr.index.memory import MemoryIndex
-    from langchain_rcr.items import Item
-    from langchain_rcr.selection import greedy
-
-    index = MemoryIndex(model.encode_pool([Item(example.source, example.target) for example in pool]))
-    groups = None
-    if mask_duplicates:
-        groups = np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1]
-
-    def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
-        return greedy(model.encode_queries(queries), index, model.state(), k, exclude=exclude, groups=groups).positions
-
-    return pick
 
 
 def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str) -> list[Any]:

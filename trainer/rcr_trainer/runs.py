@@ -7,6 +7,7 @@
     tensorboard/      the same for TensorBoard, a folder a stage
     state/            while a stage trains: what it needs to go on after a kill
     checkpoint/       the trained policy and pool.jsonl, its candidates
+    checkpoint-sft/   where GRPO follows: the policy that SFT left, from which GRPO began
     evaluation.json   the comparison; coverage.png, its plot
 
 A stage counts only once run.json says so, and it says so after the stage's files are in place: after a crash at any
@@ -37,9 +38,25 @@ from rcr_trainer.errors import ConfigError
 
 FORMAT_VERSION = 1
 _LIBRARIES = ("langchain-rcr", "langchain-core", "numpy", "torch", "transformers")
-_RESULTS = ("data", "metrics.jsonl", "tensorboard", "state", "checkpoint", "evaluation.json", "coverage.png")
-_INCIDENTAL = ("name", "output", "threads", "tensorboard")
-"""Settings that change no result: a run may be continued with others."""
+_RESULTS = (
+    "data",
+    "metrics.jsonl",
+    "tensorboard",
+    "state",
+    "checkpoint",
+    "checkpoint-sft",
+    "evaluation.json",
+    "coverage.png",
+)
+_INCIDENTAL = (
+    "name",
+    "output",
+    "threads",
+    "tensorboard",
+    *(f"llm.{name}" for name in ("api_key_env", "timeout", "concurrency", "attempts", "backoff", "cache")),
+    *(f"llm.{name}" for name in ("price_prompt", "price_completion", "budget_calls", "budget_tokens", "budget_money")),
+)
+"""Settings that change no result: a run may be continued with others, a larger budget say."""
 
 
 class Run:
@@ -142,6 +159,11 @@ class Run:
     def checkpoint(self) -> Path:
         """The folder of the trained policy and its pool."""
         return self.path / "checkpoint"
+
+    @property
+    def sft_checkpoint(self) -> Path:
+        """Where GRPO follows: the folder of the policy that SFT left, with its pool."""
+        return self.path / "checkpoint-sft"
 
     @property
     def state(self) -> Path:

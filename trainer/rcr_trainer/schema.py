@@ -25,6 +25,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "scale": 20.0,
         },
         "sft": {"epochs": 20, "lr": 3e-4},
+        "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 512},
     },
     "transformer": {
         "model": {
@@ -37,6 +38,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "scale": 1.0,
         },
         "sft": {"epochs": 120, "lr": 1e-5},
+        "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
     },
     "lexical": {
         "model": {
@@ -49,6 +51,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "scale": 20.0,
         },
         "sft": {"epochs": 30, "lr": 1e-3},
+        "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
     },
 }
 """Defaults that depend on `model.family`: section → field → value. In YAML, null asks for them."""
@@ -276,6 +279,157 @@ class SFTConfig(Section):
         return self
 
 
+class GRPOConfig(Section):
+    """Stage 2, reinforcement learning from a language model's answers (paper section 3.2)."""
+
+    enabled: bool = Field(False, description="Whether the stage takes place, between SFT and evaluation.")
+    advantage: Literal["grpo", "rloo", "remax", "nb"] = Field(
+        "grpo",
+        description='What a reward is compared with (section 4, "RL variations"): grpo: mean and spread of its group; '
+        "rloo: the rest of its group; remax: the greedy picks; nb: nothing.",
+    )
+    queries: int | None = Field(
+        None,
+        ge=1,
+        description="Training queries of this stage alone, drawn at random: they leave the pool and SFT (paper 110, "
+        "appendix A). null: all training queries, which stay in the pool.",
+    )
+    k: int = Field(4, ge=1, description='Picks a query (paper 4, section 4 "Model setup").')
+    batch_size: int = Field(16, ge=1, description='Queries in a batch (paper 16, section 4 "Training details").')
+    group_size: int = Field(
+        32, ge=1, description='Sequences drawn for each query, G (paper 32, section 4 "Training details").'
+    )
+    epochs: int = Field(8, ge=1, description='Passes over the queries (paper 8, section 4 "Training details").')
+    max_steps: int | None = Field(None, ge=1, description="Stop after so many batches, for a trial; null: by epochs.")
+    updates: int = Field(
+        1, ge=1, description="Optimiser steps on each batch of sequences; from the second on the clip takes effect."
+    )
+    lr: float = Field(
+        1e-5,
+        gt=0,
+        description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-6, section 4 "Training details").',
+    )
+    weight_decay: float = Field(0.0, ge=0, description="Weight decay of AdamW.")
+    max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm; null: never.")
+    warmup: Share = Field(0.0, description="Share of the batches in which the learning rate climbs to lr.")
+    epsilon: float = Field(
+        0.2, gt=0, lt=1, description='ε, how far the ratio may move before it is clipped (paper 0.2, "Model setup").'
+    )
+    beta: float = Field(
+        0.04, ge=0, description='β, the weight of staying near the policy of SFT (paper 0.04, "Model setup").'
+    )
+    train_candidates: bool = Field(False, description="Whether E_c is trained, too; if not, the pool is encoded once.")
+    exact_pool: int = Field(
+        20_000,
+        ge=1,
+        description="Largest pool whose every candidate may be drawn at every step; of a larger one, the top best may.",
+    )
+    top: int = Field(1024, ge=1, description="In pools larger than exact_pool: candidates that a step draws from.")
+    chunk: int = Field(
+        512, ge=1, description="Texts encoded at once with gradients; fewer take less memory and give the same result."
+    )
+    exclude_own_program: bool = Field(
+        True,
+        description="A training query gets no candidate with its own program, as held-out queries of a compositional "
+        "split have none. It never gets itself.",
+    )
+    best_by: Literal["reward", "coverage"] = Field(
+        "reward",
+        description="Which development figure decides the weights that are kept; coverage asks no language model.",
+    )
+    evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on development queries.")
+    patience: int | None = Field(
+        None, ge=1, description="Stop after so many evaluations without a better development figure; null: never."
+    )
+
+
+class RewardConfig(Section):
+    """What GRPO rewards."""
+
+    names: list[str] = Field(
+        ["structure_coverage"],
+        min_length=1,
+        description="structure_coverage (Jaccard of the structures of answer and gold program, Eq. 7), correctness "
+        "(exact match, appendix F), execution (same result), context_coverage (recall of the picks; asks no language "
+        "model), or your own as module:callable. Several are added up.",
+    )
+    weights: list[float] = Field([], description="A weight for each of names; empty: 1 each.")
+    database: str | None = Field(
+        None, description="execution: a SQLite file or postgresql://…; read only, whatever the program says."
+    )
+    executor: str | None = Field(
+        None, description="execution: instead of a database, module:callable that runs a program."
+    )
+    timeout: float = Field(5.0, gt=0, description="execution on a database: seconds a program may take.")
+    max_rows: int = Field(10_000, ge=1, description="execution on a database: rows a program may give.")
+
+    @model_validator(mode="after")
+    def _agree(self) -> RewardConfig:
+        if self.weights and len(self.weights) != len(self.names):
+            raise _contradiction(
+                "reward.weights", self.weights, "reward.names", self.names, "give as many weights as names, or none"
+            )
+        if any(weight <= 0 for weight in self.weights):
+            msg = f"reward.weights = {show(self.weights)}: each must be above 0"
+            raise ValueError(msg)
+        if len(set(self.names)) < len(self.names):
+            msg = f"reward.names = {show(self.names)}: each once"
+            raise ValueError(msg)
+        if "execution" in self.names and (self.database is None) == (self.executor is None):
+            how = "set reward.database or reward.executor" if self.database is None else "keep one"
+            raise _contradiction("reward.database", self.database, "reward.executor", self.executor, how)
+        return self
+
+    @property
+    def needs_llm(self) -> bool:
+        """Whether some reward reads what a language model answers, as far as names tell."""
+        return any(name != "context_coverage" for name in self.names)
+
+
+class LLMConfig(Section):
+    """The language model that answers the prompts while GRPO trains."""
+
+    kind: Literal["completion", "chat", "local", "simulator"] = Field(
+        "completion",
+        description="completion or chat: a server that speaks OpenAI's protocol; local: a folder for transformers; "
+        "simulator: no language model, but a stand-in that knows the gold programs (StructureBoundLLM).",
+    )
+    model: str | None = Field(
+        None, description="Name of the model on the server, or folder or hub name of a local one; there is no default."
+    )
+    base_url: str | None = Field(None, description="The server (vLLM, Ollama, llama.cpp, …); null: OpenAI's own.")
+    api_key_env: str = Field("OPENAI_API_KEY", description="The environment variable that holds the API key.")
+    temperature: float | None = Field(0.0, ge=0, description="0: the likeliest answer; null: not sent.")
+    max_tokens: int = Field(256, ge=1, description="Tokens of the longest answer.")
+    instruction: str | None = Field(
+        None, description="What is said before the prompt; null: for chat a sentence about its form, else nothing."
+    )
+    timeout: float = Field(60.0, gt=0, description="Seconds for an attempt.")
+    concurrency: int = Field(16, ge=1, description="Calls that run at the same time.")
+    attempts: int = Field(6, ge=1, description="Calls for a prompt before the run stops.")
+    backoff: float = Field(1.0, ge=0, description="Seconds before the second attempt, doubled for each further one.")
+    batch_size: int = Field(16, ge=1, description="kind local: prompts that are decoded together.")
+    device: str = Field("auto", description="kind local: auto, cpu, cuda, mps.")
+    extra_body: dict[str, Any] = Field({}, description="Further JSON parameters of the server's own.")
+    cache: Path | None = Field(
+        None, description="SQLite file of answers, shared by runs; null: answers.sqlite beside the run folder."
+    )
+    price_prompt: float | None = Field(None, ge=0, description="Dollars for a million prompt tokens.")
+    price_completion: float | None = Field(None, ge=0, description="Dollars for a million completion tokens.")
+    budget_calls: int | None = Field(None, ge=0, description="Calls at most; null: no limit.")
+    budget_tokens: int | None = Field(None, ge=0, description="Tokens at most, read and written.")
+    budget_money: float | None = Field(None, ge=0, description="Dollars at most; needs the prices.")
+    simulator_size: int = Field(
+        2, ge=1, description="kind simulator: nodes of the largest structures that a prompt must show."
+    )
+    simulator_noise: Share = Field(0.0, description="kind simulator: share of the answers that get a wrong symbol.")
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a model to ask."""
+        return self.kind == "simulator" or bool((self.model or "").strip())
+
+
 Selector = Literal["random", "fixed", "bm25", "dense", "mmr", "oracle"]
 
 
@@ -326,6 +480,9 @@ class Config(Section):
     program: ProgramConfig = Field(default_factory=ProgramConfig)
     model: ModelConfig = Field(default_factory=ModelConfig)
     sft: SFTConfig = Field(default_factory=SFTConfig)
+    grpo: GRPOConfig = Field(default_factory=GRPOConfig)
+    reward: RewardConfig = Field(default_factory=RewardConfig)
+    llm: LLMConfig = Field(default_factory=LLMConfig)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
 
     @property
@@ -345,9 +502,14 @@ class Config(Section):
     def _by_family(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
-        model, sft = values.get("model"), values.get("sft", {})
+        model = values.get("model")
         family = model.get("family") if isinstance(model, Mapping) else getattr(model, "family", None)
-        return {**values, "sft": _fill(sft, "sft", family)} if isinstance(sft, Mapping) else values
+        filled = {
+            name: _fill(section, name, family)
+            for name in ("sft", "grpo")
+            if isinstance(section := values.get(name, {}), Mapping)
+        }
+        return {**values, **filled}
 
     @model_validator(mode="after")
     def _agree(self) -> Config:
@@ -355,6 +517,14 @@ class Config(Section):
         if data.task == "files" and data.directory is None and data.test is None and evaluation.split == "test":
             raise _contradiction(
                 "evaluation.split", "test", "data.test", None, "set data.test, or evaluation.split: dev"
+            )
+        if self.grpo.enabled and self.reward.needs_llm and not self.llm.given:
+            raise _contradiction(
+                "llm.model",
+                None,
+                "reward.names",
+                self.reward.names,
+                "name a model, or take reward.names: [context_coverage], which needs none",
             )
         return self
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,12 +34,14 @@ class Task:
         queries: training queries, candidates themselves.
         dev: development queries; where the split brings none, candidates that were taken out of `queries`.
         test: held-out queries.
+        reinforced: training queries of GRPO: `queries`, or such as were taken out of the pool for it.
     """
 
     pool: list[Example]
     queries: list[Example]
     dev: list[Example]
     test: list[Example]
+    reinforced: list[Example]
 
     def held_out(self, split: str) -> list[Example]:
         """The queries of "dev" or "test"."""
@@ -102,27 +105,39 @@ def _split_of_files(data: DataConfig) -> Split:
 def divide(config: Config, split: Split) -> Task:
     """Pool, training, development and test queries of a split.
 
-    A split without dev lends `data.dev_size` training queries, drawn by the seed. They stay in the pool.
+    A split without dev lends `data.dev_size` training queries, drawn by the seed. They stay in the pool. With
+    `grpo.queries`, so many of the others are drawn for GRPO alone. They leave the pool (appendix A).
 
     Raises:
         ConfigError: that would leave no training queries.
     """
-    import numpy as np
-
     size = config.data.dev_size
     if size is None:
         size = min(_MOST_DEV, len(split.train) // 5)
-    if split.dev or size == 0:
-        return Task(split.train, split.train, split.dev, split.test)
-    if size >= len(split.train):
-        msg = f"data.dev_size = {size} leaves no training queries of {len(split.train)}: lower it"
+    dev, queries = split.dev, split.train
+    if not split.dev and size:
+        dev, queries = _drawn(split.train, size, config.seed, "data.dev_size")
+    if not config.grpo.enabled or config.grpo.queries is None:
+        return Task(split.train, queries, dev, split.test, queries)
+    reinforced, queries = _drawn(queries, config.grpo.queries, [config.seed, 1], "grpo.queries")
+    gone = {id(example) for example in reinforced}
+    pool = [example for example in split.train if id(example) not in gone]
+    return Task(pool, queries, dev, split.test, reinforced)
+
+
+def _drawn(
+    examples: Sequence[Example], size: int, seed: int | list[int], field: str
+) -> tuple[list[Example], list[Example]]:
+    """So many examples, drawn by the seed, and the others; both in the order they had."""
+    import numpy as np
+
+    if size >= len(examples):
+        msg = f"{field} = {size} leaves no training queries of {len(examples)}: lower it"
         raise ConfigError(msg)
-    chosen = np.random.default_rng(config.seed).permutation(len(split.train))[:size]
-    is_dev = np.zeros(len(split.train), dtype=bool)
-    is_dev[chosen] = True
-    queries = [example for example, dev in zip(split.train, is_dev, strict=True) if not dev]
-    dev = [example for example, dev in zip(split.train, is_dev, strict=True) if dev]
-    return Task(split.train, queries, dev, split.test)
+    is_drawn = np.zeros(len(examples), dtype=bool)
+    is_drawn[np.random.default_rng(seed).permutation(len(examples))[:size]] = True
+    drawn = [example for example, chosen in zip(examples, is_drawn, strict=True) if chosen]
+    return drawn, [example for example, chosen in zip(examples, is_drawn, strict=True) if not chosen]
 
 
 def check_task(config: Config, task: Task, spec: ProgramSpec) -> None:
@@ -136,9 +151,12 @@ def check_task(config: Config, task: Task, spec: ProgramSpec) -> None:
     from rcr_trainer.data import unparsed
 
     # A training query never retrieves itself, hence one more than k.
-    for field, needed in (("sft.k", config.sft.k + 1), ("evaluation.k", config.evaluation.k)):
-        if len(task.pool) < needed:
-            msg = f"the pool has {len(task.pool)} examples, too few for {field} = {needed - (field == 'sft.k')}"
+    needs = [("sft.k", config.sft.k, 1), ("evaluation.k", config.evaluation.k, 0)]
+    if config.grpo.enabled:
+        needs.append(("grpo.k", config.grpo.k, 1))
+    for field, k, more in needs:
+        if len(task.pool) < k + more:
+            msg = f"the pool has {len(task.pool)} examples, too few for {field} = {k}"
             raise PoolError(msg)
     broken = unparsed(task.pool, spec)
     if len(broken) == len(task.pool):

@@ -29,7 +29,8 @@ if TYPE_CHECKING:
 ProgressT = TypeVar("ProgressT", bound="_Progress")
 
 SAVE_EVERY_S = 20.0
-"""Seconds between two writes of the state: at most so much work is repeated after a kill."""
+"""Seconds between two writes of the state, more where a write takes more than a second, so that writing never takes
+more than a twentieth of the time. At most so much work is repeated after a kill."""
 
 
 class TrainingState(Generic[ProgressT]):
@@ -54,7 +55,7 @@ class TrainingState(Generic[ProgressT]):
     ) -> None:
         self.model, self.optimizer, self.schedule, self.result = model, optimizer, schedule, result
         self._best: dict[str, Tensor] | None = None
-        self._saved_at = time.monotonic()
+        self._saved_at, self._took = time.monotonic(), 0.0
 
     def keep_best(self) -> None:
         """Remember the current weights as the best so far."""
@@ -66,8 +67,9 @@ class TrainingState(Generic[ProgressT]):
             self.model.load_state_dict(self._best, strict=False)
 
     def save(self, folder: Path, *, force: bool = False) -> None:
-        """Write the state, whole or not at all; unless forced, only when the last write is `SAVE_EVERY_S` ago."""
-        if not force and time.monotonic() - self._saved_at < SAVE_EVERY_S:
+        """Write the state, whole or not at all; unless forced, only when the last write is some time ago."""
+        began = time.monotonic()
+        if not force and began - self._saved_at < SAVE_EVERY_S * max(1.0, self._took):
             return
         tensors = {f"model.{name}": tensor for name, tensor in self._weights().items()}
         tensors |= {f"best.{name}": tensor for name, tensor in (self._best or {}).items()}
@@ -85,6 +87,7 @@ class TrainingState(Generic[ProgressT]):
             )
             write_json(path / "state.json", _finite(asdict(self.result)))
         self._saved_at = time.monotonic()
+        self._took = self._saved_at - began
 
     def load(self, folder: Path) -> bool:
         """Continue from a saved state.

@@ -1,0 +1,415 @@
+"""GRPO end to end without a network: it learns, resumes to the bit, and stops where a reward breaks."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from rcr_trainer.data import Example, covr_split
+from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.grpo import actor as actor_module
+from rcr_trainer.grpo import calls_at_most, train
+from rcr_trainer.llm import Answer, BudgetExceeded
+from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.rewards import RewardError, make_reward
+from rcr_trainer.schema import GRPOConfig
+from rcr_trainer.training import state as training_state
+from tiny_bert import tiny_bert
+
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.items import Item, compose
+from langchain_rcr.tri_encoder import TriEncoder
+
+torch.set_num_threads(1)
+
+SPEC = ProgramSpec()
+SPLIT = covr_split("110", 0, 40, 0, dev=20)
+FAST = GRPOConfig(epochs=2, batch_size=16, group_size=8, lr=1e-3, beta=0.04)
+COVERAGE = make_reward("context_coverage", SPEC)
+
+
+class StopError(Exception):
+    """A kill."""
+
+
+def items(examples):
+    return [Item(e.source, e.target) for e in examples]
+
+
+def lexical(seed=0, dim=16):
+    return TriEncoder.build("lexical", items(SPLIT.train), dim=dim, seed=seed, scale=20.0, lam=1.0)
+
+
+@pytest.fixture(scope="module")
+def bert(tmp_path_factory):
+    words = sorted({word for e in SPLIT.train for word in f"{e.source} {e.target}".lower().split()})
+    return tiny_bert(tmp_path_factory.mktemp("bert") / "model", words=" ".join(words), positions=64)
+
+
+def same_weights(one, other):
+    ours, theirs = one.state_dict(), other.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def run(model, config=FAST, reward=COVERAGE, dev=SPLIT.dev, **options):
+    return train(model, SPLIT.train, SPLIT.train, dev, SPEC, config, reward, **options)
+
+
+# ---------------------------------------------------------------- end to end
+
+
+def test_training_raises_the_reward():
+    model, rows = lexical(), []
+    config = FAST.model_copy(update={"epochs": 6, "group_size": 16, "batch_size": 20, "lr": 3e-3})
+    result = run(model, config, log=lambda step, row: rows.append((step, row)))
+    assert [step for step, _ in rows] == list(range(13)) == [*range(result.steps + 1)]
+    rewards = [row["reward"] for _, row in rows[1:]]
+    assert np.mean(rewards[-2:]) > np.mean(rewards[:2]) + 0.03
+    assert [row["step"] for row in result.history] == [0, 2, 4, 6, 8, 10, 12]
+    dev = [row["dev_reward"] for row in result.history]
+    assert dev[result.best_step // 2] == max(dev) == result.best_dev
+    assert [100 * d for d in dev] == pytest.approx([row["dev_coverage"] for row in result.history])
+    first = rows[1][1]
+    assert (first["unscored"], first["clipped"]) == (0, 0)
+    assert first["kl"] == pytest.approx(0, abs=1e-5)  # π_θ is π_ref before the first step
+    assert first["loss"] == pytest.approx(0, abs=1e-4)  # ratio 1: the mean of the advantages
+    assert rows[-1][1]["kl"] > 1e-3
+    assert not model.training
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_without_dev_the_last_weights_are_kept():
+    model, before = lexical(), lexical()
+    result = run(model, dev=[])
+    assert (result.best_step, result.steps) == (6, 6)
+    assert math.isnan(result.best_dev)
+    assert not same_weights(model, before)
+    assert same_weights(model.candidate, before.candidate)
+
+
+def test_the_best_weights_may_be_those_of_sft():
+    model, before = lexical(), lexical()
+    config = FAST.model_copy(update={"lr": 0.1, "max_grad_norm": None, "patience": 1})  # breaks everything
+    result = run(model, config)
+    assert (result.best_step, result.steps) == (0, 3)
+    assert same_weights(model, before)
+
+
+def test_candidates_move_only_where_they_are_trained():
+    model, before = lexical(), lexical()
+    run(model, FAST.model_copy(update={"epochs": 1, "train_candidates": True}), dev=[])
+    for part in ("query", "context", "candidate"):
+        assert not same_weights(getattr(model, part), getattr(before, part))
+
+
+def test_the_seed_decides():
+    models = [lexical() for _ in range(3)]
+    for model, seed in zip(models, (0, 0, 1), strict=True):
+        run(model, seed=seed, dev=[])
+    assert same_weights(models[0], models[1])
+    assert not same_weights(models[0], models[2])
+
+
+def test_the_size_of_blocks_changes_nothing_that_counts(monkeypatch):
+    histories = []
+    for block in (1 << 25, 1):
+        monkeypatch.setattr(actor_module, "_BLOCK", block)
+        histories.append(run(lexical(), FAST.model_copy(update={"epochs": 1})).history[-1])
+    assert histories[0] == pytest.approx(histories[1])
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "remax", "nb"])
+def test_a_heavy_penalty_keeps_the_policy_near_the_reference(advantage):
+    kl = []
+    for beta in (0.0, 5.0):
+        rows = {}
+        config = FAST.model_copy(update={"advantage": advantage, "beta": beta, "epochs": 6, "lr": 3e-4})
+        run(lexical(), config, dev=[], log=rows.__setitem__)
+        kl.append(np.mean([row["kl"] for row in list(rows.values())[-5:]]))
+    assert kl[1] < 0.5 * kl[0]
+
+
+def test_from_the_second_update_on_the_clip_takes_effect():
+    rows = []
+    config = FAST.model_copy(update={"updates": 4, "lr": 0.05, "epochs": 1})
+    run(lexical(), config, log=lambda step, row: rows.append(row))
+    assert max(row["clipped"] for row in rows[1:]) > 0
+
+
+def test_training_that_diverges_says_so(monkeypatch):
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *_: torch.tensor(math.nan))
+    model, before = lexical(), lexical()
+    with pytest.raises(ConfigError, match=r"training has diverged at grpo.lr = 0.001; lower it"):
+        run(model)
+    assert same_weights(model, before)
+
+
+def test_large_pools_draw_from_the_top():
+    rows = []
+    config = FAST.model_copy(update={"exact_pool": 10, "top": 6, "epochs": 4})
+    run(lexical(), config, log=lambda step, row: rows.append(row))
+    assert rows[-1]["reward"] > rows[1]["reward"]
+
+
+def test_the_top_of_a_whole_pool_is_the_pool():
+    ends = [
+        run(lexical(), FAST.model_copy(update={"exact_pool": size, "top": 40})).history[-1]["dev_reward"]
+        for size in (10, 1000)
+    ]
+    assert ends[0] == pytest.approx(ends[1])
+
+
+def test_k_of_one():
+    result = run(lexical(), FAST.model_copy(update={"k": 1, "epochs": 1}))
+    assert result.steps == 3
+
+
+def test_max_steps_and_seldom_evaluation():
+    result = run(lexical(), FAST.model_copy(update={"max_steps": 4, "evaluate_every": 5}))
+    assert (result.steps, [row["step"] for row in result.history]) == (4, [0, 4])
+
+
+def test_nobody_draws_itself_or_its_own_program():
+    pool = [Example(str(n), f"question {n}", f"f{n % 3}(x)") for n in range(9)]
+    seen = []
+
+    class Spy:
+        name, needs_llm, maximum = "spy", False, 1.0
+
+        def __call__(self, predictions, references, *, queries, contexts):
+            seen.extend(zip(queries, contexts, strict=True))
+            return [float(len(c) == 1) for c in contexts]
+
+    for own_program in (True, False):
+        seen.clear()
+        config = GRPOConfig(k=2, epochs=1, group_size=16, exclude_own_program=own_program)
+        train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, config, Spy())
+        drawn = [(question, e) for question, context in seen if len(context) == 2 for e in context]
+        program = {e.source: e.target for e in pool}
+        assert len(drawn) == 9 * 16 * 2
+        assert not any(question == e.source for question, e in drawn)
+        assert any(program[question] == e.target for question, e in drawn) is not own_program
+
+
+# ---------------------------------------------------------------- with a language model
+
+
+class Parrot:
+    """Answers what a function makes of the prompt."""
+
+    def __init__(self, answer):
+        self.answer, self.prompts = answer, []
+
+    def generate(self, prompts):
+        self.prompts += prompts
+        return [self.answer(prompt) for prompt in prompts]
+
+
+GOLD = {e.source: e.target for e in [*SPLIT.train, *SPLIT.dev]}
+
+
+def question_of(prompt):
+    return prompt.rsplit("Source: ", 1)[1].removesuffix("\nTarget:")
+
+
+def test_answers_become_rewards():
+    llm = Parrot(lambda prompt: Answer(f" {GOLD[question_of(prompt)]}\n\nSource: more"))
+    rows = []
+    result = run(
+        lexical(), FAST, make_reward("structure_coverage", SPEC), llm=llm, log=lambda step, row: rows.append(row)
+    )
+    assert [row["reward"] for row in rows[1:]] == [1.0] * 6
+    assert [row["no_signal"] for row in rows[1:]] == [1.0] * 6  # all alike: nothing to learn
+    assert result.best_dev == 1.0
+    assert len(llm.prompts) == 2 * 40 * 8 + 3 * len(SPLIT.dev) == calls_at_most(FAST, 40, len(SPLIT.dev))
+    first = llm.prompts[len(SPLIT.dev)]
+    assert first.endswith("\nTarget:")
+    assert first.count("Source: ") == first.count("Target:") == 5
+    sources = [line.removeprefix("Source: ") for line in first.splitlines() if line.startswith("Source: ")]
+    by_source = {e.source: e for e in SPLIT.train}
+    assert first == compose(items([by_source[source] for source in sources[:4]]), sources[4])
+
+
+def test_no_answer_is_no_program():
+    llm = Parrot(lambda prompt: Answer(None, "refused") if len(prompt) % 2 else Answer("```"))
+    rows = []
+    run(lexical(), FAST, make_reward("correctness", SPEC), llm=llm, log=lambda step, row: rows.append(row))
+    assert all(row["reward"] == 0 for row in rows[1:])
+    assert all(row["no_program"] > 0 for row in rows[1:])
+    assert all(0 < row["distinct_prompts"] <= 1 for row in rows[1:])
+
+
+def test_best_by_coverage_asks_nothing_of_development_queries():
+    llm = Parrot(lambda prompt: Answer("f(x)"))
+    config = FAST.model_copy(update={"best_by": "coverage", "advantage": "remax"})
+    result = run(lexical(), config, make_reward("structure_coverage", SPEC), llm=llm)
+    assert "dev_reward" not in result.history[-1]
+    assert len(llm.prompts) == 2 * 40 * 9 == calls_at_most(config, 40, 20)
+
+
+def test_a_reward_that_reads_answers_needs_a_model():
+    with pytest.raises(ConfigError, match=r"'structure_coverage' reads what a language model answers.*llm.model"):
+        run(lexical(), FAST, make_reward("structure_coverage", SPEC))
+
+
+# ---------------------------------------------------------------- resume
+
+
+def stop_at(step):
+    """A log that ends the run before the step is saved."""
+
+    def log(at, figures):
+        if at == step:
+            raise StopError
+
+    return log
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "remax"])
+@pytest.mark.parametrize("step", [1, 2, 3, 5, 6])
+def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, advantage, step):
+    monkeypatch.setattr(training_state, "SAVE_EVERY_S", 0)
+    config = FAST.model_copy(update={"advantage": advantage, "updates": 2})
+    whole, killed, resumed = lexical(), lexical(), lexical()
+    rows, again = {}, {}
+    expected = run(whole, config, log=lambda at, row: rows.update({at: row}))
+    with pytest.raises(StopError):
+        run(killed, config, state_folder=tmp_path / "s", log=stop_at(step))
+    result = run(resumed, config, state_folder=tmp_path / "s", log=lambda at, row: again.update({at: row}))
+    assert same_weights(whole, resumed)
+    assert repr(result) == repr(expected)
+    assert again == {at: row for at, row in rows.items() if at >= step or step == 1}
+
+
+def test_a_run_killed_at_every_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(training_state, "SAVE_EVERY_S", 0)
+    config = FAST.model_copy(update={"train_candidates": True, "epochs": 3})
+    whole = lexical()
+    expected = run(whole, config)
+    for step in range(2, 10):
+        with pytest.raises(StopError):
+            run(lexical(), config, state_folder=tmp_path / "s", log=stop_at(step))
+    resumed = lexical()
+    assert repr(run(resumed, config, state_folder=tmp_path / "s")) == repr(expected)
+    assert same_weights(whole, resumed)
+
+
+def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, bert):
+    monkeypatch.setattr(training_state, "SAVE_EVERY_S", 0)
+    config = GRPOConfig(epochs=1, max_steps=3, batch_size=4, group_size=2, k=2, lr=1e-4, train_candidates=True)
+    models = [TriEncoder.build("transformer", [], base=bert, lam=0.1) for _ in range(3)]
+    run(models[0], config, dev=[])
+    with pytest.raises(StopError):
+        run(models[1], config, dev=[], state_folder=tmp_path / "s", log=stop_at(2))
+    torch.manual_seed(123)
+    run(models[2], config, dev=[], state_folder=tmp_path / "s")
+    assert same_weights(models[0], models[2])
+
+
+def test_a_state_of_another_stage_is_refused(tmp_path):
+    from rcr_trainer import sft
+    from rcr_trainer.schema import SFTConfig
+
+    sft.train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, SFTConfig(epochs=1), state_folder=tmp_path / "s")
+    with pytest.raises(CheckpointError, match="can't be resumed from"):
+        run(lexical(), state_folder=tmp_path / "s")
+
+
+class Fragile:
+    """Breaks on its n-th call of the language-model-free kind, until it is mended."""
+
+    name, needs_llm, maximum = "fragile", False, 1.0
+
+    def __init__(self, breaks_on):
+        self.breaks_on = breaks_on
+
+    def __call__(self, predictions, references, *, queries, contexts):
+        if self.breaks_on in queries and len(contexts[0]) == 4:
+            raise ZeroDivisionError("no structures")
+        return COVERAGE(predictions, references, queries=queries, contexts=contexts)
+
+
+def test_a_broken_reward_stops_at_a_checkpoint_and_names_the_example(tmp_path):
+    whole = lexical()
+    expected = run(whole, dev=[])
+    order = np.random.default_rng([0, 1]).permutation(40)
+    example = SPLIT.train[order[20]]  # in the second batch of the second epoch, and somewhere in the first
+    first = int(np.flatnonzero(np.random.default_rng([0, 0]).permutation(40) == order[20])[0]) // 16
+    with pytest.raises(RewardError, match=f"ZeroDivisionError on example {example.id} .*: no structures"):
+        run(lexical(), FAST, Fragile(example.source), dev=[], state_folder=tmp_path / "s")
+    resumed, rows = lexical(), []
+    result = run(resumed, FAST, COVERAGE, dev=[], state_folder=tmp_path / "s", log=lambda at, row: rows.append(at))
+    assert rows == list(range(first + 1, 7))
+    assert repr(result) == repr(expected)
+    assert same_weights(whole, resumed)
+
+
+def test_a_spent_budget_stops_at_a_checkpoint(tmp_path):
+    reward = make_reward("structure_coverage", SPEC)
+
+    def answer(prompt):
+        shown = [line.removeprefix("Target: ") for line in prompt.splitlines() if line.startswith("Target: ")]
+        return Answer(max(shown, key=len))
+
+    class Poor(Parrot):
+        def generate(self, prompts):
+            if len(self.prompts) + len(prompts) > 500:
+                raise BudgetExceeded("the budget of 500 calls is spent")
+            return super().generate(prompts)
+
+    whole, resumed = lexical(), lexical()
+    expected = run(whole, FAST, reward, llm=Parrot(answer), dev=[])
+    with pytest.raises(BudgetExceeded):
+        run(lexical(), FAST, reward, llm=Poor(answer), dev=[], state_folder=tmp_path / "s")
+    rows = []
+    run(resumed, FAST, reward, llm=Parrot(answer), dev=[], state_folder=tmp_path / "s", log=lambda n, r: rows.append(n))
+    assert rows == [5, 6]  # 128, 128, 64, 128 prompts fit
+    assert (same_weights(whole, resumed), expected.steps) == (True, 6)
+
+
+# ---------------------------------------------------------------- what can't be scored, and data
+
+
+class Picky:
+    """Scores only some queries."""
+
+    name, needs_llm, maximum = "picky", False, 1.0
+
+    def __init__(self, scorable, always=()):
+        self.scorable, self.always = set(scorable), set(always)
+
+    def __call__(self, predictions, references, *, queries, contexts):
+        scores = COVERAGE(predictions, references, queries=queries, contexts=contexts)
+        return [
+            s if q in self.scorable or (q in self.always and len(c) < 4) else None
+            for q, c, s in zip(queries, contexts, scores, strict=True)
+        ]
+
+
+def test_queries_whose_gold_program_cannot_be_scored_are_left_out():
+    sources = [e.source for e in SPLIT.train]
+    rows = []
+    result = run(lexical(), FAST, Picky(sources[:20]), log=lambda step, row: rows.append(row))
+    assert result.steps == 2 * 2
+    assert all(row["unscored"] == 0 for row in rows[1:])
+
+
+def test_what_cannot_be_scored_later_on_teaches_nothing_and_is_counted():
+    rows = []
+    model, before = lexical(), lexical()
+    run(model, FAST, Picky([], [e.source for e in SPLIT.train]), dev=[], log=lambda step, row: rows.append(row))
+    assert [row["unscored"] for row in rows[1:]] == [1.0] * 6
+    assert [row["grad_norm"] for row in rows[1:]] == [0.0] * 6
+    assert all("reward" not in row for row in rows[1:])
+    assert same_weights(model, before)
+
+
+def test_a_pool_smaller_than_k():
+    with pytest.raises(DataError, match=r"the pool of 4 examples leaves a training query only . to pick from.*grpo.k"):
+        train(lexical(), SPLIT.train[:4], SPLIT.train[:4], [], SPEC, FAST, COVERAGE)
+
+
+def test_no_program_parses():
+    pool = [Example(str(n), f"question {n}", f"no ( program {n}") for n in range(9)]
+    with pytest.raises(ConfigError, match="can score none of the 9 gold programs"):
+        train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, FAST, COVERAGE)

@@ -1,0 +1,261 @@
+"""The GRPO stage of a run: what it leaves, what a kill leaves, and what is told beforehand."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rcr_trainer import cli
+from rcr_trainer.config import Config, load_config
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.runs import Run
+from rcr_trainer.tasks import divide, load_split
+
+from langchain_rcr.tri_encoder import TriEncoder
+
+CONFIG = """
+data: {split: 110, train_size: 40, test_size: 8, dev_size: 8}
+model: {family: lexical, dim: 16}
+sft: {epochs: 2}
+grpo: {enabled: true, epochs: 2, group_size: 8, lr: 0.001}
+reward: {names: [context_coverage]}
+evaluation: {steps: 4, selectors: [random]}
+tensorboard: false
+threads: 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith("RCR_"):
+            monkeypatch.delenv(name)
+    (tmp_path / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+    return tmp_path
+
+
+def weights(folder):
+    return TriEncoder.from_pretrained(folder).fingerprint()
+
+
+def rows(folder):
+    return [{k: v for k, v in row.items() if k != "time"} for row in Run.open(folder).metrics("grpo")]
+
+
+def test_a_run_with_grpo_compares_the_policy_before_and_after(capsys, here):
+    assert cli.main(["run", "demo.yaml", "--grpo.best_by=coverage"]) == 0
+    out = capsys.readouterr().out
+    folder = here / "runs" / "demo"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint", "checkpoint-sft", "config.yaml", "coverage.png", "data", "evaluation.json", "metrics.jsonl",
+        "run.json",
+    ]  # fmt: skip
+    report = json.loads((folder / "evaluation.json").read_text())
+    assert list(report["selectors"]) == ["rcr", "rcr_without_rl", "random"]
+    assert "rcr_without_rl" in out
+    assert [row["step"] for row in rows(folder)] == [0, 1, 2, 3, 4]
+    assert {"reward", "loss", "kl", "lr", "dev_coverage", "dev_reward"} <= rows(folder)[-1].keys()
+    assert (folder / "checkpoint-sft" / "pool.jsonl").read_bytes() == (
+        folder / "checkpoint" / "pool.jsonl"
+    ).read_bytes()
+    assert Run.open(folder).done("grpo")
+    assert cli.main(["run", "demo.yaml", "--grpo.best_by=coverage"]) == 0
+    assert capsys.readouterr().out == out
+    assert cli.main(["evaluate", "runs/demo", "--split", "dev"]) == 0
+    assert set(json.loads((folder / "evaluation.json").read_text())["selectors"]) == {"rcr", "rcr_without_rl", "random"}
+
+
+def test_with_dev_queries_gone_the_reinforced_policy_is_another_one(here):
+    assert cli.main(["run", "demo.yaml", "--data.dev_size=0"]) == 0
+    assert weights(here / "runs/demo/checkpoint") != weights(here / "runs/demo/checkpoint-sft")
+
+
+def test_sft_alone_can_be_continued(capsys, here):
+    assert cli.main(["sft", "demo.yaml"]) == 0
+    folder = here / "runs" / "demo"
+    assert not (folder / "checkpoint-sft").exists()
+    assert cli.main(["evaluate", "runs/demo"]) == 2
+    assert "finish it with" in capsys.readouterr().err
+    before = weights(folder / "checkpoint")
+    assert cli.main(["run", "demo.yaml"]) == 0
+    assert weights(folder / "checkpoint-sft") == before
+
+
+KILL = """
+import os, signal
+from rcr_trainer import cli, pipeline, runs
+from rcr_trainer.training import state
+state.SAVE_EVERY_S = 0
+def kill(*_, **__):
+    os.kill(os.getpid(), signal.SIGKILL)
+{where}
+cli.main(['run', 'demo.yaml', '--resume', '--name', 'killed'])
+"""
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "log = runs.Run.log\nruns.Run.log = lambda self, *a: kill() if a[:2] == ('grpo', 1) else log(self, *a)",
+        "log = runs.Run.log\nruns.Run.log = lambda self, *a: kill() if a[:2] == ('grpo', 3) else log(self, *a)",
+        "load = pipeline.load_model\npipeline.load_model = lambda *a: kill()",
+        "save = pipeline.save_checkpoint\npipeline.save_checkpoint = "
+        "lambda folder, *a: (save(folder, *a), kill() if (folder.parent / 'checkpoint-sft').exists() else None)",
+        "from pathlib import Path\nremove = runs._remove\nruns._remove = "
+        "lambda entry: kill() if entry.name == 'state' and entry.exists() else remove(entry)",
+    ],
+    ids=["at the first step", "in the second epoch", "as it begins", "as it ends", "before the state is removed"],
+)
+def test_a_run_killed_in_grpo_ends_like_an_undisturbed_one(here, where):
+    assert cli.main(["run", "demo.yaml"]) == 0
+    whole, killed = here / "runs" / "demo", here / "runs" / "killed"
+    result = subprocess.run(
+        [sys.executable, "-c", KILL.format(where=where)], capture_output=True, check=False, cwd=here
+    )
+    assert result.returncode == -9, result.stderr.decode()
+    assert cli.main(["run", "demo.yaml", "--resume", "--name", "killed"]) == 0
+    for checkpoint in ("checkpoint", "checkpoint-sft"):
+        assert weights(killed / checkpoint) == weights(whole / checkpoint)
+    assert rows(killed) == rows(whole)
+    assert not (killed / "state").exists()
+
+
+def test_a_held_out_slice_leaves_the_pool(here):
+    config = load_config(here / "demo.yaml", {"grpo.queries": "10"})
+    split = load_split(config.data, 0)
+    task = divide(config, split)
+    names = {part: {e.id for e in getattr(task, part)} for part in ("pool", "queries", "dev", "reinforced")}
+    assert {part: len(ids) for part, ids in names.items()} == {"pool": 30, "queries": 22, "dev": 8, "reinforced": 10}
+    assert not names["reinforced"] & names["pool"]
+    assert names["queries"] | names["dev"] == names["pool"]
+    assert divide(config, split) == task
+    # Without the stage nothing leaves, and without a number all queries train.
+    without = divide(load_config(here / "demo.yaml", {"grpo.queries": "10", "grpo.enabled": "false"}), split)
+    assert (len(without.pool), without.reinforced) == (40, without.queries)
+    every = divide(load_config(here / "demo.yaml"), split)
+    assert (len(every.pool), every.reinforced) == (40, every.queries)
+    with pytest.raises(ConfigError, match=r"grpo.queries = 32 leaves no training queries of 32: lower it"):
+        divide(load_config(here / "demo.yaml", {"grpo.queries": "32"}), split)
+
+
+def test_a_run_with_a_held_out_slice(here):
+    assert cli.main(["run", "demo.yaml", "--grpo.queries=10", "--grpo.k=3"]) == 0
+    pool = (here / "runs/demo/checkpoint/pool.jsonl").read_text().splitlines()
+    assert len(pool) == 30
+
+
+def test_with_the_simulator_as_its_language_model(capsys, here):
+    flags = ["--reward.names=structure_coverage,correctness", "--reward.weights=1,0.5", "--llm.kind=simulator"]
+    assert cli.main(["run", "demo.yaml", *flags]) == 0
+    last = rows(here / "runs/demo")[-1]
+    assert 0 < last["reward"] < 1.5
+    assert last["llm_nominal_calls"] == 2 * 32 * 8 + 3 * 8
+    assert 0 < last["llm_distinct_calls"] < last["llm_nominal_calls"]
+
+
+def test_a_reward_of_ones_own(capsys, here):
+    (here / "mine_own.py").write_text(
+        "def few(predictions, references, *, queries, contexts):\n"
+        "    if any(len(c) == 4 for c in contexts):\n"
+        "        raise LookupError('no such thing')\n"
+        "    return [float(len(c) > 0) for c in contexts]\n"
+        "few.needs_llm = False\n",
+        encoding="utf-8",
+    )
+    assert cli.main(["run", "demo.yaml", "--reward.names=mine_own:few"]) == 2
+    assert "llm.model = null contradicts reward.names" in capsys.readouterr().err
+    flags = ["--reward.names=mine_own:few", "--llm.kind=simulator"]
+    assert cli.main(["run", "demo.yaml", *flags]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[-1].startswith("rcr-train: error: reward 'few' raised LookupError on example ")
+    assert Run.open(here / "runs/demo").status == "failed"
+    # Mended, the run goes on.
+    source = (here / "mine_own.py").read_text().replace("if any(", "if False and any(")
+    (here / "mine_own.py").write_text(source, encoding="utf-8")
+    del sys.modules["mine_own"]
+    assert cli.main(["run", "demo.yaml", *flags, "--resume"]) == 0
+
+
+def test_a_bad_reward_is_found_before_there_is_a_folder(capsys, here):
+    for flags, message in (
+        (["--reward.names=structure_coverge"], "contradicts"),
+        (["--reward.names=structure_coverge", "--llm.kind=simulator"], "did you mean 'structure_coverage'?"),
+        (
+            ["--reward.names=execution", "--reward.database=no.sqlite", "--llm.kind=simulator"],
+            "no.sqlite can't be read",
+        ),
+    ):
+        assert cli.main(["run", "demo.yaml", *flags]) == 2
+        assert message in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+def test_no_api_key_is_found_before_there_is_a_folder(capsys, here, monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["run", "demo.yaml", "--reward.names=correctness", "--llm.model=some-model"]) == 2
+    assert "no API key" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+def test_a_dry_run_says_what_it_would_cost(capsys, here):
+    assert cli.main(["run", "demo.yaml", "--dry-run"]) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        "pool 40, training 32, dev 8, test 8",
+        "GRPO: 32 queries, reward context_coverage",
+        "no language model is asked",
+    ]
+    flags = [
+        "--reward.names=correctness", "--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1", "--llm.max_tokens=10",
+        "--llm.price_prompt=1", "--llm.price_completion=2",
+    ]  # fmt: skip
+    assert cli.main(["run", "demo.yaml", "--dry-run", *flags]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith("language model: at most 536 calls for 536 prompts, ")
+    assert "and 5,360 completion tokens, $" in last
+    assert cli.main(["run", "demo.yaml", "--dry-run", "--grpo.enabled=false"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["pool 40, training 32, dev 8, test 8"]
+    assert not (here / "runs").exists()
+
+
+def test_a_larger_budget_continues_a_run():
+    from rcr_trainer.config import differences
+    from rcr_trainer.runs import _INCIDENTAL
+
+    changed = Config.model_validate({"llm": {"budget_calls": 10, "concurrency": 2, "cache": "x", "timeout": 3}})
+    assert differences(Config(), changed, ignore=_INCIDENTAL) == []
+    assert differences(Config(), Config.model_validate({"llm": {"model": "x"}}), ignore=_INCIDENTAL)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"grpo": {"enabled": True}}, r"llm.model = null contradicts reward.names = \['structure_coverage'\]"),
+        ({"reward": {"names": ["correctness"], "weights": [1, 2]}}, "reward.weights = .* contradicts reward.names"),
+        ({"reward": {"names": ["correctness"], "weights": [0]}}, "each must be above 0"),
+        ({"reward": {"names": ["correctness", "correctness"]}}, "each once"),
+        ({"reward": {"names": ["execution"]}}, "set reward.database or reward.executor"),
+        ({"reward": {"names": ["execution"], "database": "x", "executor": "a:b"}}, "keep one"),
+    ],
+)
+def test_contradictions(values, message):
+    with pytest.raises(ValueError, match=message):
+        Config.model_validate(values)
+
+
+def test_defaults_by_family():
+    assert Config().grpo.train_candidates is False
+    paper = Config.model_validate({"model": {"family": "transformer"}}).grpo
+    assert (paper.lr, paper.train_candidates, paper.batch_size, paper.group_size, paper.epochs) == (
+        1e-6,
+        True,
+        16,
+        32,
+        8,
+    )
+    assert (paper.epsilon, paper.beta, paper.k) == (0.2, 0.04, 4)
+    given = Config.model_validate({"model": {"family": "transformer"}, "grpo": {"lr": 0.5}}).grpo
+    assert (given.lr, given.train_candidates) == (0.5, True)

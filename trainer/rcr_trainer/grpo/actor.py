@@ -1,0 +1,202 @@
+"""The policy over a fixed pool and fixed training queries: texts are featurised once, then all is arrays.
+
+Memory is bounded by blocks of logits and by gradient caching (`Leaf`), whatever batch, group and pool are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.items import Item
+from langchain_rcr.tri_encoder import TriEncoder
+from rcr_trainer.data import Example
+from rcr_trainer.grpo.leaf import Leaf
+from rcr_trainer.grpo.policy import Sequences, draw, masked, sequence_log_probs, states
+
+IntArray = NDArray[np.int64]
+
+Loss = Callable[[Tensor, slice], Tensor]
+"""(log π_θ(o) of some of the R sequences, which of them) → a scalar to minimise; the R sequences' losses add up."""
+
+_BLOCK = 1 << 25
+"""Logits held at once (128 MiB of float32)."""
+
+
+class Actor:
+    """Draws sequences of picks, and tells their probabilities under the policy as it is and as it was at the start.
+
+    Args:
+        model: the policy; the reference is what it is now.
+        queries: the Q training queries.
+        pool: the N candidates.
+        barred: for each query the pool positions it may not get.
+        k: picks a query.
+        top: M, where each step is confined to the M largest logits (see `policy`); None: the whole pool.
+        train_candidates: whether E_c moves; if not, the pool is encoded once.
+        chunk: texts that are encoded at once with gradients.
+    """
+
+    def __init__(
+        self,
+        model: TriEncoder,
+        queries: Sequence[Example],
+        pool: Sequence[Example],
+        barred: Sequence[IntArray],
+        *,
+        k: int,
+        top: int | None,
+        train_candidates: bool,
+        chunk: int,
+    ) -> None:
+        self.model, self.k, self.top, self.chunk = model, k, top, chunk
+        self.train_candidates = train_candidates
+        self._size, self._all_barred = len(pool), list(barred)
+        self._device = next(model.parameters()).device
+        self._queries = model.query.featurize([Item(e.source) for e in queries])
+        self._candidates, self._contexts = model.featurize_pool([Item(e.source, e.target) for e in pool])
+        # The reference policy never moves: its vectors are all that is needed of it.
+        self._reference_queries = self._vectors("query", self._queries)
+        self._reference_contexts = self._vectors("context", self._contexts)
+        self._reference_candidates = self._vectors("candidate", self._candidates)
+
+    def draw(self, rows: IntArray, uniforms: NDArray[np.float64] | None) -> Sequences:
+        """Sequences of the policy as it is.
+
+        Args:
+            rows: (B,) queries.
+            uniforms: (B, G, k) numbers from [0, 1); None: one greedy sequence a query, G = 1.
+
+        Returns:
+            R = B · G sequences, query by query.
+        """
+        group = 1 if uniforms is None else uniforms.shape[1]
+        queries, candidates = self._vectors("query", self._queries.select(rows)), self._pool_vectors()
+        parts = [
+            draw(
+                self.model.state().start(queries[block].repeat_interleave(group, 0)),
+                candidates,
+                self._contexts_of,
+                self._barred(rows[block]).repeat_interleave(group, 0),
+                self.k,
+                tau=self.model.config.tau,
+                uniforms=None if uniforms is None else self._tensor(uniforms[block].reshape(-1, self.k)),
+                top=self.top,
+            )
+            for block in _blocks(len(rows), group * self._size)
+        ]
+        supports = [part.support for part in parts if part.support is not None]
+        return Sequences(
+            torch.cat([part.picks for part in parts]),
+            torch.cat([part.log_probs for part in parts]),
+            torch.cat(supports) if supports else None,
+        )
+
+    def reference_log_probs(self, rows: IntArray, drawn: Sequences) -> Tensor:
+        """Log π_ref(o) of the R sequences of B queries, (R,)."""
+        positions, group = self._positions(drawn), len(drawn.picks) // len(rows)
+        candidates = self._reference_candidates[positions]
+        queries, contexts = self._reference_queries[self._tensor(rows)], self._reference_contexts
+        out = torch.empty(len(drawn.picks), device=self._device)
+        with torch.no_grad():
+            for block in _blocks(len(rows), group * self.k * len(positions)):
+                of = slice(block.start * group, block.stop * group)
+                earlier = contexts[drawn.picks[of, :-1]]
+                out[of] = self._log_probs(rows[block], queries[block], earlier, candidates, positions, drawn.part(of))
+        return out
+
+    def backward(self, rows: IntArray, drawn: Sequences, loss: Loss) -> None:
+        """Add the gradient of a loss on the R sequences of B queries to the parameters'."""
+        positions, group = self._positions(drawn), len(drawn.picks) // len(rows)
+        picked, columns = torch.unique(drawn.picks[:, :-1], return_inverse=True)
+        queries = self._leaf("query", self._queries.select(rows))
+        contexts = self._leaf("context", self._contexts.select(picked.cpu().numpy()))
+        candidates, leaves = self._reference_candidates[positions], [queries, contexts]
+        if self.train_candidates:
+            leaves.append(self._leaf("candidate", self._candidates.select(positions.cpu().numpy())))
+            candidates = leaves[-1].vectors
+        for block in _blocks(len(rows), group * self.k * len(positions)):
+            of = slice(block.start * group, block.stop * group)
+            earlier = contexts.vectors[columns[of]]
+            new = self._log_probs(rows[block], queries.vectors[block], earlier, candidates, positions, drawn.part(of))
+            torch.autograd.backward(loss(new, of))
+        for leaf in leaves:
+            leaf.backward()
+
+    def pool_vectors(self) -> PoolVectors:
+        """E_c and E_z of the pool as they are, for greedy decoding."""
+        return PoolVectors(self._pool_vectors().cpu().numpy(), self.model.context.vectors(self._contexts))
+
+    # ------------------------------------------------------------------ tensors
+
+    def _log_probs(
+        self,
+        rows: IntArray,
+        queries: Tensor,
+        earlier: Tensor,
+        candidates: Tensor,
+        positions: Tensor,
+        drawn: Sequences,
+    ) -> Tensor:
+        """Log π(o) (R,) under the policy of these vectors.
+
+        Args:
+            rows: (B,) queries.
+            queries: (B, D) E_x.
+            earlier: (R, k − 1, D) E_z of the picks but the last.
+            candidates: (C, D) E_c of the candidates at the pool's `positions`.
+            positions: (C,).
+            drawn: the R sequences.
+        """
+        group = len(drawn.picks) // len(rows)
+        column = torch.zeros(self._size, dtype=torch.int64, device=self._device)
+        column[positions] = torch.arange(len(positions), device=self._device)
+        picks = column[drawn.picks]
+        barred = self._barred(rows)[:, positions].repeat_interleave(group, 0)
+        closed = masked(barred, picks, None if drawn.support is None else column[drawn.support])
+        start: Any = self.model.state().start(queries.repeat_interleave(group, 0))
+        return sequence_log_probs(states(start, earlier), candidates, picks, closed, self.model.config.tau)
+
+    def _positions(self, drawn: Sequences) -> Tensor:
+        """The pool positions (C,) whose logits the sequences' probabilities depend on, ascending."""
+        if drawn.support is None:
+            return torch.arange(self._size, device=self._device)
+        found: Tensor = torch.unique(drawn.support)
+        return found
+
+    def _pool_vectors(self) -> Tensor:
+        return self._vectors("candidate", self._candidates) if self.train_candidates else self._reference_candidates
+
+    def _contexts_of(self, picks: Tensor) -> Tensor:
+        picked, columns = torch.unique(picks, return_inverse=True)
+        vectors = self._vectors("context", self._contexts.select(picked.cpu().numpy()))
+        out: Tensor = vectors[columns]
+        return out
+
+    def _barred(self, rows: IntArray) -> Tensor:
+        """(B, N) bool."""
+        barred = np.zeros((len(rows), self._size), dtype=bool)
+        for at, row in enumerate(rows):
+            barred[at, self._all_barred[row]] = True
+        return self._tensor(barred)
+
+    def _vectors(self, part: str, features: Any) -> Tensor:
+        return self._tensor(getattr(self.model, part).vectors(features))
+
+    def _leaf(self, part: str, features: Any) -> Leaf:
+        return Leaf(getattr(self.model, part), features, self.chunk)
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+def _blocks(rows: int, width: int) -> Iterator[slice]:
+    """Slices over `rows` rows of `width` numbers each that stay within `_BLOCK` numbers."""
+    size = max(1, _BLOCK // max(1, width))
+    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))

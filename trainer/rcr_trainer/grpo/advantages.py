@@ -1,0 +1,95 @@
+"""Advantages as pure functions of a group's rewards (section 3.2, Eq. 9; section 4, "RL variations").
+
+Rewards are (B, G) float64: B queries, G sequences each; NaN where a sequence can't be scored. Such a sequence gets
+advantage 0 and takes no part in the others' baseline.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray = NDArray[np.float64]
+
+_NO_SPREAD = 1e-8
+"""A standard deviation up to here is rounding: the rewards are equal."""
+
+
+def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -> tuple[FloatArray, NDArray[np.bool_]]:
+    """Advantages by the name of their estimator.
+
+    Args:
+        name: grpo, rloo, remax or nb.
+        rewards: (B, G).
+        greedy: (B,) reward of the greedy sequence, for remax.
+
+    Returns:
+        Advantages (B, G), and whether each sequence has one, (B, G) bool.
+    """
+    scored = np.asarray(~np.isnan(rewards))
+    if name == "remax":
+        if greedy is None:
+            message = "remax compares with the greedy sequence's reward"
+            raise ValueError(message)
+        return remax(rewards, greedy), scored & ~np.isnan(greedy)[:, None]
+    return {"grpo": grpo, "rloo": rloo, "nb": nb}[name](rewards), scored
+
+
+def grpo(rewards: FloatArray) -> FloatArray:
+    """A_i = (r_i − mean) / std over the group, std with divisor G.
+
+    Args:
+        rewards: (B, G).
+
+    Returns:
+        (B, G); 0 throughout a group whose rewards are all equal.
+    """
+    count, mean = _moments(rewards)
+    centred = np.where(np.isnan(rewards), 0.0, rewards - mean)
+    std = np.sqrt((centred**2).sum(axis=1, keepdims=True) / count)
+    return np.where(std > _NO_SPREAD, centred / np.maximum(std, _NO_SPREAD), 0.0)
+
+
+def rloo(rewards: FloatArray) -> FloatArray:
+    """A_i = r_i − mean of the other G − 1 rewards, where the paper writes k − 1 for G − 1.
+
+    Args:
+        rewards: (B, G).
+
+    Returns:
+        (B, G); 0 in a group with a single reward, which has no others.
+    """
+    count, mean = _moments(rewards)
+    # r − (Σ − r) / (n − 1) = (r − Σ / n) · n / (n − 1)
+    return np.where(np.isnan(rewards) | (count < 2), 0.0, (rewards - mean) * count / np.maximum(count - 1, 1))
+
+
+def remax(rewards: FloatArray, greedy: FloatArray) -> FloatArray:
+    """A_i = r_i − r(o′), o′ the policy's greedy sequence.
+
+    Args:
+        rewards: (B, G).
+        greedy: (B,); NaN where the greedy sequence can't be scored.
+
+    Returns:
+        (B, G); 0 for a query whose greedy sequence can't be scored.
+    """
+    return np.nan_to_num(rewards - greedy[:, None], nan=0.0)
+
+
+def nb(rewards: FloatArray) -> FloatArray:
+    """A_i = r_i: no baseline.
+
+    Args:
+        rewards: (B, G).
+
+    Returns:
+        (B, G).
+    """
+    return np.nan_to_num(rewards, nan=0.0)
+
+
+def _moments(rewards: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """How many rewards each group has (at least 1) and their mean, (B, 1) each."""
+    count = np.maximum((~np.isnan(rewards)).sum(axis=1, keepdims=True), 1).astype(np.float64)
+    return count, np.nansum(rewards, axis=1, keepdims=True) / count

@@ -1,0 +1,195 @@
+"""From the settings to objects: policies, rewards and language models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rcr_trainer.config import Config
+from rcr_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from langchain_rcr.items import Item
+    from langchain_rcr.tri_encoder import TriEncoder
+    from rcr_trainer.data import Example
+    from rcr_trainer.evaluation import PickFunction
+    from rcr_trainer.llm import LanguageModel
+    from rcr_trainer.programs import ProgramSpec
+    from rcr_trainer.rewards import Reward
+    from rcr_trainer.tasks import Task
+
+    Known = dict[tuple[bool, str], NDArray[np.float32]]
+    """Frozen vectors that the stages of one call share: the base model reads every text once."""
+
+
+def build_model(config: Config, items: Sequence[Item], known: Known | None = None) -> TriEncoder:
+    """A fresh policy.
+
+    Args:
+        config: family, base and start values.
+        items: the pool, from which vocabularies are read.
+        known: frozen vectors computed before, to which training adds.
+
+    Raises:
+        InputError: the base model can't be loaded.
+    """
+    import torch
+
+    from langchain_rcr.encoders.embeddings import RememberingBackbone, TransformerBackbone
+    from langchain_rcr.tri_encoder import TriEncoder
+
+    torch.manual_seed(config.seed)
+    options = config.model.model_dump()
+    if config.model.family == "embeddings" and config.model.base is not None:
+        frozen = TransformerBackbone(
+            config.model.base, pooling=config.model.pooling, max_length=config.model.max_length
+        )
+        options["backbone"] = RememberingBackbone(frozen, known)
+    return TriEncoder.build(options.pop("family"), items, seed=config.seed, **options)
+
+
+def load_model(config: Config, checkpoint: Path, known: Known | None = None) -> TriEncoder:
+    """A policy from a checkpoint, on the run's device.
+
+    Args:
+        config: of the run.
+        checkpoint: the folder.
+        known: frozen vectors computed before, to which training adds.
+    """
+    from langchain_rcr.encoders.embeddings import EmbeddingsEncoder, RememberingBackbone
+    from langchain_rcr.tri_encoder import TriEncoder
+
+    model = TriEncoder.from_pretrained(checkpoint)
+    encoders = [model.query, model.context, model.candidate]
+    memory = RememberingBackbone(model.query.backbone, known) if isinstance(model.query, EmbeddingsEncoder) else None
+    for encoder in encoders:
+        if isinstance(encoder, EmbeddingsEncoder) and memory is not None:
+            encoder.backbone = memory
+    return model.to(device_of(config))
+
+
+def load_beside(model: TriEncoder, checkpoint: Path) -> TriEncoder:
+    """Another policy over the same frozen vectors, which are not computed again.
+
+    Args:
+        model: the one whose vectors are shared.
+        checkpoint: the other's folder.
+    """
+    from langchain_rcr.encoders.embeddings import EmbeddingsEncoder
+    from langchain_rcr.tri_encoder import TriEncoder
+
+    other = TriEncoder.from_pretrained(checkpoint)
+    for part in ("query", "context", "candidate"):
+        own = getattr(model, part)
+        if isinstance(own, EmbeddingsEncoder):
+            getattr(other, part).backbone = own.backbone
+    return other.to(next(model.parameters()).device)
+
+
+def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example]) -> None:
+    """Write policy and pool.jsonl as one folder, whole or not at all."""
+    from langchain_rcr.files import atomic_directory
+    from rcr_trainer.data import write_examples
+
+    with atomic_directory(folder) as path:
+        model.save_pretrained(path)
+        write_examples(path / "pool.jsonl", pool)
+
+
+def device_of(config: Config) -> str:
+    """The torch device that `device` means here.
+
+    Raises:
+        ConfigError: there is no such device on this machine.
+    """
+    import torch
+
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        msg = f"device = '{config.device}' can't be used: {str(error).splitlines()[0]}"
+        raise ConfigError(msg) from None
+    return config.device
+
+
+def policy_picks(
+    model: TriEncoder, pool: Sequence[Example], spec: ProgramSpec, *, mask_duplicates: bool
+) -> PickFunction:
+    """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once."""
+    import numpy as np
+
+    from langchain_rcr.index.memory import MemoryIndex
+    from langchain_rcr.items import Item
+    from langchain_rcr.selection import greedy
+
+    index = MemoryIndex(model.encode_pool([Item(example.source, example.target) for example in pool]))
+    groups = None
+    if mask_duplicates:
+        groups = np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1]
+
+    def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
+        return greedy(model.encode_queries(queries), index, model.state(), k, exclude=exclude, groups=groups).positions
+
+    return pick
+
+
+def build_reward(config: Config, spec: ProgramSpec) -> Reward:
+    """What GRPO rewards.
+
+    Raises:
+        ConfigError: no such reward, or a database that can't be opened.
+    """
+    from rcr_trainer.rewards import make_reward
+
+    settings = config.reward
+    weights = settings.weights or [1.0] * len(settings.names)
+    parts = dict(zip(settings.names, weights, strict=True))
+    return make_reward(
+        parts if len(parts) > 1 or settings.weights else settings.names[0],
+        spec,
+        database=settings.database,
+        execute=settings.executor,
+        timeout_s=settings.timeout,
+        max_rows=settings.max_rows,
+    )
+
+
+def open_language_model(config: Config, task: Task, spec: ProgramSpec, *, keep: bool = True) -> LanguageModel:
+    """The model that answers prompts; close it when done.
+
+    Answers are kept in a file beside the run folder, for all runs; what is spent is booked under the run's folder.
+
+    Args:
+        config: of the run.
+        task: whose gold programs a simulator knows.
+        spec: how programs are read.
+        keep: whether there is such a file; without it answers and bookings are gone with the model.
+
+    Raises:
+        ConfigError: settings that can't be.
+        MissingExtraError: langchain-openai is not installed.
+        DataError: the file of answers can't be used.
+    """
+    from rcr_trainer.llm import StructureBoundLLM, open_llm, wrap
+
+    settings = config.llm
+    if settings.kind == "simulator":
+        examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
+        simulator = StructureBoundLLM(
+            programs={example.source: example.target for example in examples},
+            spec=spec,
+            size=settings.simulator_size,
+            noise=settings.simulator_noise,
+            seed=config.seed,
+        )
+        return wrap(simulator, stop=["\n"])
+    given = settings.model_dump(exclude={"cache", "simulator_size", "simulator_noise"})
+    cache = settings.cache or config.folder.parent / "answers.sqlite"
+    account = str(config.folder.resolve())
+    return open_llm({**given, "model": settings.model or ""}, cache if keep else None, account=account)

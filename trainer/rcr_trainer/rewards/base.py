@@ -1,0 +1,171 @@
+"""What a reward is, how it is called, and what it must show before a run trusts it."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from numbers import Real
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.errors import RCRError
+from rcr_trainer.data import Example
+from rcr_trainer.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+_CLOSE = 1e-9
+
+
+class RewardError(RCRError):
+    """A reward raised an exception or gave what is no score; the message names the example it happened on."""
+
+
+@runtime_checkable
+class Reward(Protocol):
+    """Scores a batch of answers.
+
+    Attributes:
+        name: for logs and messages.
+        needs_llm: whether it looks at `predictions`; one that doesn't costs no call of a language model.
+        maximum: what the gold program earns.
+    """
+
+    name: str
+    needs_llm: bool
+    maximum: float
+
+    def __call__(
+        self,
+        predictions: Sequence[str | None],
+        references: Sequence[str],
+        *,
+        queries: Sequence[str],
+        contexts: Sequence[Sequence[Example]],
+    ) -> list[float | None]:
+        """Score B answers.
+
+        Args:
+            predictions: the B programs that the language model wrote; None where it wrote none (an empty, refused,
+                truncated or malformed answer), which scores the minimum, 0.
+            references: the gold programs.
+            queries: the questions.
+            contexts: for each question the examples that were in its prompt, in order.
+
+        Returns:
+            B scores. None: can't be scored, so that nothing is learned from it. An exception is a bug: it stops
+            the run.
+        """
+        ...
+
+
+def score(
+    reward: Reward,
+    predictions: Sequence[str | None],
+    examples: Sequence[Example],
+    contexts: Sequence[Sequence[Example]],
+) -> NDArray[np.float64]:
+    """Call a reward, and make sure that what comes back are scores.
+
+    Args:
+        reward: the reward.
+        predictions: B programs or None.
+        examples: the B queries with their gold programs.
+        contexts: for each query the examples in its prompt.
+
+    Returns:
+        (B,) scores; NaN where the reward gave None.
+
+    Raises:
+        RewardError: it raised, or gave something else than B finite numbers or None. Errors that the project itself
+            raises on purpose pass as they are.
+    """
+    try:
+        return _scores(reward, predictions, examples, contexts)
+    except RewardError:
+        raise
+    except RCRError:
+        raise
+    except Exception as error:
+        if len(examples) > 1:
+            # One by one, to find the example that did it.
+            for prediction, example, context in zip(predictions, examples, contexts, strict=True):
+                score(reward, [prediction], [example], [context])
+        which = _named(examples[0]) if len(examples) == 1 else f"a batch of {len(examples)} (first: {examples[0].id})"
+        logger.exception("reward %s", reward.name)
+        message = f"reward '{reward.name}' raised {type(error).__name__} on {which}: {error}"
+        raise RewardError(message) from error
+
+
+def _scores(
+    reward: Reward,
+    predictions: Sequence[str | None],
+    examples: Sequence[Example],
+    contexts: Sequence[Sequence[Example]],
+) -> NDArray[np.float64]:
+    given = reward(predictions, [e.target for e in examples], queries=[e.source for e in examples], contexts=contexts)
+    values = list(given)
+    if len(values) != len(examples):
+        message = f"reward '{reward.name}' gave {len(values)} scores for {len(examples)} answers"
+        raise RewardError(message)
+    for value, example in zip(values, examples, strict=True):
+        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+            message = (
+                f"reward '{reward.name}' gave {value!r:.80} on {_named(example)}: neither a finite number nor None"
+            )
+            raise RewardError(message)
+    return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool_]:
+    """Find out before training whether a reward tells right from wrong on the very examples that train.
+
+    The gold program, with the example itself in the prompt, must earn the maximum; no program, an empty one, both
+    without a prompt, must earn the minimum (the reward's attribute `minimum`, else 0).
+
+    Args:
+        reward: the reward.
+        examples: the training queries.
+
+    Returns:
+        (Q,) bool; False for examples whose gold program the reward can't score (None).
+
+    Raises:
+        ConfigError: gold doesn't get the maximum, an empty answer gets more than the minimum, or nothing can be scored.
+        RewardError: the reward fails on an example.
+    """
+    minimum = float(getattr(reward, "minimum", 0.0))
+    if not reward.maximum > minimum:
+        message = f"reward '{reward.name}': its maximum, {reward.maximum}, must be above its minimum, {minimum}"
+        raise ConfigError(message)
+    gold = score(reward, [e.target for e in examples], examples, [[e] for e in examples])
+    _demand(reward, gold, reward.maximum, examples, "its gold program")
+    scorable = np.asarray(~np.isnan(gold))
+    if not scorable.any():
+        message = (
+            f"reward '{reward.name}' can score none of the {len(examples)} gold programs: "
+            "is the program language, the database or the executor the right one?"
+        )
+        raise ConfigError(message)
+    for nothing in (None, ""):
+        empty = score(reward, [nothing] * len(examples), examples, [[] for _ in examples])
+        _demand(reward, empty, minimum, examples, "no program" if nothing is None else "an empty program")
+    return scorable
+
+
+def _demand(reward: Reward, scores: NDArray[np.float64], wanted: float, examples: Sequence[Example], what: str) -> None:
+    wrong = np.flatnonzero(np.abs(scores - wanted) > _CLOSE)  # a comparison with NaN is False
+    if len(wrong):
+        first = int(wrong[0])
+        message = (
+            f"reward '{reward.name}' gives {scores[first]:g} to {what} on {_named(examples[first])}, where it must "
+            f"give {wanted:g} ({len(wrong)} of {len(examples)} examples)"
+        )
+        raise ConfigError(message)
+
+
+def _named(example: Example) -> str:
+    return f"example {example.id} ({' '.join(example.source.split())!r:.100})"

@@ -1,0 +1,171 @@
+"""Running SQL that a language model wrote: one reading statement at a time, with limits on time and rows."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+import weakref
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from langchain_rcr.errors import MissingExtraError
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.rewards.execution import ProgramError
+
+_LONGEST = 1 << 20
+"""Bytes of a value or a statement in SQLite: no progress is reported while one function builds one value."""
+
+_MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+
+_OWN_FAULT = ("SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_PROTOCOL")
+"""Errors that say something about the database, not about the program."""
+
+
+class SQLite:
+    """Runs queries on a SQLite file, which is opened for reading only.
+
+    Args:
+        path: the file.
+        timeout_s: seconds a query may take.
+        max_rows: rows it may give.
+
+    Attributes:
+        close: closes the database; so does the end of this object.
+
+    Raises:
+        ConfigError: there is no such database.
+    """
+
+    def __init__(self, path: str | Path, *, timeout_s: float = 5.0, max_rows: int = 10_000) -> None:
+        self._timeout, self._max_rows = timeout_s, max_rows
+        self._deadline = 0.0
+        file = Path(path)
+        try:
+            if not file.is_file():
+                message = "no such file"
+                raise OSError(message)
+            self._connection = sqlite3.connect(
+                f"file:{quote(str(file.resolve()))}?mode=ro", uri=True, check_same_thread=False
+            )
+            self._connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
+        except (OSError, sqlite3.Error) as error:
+            message = f"the database {path} can't be read: {error}"
+            raise ConfigError(message) from None
+        self.close = weakref.finalize(self, self._connection.close)
+        self._connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+        for limit in (sqlite3.SQLITE_LIMIT_LENGTH, sqlite3.SQLITE_LIMIT_SQL_LENGTH):
+            self._connection.setlimit(limit, _LONGEST)
+        allow, deny = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
+        self._connection.set_authorizer(lambda action, *_: allow if action in _MAY else deny)
+        self._connection.set_progress_handler(lambda: time.monotonic() > self._deadline, 1000)
+
+    def __call__(self, program: str) -> list[tuple[Any, ...]]:
+        """The rows of a query.
+
+        Raises:
+            ProgramError: it is no query, fails, takes too long or gives too many rows.
+        """
+        self._deadline = time.monotonic() + self._timeout
+        try:
+            cursor = self._connection.execute(program)
+            rows: list[tuple[Any, ...]] = cursor.fetchmany(self._max_rows + 1)
+            is_query = cursor.description is not None
+            cursor.close()
+        except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith(_OWN_FAULT):
+                raise
+            raise ProgramError(str(error)) from None
+        return _checked(rows, self._max_rows, is_query=is_query)
+
+
+class PostgreSQL:
+    """Runs queries on a PostgreSQL database, each in a read-only transaction that is rolled back.
+
+    Use a role that may only SELECT all the same: a query can call any function that the role may.
+
+    Args:
+        url: `postgresql://…`.
+        timeout_s: seconds a query may take.
+        max_rows: rows it may give.
+
+    Attributes:
+        close: closes the connection; so does the end of this object.
+
+    Raises:
+        MissingExtraError: psycopg is not installed.
+        ConfigError: no connection.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float = 5.0, max_rows: int = 10_000) -> None:
+        try:
+            self._psycopg: Any = import_module("psycopg")
+        except ImportError:
+            raise MissingExtraError("psycopg", "pgvector") from None
+        self._url, self._max_rows = url, max_rows
+        self._options = f"-c default_transaction_read_only=on -c statement_timeout={max(1, round(1000 * timeout_s))}"
+        self._connection: Any = self._connect()
+        self.close = weakref.finalize(self, self._connection.close)
+
+    def _connect(self) -> Any:
+        try:
+            connection = self._psycopg.connect(self._url, options=self._options, connect_timeout=10)
+        except self._psycopg.Error as error:
+            message = f"no connection to the PostgreSQL database: {' '.join(str(error).split())}"
+            raise ConfigError(message) from None
+        return connection
+
+    def __call__(self, program: str) -> list[tuple[Any, ...]]:
+        """The rows of a query.
+
+        Raises:
+            ProgramError: it is no query, fails, takes too long or gives too many rows.
+        """
+        errors = self._psycopg
+        if "\0" in program:  # where the client library would cut it off
+            message = "a null character"
+            raise ProgramError(message)
+        # A cursor on the server: it can be declared for one query and nothing else, and only max_rows come over.
+        try:
+            with self._connection.cursor(name="rcr") as cursor:
+                cursor.execute(program.strip().rstrip(";"))
+                rows: list[tuple[Any, ...]] = cursor.fetchmany(self._max_rows + 1)
+        except (errors.OperationalError, errors.InterfaceError) as error:
+            if self._connection.closed:
+                raise
+            raise ProgramError(str(error)) from None
+        except (errors.Error, ValueError) as error:
+            raise ProgramError(str(error)) from None
+        finally:
+            if not self._connection.closed:
+                self._connection.rollback()
+        return _checked(rows, self._max_rows, is_query=True)
+
+
+def _checked(rows: list[tuple[Any, ...]], max_rows: int, *, is_query: bool) -> list[tuple[Any, ...]]:
+    if not is_query:
+        message = "not a query"
+        raise ProgramError(message)
+    if len(rows) > max_rows:
+        message = f"more than {max_rows} rows"
+        raise ProgramError(message)
+    return rows
+
+
+def open_database(database: str, *, timeout_s: float = 5.0, max_rows: int = 10_000) -> SQLite | PostgreSQL:
+    """An executor for a database.
+
+    Args:
+        database: `postgresql://…`, or the path of a SQLite file.
+        timeout_s: seconds a query may take.
+        max_rows: rows it may give.
+
+    Raises:
+        ConfigError: it can't be opened.
+        MissingExtraError: PostgreSQL without psycopg.
+    """
+    if database.startswith(("postgresql://", "postgres://")):
+        return PostgreSQL(database, timeout_s=timeout_s, max_rows=max_rows)
+    return SQLite(database, timeout_s=timeout_s, max_rows=max_rows)

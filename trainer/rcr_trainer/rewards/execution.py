@@ -1,0 +1,129 @@
+"""Reward by running: the answer is right where it gives the same result as the gold program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from hashlib import sha256
+from numbers import Integral, Real
+from typing import Any
+
+from langchain_rcr.errors import RCRError
+from rcr_trainer.data import Example
+from rcr_trainer.programs import ProgramSpec, get_parser
+
+Execute = Callable[[str], Any]
+"""Runs a program and gives its result: rows as a list, or any value. Raises ProgramError for one that can't be run."""
+
+_REMEMBERED = 1 << 16
+_DIGITS = 12
+_EXACT = 1 << 53
+
+
+class ProgramError(RCRError):
+    """A program can't be run: wrong, too slow, too much output. Any other exception of an executor is a bug."""
+
+
+class Execution:
+    """1 where answer and gold program give the same result, else 0.
+
+    An answer that can't be run scores 0; a gold program that can't be run can't be scored. A list is compared as a
+    multiset of rows, and in order where the gold program's outermost query has an ORDER BY; a tuple is always
+    compared in order. Numbers are equal to 12 significant digits, whatever their types. Each program is run once.
+
+    Args:
+        execute: runs one program.
+        spec: its language tells whether order matters (SQL).
+    """
+
+    name, needs_llm, maximum = "execution", True, 1.0
+
+    def __init__(self, execute: Execute, spec: ProgramSpec) -> None:
+        self._result = lru_cache(maxsize=_REMEMBERED)(lambda program: _outcome(execute, program))
+        parser = get_parser(spec.language)
+        is_sql = spec.language.partition(":")[0] == "sql"
+        self._ordered = lru_cache(maxsize=_REMEMBERED)(lambda program: is_sql and _has_order(parser.parse(program)))
+
+    def __call__(
+        self,
+        predictions: Sequence[str | None],
+        references: Sequence[str],
+        *,
+        queries: Sequence[str],
+        contexts: Sequence[Sequence[Example]],
+    ) -> list[float | None]:
+        """See `Reward`."""
+        return [self._one(*pair) for pair in zip(predictions, references, strict=True)]
+
+    def _one(self, prediction: str | None, reference: str) -> float | None:
+        gold = self._result(reference)
+        if gold is None:
+            return None
+        if prediction is None or not prediction.strip():
+            return 0.0
+        found = self._result(prediction)
+        if found is None:
+            return 0.0
+        return float(found.in_order == gold.in_order if self._ordered(reference) else found.rows == gold.rows)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a program gave, as digests: a reward remembers many results, and some are long.
+
+    Args:
+        in_order: of the result as it is.
+        rows: the same but for the order of a list.
+    """
+
+    in_order: str
+    rows: str
+
+    @classmethod
+    def of(cls, value: Any) -> Result:
+        """The digests of a result."""
+        if not isinstance(value, list):
+            digest = _digest([canonical(value)])
+            return cls(digest, digest)
+        rows = [canonical(row) for row in value]
+        return cls(_digest(rows), _digest(sorted(rows)))
+
+
+def canonical(value: Any) -> str:
+    """A text that is equal for equal results: numbers of all types alike, others than plain values by their repr."""
+    if isinstance(value, Decimal):
+        whole = value.is_finite() and value == value.to_integral_value()
+        value = int(value) if whole else float(value)
+    if isinstance(value, Integral):
+        return str(int(value))
+    if isinstance(value, Real):
+        number = float(f"{float(value):.{_DIGITS}g}")
+        return str(int(number)) if abs(number) < _EXACT and number.is_integer() else repr(number)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(sorted(f"{canonical(key)}:{canonical(inner)}" for key, inner in value.items())) + "}"
+    if isinstance(value, Set):
+        return "<" + ",".join(sorted(map(canonical, value))) + ">"
+    if isinstance(value, list | tuple):
+        return "(" + ",".join(map(canonical, value)) + ")"
+    return repr(value)
+
+
+def _digest(rows: Sequence[str]) -> str:
+    total = sha256()
+    for row in rows:
+        total.update(f"{len(row)}:{row}".encode("utf-8", "surrogatepass"))
+    return total.hexdigest()
+
+
+def _outcome(execute: Execute, program: str) -> Result | None:
+    """None where the program can't be run."""
+    try:
+        return Result.of(execute(program))
+    except ProgramError:
+        return None
+
+
+def _has_order(tree: Any) -> bool:
+    return tree is not None and any(child.label == "order" and child.children for child in tree.children)
