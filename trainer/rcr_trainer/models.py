@@ -39,17 +39,40 @@ def build_model(config: Config, items: Sequence[Item], known: Known | None = Non
     """
     import torch
 
-    from langchain_rcr.encoders.embeddings import RememberingBackbone, TransformerBackbone
+    from langchain_rcr.encoders.embeddings import Backbone, LangChainBackbone, RememberingBackbone, TransformerBackbone
     from langchain_rcr.tri_encoder import TriEncoder
 
     torch.manual_seed(config.seed)
     options = config.model.model_dump()
     if config.model.family == "embeddings" and config.model.base is not None:
-        frozen = TransformerBackbone(
-            config.model.base, pooling=config.model.pooling, max_length=config.model.max_length
-        )
+        embeddings = embeddings_of(config)
+        frozen: Backbone
+        if embeddings is not None:
+            frozen = LangChainBackbone(embeddings)
+        else:
+            frozen = TransformerBackbone(
+                config.model.base, pooling=config.model.pooling, max_length=config.model.max_length
+            )
         options["backbone"] = RememberingBackbone(frozen, known)
     return TriEncoder.build(options.pop("family"), items, seed=config.seed, **options)
+
+
+def embeddings_of(config: Config) -> Any:
+    """The LangChain embeddings that `model.base` names as langchain:MODULE:CALLABLE; None where it names a model.
+
+    Raises:
+        ConfigError: there is no such callable, or what it returns embeds nothing.
+    """
+    base = config.model.base or ""
+    if config.model.family != "embeddings" or not base.startswith("langchain:"):
+        return None
+    from rcr_trainer.rewards.make import load
+
+    embeddings = load(base.removeprefix("langchain:"), "model.base")()
+    if not (hasattr(embeddings, "embed_query") and hasattr(embeddings, "embed_documents")):
+        msg = f"model.base = '{base}' returned {type(embeddings).__name__}, which is no LangChain embeddings"
+        raise ConfigError(msg)
+    return embeddings
 
 
 def load_model(config: Config, checkpoint: Path, known: Known | None = None) -> TriEncoder:
@@ -63,7 +86,7 @@ def load_model(config: Config, checkpoint: Path, known: Known | None = None) -> 
     from langchain_rcr.encoders.embeddings import EmbeddingsEncoder, RememberingBackbone
     from langchain_rcr.tri_encoder import TriEncoder
 
-    model = TriEncoder.from_pretrained(checkpoint)
+    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config))
     encoders = [model.query, model.context, model.candidate]
     memory = RememberingBackbone(model.query.backbone, known) if isinstance(model.query, EmbeddingsEncoder) else None
     for encoder in encoders:
@@ -72,17 +95,18 @@ def load_model(config: Config, checkpoint: Path, known: Known | None = None) -> 
     return model.to(device_of(config))
 
 
-def load_beside(model: TriEncoder, checkpoint: Path) -> TriEncoder:
+def load_beside(config: Config, model: TriEncoder, checkpoint: Path) -> TriEncoder:
     """Another policy over the same frozen vectors, which are not computed again.
 
     Args:
+        config: of the run.
         model: the one whose vectors are shared.
         checkpoint: the other's folder.
     """
     from langchain_rcr.encoders.embeddings import EmbeddingsEncoder
     from langchain_rcr.tri_encoder import TriEncoder
 
-    other = TriEncoder.from_pretrained(checkpoint)
+    other = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config))
     for part in ("query", "context", "candidate"):
         own = getattr(model, part)
         if isinstance(own, EmbeddingsEncoder):

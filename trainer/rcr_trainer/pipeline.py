@@ -20,6 +20,7 @@ from rcr_trainer.models import (
     build_model,
     build_reward,
     device_of,
+    embeddings_of,
     load_beside,
     load_model,
     open_language_model,
@@ -92,7 +93,11 @@ def run(
 
 
 def set_threads(threads: int | None) -> None:
-    """Limit the CPU threads of torch and, if numpy is not loaded yet, of its linear algebra; None changes nothing."""
+    """Limit the CPU threads of torch and, if numpy is not loaded yet, of its linear algebra; None: no limit.
+
+    In any case threads wait asleep: on a busy machine, waiting busily slows training several-fold.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if threads is None:
         return
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
@@ -306,13 +311,13 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
         msg = f"{run.path} has no {evaluation.split} queries"
         raise ConfigError(msg)
 
-    model = TriEncoder.from_pretrained(run.checkpoint)
+    model = TriEncoder.from_pretrained(run.checkpoint, embeddings=embeddings_of(run.config))
     model.to(device_of(run.config))
     embed = _embedder(run.config, evaluation, model, task.pool, known)
     plain = _plain(run.config, evaluation, task, spec, embed)
     policies = {"rcr": model}
     if run.config.grpo.enabled:
-        policies["rcr_without_rl"] = load_beside(model, run.sft_checkpoint)
+        policies["rcr_without_rl"] = load_beside(run.config, model, run.sft_checkpoint)
     ours = {
         name: policy_picks(policy, task.pool, spec, mask_duplicates=evaluation.mask_duplicates)
         for name, policy in policies.items()

@@ -160,7 +160,8 @@ class ModelConfig(Section):
     )
     base: str | None = Field(
         DEFAULT_BASE,
-        description="Hub name, local folder, or package:NAME for the model inside an installed Python package "
+        description="Hub name, local folder, package:NAME for the model inside an installed Python package, or, family "
+        "embeddings, langchain:MODULE:CALLABLE for a function that returns LangChain embeddings "
         '(paper bert-base-uncased, section 4 "Models").',
     )
     pooling: Literal["mean", "cls"] = Field("mean", description="How token vectors become one vector.")

@@ -1,0 +1,70 @@
+"""A run over the user's own LangChain embeddings, from the settings to serving."""
+
+import json
+from pathlib import Path
+
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from rcr_trainer import pipeline
+from rcr_trainer.config import Config
+from rcr_trainer.errors import ConfigError
+
+from langchain_rcr import CheckpointError, SequentialCompositionalRetriever
+
+MODULE = """
+from langchain_core.embeddings import DeterministicFakeEmbedding
+
+def make():
+    return DeterministicFakeEmbedding(size=16)
+
+def nothing():
+    return 7
+"""
+
+
+def _config(base: str) -> Config:
+    return Config.model_validate(
+        {
+            "name": "own",
+            "threads": 1,
+            "tensorboard": False,
+            "data": {"train_size": 40, "test_size": 8, "dev_size": 8},
+            "model": {"base": base},
+            "sft": {"epochs": 1},
+            "evaluation": {"selectors": ["random", "dense"]},
+        }
+    )
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my_embeddings_of_this_test.py").write_text(MODULE)
+    return tmp_path
+
+
+def test_a_run_over_langchain_embeddings_and_its_serving(here: Path) -> None:
+    run = pipeline.run(_config("langchain:my_embeddings_of_this_test:make"))
+    report = json.loads((run.path / "evaluation.json").read_text())
+    assert report["n"] == 8
+    assert {"rcr", "random", "dense"} == set(report["selectors"])
+    with pytest.raises(CheckpointError, match="pass it as embeddings="):
+        SequentialCompositionalRetriever.from_pretrained(run.path)
+    served = SequentialCompositionalRetriever.from_pretrained(
+        run.path, k=3, embeddings=DeterministicFakeEmbedding(size=16)
+    )
+    assert len(served.select_examples({"source": "there is a dog"})) == 3
+
+
+@pytest.mark.parametrize(
+    ("base", "message"),
+    [
+        ("langchain:my_embeddings_of_this_test:lacking", "can't be loaded"),
+        ("langchain:no_such_module_at_all:make", "can't be loaded"),
+        ("langchain:my_embeddings_of_this_test:nothing", "returned int"),
+    ],
+)
+def test_what_is_no_embeddings_is_one_line(base: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        pipeline.run(_config(base))
+    assert "\n" not in str(caught.value)
