@@ -1,0 +1,49 @@
+"""How often the training state is written."""
+
+from dataclasses import dataclass
+
+import torch
+from rcr_trainer.training import TrainingState, linear
+from rcr_trainer.training import state as training_state
+
+from langchain_rcr.items import Item
+from langchain_rcr.tri_encoder import TriEncoder
+
+
+@dataclass
+class Result:
+    steps: int = 0
+
+
+def test_writing_takes_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):
+    model = TriEncoder.build("lexical", [Item("a b", "f(x)")], dim=4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear(step, 10, 0.0))
+    clock = [0.0]
+    monkeypatch.setattr(training_state.time, "monotonic", lambda: clock[0])
+    save = training_state.save_file
+
+    def slow(*arguments):
+        clock[0] += 5.0
+        save(*arguments)
+
+    monkeypatch.setattr(training_state, "save_file", slow)
+    state = TrainingState(model, optimizer, schedule, Result())
+    saved = []
+    for second in range(300):
+        clock[0] += 1.0
+        before = clock[0]
+        state.result.steps = second
+        state.save(tmp_path / "s")
+        if clock[0] > before:
+            saved.append(before)
+    assert saved == [20.0, 125.0, 230.0]  # 20 s after the start, then 20 × 5 s after each write of 5 s
+    state.save(tmp_path / "s", force=True)
+    other = TrainingState(model, optimizer, schedule, Result())
+    assert other.load(tmp_path / "s")
+    assert other.result == Result(299)
+
+
+def test_the_learning_rate_climbs_and_falls():
+    assert [linear(step, 10, 0.0) for step in (0, 5, 10)] == [1.0, 0.5, 0.0]
+    assert [round(linear(step, 10, 0.2), 3) for step in (0, 1, 2, 6, 10)] == [0.5, 1.0, 1.0, 0.5, 0.0]
