@@ -142,3 +142,45 @@ def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys
     assert logging.is_progress_bar_enabled()
     output = capsys.readouterr()
     assert output.out == output.err == ""
+
+
+def test_guesses_change_no_answer(folder: str) -> None:
+    expected = {prompt: plain(LocalLM(model=folder, max_new_tokens=12, device="cpu"), prompt) for prompt in PROMPTS}
+    texts = {prompt: text for prompt, (text, _, _) in expected.items()}
+
+    def spoilt(prompt: str, place: int) -> str:
+        words = texts[prompt].split()
+        return " ".join([*words[:place], "h", *words[place + 1 :]])
+
+    guesses = [
+        texts.get,
+        lambda prompt: None,
+        lambda prompt: "",
+        lambda prompt: "Target: unknown words",
+        lambda prompt: f"{texts[prompt]} a b c d e f g h a b c d",
+        lambda prompt: " ".join(texts[prompt].split()[:2]),
+        *[lambda prompt, place=place: spoilt(prompt, place) for place in range(4)],
+    ]
+    for draft in guesses:
+        for batch_size in (1, 4, 16):
+            model = LocalLM(model=folder, max_new_tokens=12, batch_size=batch_size, device="cpu", draft=draft)
+            found = [row[0] for row in model.generate(PROMPTS).generations]
+            assert [
+                (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"])
+                for one in found
+            ] == list(expected.values())
+
+
+def test_a_right_guess_takes_one_pass(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LocalLM(model=folder, max_new_tokens=12, device="cpu")
+    answers = {prompt: plain(model, prompt) for prompt in PROMPTS}
+    # Not those with words that the text doesn't show.
+    ending = [prompt for prompt, (text, end, n) in answers.items() if end == "stop" and n == len(text.split()) + 1]
+    assert len(ending) > 1
+    texts = {prompt: answers[prompt][0] for prompt in ending}
+    passes: list[int] = []
+    model.draft = texts.get
+    inner = model._model.forward
+    monkeypatch.setattr(model._model, "forward", lambda *args, **kwargs: passes.append(1) or inner(*args, **kwargs))
+    assert [row[0].text for row in model.generate(ending).generations] == list(texts.values())
+    assert len(passes) == 1

@@ -203,10 +203,11 @@ def open_language_model(config: Config, task: Task, spec: ProgramSpec, *, keep: 
     from rcr_trainer.llm import StructureBoundLLM, open_llm, wrap
 
     settings = config.llm
+    examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
+    programs = {example.source: example.target for example in examples}
     if settings.kind == "simulator":
-        examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
         simulator = StructureBoundLLM(
-            programs={example.source: example.target for example in examples},
+            programs=programs,
             spec=spec,
             size=settings.simulator_size,
             noise=settings.simulator_noise,
@@ -216,4 +217,6 @@ def open_language_model(config: Config, task: Task, spec: ProgramSpec, *, keep: 
     given = settings.model_dump(exclude={"cache", "simulator_size", "simulator_noise"})
     cache = settings.cache or config.folder.parent / "answers.sqlite"
     account = str(config.folder.resolve())
-    return open_llm({**given, "model": settings.model or ""}, cache if keep else None, account=account)
+    return open_llm(
+        {**given, "model": settings.model or ""}, cache if keep else None, account=account, guesses=programs
+    )

@@ -388,7 +388,7 @@ class RewardConfig(Section):
 
 
 class LLMConfig(Section):
-    """The language model that answers the prompts while GRPO trains."""
+    """The language model that answers the prompts, while GRPO trains and in the comparison."""
 
     kind: Literal["completion", "chat", "local", "simulator"] = Field(
         "completion",
@@ -411,6 +411,9 @@ class LLMConfig(Section):
     backoff: float = Field(1.0, ge=0, description="Seconds before the second attempt, doubled for each further one.")
     batch_size: int = Field(16, ge=1, description="kind local: prompts that are decoded together.")
     device: str = Field("auto", description="kind local: auto, cpu, cuda, mps.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="kind local: numbers it computes with; auto: as its folder says."
+    )
     extra_body: dict[str, Any] = Field({}, description="Further JSON parameters of the server's own.")
     cache: Path | None = Field(
         None, description="SQLite file of answers, shared by runs; null: answers.sqlite beside the run folder."
@@ -450,6 +453,20 @@ class EvaluationConfig(Section):
     )
     exclude_own_program: bool = Field(False, description="Nobody may pick a candidate with the query's own program.")
     mask_duplicates: bool = Field(False, description="Our retriever picks no program twice.")
+    answers: bool | None = Field(
+        None,
+        description="Whether the language model of the section llm answers with each selector's picks, for the exact "
+        "match. null: only where that costs nothing, llm.kind local or simulator; a server, which may charge for it, "
+        "is asked for true alone.",
+    )
+    answer_queries: int | None = Field(
+        None, ge=1, description="So many of the queries are asked, evenly spaced; null: all."
+    )
+
+    def asks(self, llm: LLMConfig) -> bool:
+        """Whether the comparison asks this language model."""
+        free = llm.kind in ("local", "simulator")
+        return llm.given and (free if self.answers is None else self.answers)
 
     @field_validator("selectors")
     @classmethod
@@ -527,6 +544,9 @@ class Config(Section):
                 self.reward.names,
                 "name a model, or take reward.names: [context_coverage], which needs none",
             )
+        if evaluation.answers and not self.llm.given:
+            how = "name a model, or set llm.kind: simulator"
+            raise _contradiction("evaluation.answers", True, "llm.model", None, how)
         return self
 
 

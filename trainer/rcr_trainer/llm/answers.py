@@ -68,6 +68,12 @@ def program_of(text: str, *, multiline: bool = False) -> str:
     return text
 
 
+def question_of(prompt: str) -> str:
+    """The question that a prompt of the paper's form (appendix D) ends with; "" if it has another form."""
+    asked = prompt.rpartition("Source: ")[2]
+    return asked.removesuffix("\nTarget:") if asked.endswith("\nTarget:") else ""
+
+
 def read(generation: Generation, stop: Sequence[str]) -> tuple[str | None, str]:
     """Text and reason (see `Answer`) of what a LangChain model generated.
 

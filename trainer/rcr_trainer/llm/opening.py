@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.answers import question_of
 from rcr_trainer.llm.backend import LangChainBackend
 from rcr_trainer.llm.budget import Budget, Prices
 from rcr_trainer.llm.cache import AnswerCache
@@ -42,6 +43,7 @@ class LLMSettings:
         backoff: seconds before the second attempt, doubled for each further one.
         batch_size: kind local: prompts that are decoded together.
         device: kind local: "auto", "cpu", "cuda", "mps".
+        dtype: kind local: "auto" (as the folder says), "float32", "bfloat16", "float16".
         extra_body: further JSON parameters of the server's own.
         price_prompt: dollars for a million prompt tokens; with price_completion, or neither.
         price_completion: dollars for a million completion tokens.
@@ -64,6 +66,7 @@ class LLMSettings:
     backoff: float = 1.0
     batch_size: int = 16
     device: str = "auto"
+    dtype: str = "auto"
     extra_body: Mapping[str, Any] = field(default_factory=dict)
     price_prompt: float | None = None
     price_completion: float | None = None
@@ -107,6 +110,7 @@ def open_llm(
     cache_path: str | os.PathLike[str] | None,
     *,
     account: str | None = None,
+    guesses: Mapping[str, str] | None = None,
 ) -> LanguageModel:
     """A model by settings. Nothing is asked yet.
 
@@ -114,6 +118,7 @@ def open_llm(
         config: `LLMSettings`, or a mapping or pydantic model with (some of) its fields.
         cache_path: the file with the answers, kept over runs; None: in memory.
         account: under which the file keeps what is spent; see `LanguageModel`.
+        guesses: question → program. A local model answers faster where it would write just that; no answer changes.
 
     Raises:
         ConfigError: settings that can't be; no model name; no API key for OpenAI's own server; no such folder.
@@ -141,6 +146,8 @@ def open_llm(
             stop=stop,
             batch_size=settings.batch_size,
             device=settings.device,
+            dtype=settings.dtype,
+            draft=None if guesses is None else lambda prompt: guesses.get(question_of(prompt)),
         )
         return wrap(
             local,
