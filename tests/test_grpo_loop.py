@@ -367,6 +367,44 @@ def test_a_spent_budget_stops_at_a_checkpoint(tmp_path):
     assert (same_weights(whole, resumed), expected.steps) == (True, 6)
 
 
+@pytest.mark.parametrize("fails", [2, 3])
+def test_an_evaluation_that_fails_keeps_the_step_before_it(tmp_path, fails):
+    """Evaluations come first, after the first epoch, and after the last: the steps are not repeated."""
+    reward = make_reward("structure_coverage", SPEC)
+
+    class Dying(Parrot):
+        evaluations = 0
+
+        def generate(self, prompts):
+            self.evaluations += len(prompts) == len(SPLIT.dev)
+            if self.evaluations == fails:
+                raise KeyboardInterrupt
+            return super().generate(prompts)
+
+    def answer(prompt):
+        shown = [line.removeprefix("Target: ") for line in prompt.splitlines() if line.startswith("Target: ")]
+        return Answer(max(shown, key=len))
+
+    whole, resumed = lexical(), lexical()
+    rows, again = {}, {}
+    expected = run(whole, FAST, reward, llm=Parrot(answer), log=rows.__setitem__)
+    with pytest.raises(KeyboardInterrupt):
+        run(lexical(), FAST, reward, llm=Dying(answer), state_folder=tmp_path / "s", log=again.__setitem__)
+    cut_at = 3 * (fails - 1)
+    assert list(again) == [*range(cut_at)]
+    result = run(resumed, FAST, reward, llm=Parrot(answer), state_folder=tmp_path / "s", log=again.__setitem__)
+    assert list(again) == list(range(7))
+    assert again == rows
+    assert repr(result) == repr(expected)
+    assert same_weights(whole, resumed)
+    # Nothing of the steps before is asked again.
+    more = Parrot(answer)
+    with pytest.raises(KeyboardInterrupt):
+        run(lexical(), FAST, reward, llm=Dying(answer), state_folder=tmp_path / "t")
+    run(lexical(), FAST, reward, llm=more, state_folder=tmp_path / "t")
+    assert len(more.prompts) == (6 - cut_at) // 3 * 40 * 8 + (4 - fails) * len(SPLIT.dev)
+
+
 # ---------------------------------------------------------------- what can't be scored, and data
 
 

@@ -195,6 +195,16 @@ def test_gradient_accumulation_is_a_larger_batch(monkeypatch):
             torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-3, atol=1e-5)
 
 
+def test_accumulated_batches_count_by_their_states(monkeypatch):
+    """The last batch of an epoch is smaller, and states that have nothing to gain don't count."""
+    norms, clip = [], torch.nn.utils.clip_grad_norm_
+    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
+    for batch_size, accumulation in ((100, 1), (28, 4)):
+        changes = {"epochs": 1, "max_steps": 1, "batch_size": batch_size, "gradient_accumulation": accumulation}
+        train(lexical(), SPLIT.train, SPLIT.train[:25], [], SPEC, FAST.model_copy(update=changes))  # 25, and 7+7+7+4
+    assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
 def test_info_nce_trains_a_transformer(bert):
     model, before = (TriEncoder.build("transformer", [], base=bert, lam=0.1) for _ in range(2))
     config = SFTConfig(loss="infonce", max_steps=2, lr=1e-3, batch_size=8, bm25_top=10)

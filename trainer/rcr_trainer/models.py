@@ -201,6 +201,7 @@ def open_language_model(config: Config, task: Task, spec: ProgramSpec, *, keep: 
         DataError: the file of answers can't be used.
     """
     from rcr_trainer.llm import StructureBoundLLM, open_llm, wrap
+    from rcr_trainer.llm.answers import default_stop
 
     settings = config.llm
     examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
@@ -213,10 +214,14 @@ def open_language_model(config: Config, task: Task, spec: ProgramSpec, *, keep: 
             noise=settings.simulator_noise,
             seed=config.seed,
         )
-        return wrap(simulator, stop=["\n"])
+        return wrap(simulator, stop=default_stop(spec.language) if settings.stop is None else settings.stop)
     given = settings.model_dump(exclude={"cache", "simulator_size", "simulator_noise"})
     cache = settings.cache or config.folder.parent / "answers.sqlite"
     account = str(config.folder.resolve())
     return open_llm(
-        {**given, "model": settings.model or ""}, cache if keep else None, account=account, guesses=programs
+        {**given, "model": settings.model or ""},
+        cache if keep else None,
+        language=spec.language,
+        account=account,
+        guesses=programs,
     )

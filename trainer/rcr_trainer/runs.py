@@ -66,11 +66,13 @@ class Run:
         path: the folder.
         config: the run's settings.
         record: the content of run.json.
+        writes: whether this object writes into the folder.
     """
 
-    def __init__(self, path: Path, config: Config, record: dict[str, Any]) -> None:
+    def __init__(self, path: Path, config: Config, record: dict[str, Any], *, writes: bool = True) -> None:
         self.path = path
         self.config = config
+        self.writes = writes
         self._record = record
         self._writers: dict[str, Any] = {}
 
@@ -155,6 +157,19 @@ class Run:
             raise CheckpointError(msg)
         return cls(folder, load_config(folder / "config.yaml", environ={}), record)
 
+    @classmethod
+    def follow(cls, path: str | os.PathLike[str], config: Config) -> Run:
+        """The run that another process has just made or continued; this object writes nothing into it.
+
+        Args:
+            path: the run folder.
+            config: the settings that the other process has, too.
+
+        Raises:
+            CheckpointError: there is no such run: the processes don't see one file system.
+        """
+        return cls(Path(path), config, cls.open(path)._record, writes=False)
+
     @property
     def checkpoint(self) -> Path:
         """The folder of the trained policy and its pool."""
@@ -180,14 +195,18 @@ class Run:
         return stage in self._record["stages"]
 
     @contextmanager
-    def stage(self, name: str) -> Iterator[None]:
+    def stage(self, name: str, **about: int) -> Iterator[None]:
         """A stage of the run: done when the block ends without an error.
 
         A finished run stays finished while a stage is repeated or added.
 
         Args:
             name: of the stage, a word.
+            about: what run.json is to say of it.
         """
+        if not self.writes:
+            yield
+            return
         finished = self.status == "finished"
         if not finished:
             self._set_status("running")
@@ -200,13 +219,15 @@ class Run:
             raise
         finally:
             self.close()
-        self._record["stages"][name] = {"finished": _now(), "seconds": round(time.perf_counter() - began, 2)}
+        seconds = round(time.perf_counter() - began, 2)
+        self._record["stages"][name] = {"finished": _now(), "seconds": seconds, **about}
         self._save()
         _remove(self.state)
 
     def finish(self) -> None:
         """Mark the run as finished: every stage that was asked for is done."""
-        self._set_status("finished")
+        if self.writes:
+            self._set_status("finished")
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Append metrics to metrics.jsonl and to TensorBoard.
@@ -219,6 +240,8 @@ class Run:
         Raises:
             MissingExtraError: tensorboard is on and not installed.
         """
+        if not self.writes:
+            return
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         line = {"stage": stage, "step": step, "time": round(time.time(), 3), **finite}
         path = self.path / "metrics.jsonl"
@@ -243,6 +266,8 @@ class Run:
 
     def drop_metrics(self, stage: str) -> None:
         """Forget what was logged for a stage, before it begins from its start again."""
+        if not self.writes:
+            return
         lines = [json.dumps(row) for row in self._rows() if row["stage"] != stage]
         write_text(self.path / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
         _remove(self.path / "tensorboard" / stage)
@@ -284,9 +309,10 @@ class Run:
 
     def _remove_leftovers(self) -> None:
         """Remove the temporary files (.NAME.…) of a write that was killed."""
-        for name in ("run.json", "config.yaml", *_RESULTS):
-            for entry in self.path.glob(f".{name}.*"):
-                _remove(entry)
+        names = ("run.json", "config.yaml", *_RESULTS)
+        mine = [entry for name in names for entry in self.path.glob(f".{name}.*")]
+        for entry in [*mine, *self.state.glob(".*")]:
+            _remove(entry)
 
 
 def _remove(entry: Path) -> None:

@@ -74,7 +74,7 @@ class Actor:
             uniforms: (B, G, k) numbers from [0, 1); None: one greedy sequence a query, G = 1.
 
         Returns:
-            R = B · G sequences, query by query.
+            R = B · G sequences, query by query. B may be 0, here and below.
         """
         group = 1 if uniforms is None else uniforms.shape[1]
         queries, candidates = self._vectors("query", self._queries.select(rows)), self._pool_vectors()
@@ -91,6 +91,9 @@ class Actor:
             )
             for block in _blocks(len(rows), group * self._size)
         ]
+        if not parts:
+            empty = torch.zeros(0, self.k, dtype=torch.int64, device=self._device)
+            return Sequences(empty, torch.zeros(0, device=self._device), None)
         supports = [part.support for part in parts if part.support is not None]
         return Sequences(
             torch.cat([part.picks for part in parts]),
@@ -100,7 +103,7 @@ class Actor:
 
     def reference_log_probs(self, rows: IntArray, drawn: Sequences) -> Tensor:
         """Log π_ref(o) of the R sequences of B queries, (R,)."""
-        positions, group = self._positions(drawn), len(drawn.picks) // len(rows)
+        positions, group = self._positions(drawn), len(drawn.picks) // max(1, len(rows))
         candidates = self._reference_candidates[positions]
         queries, contexts = self._reference_queries[self._tensor(rows)], self._reference_contexts
         out = torch.empty(len(drawn.picks), device=self._device)
@@ -113,7 +116,7 @@ class Actor:
 
     def backward(self, rows: IntArray, drawn: Sequences, loss: Loss) -> None:
         """Add the gradient of a loss on the R sequences of B queries to the parameters'."""
-        positions, group = self._positions(drawn), len(drawn.picks) // len(rows)
+        positions, group = self._positions(drawn), len(drawn.picks) // max(1, len(rows))
         picked, columns = torch.unique(drawn.picks[:, :-1], return_inverse=True)
         queries = self._leaf("query", self._queries.select(rows))
         contexts = self._leaf("context", self._contexts.select(picked.cpu().numpy()))

@@ -8,6 +8,9 @@ Departures from the paper, each with the setting that undoes it:
 - a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
 - gradients are clipped to a norm (`max_grad_norm: null`);
 - training stops early on development coverage (`patience: null`).
+
+In several processes a batch of the listwise loss is one process's, as in gradient accumulation; one of InfoNCE, whose
+candidates are the batch's own, is as much larger, and each process takes a share of its rows and candidates.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from langchain_rcr.encoders.base import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.selection import greedy
@@ -30,12 +34,13 @@ from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.schema import SFTConfig
+from rcr_trainer.sft.batches import Batch, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
 from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
-from rcr_trainer.training import TrainingState, linear
+from rcr_trainer.training import Processes, TrainingState, linear, resume
 
 Log = Callable[[int, dict[str, float]], None]
-"""Called with the epoch and its figures after every epoch."""
+"""Called with the epoch and its figures after every epoch, in every process."""
 
 
 @dataclass(slots=True)
@@ -47,6 +52,7 @@ class SFTResult:
         best_dev_coverage: mean coverage of the development queries at that epoch, in percent; NaN without any.
         epochs: epochs trained.
         steps: optimiser steps taken.
+        processes: how many train together.
         history: a row of figures per epoch.
     """
 
@@ -54,26 +60,25 @@ class SFTResult:
     best_dev_coverage: float = float("nan")
     epochs: int = 0
     steps: int = 0
+    processes: int = 1
     history: list[dict[str, float]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
-    """B sequences and the states on them that are trained.
+class _Targets:
+    """What a batch's S states should learn.
 
     Args:
-        queries: (B,) rows of the supervision.
-        picked: (B, k−1) the first picks of each sequence; state t has the first t of them.
-        candidates: (C,) pool positions that are scored.
-        steps: (B, k) bool; which states take part.
-        positive: (B, k) columns of `candidates`, Algorithm 1's choice; only InfoNCE reads it.
+        batch: the batch.
+        gains: (S, C) how many uncovered structures each candidate covers.
+        allowed: (S, C) bool; what may be picked.
+        count: states that the loss is a mean over.
     """
 
-    queries: IntArray
-    picked: IntArray
-    candidates: IntArray
-    steps: NDArray[np.bool_]
-    positive: IntArray | None = None
+    batch: Batch
+    gains: NDArray[np.float32]
+    allowed: NDArray[np.bool_]
+    count: int
 
 
 def train(
@@ -88,6 +93,7 @@ def train(
     state_folder: Path | None = None,
     log: Log | None = None,
     progress: Callable[[int, int], None] | None = None,
+    processes: Processes | None = None,
 ) -> SFTResult:
     """Fine-tune a policy on coverage; the model ends with the weights of the best development coverage.
 
@@ -103,14 +109,16 @@ def train(
         state_folder: where the training state is kept between epochs; one that is there is continued.
         log: receives the figures of every epoch.
         progress: receives (steps done, steps planned).
+        processes: those that train together, each with `config.batch_size` (see `join`); None: this one alone. All
+            call this function alike; the first one's weights are what they begin with, and it alone writes.
 
     Returns:
-        The result.
+        The result, the same in all processes.
 
     Raises:
         DataError: no query has a program that parses, or the pool is smaller than k + what a query may not get.
     """
-    trainer = _Trainer(model, pool, queries, dev, spec, config, seed)
+    trainer = _Trainer(model, pool, queries, dev, spec, config, seed, processes or Processes())
     return trainer.run(state_folder, log, progress)
 
 
@@ -124,8 +132,16 @@ class _Trainer:
         spec: ProgramSpec,
         config: SFTConfig,
         seed: int,
+        processes: Processes,
     ) -> None:
-        self.model, self.config, self.seed = model, config, seed
+        self.model, self.config, self.seed, self.processes = model, config, seed, processes
+        processes.alike(model.parameters())
+        self.device = next(model.parameters()).device
+        self.batch_size, self.accumulation = config.batch_size, config.gradient_accumulation
+        if config.loss == "infonce":
+            self.batch_size *= processes.size
+        else:
+            self.accumulation *= processes.size
         self._vectors: PoolVectors | None = None
         own = config.exclude_own_program
         self.supervision = Supervision.build(queries, pool, spec, exclude_own_program=own)
@@ -162,14 +178,14 @@ class _Trainer:
     # ------------------------------------------------------------------ the loop
 
     def run(self, folder: Path | None, log: Log | None, progress: Callable[[int, int], None] | None) -> SFTResult:
-        config, model = self.config, self.model
+        config, model, processes = self.config, self.model, self.processes
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
-        per_epoch = -(-self._batches_per_epoch() // config.gradient_accumulation)
+        per_epoch = -(-self._batches_per_epoch() // self.accumulation)
         planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear(step, planned, config.warmup))
-        state = TrainingState(model, optimizer, schedule, SFTResult())
-        if folder is None or not state.load(folder):
+        state = TrainingState(model, optimizer, schedule, SFTResult(processes=processes.size))
+        if not resume(state, folder, processes):
             self._evaluate(state, {"epoch": 0.0, "loss": float("nan")}, log)
         result = state.result
         while result.steps < planned and not self._out_of_patience(result):
@@ -177,9 +193,9 @@ class _Trainer:
             rng = np.random.default_rng([self.seed, result.epochs])
             batches = self._batches(rng, self._sequences_of_epoch(rng, result.epochs))
             model.train()
-            with _dropout_of(int(rng.integers(2**31)), parameters[0].device):
-                for group in _grouped(batches, config.gradient_accumulation):
-                    losses += self._step(group, optimizer, parameters)
+            with _dropout_of(int(rng.integers(2**31)) + processes.rank, self.device), processes.together():
+                for group in grouped(batches, self.accumulation):
+                    losses.append(self._step(group, optimizer, parameters))
                     schedule.step()
                     result.steps += 1
                     if progress is not None:
@@ -189,42 +205,45 @@ class _Trainer:
             result.epochs += 1
             self._vectors = None
             last = result.steps >= planned
+            loss = float(np.mean(processes.sum(np.array(losses))))
             if result.epochs % config.evaluate_every == 0 or last:
-                self._evaluate(state, {"epoch": float(result.epochs), "loss": float(np.mean(losses))}, log)
-            if folder is not None:
-                state.save(folder, force=last)
+                self._evaluate(state, {"epoch": float(result.epochs), "loss": loss}, log)
+            with processes.together():
+                if folder is not None and processes.first:
+                    state.save(folder, force=last)
         state.restore_best()
         model.eval()
         return result
 
     def _step(
-        self, group: Sequence[_Batch], optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
-    ) -> list[float]:
-        """One optimiser step on the mean loss of some batches; returns their losses."""
+        self, group: Sequence[Batch], optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
+    ) -> float:
+        """One optimiser step on the mean loss over some batches' states; returns this process's part of that loss."""
+        processes, loss = self.processes, 0.0
         optimizer.zero_grad(set_to_none=True)
-        losses = []
-        for batch in group:
-            loss = self._loss(batch)
-            torch.autograd.backward(loss / len(group))
-            losses.append(loss.item())
+        with processes.together():
+            share = [self._targets(batch) for batch in self._share(group)]
+        count = int(processes.sum(np.array([sum(targets.count for targets in share)]))[0])
+        with processes.together():
+            for targets in share:
+                loss += self._backward(targets, targets.count / max(1, count))
+        processes.sum_gradients(parameters)
         if self.config.max_grad_norm is not None:
             torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm)
         optimizer.step()
-        return losses
+        return loss
+
+    def _share(self, group: Sequence[Batch]) -> Sequence[Batch]:
+        """What this process does of the batches of a step."""
+        if self.config.loss == "listwise":
+            return group[self.processes.rank :: self.processes.size]
+        return [batch.rows(self.processes.part(len(batch.queries))) for batch in group]
 
     def _evaluate(self, state: TrainingState[SFTResult], figures: dict[str, float], log: Log | None) -> None:
         result = state.result
         if self.dev is not None:
-            queries = self.model.query.vectors(self.dev_features)
-            picks = greedy(
-                queries,
-                self._pool_vectors(),
-                self.model.state(),
-                self.config.k,
-                exclude=self.dev.forbidden,
-                groups=self.groups,
-            )
-            coverage = float(100 * self.dev.coverage(picks.positions).mean())
+            picks = self._greedy(self.dev_features, np.arange(len(self.dev_features)), self.dev)
+            coverage = float(100 * self.dev.coverage(picks).mean())
             figures["dev_coverage"] = coverage
             better = not coverage <= result.best_dev_coverage  # true for the first, NaN
         else:
@@ -235,8 +254,9 @@ class _Trainer:
             state.keep_best()
         figures["lr"] = float(state.schedule.get_last_lr()[0])
         result.history.append(figures)
-        if log is not None:
-            log(int(figures["epoch"]), figures)
+        with self.processes.together():
+            if log is not None:
+                log(int(figures["epoch"]), figures)
 
     def _out_of_patience(self, result: SFTResult) -> bool:
         patience = self.config.patience
@@ -248,11 +268,11 @@ class _Trainer:
 
     def _batches_per_epoch(self) -> int:
         if self.config.loss == "infonce":
-            return -(-int((self.sequence_gains > 0).sum()) // self.config.batch_size)
+            return -(-int((self.sequence_gains > 0).sum()) // self.batch_size)
         return -(-len(self.trainable) // self._queries_per_batch())
 
     def _queries_per_batch(self) -> int:
-        return max(1, self.config.batch_size // self.config.k)
+        return max(1, self.batch_size // self.config.k)
 
     def _sequences_of_epoch(self, rng: np.random.Generator, epoch: int) -> IntArray:
         """(Q, k) picks whose prefixes are the epoch's states: Algorithm 1's, or, for a share, the policy's own."""
@@ -262,49 +282,33 @@ class _Trainer:
         rows = self.trainable[rng.random(len(self.trainable)) < config.on_policy]
         sequences = self.sequences.copy()
         if len(rows):
-            picks = greedy(
-                self.model.query.vectors(self.query_features.select(rows)),
-                self._pool_vectors(),
-                self.model.state(),
-                config.k,
-                exclude=[self.supervision.forbidden[row] for row in rows],
-                groups=self.groups,
-            )
-            sequences[rows] = picks.positions
+            sequences[rows] = self._greedy(self.query_features, rows, self.supervision)
         return sequences
 
-    def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[_Batch]:
-        if self.config.loss == "infonce":
-            yield from self._info_nce_batches(rng)
-            return
-        everything = np.arange(len(self.candidate_features))
-        size = self._queries_per_batch()
-        order = rng.permutation(self.trainable)
-        for start in range(0, len(order), size):
-            rows = order[start : start + size]
-            candidates = everything
-            if len(everything) > self.config.candidates:
-                must = np.unique(np.concatenate([self.sequences[rows].ravel(), sequences[rows].ravel()]))
-                free = max(0, self.config.candidates - len(must))
-                candidates = np.union1d(must, rng.choice(everything, free, replace=False))
-            picked = sequences[rows, : self.config.k - 1]
-            yield _Batch(rows, picked, candidates, np.ones((len(rows), self.config.k), dtype=bool))
+    def _greedy(self, features: Features, rows: IntArray, supervision: Supervision) -> IntArray:
+        """(len(rows), k) picks of the policy as it is for some queries, of which each process finds a share."""
+        mine = rows[self.processes.part(len(rows))]
+        picks = np.empty((0, self.config.k), dtype=np.int64)
+        with self.processes.together():
+            if len(mine):
+                picks = greedy(
+                    self.model.query.vectors(features.select(mine)),
+                    self._pool_vectors(),
+                    self.model.state(),
+                    self.config.k,
+                    exclude=[supervision.forbidden[row] for row in mine],
+                    groups=self.groups,
+                ).positions
+        return self.processes.gather(picks, len(rows))
 
-    def _info_nce_batches(self, rng: np.random.Generator) -> Iterator[_Batch]:
-        """Batches of single states (x, Z_{t−1}, c_t): positives of the whole batch, then a hard negative each."""
-        instances = rng.permutation(np.argwhere(self.sequence_gains > 0))
-        for start in range(0, len(instances), self.config.batch_size):
-            queries, at = instances[start : start + self.config.batch_size].T
-            positives = self.sequences[queries, at]
-            picked = self.sequences[queries, : self.config.k - 1]
-            hard = positives[:0]
-            if self.negatives is not None:
-                hard = self.negatives.draw(self.supervision, queries, picked, at, rng)
-            candidates, columns = np.unique(np.concatenate([positives, hard]), return_inverse=True)
-            steps = np.zeros((len(queries), self.config.k), dtype=bool)
-            steps[np.arange(len(queries)), at] = True
-            positive = np.repeat(columns[: len(queries), None], self.config.k, axis=1)
-            yield _Batch(queries, picked, candidates, steps, positive)
+    def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[Batch]:
+        if self.config.loss == "infonce":
+            order = rng.permutation(np.argwhere(self.sequence_gains > 0))
+            yield from info_nce_batches(order, self.sequences, self.batch_size, self.supervision, self.negatives, rng)
+            return
+        order, size = rng.permutation(self.trainable), self._queries_per_batch()
+        pool, most = len(self.candidate_features), self.config.candidates
+        yield from listwise_batches(order, sequences, self.sequences, size, pool, most, rng)
 
     # ------------------------------------------------------------------ tensors
 
@@ -316,21 +320,39 @@ class _Trainer:
             )
         return self._vectors
 
-    def _loss(self, batch: _Batch) -> Tensor:
-        """Logits of the batch's states (S of B × k) over its C candidates, then the loss."""
-        device = next(self.model.parameters()).device
-        states = self._states(batch)[torch.from_numpy(batch.steps).to(device)]  # (S, D)
-        candidates = self.model.candidate(self.candidate_features.select(batch.candidates))  # (C, D)
-        logits = states @ candidates.T
+    def _targets(self, batch: Batch) -> _Targets:
         gains = self.supervision.gains(batch.queries, batch.picked, batch.candidates)[batch.steps]
-        gains_ = torch.from_numpy(gains).to(device)
-        allowed = torch.from_numpy(self._allowed(batch)[batch.steps]).to(device)
-        if batch.positive is None:
-            return listwise_loss(logits, gains_, allowed, self.config.temperature)
-        positive = torch.from_numpy(batch.positive[batch.steps]).to(device)
-        return info_nce_loss(logits, positive, gains_, allowed)
+        allowed = self._allowed(batch)[batch.steps]
+        learnt = np.ones(len(gains)) if batch.positive is not None else np.where(allowed, gains, 0.0).max(axis=1) > 0
+        return _Targets(batch, gains, allowed, int(learnt.sum()))
 
-    def _states(self, batch: _Batch) -> Tensor:
+    def _backward(self, targets: _Targets, weight: float) -> float:
+        """Add the gradient of the weighted loss on a batch's S states and C candidates; returns that loss."""
+        batch, rows, loss = targets.batch, len(targets.gains), 0.0
+        states = self._states(batch)[torch.from_numpy(batch.steps).to(self.device)] if rows else None  # (S, D)
+        together = self.processes if self.config.loss == "infonce" else Processes()
+        with together.whole(lambda part: self._encode(batch.candidates[part]), len(batch.candidates)) as candidates:
+            if states is not None:
+                weighted = weight * self._loss(targets, states @ candidates.T)
+                torch.autograd.backward(weighted)
+                loss = weighted.item()
+        return loss
+
+    def _loss(self, targets: _Targets, logits: Tensor) -> Tensor:
+        batch = targets.batch
+        gains, allowed = (torch.from_numpy(a).to(self.device) for a in (targets.gains, targets.allowed))
+        if batch.positive is None:
+            return listwise_loss(logits, gains, allowed, self.config.temperature)
+        return info_nce_loss(logits, torch.from_numpy(batch.positive[batch.steps]).to(self.device), gains, allowed)
+
+    def _encode(self, candidates: IntArray) -> Tensor:
+        """E_c (C, D) of candidates, with gradients."""
+        if not len(candidates):
+            return torch.zeros(0, self.model.dim, device=self.device)
+        out: Tensor = self.model.candidate(self.candidate_features.select(candidates))
+        return out
+
+    def _states(self, batch: Batch) -> Tensor:
         """State vectors (B, k, D) of every prefix of the batch's sequences (Eq. 4)."""
         state = self.model.state().start(self.model.query(self.query_features.select(batch.queries)))
         picked = batch.picked
@@ -342,7 +364,7 @@ class _Trainer:
             vectors.append(state.vector())
         return torch.stack(vectors, dim=1)
 
-    def _allowed(self, batch: _Batch) -> NDArray[np.bool_]:
+    def _allowed(self, batch: Batch) -> NDArray[np.bool_]:
         """(B, k, C): neither forbidden for the query nor picked before the step (nor of a picked one's group)."""
         column = np.full(len(self.candidate_features), -1)
         column[batch.candidates] = np.arange(len(batch.candidates))
@@ -374,17 +396,6 @@ def _dropout_of(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-def _grouped(batches: Iterator[_Batch], size: int) -> Iterator[list[_Batch]]:
-    group: list[_Batch] = []
-    for batch in batches:
-        group.append(batch)
-        if len(group) == size:
-            yield group
-            group = []
-    if group:
-        yield group
 
 
 __all__ = ["Log", "SFTResult", "train"]

@@ -1,0 +1,243 @@
+"""What tests of several processes share: trainings by name, and how to start processes that know each other.
+
+As a script it trains: `several_processes.py FOLDER NAME…` leaves what comes of each training in FOLDER.
+"""
+
+import dataclasses
+import json
+import os
+import socket
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import torch
+from rcr_trainer import grpo, sft
+from rcr_trainer.data import covr_split
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm import Answer, StructureBoundLLM, wrap
+from rcr_trainer.llm.budget import Use
+from rcr_trainer.llm.cache import AnswerCache
+from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.rewards import make_reward
+from rcr_trainer.schema import GRPOConfig, SFTConfig
+from rcr_trainer.training import ProcessError, Processes, join
+from rcr_trainer.training import state as training_state
+from safetensors.torch import load_file, save_file
+from tiny_bert import tiny_bert
+
+from langchain_rcr.items import Item
+from langchain_rcr.tri_encoder import TriEncoder
+
+SPEC = ProgramSpec()
+# 37 queries: the last batch of an epoch is a smaller one, and some steps leave nothing for the second process.
+SPLIT = covr_split("110", 0, 37, 0, dev=11)
+LISTWISE = {"k": 3, "batch_size": 12, "on_policy": 0.5, "on_policy_from": 0.3}
+SAMPLED = {**LISTWISE, "candidates": 20, "mask_duplicates": True}
+INFONCE = {"loss": "infonce", "k": 3, "bm25_top": 10}
+REMAX = {"advantage": "remax", "beta": 0, "train_candidates": True, "exact_pool": 10, "top": 12}
+
+TRAININGS = {
+    "listwise": ({**LISTWISE}, {**LISTWISE, "gradient_accumulation": 2}),
+    "listwise, accumulated": (
+        {**LISTWISE, "batch_size": 6, "gradient_accumulation": 2},
+        {**LISTWISE, "batch_size": 6, "gradient_accumulation": 4},
+    ),
+    "listwise, sampled": (SAMPLED, {**SAMPLED, "gradient_accumulation": 2}),
+    "infonce": ({**INFONCE, "batch_size": 8}, {**INFONCE, "batch_size": 16}),
+    "infonce, accumulated": (
+        {**INFONCE, "batch_size": 4, "gradient_accumulation": 3, "bm25_worst": 0},
+        {**INFONCE, "batch_size": 8, "gradient_accumulation": 3, "bm25_worst": 0},
+    ),
+    "infonce, one row": (
+        {**INFONCE, "batch_size": 1, "max_steps": 20, "bm25_worst": 0},
+        {**INFONCE, "batch_size": 2, "max_steps": 20, "bm25_worst": 0},
+    ),
+    "infonce, transformer": (
+        {**INFONCE, "batch_size": 8, "lr": 1e-3, "max_steps": 3},
+        {**INFONCE, "batch_size": 16, "lr": 1e-3, "max_steps": 3},
+    ),
+    "grpo": ({"batch_size": 4}, {"batch_size": 8}),
+    "grpo, one row": ({"batch_size": 3, "updates": 2}, {"batch_size": 6, "updates": 2}),
+    "grpo, remax": ({**REMAX, "batch_size": 6}, {**REMAX, "batch_size": 12}),
+    "grpo, simulator": ({"batch_size": 5}, {"batch_size": 10}),
+}
+"""Name → the settings of each of two processes, and those of one alone that come to the same."""
+RESUMED = ("listwise", "infonce", "grpo")
+
+
+class StopError(Exception):
+    """A kill."""
+
+
+def train(name, settings, processes, folder, model, log, state_folder=None):
+    if name.startswith("grpo"):
+        reward = make_reward("structure_coverage" if "simulator" in name else "context_coverage", SPEC)
+        programs = {e.source: e.target for e in [*SPLIT.train, *SPLIT.dev]}
+        with wrap(StructureBoundLLM(programs=programs, spec=SPEC, size=2), stop=["\n"]) as llm:
+            config = GRPOConfig.model_validate({"epochs": 2, "group_size": 6, "lr": 1e-3, "k": 3, **settings})
+            data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config, reward, llm)
+            return grpo.train(model, *data, state_folder=state_folder, log=log, processes=processes)
+    config = SFTConfig.model_validate({"epochs": 3, "lr": 1e-2, "patience": None, "temperature": 0.5, **settings})
+    data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
+    return sft.train(model, *data, state_folder=state_folder, log=log, processes=processes)
+
+
+def build(name, rank, folder):
+    """Another model in each process: all begin with the first one's weights."""
+    if "transformer" in name:
+        model = TriEncoder.build("transformer", [], base=str(folder / "bert"))
+        for module in model.modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.p = 0.0
+        return model
+    items = [Item(e.source, e.target) for e in SPLIT.train]
+    return TriEncoder.build("lexical", items, dim=16, seed=rank, scale=20.0, lam=1.0)
+
+
+def write_bert(folder):
+    """The base of the transformers; to be there before the processes start."""
+    words = sorted({word for e in SPLIT.train for word in f"{e.source} {e.target}".lower().split()})
+    tiny_bert(folder / "bert", words=" ".join(words), positions=64)
+
+
+def outcome(name, processes, folder, *, stop=False):
+    """Train by name; returns the last weights (not the best), the result and the figures of every step.
+
+    With `stop` the training ends at its second epoch or step, and is continued.
+    """
+    settings = TRAININGS[name][0 if processes.size > 1 else 1]
+    rows, last = [], {}
+    model = build(name, processes.rank, folder)
+
+    def log(at, figures):
+        rows.append(figures)
+        last.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
+
+    def kill(at, figures):
+        if at == 2:
+            raise StopError
+
+    state = folder / f"state of {name}"
+    if stop:
+        with suppress(StopError):
+            train(name, settings, processes, folder, build(name, processes.rank, folder), kill, state)
+        processes._stopped = False
+    result = train(name, settings, processes, folder, model, log, state if stop else None)
+    return last, dataclasses.asdict(result), rows
+
+
+def start(arguments, *, count=2, cwd=None, environ=None):
+    """Start processes that know each other, as `torchrun` would."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    shared = {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count),
+        "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **(environ or {}),
+    }  # fmt: skip
+    return [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", *map(str, arguments)],
+            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=cwd,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(count)
+    ]
+
+
+def end(processes, timeout=100):
+    """Wait for them; returns (exit code, stdout, stderr) of each."""
+    try:
+        said = [process.communicate(timeout=timeout) for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+
+
+def read(folder, name, rank):
+    """What `outcome` gave in a process."""
+    return load_file(folder / f"{name} {rank}.safetensors"), *json.loads((folder / f"{name} {rank}.json").read_text())
+
+
+def check_exchanges(processes):
+    """Every exchange by itself."""
+    rank, rows = processes.rank, np.arange(10, dtype=np.int64).reshape(5, 2)
+    assert processes.size == 2
+    assert processes.sum(np.array([1.5, rank])).tolist() == [3.0, 1.0]
+    assert np.array_equal(processes.gather(rows[processes.part(5)], 5), rows)
+    assert np.isnan(processes.gather(np.array([np.nan])[processes.part(1)], 1)).all()
+    assert processes.of_first(np.array([rank + 7])).tolist() == [7]
+    assert processes.say("ä" * rank) == ["", "ä"]
+    parameters = [torch.zeros(2, requires_grad=True) for _ in range(3)]
+    parameters[0].grad = torch.full((2,), 1.0 + rank)
+    if rank:
+        parameters[1].grad = torch.ones(2)
+    processes.sum_gradients(parameters)
+    assert [None if p.grad is None else p.grad.tolist() for p in parameters] == [[3.0, 3.0], [1.0, 1.0], None]
+
+
+def check_errors(processes):
+    """What ends a block in one process, and what the other then raises."""
+    for error, here in (
+        (ConfigError("no such thing"), ProcessError),
+        (KeyboardInterrupt(), KeyboardInterrupt),
+        (ZeroDivisionError("a bug"), RuntimeError),
+    ):
+        raised = None
+        try:
+            # At different depths, as where one fails before the other begins an inner block.
+            with processes.together():
+                if processes.rank:
+                    raise error
+                with processes.together():
+                    pass
+        except BaseException as caught:
+            raised = caught
+        assert (raised is error) if processes.rank else (type(raised) is here), raised
+        if isinstance(raised, ProcessError):
+            assert str(raised) == "process 1: no such thing"
+        if not processes.rank and isinstance(error, ZeroDivisionError):
+            assert "process 1 failed:\nTraceback" in str(raised)
+            assert "a bug" in str(raised)
+        processes._stopped = False  # these processes go on, as no others would
+
+
+def check_cache(processes, folder):
+    """Two processes make the same file of answers at the same moment, and use it."""
+    for number in range(12):
+        processes.say("ready")
+        cache = AnswerCache(folder / f"answers {number}.sqlite")
+        spent = cache.put("m", {b"k": Answer(f"mine {processes.rank}")}, "account", Use(1, 2, 3))[1]
+        processes.say("done")
+        assert cache.get([b"k"])[b"k"].text.startswith("mine")
+        assert spent.calls <= cache.spent("account").calls == 2
+        cache.close()
+
+
+def main(folder, *names):
+    training_state.SAVE_EVERY_S = 0
+    torch.set_num_threads(1)
+    with join() as processes:
+        check_exchanges(processes)
+        check_errors(processes)
+        check_cache(processes, folder)
+        for name in [*names, *(f"{name} resumed" for name in RESUMED)]:
+            plain = name.removesuffix(" resumed")
+            weights, result, rows = outcome(plain, processes, folder, stop=name != plain)
+            save_file(weights, folder / f"{name} {processes.rank}.safetensors")
+            (folder / f"{name} {processes.rank}.json").write_text(json.dumps([result, rows]))
+    with join() as processes:  # as a second run of the same script does
+        assert processes.say(str(processes.rank)) == ["0", "1"]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *sys.argv[2:])
+
+__all__ = ["RESUMED", "TRAININGS", "Processes", "end", "outcome", "read", "start", "write_bert"]
