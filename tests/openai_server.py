@@ -31,7 +31,7 @@ class OpenAIServer:
     """`with OpenAIServer(answer) as server:` serves `answer(prompt)` at `server.base_url`.
 
     Args:
-        answer: prompt → text.
+        answer: prompt → text, or text and finish reason.
         delay: seconds that each good answer takes.
 
     A fault is a name: "429", "429:SECONDS" (Retry-After), "429:date:SECONDS", "429:ms:MILLISECONDS", any other status
@@ -41,7 +41,9 @@ class OpenAIServer:
     in order of arrival, before good answers; `fault_of`, if set, decides by the request instead.
     """
 
-    def __init__(self, answer: Callable[[str], str] = lambda prompt: "answer ( all )", delay: float = 0.0) -> None:
+    def __init__(
+        self, answer: Callable[[str], str | tuple[str, str]] = lambda prompt: "answer ( all )", delay: float = 0.0
+    ) -> None:
         self.answer = answer
         self.delay = delay
         self.slow = 0.3
@@ -169,10 +171,12 @@ class _Handler(BaseHTTPRequestHandler):
         return True
 
     def _body(self, request: Request, chat: bool, fault: str) -> dict[str, Any]:
-        text: str | None = self.owner.answer(request.prompt)
+        given = self.owner.answer(request.prompt)
+        text: str | None
+        text, ended = (given, "stop") if isinstance(given, str) else given
         for stop in request.body.get("stop") or []:
             text = (text or "").split(stop)[0]
-        reason = {"length": "length", "filter": "content_filter"}.get(fault, "stop")
+        reason = {"length": "length", "filter": "content_filter"}.get(fault, ended)
         refusal = None
         if fault == "empty":
             text = ""

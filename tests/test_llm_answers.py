@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
-from rcr_trainer.llm import program_of
-from rcr_trainer.llm.answers import cut, read, usage
+from rcr_trainer.llm import Answer, program_of, programs_of
+from rcr_trainer.llm.answers import cut, default_stop, read, usage
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,18 @@ def test_programs_of_several_lines_stay_whole() -> None:
     assert program_of(text, multiline=True) == "SELECT a\nFROM b"
     assert program_of("```\nSELECT a\nFROM b\n```\nWell.", multiline=True) == "SELECT a\nFROM b"
     assert program_of(text) == "SELECT a"
+
+
+@pytest.mark.parametrize(
+    ("language", "program"),
+    [("sql", "SELECT a\nFROM b"), ("sql:postgres", "SELECT a\nFROM b"), ("python", "SELECT a\nFROM b")]
+    + [(language, "SELECT a") for language in ("functional", "sexpr", "json")],
+)
+def test_the_language_says_how_many_lines_a_program_has(language: str, program: str) -> None:
+    answers = [Answer("```\nSELECT a\nFROM b\n```"), Answer(None, "refused"), Answer("Source: next"), Answer("x\n")]
+    assert programs_of(answers, language) == [program, None, None, "x"]
+    assert default_stop(language) == (["\n"] if program == "SELECT a" else ["\nSource:"])
+    assert default_stop(language, chat=True) == ["\nSource:"]
 
 
 @pytest.mark.parametrize(

@@ -40,6 +40,8 @@ def backend(**settings: Any) -> tuple[LangChainBackend, Any]:
         ({"model": "m", "kind": "local", "base_url": "http://x"}, "llm.base_url"),
         ({"model": "m", "price_prompt": 1}, "both or neither"),
         ({"model": "m", "max_tokens": 0}, "llm.max_tokens must be above 0"),
+        ({"model": "m", "stop": "\n"}, "llm.stop = .* give a list of texts"),
+        ({"model": "m", "stop": ["a", ""]}, "none of them empty"),
         ({"model": "m", "base_url": "http://x", "budget_calls": -1}, "negative"),
         ({"model": "m", "base_url": "http://x", "budget_money": 1.0}, "needs prices"),
         ("m", "mapping"),
@@ -80,6 +82,11 @@ def test_stop_and_instruction_depend_on_the_kind_unless_given() -> None:
     assert (completion._stop, completion._instruction) == (["\n"], "")
     assert chat._stop == ["\nSource:"]
     assert "Answer with the program" in chat._instruction
+    server = {"model": "m", "base_url": "http://127.0.0.1:1/v1"}
+    for given, stop in (({}, ["\nSource:"]), ({"stop": [";"]}, [";"]), ({"stop": []}, [])):
+        with open_llm({**server, **given}, None, language="sql:sqlite") as llm:
+            assert isinstance(llm._backend, LangChainBackend)
+            assert llm._backend._stop == stop
     own = backend(kind="chat", stop=[], instruction="")[0]
     assert (own._stop, own._instruction) == ([], "")
 

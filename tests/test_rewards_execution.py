@@ -22,7 +22,6 @@ from langchain_rcr.errors import MissingExtraError
 
 SPEC = ProgramSpec(language="sql:sqlite")
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))
-POSTGRES = os.environ.get("TEST_POSTGRES_URL", "")
 
 
 @pytest.fixture
@@ -228,7 +227,7 @@ def test_geographys_own_queries_run():
     assert check_reward(reward, split.train).mean() > 0.95
 
 
-# ---------------------------------------------------------------- PostgreSQL, where there is one
+# ---------------------------------------------------------------- PostgreSQL
 
 
 def test_without_psycopg_the_message_says_what_to_install(monkeypatch):
@@ -237,16 +236,15 @@ def test_without_psycopg_the_message_says_what_to_install(monkeypatch):
         open_database("postgresql://localhost/x")
 
 
-@pytest.mark.skipif(not POSTGRES, reason="no PostgreSQL server (TEST_POSTGRES_URL)")
 class TestPostgreSQL:
     @pytest.fixture
-    def run(self):
+    def run(self, postgres_url):
         psycopg = pytest.importorskip("psycopg")
-        with psycopg.connect(POSTGRES, autocommit=True) as connection:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
             connection.execute("DROP TABLE IF EXISTS city")
             connection.execute("CREATE TABLE city (name TEXT, people INT, area NUMERIC)")
             connection.execute("INSERT INTO city VALUES ('austin', 3, 0.10), ('boston', 2, 0.2)")
-        executor = open_database(POSTGRES, timeout_s=1, max_rows=5)
+        executor = open_database(postgres_url, timeout_s=1, max_rows=5)
         yield executor
         executor.close()
 
@@ -273,6 +271,7 @@ class TestPostgreSQL:
             "SELECT * FROM nowhere",
             "SELECT generate_series(1, 6)",
             "SELECT pg_sleep(5)",
+            "SELECT pg_terminate_backend(pg_backend_pid())",
             "",
             "SELECT 1 \x00",
         ],
@@ -286,6 +285,33 @@ class TestPostgreSQL:
         run("SELECT set_config('statement_timeout', '0', false)")
         now = "SELECT current_setting('statement_timeout'), current_setting('transaction_read_only')"
         assert run(now) == [("1s", "on")]
+
+    def test_a_connection_that_was_lost_meanwhile_is_renewed(self, run, postgres_url):
+        psycopg = pytest.importorskip("psycopg")
+        [(number,)] = run("SELECT pg_backend_pid()")
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(%s, 5000)", (number,))
+        assert run("SELECT count(*) FROM city") == [(2,)]
+        assert run("SELECT pg_backend_pid()") != [(number,)]
+
+    def test_options_in_the_address_stay_but_for_the_limits(self, run, postgres_url):
+        own = "-c%20search_path%3Dpg_catalog%20-c%20default_transaction_read_only%3Doff"
+        executor = open_database(f"{postgres_url}{'&' if '?' in postgres_url else '?'}options={own}", timeout_s=1)
+        now = "SELECT current_setting('search_path'), current_setting('transaction_read_only')"
+        assert executor(now) == [("pg_catalog", "on")]
+        executor.close()
+
+    def test_it_tells_right_answers_from_wrong_ones(self, run, postgres_url):
+        reward = make_reward("execution", ProgramSpec(language="sql:postgres"), database=postgres_url)
+        gold = "SELECT name FROM city WHERE area < 0.15"
+        answers = [
+            "SELECT name\nFROM city\nORDER BY area\nLIMIT 1",
+            "SELECT name FROM city",
+            "SELECT area FROM city",
+            None,
+        ]
+        assert rewards(reward, *[(answer, gold) for answer in answers]) == [1.0, 0.0, 0.0, 0.0]
+        assert rewards(reward, ("SELECT 1", "SELECT * FROM nowhere")) == [None]
 
     def test_no_connection_says_so_without_the_password(self):
         with pytest.raises(ConfigError, match="no connection to the PostgreSQL database") as error:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rcr_trainer.llm.answers import Answer, program_of
+from rcr_trainer.llm.answers import Answer, program_of, programs_of
 from rcr_trainer.llm.budget import Budget, Estimate, Prices, Stats, Use
 from rcr_trainer.llm.cache import AnswerCache
 from rcr_trainer.llm.errors import AccessError, BudgetExceeded, LLMError, RequestError
@@ -28,5 +28,6 @@ __all__ = [
     "Use",
     "open_llm",
     "program_of",
+    "programs_of",
     "wrap",
 ]

@@ -23,6 +23,8 @@ REFUSED = frozenset(
     )
 )
 
+_MULTILINE = frozenset({"sql", "python"})
+
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _LABEL = re.compile(r"Target:[ \t]*")
 
@@ -72,6 +74,32 @@ def question_of(prompt: str) -> str:
     """The question that a prompt of the paper's form (appendix D) ends with; "" if it has another form."""
     asked = prompt.rpartition("Source: ")[2]
     return asked.removesuffix("\nTarget:") if asked.endswith("\nTarget:") else ""
+
+
+def is_multiline(language: str) -> bool:
+    """Whether programs of a language may have several lines, as those of SQL, in any dialect, and Python may."""
+    return language.partition(":")[0] in _MULTILINE
+
+
+def default_stop(language: str, *, chat: bool = False) -> list[str]:
+    r"""Where an answer ends unless the settings say otherwise: at the end of its line, or at the next "Source:".
+
+    Args:
+        language: of the programs.
+        chat: a chat model may put its program into a fence, and so on lines of its own.
+    """
+    return ["\nSource:"] if chat or is_multiline(language) else ["\n"]
+
+
+def programs_of(answers: Sequence[Answer], language: str) -> list[str | None]:
+    """The programs in some answers; None where there is none.
+
+    Args:
+        answers: to the paper's prompts.
+        language: of the programs, see `rcr_trainer.programs.get_parser`.
+    """
+    multiline = is_multiline(language)
+    return [None if answer.text is None else program_of(answer.text, multiline=multiline) or None for answer in answers]
 
 
 def read(generation: Generation, stop: Sequence[str]) -> tuple[str | None, str]:

@@ -200,6 +200,14 @@ class Stats:
             "peak_concurrency": self.peak,
         }
 
+    def figures(self) -> dict[str, float]:
+        """All of it as numbers, those by reason one by one (`no_program_truncated`, `retries_429`); no money: none."""
+        found: dict[str, float] = {}
+        for name, value in self.as_dict().items():
+            each = {f"{name}_{reason}": count for reason, count in value.items()} if isinstance(value, dict) else None
+            found |= {name: value} if each is None else each
+        return {name: float(value) for name, value in found.items() if value is not None}
+
     def __str__(self) -> str:
         parts = [
             f"{self.nominal:,} nominal calls, {self.distinct:,} distinct ({self.distinct_share:.2f})",

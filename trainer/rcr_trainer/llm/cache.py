@@ -61,21 +61,22 @@ class AnswerCache:
             raise
 
     def _prepare(self) -> None:
-        application = self._pragma("application_id")
-        tables = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-        if application != _APPLICATION and (application or tables):
-            raise DataError(f"{self.path} is an SQLite file of another program: choose another path for the cache")
-        if self._pragma("user_version") > _VERSION:
-            raise DataError(f"{self.path} was written by a newer version of langchain-rcr: choose another path")
-        self._database.execute("PRAGMA journal_mode = WAL")
-        # FULL: an answer is on disk once its transaction ends, also after a power cut.
-        self._database.execute("PRAGMA synchronous = FULL")
-        if application != _APPLICATION:
-            with self._transaction():
+        # One process at a time: else the second finds the tables that the first has just made, and no mark yet.
+        with self._transaction():
+            application = self._pragma("application_id")
+            tables = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+            if application != _APPLICATION and (application or tables):
+                raise DataError(f"{self.path} is an SQLite file of another program: choose another path for the cache")
+            if self._pragma("user_version") > _VERSION:
+                raise DataError(f"{self.path} was written by a newer version of langchain-rcr: choose another path")
+            if application != _APPLICATION:
                 for statement in _SCHEMA.split(";")[:-1]:
                     self._database.execute(statement)
                 self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
                 self._database.execute(f"PRAGMA user_version = {_VERSION}")
+        self._database.execute("PRAGMA journal_mode = WAL")
+        # FULL: an answer is on disk once its transaction ends, also after a power cut.
+        self._database.execute("PRAGMA synchronous = FULL")
 
     def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
         """The answers that are there, marked as cached."""

@@ -101,6 +101,10 @@ class LanguageModel:
             work.cancel()
             raise
 
+    def count_tokens(self, prompt: str) -> int:
+        """Tokens of a prompt with all that is sent along, at least as many as there are."""
+        return self._backend.count_tokens(prompt)
+
     def estimate(self, prompts: Sequence[str]) -> Estimate:
         """What `generate` would cost at most, without asking anything.
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.answers import question_of
+from rcr_trainer.llm.answers import default_stop, question_of
 from rcr_trainer.llm.backend import LangChainBackend
 from rcr_trainer.llm.budget import Budget, Prices
 from rcr_trainer.llm.cache import AnswerCache
@@ -35,7 +35,8 @@ class LLMSettings:
         api_key_env: the environment variable with the key. The key itself is never written anywhere.
         temperature: 0 for the likeliest answer; None: don't send it (some models refuse it).
         max_tokens: longest answer, thoughts of a reasoning model included.
-        stop: stop sequences; None: "\n" for completions, "\nSource:" for chat; []: none (some models refuse them).
+        stop: stop sequences; None: "\n", for chat and for languages with programs of several lines "\nSource:";
+            []: none (some models refuse them).
         instruction: a system message, or a paragraph before the prompt; None: CHAT_INSTRUCTION for chat, else none.
         timeout: seconds for an attempt (kind local: none).
         concurrency: calls that run at the same time (kind local: one batch).
@@ -88,6 +89,8 @@ class LLMSettings:
             raise ConfigError("llm.base_url is for kind completion or chat; a local model has no server")
         if (self.price_prompt is None) != (self.price_completion is None):
             raise ConfigError("llm.price_prompt and llm.price_completion: give both or neither")
+        if isinstance(self.stop, str) or "" in (self.stop or ()):
+            raise ConfigError(f"llm.stop = {self.stop!r}: give a list of texts, none of them empty")
         for name in ("max_tokens", "timeout", "concurrency", "attempts", "batch_size"):
             if getattr(self, name) <= 0:
                 raise ConfigError(f"llm.{name} must be above 0, got {getattr(self, name)}")
@@ -109,6 +112,7 @@ def open_llm(
     config: LLMSettings | Mapping[str, Any] | Any,
     cache_path: str | os.PathLike[str] | None,
     *,
+    language: str = "functional",
     account: str | None = None,
     guesses: Mapping[str, str] | None = None,
 ) -> LanguageModel:
@@ -117,6 +121,7 @@ def open_llm(
     Args:
         config: `LLMSettings`, or a mapping or pydantic model with (some of) its fields.
         cache_path: the file with the answers, kept over runs; None: in memory.
+        language: of the programs; it decides where an answer ends if the settings don't.
         account: under which the file keeps what is spent; see `LanguageModel`.
         guesses: question → program. A local model answers faster where it would write just that; no answer changes.
 
@@ -126,6 +131,8 @@ def open_llm(
         DataError: the cache file can't be used.
     """
     settings = _settings(config)
+    chat = settings.kind == "chat"
+    stop = default_stop(language, chat=chat) if settings.stop is None else list(settings.stop)
     options: dict[str, Any] = {
         "cache_path": cache_path,
         "account": account,
@@ -139,7 +146,6 @@ def open_llm(
     if settings.kind == "local":
         from rcr_trainer.llm.local import LocalLM
 
-        stop = ["\n"] if settings.stop is None else list(settings.stop)
         local = LocalLM(
             model=settings.model,
             max_new_tokens=settings.max_tokens,
@@ -171,8 +177,6 @@ def open_llm(
         timeout=settings.timeout,
         extra_body=settings.extra_body,
     )
-    chat = settings.kind == "chat"
-    stop = ["\nSource:" if chat else "\n"] if settings.stop is None else list(settings.stop)
     instruction = settings.instruction if settings.instruction is not None else CHAT_INSTRUCTION if chat else ""
     return wrap(
         made,

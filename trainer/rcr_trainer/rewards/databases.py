@@ -105,43 +105,55 @@ class PostgreSQL:
         except ImportError:
             raise MissingExtraError("psycopg", "pgvector") from None
         self._url, self._max_rows = url, max_rows
-        self._options = f"-c default_transaction_read_only=on -c statement_timeout={max(1, round(1000 * timeout_s))}"
-        self._connection: Any = self._connect()
-        self.close = weakref.finalize(self, self._connection.close)
+        self._limits = f"-c default_transaction_read_only=on -c statement_timeout={max(1, round(1000 * timeout_s))}"
+        self._open()
 
-    def _connect(self) -> Any:
+    def _open(self) -> None:
+        connect, parts = self._psycopg.connect, self._psycopg.conninfo.conninfo_to_dict
         try:
-            connection = self._psycopg.connect(self._url, options=self._options, connect_timeout=10)
+            options = f"{parts(self._url).get('options', '')} {self._limits}"  # of equal ones the last counts
+            self._connection: Any = connect(self._url, options=options.strip(), connect_timeout=10)
         except self._psycopg.Error as error:
             message = f"no connection to the PostgreSQL database: {' '.join(str(error).split())}"
             raise ConfigError(message) from None
-        return connection
+        self.close = weakref.finalize(self, self._connection.close)
 
     def __call__(self, program: str) -> list[tuple[Any, ...]]:
         """The rows of a query.
 
         Raises:
             ProgramError: it is no query, fails, takes too long or gives too many rows.
+            ConfigError: the connection was lost, and there is no other.
         """
-        errors = self._psycopg
         if "\0" in program:  # where the client library would cut it off
             message = "a null character"
             raise ProgramError(message)
+        rows = self._fetch(program)
+        if rows is None:
+            # Idle for too long between two batches, or the server was restarted.
+            self._open()
+            rows = self._fetch(program)
+        if rows is None:
+            self._open()
+            message = "it ends the connection"
+            raise ProgramError(message)
+        return _checked(rows, self._max_rows, is_query=True)
+
+    def _fetch(self, program: str) -> list[tuple[Any, ...]] | None:
+        """At most one row more than is allowed; None if the connection is lost."""
         # A cursor on the server: it can be declared for one query and nothing else, and only max_rows come over.
         try:
             with self._connection.cursor(name="rcr") as cursor:
                 cursor.execute(program.strip().rstrip(";"))
                 rows: list[tuple[Any, ...]] = cursor.fetchmany(self._max_rows + 1)
-        except (errors.OperationalError, errors.InterfaceError) as error:
+        except (self._psycopg.Error, ValueError) as error:
             if self._connection.closed:
-                raise
-            raise ProgramError(str(error)) from None
-        except (errors.Error, ValueError) as error:
+                return None
             raise ProgramError(str(error)) from None
         finally:
             if not self._connection.closed:
                 self._connection.rollback()
-        return _checked(rows, self._max_rows, is_query=True)
+        return rows
 
 
 def _checked(rows: list[tuple[Any, ...]], max_rows: int, *, is_query: bool) -> list[tuple[Any, ...]]:

@@ -1,0 +1,245 @@
+"""A GRPO run that is killed again and again ends like an undisturbed one, and asks nothing twice.
+
+Every run is a process of its own, forked from one that has imported everything, because a start costs seconds; it goes
+through `rcr_train run --resume` and dies by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai_server import OpenAIServer
+from rcr_trainer.llm import AnswerCache, open_llm
+from rcr_trainer.llm.identity import key
+from rcr_trainer.runs import Run
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+
+CONFIG = """
+data: {split: 110, train_size: 40, test_size: 4, dev_size: 8}
+model: {family: lexical, dim: 8}
+sft: {epochs: 1}
+grpo: {enabled: true, epochs: 6, batch_size: 2, group_size: 4, lr: 0.003, evaluate_every: 2}
+reward: {names: [structure_coverage]}
+evaluation: {steps: 4, selectors: [random], answers: false}
+llm: {kind: simulator}
+tensorboard: false
+threads: 1
+"""
+
+NURSERY = """
+import json, os, signal, sys, time
+
+import langchain_openai, torch._dynamo  # the optimiser loads the latter
+import rcr_trainer.comparison, rcr_trainer.evaluation, rcr_trainer.llm.openai_, rcr_trainer.rewards
+from langchain_rcr import files
+from rcr_trainer import cli, llm, pipeline, sft
+from rcr_trainer.grpo import loop
+from rcr_trainer.training import state
+
+said = os.dup(1)
+output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+os.dup2(output, 1)
+os.dup2(output, 2)
+
+def say(*words):
+    os.write(said, (" ".join(map(str, [*words, time.monotonic()])) + "\\n").encode())
+
+def mark(owner, name, word, pause=0.0):
+    original = getattr(owner, name)
+    def marked(self, *arguments, **named):
+        say(word)
+        found = original(self, *arguments, **named)
+        time.sleep(pause)
+        say("between")
+        return found
+    setattr(owner, name, marked)
+
+def waiting(original):
+    def roll_out(*arguments):
+        job["steps"] -= 1
+        if job["steps"] < 0:
+            say("waiting")
+            while True:
+                signal.pause()
+        return original(*arguments)
+    return roll_out
+
+loop._Trainer._roll_out = waiting(loop._Trainer._roll_out)
+mark(loop._Trainer, "_roll_out", "rollout")
+mark(loop._Trainer, "_update", "update", pause=0.01)
+mark(loop._Trainer, "_evaluate", "evaluation")
+mark(state.TrainingState, "save", "save")
+state.SAVE_EVERY_S = 0
+sync, wrap = files._sync, llm.wrap
+files._sync = lambda path: (sync(path), time.sleep(0.001))  # a slow disk
+# The simulator's answers on disk, too: they are read and written when the kill comes.
+llm.wrap = lambda model, **options: wrap(model, cache_path=job["cache"], **options)
+
+for line in sys.stdin:
+    job = json.loads(line)
+    child = os.fork()
+    if not child:
+        os._exit(cli.main(job["command"]))
+    say("pid", child)
+    say("end", os.waitpid(child, 0)[1])
+"""
+
+
+class Nursery:
+    """Starts runs, hears what they are at, and kills them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        (folder / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+        self._process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder
+        )
+
+    def start(self, name: str, *flags: str, steps: int = 10**9) -> Iterator[tuple[str, str, float]]:
+        """What a run says from now on: word, number, time; ends with its end. It waits after so many steps."""
+        command = ["run", "demo.yaml", "--resume", "--name", name, *flags]
+        job = {"command": command, "steps": steps, "cache": f"{name}.sqlite"}
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(f"{json.dumps(job)}\n".encode())
+        self._process.stdin.flush()
+        word = ""
+        while word != "end":
+            words = self._process.stdout.readline().decode().split()
+            assert words, (self.folder / "output.txt").read_text()
+            word = words[0]
+            yield word, words[-2], float(words[-1])
+
+    def undisturbed(self, name: str, *flags: str) -> dict[str, list[float]]:
+        """Take a run to its end; how long it was at what."""
+        lengths: dict[str, list[float]] = {}
+        before, since = "", 0.0
+        for word, number, now in self.start(name, *flags):
+            lengths.setdefault(before, []).append(now - since)
+            before, since = word, now
+            assert word != "end" or number == "0", (self.folder / "output.txt").read_text()
+        return lengths
+
+    def close(self) -> None:
+        self._process.communicate(timeout=60)
+
+
+@pytest.fixture
+def nursery(tmp_path: Path) -> Iterator[Nursery]:
+    nursery = Nursery(tmp_path)
+    yield nursery
+    nursery.close()
+
+
+def logged(folder: Path) -> dict[int, dict[str, Any]]:
+    """The loss curve: what stands in metrics.jsonl for each step, wherever it stands there twice the same."""
+    found: dict[int, dict[str, Any]] = {}
+    for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
+        row = {k: v for k, v in json.loads(line).items() if k != "time" and not k.startswith("llm_")}
+        if row["stage"] == "grpo":
+            assert found.setdefault(row["step"], row) == row
+    return found
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    """What training leaves, name → content."""
+    paths = [path for path in folder.glob("checkpoint*/**/*") if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def same(killed: Path, whole: Path) -> bool:
+    assert Run.open(killed).status == "finished"
+    assert sorted(path.name for path in killed.iterdir()) == sorted(path.name for path in whole.iterdir())
+    assert list(logged(killed).values()) == list(logged(whole).values())
+    assert any("safetensors" in name for name in files(whole))
+    return files(killed) == files(whole)
+
+
+def test_a_run_killed_20_times_ends_with_the_weights_of_an_undisturbed_one(nursery: Nursery) -> None:
+    draw = random.Random(20)
+    lengths = nursery.undisturbed("whole")
+    killed = nursery.folder / "runs" / "killed"
+    aims = [*["rollout"] * 6, *["update"] * 6, *["save"] * 6, *["pid"] * 2]
+    draw.shuffle(aims)
+    found: Counter[str] = Counter()
+    position, progress = 0, 0
+    for aim in aims:
+        skipped, moment = draw.choice([1, 2]), draw.random() * statistics.median(lengths[aim])
+        pid, last, rollouts = 0, "", 0
+        for word, number, _ in nursery.start("killed", steps=skipped + 2):
+            rollouts += word == "rollout"
+            if word == "pid":
+                pid = int(number)
+            elif word == "end":
+                assert int(number) == signal.SIGKILL
+            else:
+                last = word
+            if word == "waiting" or (word == aim and (rollouts > skipped or word == "pid")):
+                time.sleep(moment)
+                os.kill(pid, signal.SIGKILL)
+        found[last] += 1
+        state = killed / "state" / "grpo" / "state.json"
+        before, position = position, json.loads(state.read_text())["steps"] if state.exists() else 0
+        progress += position > before
+        # What the last kill left of a write, and nothing of those before.
+        assert len([*killed.glob(".*"), *killed.glob("state/.*")]) <= 1
+    # Spread over what a run does; on a busy machine some come later than they were meant.
+    assert sum(found.values()) == 20
+    assert min(found["rollout"], found["update"], found["save"]) >= 2, found
+    assert progress >= 15
+    nursery.undisturbed("killed")
+    assert same(killed, nursery.folder / "runs" / "whole")
+
+
+def test_what_a_killed_run_has_written_is_not_asked_again(nursery: Nursery) -> None:
+    draw, kills, at_once = random.Random(4), 4, 4
+    path = nursery.folder / "killed.sqlite"
+
+    def last_shown(prompt: str) -> str:
+        return prompt.rpartition("Target: ")[2].partition("\n")[0]
+
+    with OpenAIServer(last_shown, delay=0.02) as server:
+        flags = ["--grpo.epochs=2", "--llm.kind=completion", "--llm.model=m", f"--llm.base_url={server.base_url}"]
+        flags += [f"--llm.concurrency={at_once}"]
+        nursery.undisturbed("whole", *flags, "--llm.cache=whole.sqlite")
+        prompts = set(server.paid)
+        assert len(server.paid) == len(prompts) > 60
+        server.requests.clear()
+        with open_llm({"kind": "completion", "model": "m", "base_url": server.base_url}, None) as llm:
+            keys = {key(llm._backend.identity, prompt): prompt for prompt in prompts}
+        written: list[tuple[int, set[str]]] = []
+        for number in range(1, kills + 1):
+            goal = number * len(prompts) // (kills + 2)
+            run = nursery.start("killed", *flags, f"--llm.cache={path}")
+            pid = next(int(number) for word, number, _ in run if word == "pid")
+            deadline = time.monotonic() + 60
+            while len(server.paid) < goal and time.monotonic() < deadline:
+                time.sleep(0.005)
+            time.sleep(draw.random() * 0.05)
+            os.kill(pid, signal.SIGKILL)
+            assert [int(status) for word, status, _ in run if word == "end"] == [signal.SIGKILL]
+            time.sleep(0.2)  # what the dead run had sent is still being answered
+            with closing(AnswerCache(path)) as cache:
+                written.append((len(server.requests), {keys[each] for each in cache.get(list(keys))}))
+        nursery.undisturbed("killed", *flags, f"--llm.cache={path}")
+        asked = [request.prompt for request in server.requests]
+    assert set(asked) == prompts
+    assert len(asked) <= len(prompts) + kills * at_once
+    for begun, there in written:
+        assert not there & set(asked[begun:])
+    assert 0 < len(written[0][1]) < len(written[1][1]) < len(written[2][1]) < len(written[3][1]) < len(prompts)
+    assert same(nursery.folder / "runs" / "killed", nursery.folder / "runs" / "whole")
