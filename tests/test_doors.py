@@ -24,7 +24,7 @@ LEVELS = {
         ["rewards", "llm", "programs", "data", "runs", "config", "schema"],
         ["training"],
         ["sft", "grpo", "evaluation", "baselines"],
-        ["pipeline", "tasks", "models"],
+        ["pipeline", "comparison", "tasks", "models"],
         ["cli", "__main__"],
     ],
 }

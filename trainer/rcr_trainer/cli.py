@@ -1,12 +1,14 @@
 """The command rcr-train: results on stdout, progress and errors on stderr.
 
-Exit codes: 0 done, 2 for what the user can mend (one line), 130 for Ctrl-C, 1 with a traceback for a bug.
+Exit codes: 0 done, 2 for what the user can mend (one line), 130 for Ctrl-C, 1 with a traceback for a bug. Of several
+processes that `torchrun` started, the first alone reports; an error is told once on each machine.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -77,6 +79,8 @@ def _run(given: argparse.Namespace) -> None:
     config = load_config(given.config, _flags(given))
     _check_extra(config)
     if given.dry_run:
+        if _number("RANK"):
+            return
         with _progress():
             lines = pipeline.plan(config)
         for line in lines:
@@ -84,7 +88,8 @@ def _run(given: argparse.Namespace) -> None:
         return
     with _progress() as progress:
         run = pipeline.run(config, until=given.until, resume=given.resume, overwrite=given.overwrite, progress=progress)
-    _show_run(run)
+    if run.writes:
+        _show_run(run)
 
 
 def _show_run(run: Run) -> None:
@@ -103,6 +108,7 @@ def _show_report(report: EvaluationReport) -> None:
 
 def _evaluate(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
+    from rcr_trainer.comparison import evaluation_stage
     from rcr_trainer.config import load_config
     from rcr_trainer.runs import Run
 
@@ -112,7 +118,7 @@ def _evaluate(given: argparse.Namespace) -> None:
     _check_extra(run.config)
     pipeline.set_threads(run.config.threads)
     with _progress(), run.stage("evaluation"):
-        report = pipeline.evaluation_stage(run, run.config.evaluation)
+        report = evaluation_stage(run, run.config.evaluation)
     _show_report(report)
     _show(f"written: {run.path / 'evaluation.json'}, {run.path / 'coverage.png'}")
 
@@ -216,12 +222,12 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         if called == name:
             _add_settings(run, lambda path: True)
 
-    text = "compare a trained retriever with plain selectors"
+    text = "compare a trained retriever with plain selectors, by a language model's answers, too"
     evaluate = _command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")
-    evaluate.usage = f"{PROG} evaluate [-h] [--split {{test,dev}}] [--k INT] [--evaluation.FIELD VALUE ...] RUN"
+    evaluate.usage = f"{PROG} evaluate [-h] [--split {{test,dev}}] [--k INT] [--SECTION.FIELD VALUE ...] RUN"
     evaluate.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its checkpoint folder")
     if called == "evaluate":
-        _add_settings(evaluate, lambda path: path.startswith("evaluation.") or path in ("threads", "device"))
+        _add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
     _add_data(commands)
     return parser
@@ -316,7 +322,14 @@ def _show(line: str) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    if _number("LOCAL_RANK") == 0:
+        sys.stderr.write(f"{line}\n")
+
+
+def _number(variable: str) -> int:
+    """This process's number among those that were started together (RANK), on this machine (LOCAL_RANK); alone: 0."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdigit() and os.environ.get("WORLD_SIZE", "1") != "1" else 0
 
 
 def _check_extra(config: Config) -> None:
@@ -342,10 +355,10 @@ def _progress() -> Iterator[Callable[[int, int], None]]:
     fancy = RichHandler(console=console, show_time=False, show_level=False, show_path=False)
     handler = fancy if console.is_terminal else plain
     log = logging.getLogger("rcr_trainer")
-    level = log.level
+    level, silent = log.level, _number("RANK") > 0
     log.addHandler(handler)
-    log.setLevel(logging.INFO)
-    bar = Progress(console=console, transient=True, disable=not console.is_terminal)
+    log.setLevel(logging.ERROR if silent else logging.INFO)
+    bar = Progress(console=console, transient=True, disable=silent or not console.is_terminal)
     task = bar.add_task("training", total=None, visible=False)
 
     def update(done: int, planned: int) -> None:

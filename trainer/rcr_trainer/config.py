@@ -13,6 +13,7 @@ import re
 import textwrap
 import types
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
@@ -100,7 +101,7 @@ class Setting:
     def kind(self) -> str:
         """A short name of the type, for help texts: INT, FLOAT, BOOL, PATH, LIST, TEXT."""
         names = {int: "INT", float: "FLOAT", bool: "BOOL", Path: "PATH"}
-        if get_origin(self.info.annotation) is list:
+        if any(get_origin(part) is list for part in _parts(self.info.annotation)):
             return "LIST"
         return next((names[part] for part in _parts(self.info.annotation) if part in names), "TEXT")
 
@@ -247,10 +248,17 @@ def load_config(
 
 
 def parse_text(setting: Setting, text: str) -> Any:
-    """The value of a flag or variable: null is None, a list is split at commas, the rest is left to the field."""
+    r"""The value of a flag or variable: null is None, a list is split at commas, the rest is left to the field.
+
+    A list in brackets is read as YAML, so that "\n" in double quotes is a line break; its items stay texts.
+    """
     if text.strip().lower() == "null":
         return None
     if setting.kind == "LIST":
+        if text.lstrip().startswith("["):
+            yaml = _yaml()
+            with suppress(yaml.YAMLError):
+                return yaml.load(text, Loader=yaml.BaseLoader)
         inner = text.strip().removeprefix("[").removesuffix("]")
         return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
     return text

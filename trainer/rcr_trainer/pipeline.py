@@ -5,26 +5,28 @@ Each reads what the one before left in the run folder.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import os
 import shutil
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from heapq import nlargest
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from langchain_rcr.errors import CheckpointError
-from rcr_trainer.config import Config, EvaluationConfig
+from langchain_rcr.errors import CheckpointError, PoolError
+from rcr_trainer.comparison import count_selectors, evaluation_stage
+from rcr_trainer.config import Config
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.models import (
     build_model,
     build_reward,
     device_of,
-    embeddings_of,
-    load_beside,
     load_model,
     open_language_model,
-    policy_picks,
     save_checkpoint,
 )
 from rcr_trainer.runs import Run
@@ -32,11 +34,11 @@ from rcr_trainer.tasks import Task, check_task, divide, load_split, program_spec
 
 if TYPE_CHECKING:
     from langchain_rcr.tri_encoder import TriEncoder
-    from rcr_trainer.baselines import Embed
     from rcr_trainer.data import Example, Split
-    from rcr_trainer.evaluation import EvaluationReport, PlainSelectors
+    from rcr_trainer.llm import Estimate, LanguageModel
     from rcr_trainer.models import Known
     from rcr_trainer.programs import ProgramSpec
+    from rcr_trainer.training import Processes
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +57,9 @@ def run(
 ) -> Run:
     """Take a run through its stages, from the first that is not done.
 
+    Processes that were launched together (`torchrun`) train together. The first alone writes and reports; the others
+    are done once the last training stage is.
+
     Args:
         config: the settings; `config.folder` is the run folder.
         until: the last stage.
@@ -69,27 +74,38 @@ def run(
         RCRError: data, settings or run folder don't allow it; see `Run.create` and the stages.
     """
     set_threads(config.threads)
-    # Bad data is found before there is a folder.
-    split = None if (config.folder / "run.json").is_file() else load_checked(config)
+    from rcr_trainer.training import join
+
     known: Known = {}
-    current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
-    stages: dict[str, Callable[[], object]] = {
-        "data": lambda: data_stage(current, split),
-        "sft": lambda: sft_stage(current, progress, known),
-        "grpo": lambda: grpo_stage(current, progress, known),
-        "evaluation": lambda: evaluation_stage(current, config.evaluation, known),
-    }
-    for name in STAGES[: STAGES.index(until) + 1]:
-        if name == "grpo" and not config.grpo.enabled:
-            continue
-        if current.done(name):
-            logger.info("%s: done before", name)
-            continue
-        logger.info("%s …", name)
-        with current.stage(name):
-            stages[name]()
-    current.finish()
+    wanted = STAGES[: STAGES.index(until) + 1]
+    with join(config.device) as processes:
+        with processes.together():
+            if processes.first:
+                # Bad data is found before there is a folder.
+                split = None if (config.folder / "run.json").is_file() else load_checked(config)
+                current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
+                _take(current, "data", lambda: data_stage(current, split))
+        if not processes.first:
+            current = Run.follow(config.folder, config)
+        if "sft" in wanted:
+            _take(current, "sft", lambda: sft_stage(current, progress, known, processes), processes.size)
+        if "grpo" in wanted and config.grpo.enabled:
+            _take(current, "grpo", lambda: grpo_stage(current, progress, known, processes), processes.size)
+    if processes.first:
+        if "evaluation" in wanted:
+            _take(current, "evaluation", lambda: evaluation_stage(current, config.evaluation, known))
+        current.finish()
     return current
+
+
+def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) -> None:
+    done = run.done(name)
+    if run.writes:
+        logger.info("%s: done before" if done else "%s …", name)
+    if done:
+        return
+    with run.stage(name, **({"processes": processes} if processes > 1 else {})):
+        stage()
 
 
 def set_threads(threads: int | None) -> None:
@@ -127,20 +143,25 @@ def load_checked(config: Config) -> Split:
 
     Raises:
         DataError: a file can't be read, or no program parses.
-        ConfigError: no such split or language, or no queries to evaluate on.
-        PoolError: fewer candidates than picks.
+        ConfigError: no such split or language, no queries to evaluate on, or a language model that can't be had.
+        PoolError: fewer candidates than picks, or sft.checkpoint has another pool.
+        CheckpointError: sft.checkpoint can't be read.
     """
     spec = program_spec(config)
     split = load_split(config.data, config.seed)
     task = divide(config, split)
     check_task(config, task, spec)
+    if config.sft.checkpoint is not None:
+        load_start(config, config.sft.checkpoint, task.pool)
+    asks = config.evaluation.asks(config.llm)
     if config.grpo.enabled:
         from rcr_trainer.rewards import check_reward
 
         reward = build_reward(config, spec)
         check_reward(reward, task.reinforced)
-        if reward.needs_llm and config.llm.kind in ("completion", "chat"):
-            open_language_model(config, task, spec, keep=False).close()
+        asks = asks or reward.needs_llm
+    if asks and config.llm.kind != "simulator":
+        open_language_model(config, task, spec, keep=False).close()
     return split
 
 
@@ -153,20 +174,45 @@ def plan(config: Config) -> list[str]:
     spec = program_spec(config)
     task = divide(config, load_checked(config))
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
-    if not config.grpo.enabled:
-        return lines
-    from langchain_rcr.items import Item, compose
-    from rcr_trainer.grpo import calls_at_most
+    calls, shown = 0, 0
+    queries: list[Example] = []
+    if config.grpo.enabled:
+        from rcr_trainer.grpo import calls_at_most
 
-    calls = calls_at_most(config.grpo, len(task.reinforced), len(task.dev))
-    lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
-    if not build_reward(config, spec).needs_llm:
-        return [*lines, "no language model is asked"]
-    longest = sorted(task.pool, key=lambda e: len((e.source + e.target).encode()))[-config.grpo.k :]
-    query = max((e.source for e in [*task.reinforced, *task.dev]), key=lambda text: len(text.encode()))
+        lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
+        if build_reward(config, spec).needs_llm:
+            calls += calls_at_most(config.grpo, len(task.reinforced), len(task.dev))
+            shown, queries = config.grpo.k, [*task.reinforced, *task.dev]
+    evaluation = config.evaluation
+    if evaluation.asks(config.llm):
+        held_out, selectors = task.held_out(evaluation.split), count_selectors(config, evaluation)
+        asked = min(len(held_out), evaluation.answer_queries or len(held_out))
+        lines.append(f"evaluation: {asked} {evaluation.split} queries, answered with {selectors} selectors' picks")
+        calls += asked * selectors
+        shown, queries = max(shown, evaluation.k), [*queries, *held_out]
+    if calls:
+        return [*lines, f"language model: {_cost(config, task, spec, calls, shown, queries)}"]
+    return [*lines, "no language model is asked"] if config.grpo.enabled else lines
+
+
+def _cost(
+    config: Config, task: Task, spec: ProgramSpec, calls: int, shown: int, queries: Sequence[Example]
+) -> Estimate | str:
+    """What so many calls cost at most, each with so many examples of the pool and one of the queries.
+
+    No prompt has more tokens than the one of the longest examples and query, each measured by itself: in the
+    tokenizers that there are, no token reaches over the line break between two of them.
+    """
+    from langchain_rcr.items import Item, compose
+
+    if config.llm.kind == "simulator":
+        return "a simulator, which costs nothing"
+    pool = [Item(example.source, example.target) for example in task.pool]
+    asked = {example.source for example in queries}
     with open_language_model(config, task, spec, keep=False) as llm:
-        estimate = llm.estimate_calls(calls, compose([Item(e.source, e.target) for e in longest], query))
-    return [*lines, f"language model: {estimate}"]
+        longest = nlargest(shown, pool, key=lambda item: llm.count_tokens(compose([item], "")))
+        query = max(asked, key=lambda source: llm.count_tokens(compose([], source)))
+        return llm.estimate_calls(calls, compose(longest, query))
 
 
 def _task_of(run: Run) -> Task:
@@ -178,8 +224,10 @@ def _task_of(run: Run) -> Task:
 # ---------------------------------------------------------------- SFT
 
 
-def sft_stage(run: Run, progress: Progress | None = None, known: Known | None = None) -> None:
-    """Train a fresh policy and save it, with its pool, as the run's checkpoint.
+def sft_stage(
+    run: Run, progress: Progress | None = None, known: Known | None = None, processes: Processes | None = None
+) -> None:
+    """Train a fresh policy, or take that of `sft.checkpoint`, and save it, with its pool, as the run's checkpoint.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last epochs.
 
@@ -187,11 +235,17 @@ def sft_stage(run: Run, progress: Progress | None = None, known: Known | None = 
         run: a run whose data stage is done.
         progress: receives the optimiser steps done and planned.
         known: frozen vectors computed before; this stage adds to them.
+        processes: those that train together; None: this one alone.
     """
     from langchain_rcr.items import Item
     from rcr_trainer import sft
 
     config, task = run.config, _task_of(run)
+    if config.sft.checkpoint is not None:
+        if run.writes:
+            logger.info("taken from %s, not trained", config.sft.checkpoint)
+            save_checkpoint(run.checkpoint, load_start(config, config.sft.checkpoint, task.pool, known), task.pool)
+        return
     model = build_model(config, [Item(example.source, example.target) for example in task.pool], known)
     model.to(device_of(config))
     if not run.state.is_dir():
@@ -199,7 +253,8 @@ def sft_stage(run: Run, progress: Progress | None = None, known: Known | None = 
 
     def log(epoch: int, figures: dict[str, float]) -> None:
         run.log("sft", epoch, figures)
-        _show(figures)
+        if run.writes:
+            _show(figures)
 
     sft.train(
         model,
@@ -212,8 +267,53 @@ def sft_stage(run: Run, progress: Progress | None = None, known: Known | None = 
         state_folder=run.state,
         log=log,
         progress=progress,
+        processes=processes,
     )
-    save_checkpoint(run.checkpoint, model, task.pool)
+    if run.writes:
+        save_checkpoint(run.checkpoint, model, task.pool)
+
+
+def load_start(config: Config, start: Path, pool: Sequence[Example], known: Known | None = None) -> TriEncoder:
+    """The policy that `sft.checkpoint` names, once it is certain that it is one for this run.
+
+    Args:
+        config: of the run.
+        start: a checkpoint folder, or a run folder, of which what SFT left is taken.
+        pool: the run's candidates.
+        known: frozen vectors computed before.
+
+    Raises:
+        CheckpointError: it is neither, is damaged, or its run has not got that far.
+        ConfigError: the policy differs from the settings.
+        PoolError: it has another pool.
+    """
+    from rcr_trainer.data import read_examples
+
+    folder = start
+    if (start / "run.json").is_file():
+        other = Run.open(start)
+        if not other.done("sft"):
+            msg = f"sft.checkpoint = {start} is a run that has no policy yet: finish it first"
+            raise CheckpointError(msg)
+        folder = other.sft_checkpoint if other.sft_checkpoint.is_dir() else other.checkpoint
+    model = load_model(config, folder, known)
+    policy = {"family": model.family, "lam": model.config.lam, "tau": model.config.tau}
+    for name, value in policy.items():
+        if value != getattr(config.model, name):
+            msg = f"sft.checkpoint = {start} has {name} {value}: set model.{name}: {value}"
+            raise ConfigError(msg)
+    found, wanted = (
+        Counter((example.source, example.target) for example in examples)
+        for examples in (read_examples(folder / "pool.jsonl")[0], pool)
+    )
+    if found != wanted:
+        msg = (
+            f"sft.checkpoint = {start} has another pool: {(wanted - found).total()} of this run's {len(pool)} examples "
+            f"are not in it, {(found - wanted).total()} of its own are not in this run's; use the same data, seed "
+            "and grpo.queries"
+        )
+        raise PoolError(msg)
+    return model
 
 
 def _show(figures: Mapping[str, float]) -> None:
@@ -224,7 +324,9 @@ def _show(figures: Mapping[str, float]) -> None:
 # ---------------------------------------------------------------- GRPO
 
 
-def grpo_stage(run: Run, progress: Progress | None = None, known: Known | None = None) -> None:
+def grpo_stage(
+    run: Run, progress: Progress | None = None, known: Known | None = None, processes: Processes | None = None
+) -> None:
     """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last steps.
@@ -233,6 +335,7 @@ def grpo_stage(run: Run, progress: Progress | None = None, known: Known | None =
         run: a run whose SFT stage is done.
         progress: receives the batches done and planned.
         known: frozen vectors computed before; this stage adds to them.
+        processes: those that train together; None: this one alone.
 
     Raises:
         ConfigError: the reward fails its test, or a setting of it or of the language model can't be.
@@ -241,13 +344,15 @@ def grpo_stage(run: Run, progress: Progress | None = None, known: Known | None =
     """
     from langchain_rcr.files import atomic_directory
     from rcr_trainer import grpo
+    from rcr_trainer.training import Processes
 
     config, task, spec = run.config, _task_of(run), program_spec(run.config)
-    reward = build_reward(config, spec)
-    if not run.sft_checkpoint.is_dir():
-        # Before anything replaces it: after a crash this stage begins from SFT's policy again.
-        with atomic_directory(run.sft_checkpoint) as path:
-            shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
+    reward, processes = build_reward(config, spec), processes or Processes()
+    with processes.together():
+        if run.writes and not run.sft_checkpoint.is_dir():
+            # Before anything replaces it: after a crash this stage begins from SFT's policy again.
+            with atomic_directory(run.sft_checkpoint) as path:
+                shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
     model = load_model(config, run.sft_checkpoint, known)
     state = run.state / "grpo"
     if not state.is_dir():
@@ -255,10 +360,9 @@ def grpo_stage(run: Run, progress: Progress | None = None, known: Known | None =
     with open_language_model(config, task, spec) if reward.needs_llm else nullcontext() as llm:
 
         def log(step: int, figures: dict[str, float]) -> None:
-            use = llm.stats.as_dict() if llm is not None else {}
-            counts = {f"llm_{name}": float(n) for name, n in use.items() if isinstance(n, int | float)}
-            run.log("grpo", step, {**figures, **counts})
-            if "epoch" in figures:
+            use = _use(llm, processes) if llm is not None else {}
+            run.log("grpo", step, {**figures, **{f"llm_{name}": value for name, value in use.items()}})
+            if run.writes and "epoch" in figures:
                 _show(figures)
 
         grpo.train(
@@ -274,133 +378,16 @@ def grpo_stage(run: Run, progress: Progress | None = None, known: Known | None =
             state_folder=state,
             log=log,
             progress=progress,
+            processes=processes,
         )
-    save_checkpoint(run.checkpoint, model, task.pool)
+    if run.writes:
+        save_checkpoint(run.checkpoint, model, task.pool)
 
 
-# ---------------------------------------------------------------- evaluation
-
-
-def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None = None) -> EvaluationReport:
-    """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
-
-    Writes evaluation.json and coverage.png.
-
-    Args:
-        run: a run with a checkpoint.
-        evaluation: the settings, not necessarily the run's own.
-        known: frozen vectors of the run's base model, computed before.
-
-    Raises:
-        CheckpointError: the run has no checkpoint yet.
-        ConfigError: there are no queries of this split.
-        InputError: k is more than the pool offers.
-    """
-    from langchain_rcr.tri_encoder import TriEncoder
-    from rcr_trainer.data import read_split
-    from rcr_trainer.evaluation import evaluate, plot_coverage
-
-    last = "grpo" if run.config.grpo.enabled else "sft"
-    if not run.checkpoint.is_dir() or not run.done(last):
-        msg = f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
-        raise CheckpointError(msg)
-    split, spec = read_split(run.path / "data"), program_spec(run.config)
-    task = divide(run.config, split)
-    queries = task.held_out(evaluation.split)
-    if not queries:
-        msg = f"{run.path} has no {evaluation.split} queries"
-        raise ConfigError(msg)
-
-    model = TriEncoder.from_pretrained(run.checkpoint, embeddings=embeddings_of(run.config))
-    model.to(device_of(run.config))
-    embed = _embedder(run.config, evaluation, model, task.pool, known)
-    plain = _plain(run.config, evaluation, task, spec, embed)
-    policies = {"rcr": model}
-    if run.config.grpo.enabled:
-        policies["rcr_without_rl"] = load_beside(run.config, model, run.sft_checkpoint)
-    ours = {
-        name: policy_picks(policy, task.pool, spec, mask_duplicates=evaluation.mask_duplicates)
-        for name, policy in policies.items()
-    }
-    report = evaluate(
-        {**ours, **plain},
-        task.pool,
-        queries,
-        spec,
-        k=evaluation.k,
-        steps=evaluation.steps,
-        split=split.name.removeprefix(f"{split.meta.get('task')}-"),
-        part=evaluation.split,
-        seed=run.config.seed,
-        exclude=_barred(run.config, evaluation, task, evaluation.split),
-        left_out=plain.left_out,
-        mmr=plain.mmr,
-    )
-    report.write(run.path)
-    plot_coverage(report, run.path / "coverage.png")
-    return report
-
-
-def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str) -> list[Any]:
-    """For each query of a split the pool positions that nobody may pick: itself, as an option its own program.
-
-    Development queries stand in for held-out ones, whose programs the pool doesn't have: they are barred from their
-    own programs wherever the training queries are.
-    """
-    from rcr_trainer.training import own_positions
-
-    same_program = evaluation.exclude_own_program or (split == "dev" and config.sft.exclude_own_program)
-    return [*own_positions(task.held_out(split), task.pool, program_spec(config), same_program=same_program)]
-
-
-def _embedder(
-    config: Config, evaluation: EvaluationConfig, model: TriEncoder, pool: Sequence[Example], known: Known | None
-) -> Embed | None:
-    """The embeddings of dense and mmr: those named in the settings, else the model's own; None for a lexical model.
-
-    The pool's vectors are computed once, for the retriever too; queries are embedded anew each time, because their
-    encoding is a part of the latencies that are measured.
-    """
-    from langchain_rcr.encoders.embeddings import Backbone, EmbeddingsEncoder, RememberingBackbone, TransformerBackbone
-
-    name = evaluation.embeddings or config.model.base
-    if not {"dense", "mmr"} & set(evaluation.selectors) or name is None:
-        return None
-    shared: list[Any] = []
-    if name != config.model.base:
-        known = None  # another model's vectors
-    if isinstance(model.query, EmbeddingsEncoder) and name == config.model.base:
-        raw: Backbone = model.query.backbone
-        shared = [model.candidate, model.context]
-    else:
-        raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
-    memory, in_pool = RememberingBackbone(raw, known), {example.source for example in pool}
-    for encoder in shared:
-        encoder.backbone = memory
-
-    def embed(texts: Sequence[str]) -> Any:
-        return (memory if in_pool.issuperset(texts) else raw).embed(texts)
-
-    return embed
-
-
-def _plain(
-    config: Config, evaluation: EvaluationConfig, task: Task, spec: ProgramSpec, embed: Embed | None
-) -> PlainSelectors:
-    """The selectors that were asked for, with the reasons for those left out; mmr's trade-off is chosen on dev."""
-    from rcr_trainer.baselines import MMRSelector
-    from rcr_trainer.evaluation import PlainSelectors, choose_mmr, plain_selectors
-
-    every = plain_selectors(task.pool, spec, embed, config.seed, k=evaluation.k)
-    mmr = every.get("mmr")
-    if embed is not None and isinstance(mmr, MMRSelector) and "mmr" in evaluation.selectors:
-        barred = _barred(config, evaluation, task, "dev")
-        grid = evaluation.mmr_grid
-        every.mmr = choose_mmr(embed, task.pool, task.dev, spec, evaluation.k, grid=grid, exclude=barred)
-        mmr.lambda_mult = every.mmr.lambda_mult
-    wanted = set(evaluation.selectors)
-    return PlainSelectors(
-        {name: selector for name, selector in every.items() if name in wanted},
-        left_out={name: reason for name, reason in every.left_out.items() if name in wanted},
-        mmr=every.mmr if "mmr" in wanted else None,
-    )
+def _use(llm: LanguageModel, processes: Processes) -> dict[str, float]:
+    """What the language model's calls came to, summed over processes, of which each tells prompts apart for itself."""
+    total: Counter[str] = Counter()
+    for said in processes.say(json.dumps(llm.stats.figures())):
+        total.update(json.loads(said))
+    share = total["distinct_calls"] / total["nominal_calls"] if total["nominal_calls"] else 1.0
+    return {**total, "distinct_share": round(share, 4)}

@@ -212,6 +212,11 @@ class ModelConfig(Section):
 class SFTConfig(Section):
     """Stage 1, supervised fine-tuning (paper section 3.1, Algorithm 1)."""
 
+    checkpoint: Path | None = Field(
+        None,
+        description="Take this policy, a checkpoint folder or what SFT left in a run folder, instead of training one. "
+        "Its pool, family, lam and tau must be the run's; the rest of the section model is the policy's own.",
+    )
     loss: Literal["listwise", "infonce"] = Field(
         "listwise",
         description="listwise: soft targets over the whole pool, by how much each candidate adds; infonce: the "
@@ -225,7 +230,9 @@ class SFTConfig(Section):
         None, ge=1, description="Stop after so many optimiser steps, for a trial; null: by epochs alone."
     )
     batch_size: int = Field(
-        64, ge=1, description='Training states in a forward pass (paper 64, section 4 "Training details").'
+        64,
+        ge=1,
+        description='Training states in a forward pass of each process (paper 64, section 4 "Training details").',
     )
     gradient_accumulation: int = Field(
         1, ge=1, description="Forward passes whose gradients are added up before each optimiser step."
@@ -296,7 +303,9 @@ class GRPOConfig(Section):
         "appendix A). null: all training queries, which stay in the pool.",
     )
     k: int = Field(4, ge=1, description='Picks a query (paper 4, section 4 "Model setup").')
-    batch_size: int = Field(16, ge=1, description='Queries in a batch (paper 16, section 4 "Training details").')
+    batch_size: int = Field(
+        16, ge=1, description='Queries in a batch of each process (paper 16, section 4 "Training details").'
+    )
     group_size: int = Field(
         32, ge=1, description='Sequences drawn for each query, G (paper 32, section 4 "Training details").'
     )
@@ -402,6 +411,11 @@ class LLMConfig(Section):
     api_key_env: str = Field("OPENAI_API_KEY", description="The environment variable that holds the API key.")
     temperature: float | None = Field(0.0, ge=0, description="0: the likeliest answer; null: not sent.")
     max_tokens: int = Field(256, ge=1, description="Tokens of the longest answer.")
+    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None,
+        description="Texts at which an answer ends. null: a line break, or, for chat and for programs of several lines "
+        "(SQL, Python), a line break and Source: after it. An empty list: none, for models that refuse them.",
+    )
     instruction: str | None = Field(
         None, description="What is said before the prompt; null: for chat a sentence about its form, else nothing."
     )

@@ -1,7 +1,8 @@
-"""How well selectors cover what a query's gold program needs: metrics, the harness, report, table and plot."""
+"""How well selectors cover what a query's gold program needs, and what a language model makes of their picks."""
 
 from __future__ import annotations
 
+from rcr_trainer.evaluation.answers import Answerer, AnswerFunction
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
 from rcr_trainer.evaluation.metrics import (
     coverage_by_step,
@@ -11,11 +12,14 @@ from rcr_trainer.evaluation.metrics import (
 )
 from rcr_trainer.evaluation.plain import PlainSelectors, choose_mmr, plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
-from rcr_trainer.evaluation.report import PLAIN, EvaluationReport, MMRChoice, SelectorScores
+from rcr_trainer.evaluation.report import PLAIN, AnswersAsked, EvaluationReport, MMRChoice, SelectorScores
 from rcr_trainer.evaluation.table import build_table, write_table
 
 __all__ = [
     "PLAIN",
+    "AnswerFunction",
+    "Answerer",
+    "AnswersAsked",
     "EvaluationReport",
     "MMRChoice",
     "PickFunction",

@@ -1,11 +1,11 @@
-"""Runs selectors over queries with known gold programs, and measures coverage, duplicates and time."""
+"""Runs selectors over queries with known gold programs: coverage, duplicates, time, and a language model's answers."""
 
 from __future__ import annotations
 
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import metadata
 from typing import TypeAlias
 
@@ -15,13 +15,14 @@ from scipy import sparse
 from langchain_rcr.errors import InputError
 from rcr_trainer.baselines import Baseline, Exclude
 from rcr_trainer.data import Example
+from rcr_trainer.evaluation.answers import Answerer, ask
 from rcr_trainer.evaluation.metrics import (
     coverage_by_step,
     duplicates_by_step,
     full_coverage_by_step,
     recall_by_step,
 )
-from rcr_trainer.evaluation.report import EvaluationReport, MMRChoice, SelectorScores
+from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport, MMRChoice, SelectorScores
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.programs.coverage import checked_exclude
 
@@ -46,6 +47,8 @@ def evaluate(
     exclude: Exclude = None,
     left_out: Mapping[str, str] | None = None,
     mmr: MMRChoice | None = None,
+    answerer: Answerer | None = None,
+    keep: Callable[[EvaluationReport], None] | None = None,
 ) -> EvaluationReport:
     """Measure every selector on the same queries and pool.
 
@@ -64,32 +67,36 @@ def evaluate(
         exclude: per query, the positions it may not pick.
         left_out: selectors that could not be run, with the reason; by default those of a `PlainSelectors`.
         mmr: how MMR's trade-off was chosen; by default that of a `PlainSelectors`.
+        answerer: a language model that is asked with each selector's k picks, after everything else is measured.
+        keep: given the report before the model is asked, so that what is measured isn't lost with it.
 
     Raises:
         InputError: k is more than what is left to pick from, no gold program parses, or a selector breaks its word
             (a wrong shape, a position outside the pool, excluded, or picked twice).
+        LLMError: what the answerer raises, save for BudgetExceeded, which leaves selectors without answers.
     """
     excluded = checked_exclude(exclude, len(queries), len(pool), k)
     pool_structures, gold = structure_matrices(spec, [e.target for e in pool], [e.target for e in queries])
     kept = np.flatnonzero(np.diff(gold.indptr)).tolist()
     if not kept:
         raise InputError(f"none of the {len(queries)} queries has a gold program that parses")
-    excluded = [excluded[i] for i in kept]
+    excluded, counted = [excluded[i] for i in kept], [queries[i] for i in kept]
     steps = min(max(steps, k), len(pool) - max(entry.size for entry in excluded))
     task = _Task(
-        questions=[queries[i].source for i in kept],
-        references=[queries[i].target for i in kept],
+        questions=[query.source for query in counted],
+        references=[query.target for query in counted],
         excluded=excluded,
         gold=gold[kept],
         pool=pool_structures,
         programs=np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1],
     )
-    return EvaluationReport(
+    measured = {name: task.measure(name, _pick_of(selectors[name]), k, steps) for name in selectors}
+    report = EvaluationReport(
         k=k,
         n=len(kept),
         split=split,
         seed=seed,
-        selectors={name: task.measure(name, _pick_of(selectors[name]), k, steps) for name in selectors},
+        selectors={name: scores for name, (scores, _) in measured.items()},
         steps=steps,
         pool_size=len(pool),
         part=part,
@@ -97,6 +104,33 @@ def evaluate(
         left_out=dict(getattr(selectors, "left_out", {}) if left_out is None else left_out),
         mmr=getattr(selectors, "mmr", None) if mmr is None else mmr,
         versions=library_versions(),
+    )
+    if keep is not None:
+        keep(report)
+    if answerer is None:
+        return report
+    picks = {name: positions[:, :k] for name, (_, positions) in measured.items()}
+    return _with_answers(report, answerer, picks, pool, counted, spec)
+
+
+def _with_answers(
+    report: EvaluationReport,
+    answerer: Answerer,
+    picks: Mapping[str, np.ndarray],
+    pool: Sequence[Example],
+    queries: Sequence[Example],
+    spec: ProgramSpec,
+) -> EvaluationReport:
+    asked = answerer.chosen(len(queries))
+    chosen = {name: positions[asked] for name, positions in picks.items()}
+    found, missing = ask(chosen, pool, [queries[i] for i in asked], spec, answerer.answer)
+    return replace(
+        report,
+        selectors={
+            name: replace(scores, **found[name]._asdict()) if name in found else scores
+            for name, scores in report.selectors.items()
+        },
+        answers=AnswersAsked(answerer.name, answerer.simulated, len(asked), missing),
     )
 
 
@@ -111,7 +145,8 @@ class _Task:
     pool: sparse.csr_array
     programs: np.ndarray
 
-    def measure(self, name: str, pick: PickFunction, k: int, steps: int) -> SelectorScores:
+    def measure(self, name: str, pick: PickFunction, k: int, steps: int) -> tuple[SelectorScores, np.ndarray]:
+        """Figures, and the picks (B, steps) they are of."""
         # First, so that whatever a selector prepares at its first pick is not in the latencies.
         positions = self.pick(pick, slice(None), steps)
         self.check(name, positions, steps)
@@ -120,7 +155,7 @@ class _Task:
         duplicates = duplicates_by_step(self.programs, positions)
         sample = np.linspace(0, len(self.questions) - 1, min(LATENCY_QUERIES, len(self.questions))).astype(int)
         batch = min(LATENCY_BATCH, len(self.questions))
-        return SelectorScores(
+        scores = SelectorScores(
             coverage=float(coverage[k - 1]),
             full_coverage=float(full[k - 1]),
             duplicate_rate=float(duplicates[k - 1]),
@@ -130,6 +165,7 @@ class _Task:
             full_coverage_by_step=full.tolist(),
             duplicate_rate_by_step=duplicates.tolist(),
         )
+        return scores, positions
 
     def pick(self, pick: PickFunction, part: slice, k: int) -> np.ndarray:
         return np.asarray(pick(self.questions[part], k, self.excluded[part], self.references[part]))

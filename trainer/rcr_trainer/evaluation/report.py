@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -17,6 +17,7 @@ from rcr_trainer.errors import DataError
 FILE_NAME = "evaluation.json"
 FORMAT_VERSION = 1
 OURS = "rcr"
+WITHOUT_RL = "rcr_without_rl"
 ORACLE = "oracle"
 PLAIN = ("random", "fixed", "bm25", "dense", "mmr")
 """The selectors that need neither training nor the gold program."""
@@ -35,6 +36,9 @@ class SelectorScores:
         coverage_by_step: coverage of the first 1, 2, … picks, %.
         full_coverage_by_step: the same for full coverage, %.
         duplicate_rate_by_step: the same for the duplicate rate, %.
+        exact_match: answers of a language model, given the picks, that are the gold program, %; None: not asked.
+        jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %; None: not asked.
+        no_program: answers that hold no program, %; None: not asked.
     """
 
     coverage: float
@@ -45,6 +49,9 @@ class SelectorScores:
     coverage_by_step: list[float]
     full_coverage_by_step: list[float]
     duplicate_rate_by_step: list[float]
+    exact_match: float | None = None
+    jaccard: float | None = None
+    no_program: float | None = None
 
 
 @dataclass(slots=True)
@@ -65,6 +72,23 @@ class MMRChoice:
 
 
 @dataclass(slots=True)
+class AnswersAsked:
+    """Whom the selectors' picks were shown to.
+
+    Args:
+        model: its name.
+        simulated: it is no language model, but the offline simulator of one.
+        n: queries asked; the figures of answers are for these alone.
+        missing: why some selectors have no answers; empty: all have.
+    """
+
+    model: str
+    simulated: bool
+    n: int
+    missing: str = ""
+
+
+@dataclass(slots=True)
 class EvaluationReport:
     """An evaluation of several selectors on the same queries and pool.
 
@@ -80,6 +104,7 @@ class EvaluationReport:
         skipped_queries: queries left out since their gold program doesn't parse.
         left_out: selectors that were not run, with the reason.
         mmr: the trade-off of MMR, where it was run.
+        answers: the language model that was asked; None: none was.
         versions: of the libraries.
         format_version: of this file.
     """
@@ -95,20 +120,29 @@ class EvaluationReport:
     skipped_queries: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     mmr: MMRChoice | None = None
+    answers: AnswersAsked | None = None
     versions: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
-    def best_plain(self, among: Sequence[str] = PLAIN) -> tuple[str, float]:
-        """Name and coverage (%) of the best selector among those named; the first of equals.
+    def best_plain(
+        self, among: Sequence[str] = PLAIN, metric: Literal["coverage", "exact_match"] = "coverage"
+    ) -> tuple[str, float]:
+        """Name and figure (%) of the best selector among those named; the first of equals.
+
+        Args:
+            among: the names.
+            metric: what is compared.
 
         Raises:
-            InputError: none of them was run.
+            InputError: none of them has that figure.
         """
-        present = [name for name in among if name in self.selectors]
+        figures = {name: getattr(self.selectors[name], metric) for name in among if name in self.selectors}
+        present = {name: float(figure) for name, figure in figures.items() if figure is not None}
         if not present:
-            raise InputError(f"the evaluation has none of {', '.join(among)}")
-        best = max(present, key=lambda name: self.selectors[name].coverage)
-        return best, self.selectors[best].coverage
+            what = "" if metric == "coverage" else f"{metric} for "
+            raise InputError(f"the evaluation has {what}none of {', '.join(among)}")
+        best = max(present, key=lambda name: present[name])
+        return best, present[best]
 
     def to_json(self) -> str:
         """The report as JSON: rates rounded to 2 decimals, latencies to 3."""

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from langchain_rcr.errors import InputError, MissingExtraError
-from rcr_trainer.evaluation.report import ORACLE, OURS, EvaluationReport
+from rcr_trainer.evaluation.report import ORACLE, OURS, WITHOUT_RL, EvaluationReport
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 80
-_NOTES = {OURS: "rcr (ours)", ORACLE: "oracle (sees gold)"}
+_NOTES = {OURS: "rcr (ours)", WITHOUT_RL: "rcr_without_rl (SFT)", ORACLE: "oracle (sees gold)"}
+_STYLES = {OURS: "bold green", WITHOUT_RL: "green", ORACLE: "dim"}
 
 
 def build_table(report: EvaluationReport) -> Table:
@@ -33,16 +35,24 @@ def build_table(report: EvaluationReport) -> Table:
         title_style="bold",
         caption_style="",
         box=box.SIMPLE_HEAD,
+        collapse_padding=True,
+        pad_edge=False,
     )
     table.add_column("selector", no_wrap=True)
-    for heading in ("coverage\n%", "full\ncover. %", "dupli-\ncates %", "ms per\nquery", "ms, 64\nat once"):
+    answered = report.answers is not None and any(s.exact_match is not None for s in report.selectors.values())
+    headings = ["coverage\n%", "full\ncover. %", "dupli-\ncates %", "ms per\nquery", "ms, 64\nat once"]
+    if report.answers is not None and answered:
+        headings.insert(1, "simulated\nexact %" if report.answers.simulated else "exact\nmatch %")
+    for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, scores in report.selectors.items():
         table.add_row(
             _NOTES.get(name, name),
-            *(f"{rate:.1f}" for rate in (scores.coverage, scores.full_coverage, scores.duplicate_rate)),
+            _rate(scores.coverage),
+            *([_rate(scores.exact_match)] if answered else []),
+            *(_rate(rate) for rate in (scores.full_coverage, scores.duplicate_rate)),
             *(_milliseconds(value) for value in (scores.latency_ms, scores.latency_batch_ms)),
-            style={OURS: "bold green", ORACLE: "dim"}.get(name),
+            style=_STYLES.get(name),
         )
     return table
 
@@ -69,12 +79,11 @@ def write_table(report: EvaluationReport, stream: TextIO) -> None:
 def _caption(report: EvaluationReport) -> str:
     lines = []
     if OURS in report.selectors:
-        try:
+        with suppress(InputError):
             name, best = report.best_plain()
             gap = report.selectors[OURS].coverage - best
             lines.append(f"rcr covers {gap:+.1f} points against the best plain selector, {name}.")
-        except InputError:
-            pass
+    lines += _on_answers(report)
     if report.mmr is not None:
         how = f"best of {len(report.mmr.coverage)} on {report.mmr.chosen_on}" if report.mmr.coverage else "default"
         lines.append(f"mmr: lambda = {report.mmr.lambda_mult:g} ({how}).")
@@ -82,6 +91,36 @@ def _caption(report: EvaluationReport) -> str:
         lines.append(f"{report.skipped_queries} queries left out: their gold program doesn't parse.")
     lines += [f"{name} left out: {reason}." for name, reason in report.left_out.items()]
     return "\n".join(lines)
+
+
+def _on_answers(report: EvaluationReport) -> list[str]:
+    """Who answered how many queries, and where ours stands against itself without RL and the best plain selector."""
+    answers = report.answers
+    if answers is None:
+        return []
+    lines = [f"Exact match: {answers.n} queries, answered by {answers.model}."]
+    if answers.simulated:
+        lines = [f"Exact match is simulated: {answers.n} queries, answered by no language model."]
+    ours = report.selectors.get(OURS)
+    if ours is not None and ours.exact_match is not None:
+        rivals = {}
+        before = report.selectors.get(WITHOUT_RL)
+        if before is not None and before.exact_match is not None:
+            rivals[WITHOUT_RL] = before.exact_match
+        with suppress(InputError):
+            name, best = report.best_plain(metric="exact_match")
+            rivals[f"the best plain selector, {name}"] = best
+        gaps = [f"{ours.exact_match - rival:+.1f} points against {name}" for name, rival in rivals.items()]
+        lines += [f"Exact match of rcr: {', '.join(gaps)}."] if gaps else []
+        lines += [f"{ours.no_program:.1f} % of rcr's answers hold no program."] if ours.no_program else []
+    if answers.missing:
+        without = [name for name, scores in report.selectors.items() if scores.exact_match is None]
+        lines.append(f"No exact match for {', '.join(without)}: the budget was spent.")
+    return lines
+
+
+def _rate(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
 def _milliseconds(value: float) -> str:

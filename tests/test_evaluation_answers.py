@@ -1,0 +1,272 @@
+"""Exact match of a language model's answers: by hand with a fake one, subsets, budgets, and what the report says."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+import pytest
+from rcr_trainer.data import Example
+from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, SelectorScores, evaluate, write_table
+from rcr_trainer.llm import AccessError, BudgetExceeded, LLMError
+from rcr_trainer.programs import ProgramSpec
+
+from langchain_rcr.errors import InputError
+
+SPEC = ProgramSpec()
+POOL = [Example(str(i), f"q{i}", target) for i, target in enumerate(["a ( b )", "c", "a ( d )", "e", "f", "g"])]
+QUERIES = [Example(f"t{i}", f"x{i}", target) for i, target in enumerate(["a ( b )", "a", "c ( 3 )", "e"])]
+
+
+def always(*positions):
+    return lambda queries, k, exclude, references: np.array([positions[:k]] * len(queries))
+
+
+class Fake:
+    """Answers from a table question → program; keeps what it was asked."""
+
+    def __init__(self, programs):
+        self.programs, self.calls = programs, []
+
+    def __call__(self, prompts):
+        self.calls.append(list(prompts))
+        return [self.programs[asked_of(prompt)] for prompt in prompts]
+
+
+def asked_of(prompt):
+    return prompt.rpartition("Source: ")[2].removesuffix("\nTarget:")
+
+
+def run(selectors, answer, queries=QUERIES, *, simulated=False, limit=None, **options):
+    answerer = Answerer(answer, "fake-lm", simulated=simulated, queries=limit)
+    settings = {"k": 2, "steps": 3, "split": "toy", "seed": 0, "answerer": answerer, **options}
+    return evaluate(selectors, POOL, queries, SPEC, **settings)
+
+
+def test_figures_by_hand():
+    # Right but for blanks; a wrong one; right but for the value (which exact match reads, structures don't); none.
+    fake = Fake({"x0": "a(b)", "x1": "c", "x2": "c ( 4 )", "x3": None})
+    report = run({"rcr": always(0, 1, 2)}, fake)
+    scores = report.selectors["rcr"]
+    assert scores.exact_match == 25
+    assert scores.jaccard == pytest.approx(100 * (1 + 0 + 1 + 0) / 4)
+    assert scores.no_program == 25
+    assert report.answers == AnswersAsked("fake-lm", False, 4)
+
+
+def test_partial_jaccard_by_hand():
+    # a has a and <root> -> a; a ( b ) has these and b, a -> b, <root> -> a -> b: 2 of 5 are shared.
+    scores = run({"rcr": always(0, 1, 2)}, Fake({"x0": "a"}), QUERIES[:1]).selectors["rcr"]
+    assert (scores.exact_match, scores.jaccard, scores.no_program) == (0, pytest.approx(40), 0)
+
+
+def test_prompts_show_the_k_picks_in_order_and_come_once_for_all_selectors():
+    fake = Fake({f"x{i}": "e" for i in range(4)})
+    run({"rcr": always(2, 0, 1), "twin": always(2, 0, 3), "other": always(0, 2, 1)}, fake)
+    (prompts,) = fake.calls
+    assert prompts[0] == "Source: q2\nTarget: a ( d )\nSource: q0\nTarget: a ( b )\nSource: x0\nTarget:"
+    assert len(prompts) == len(set(prompts)) == 8
+    assert [asked_of(prompt) for prompt in prompts] == ["x0", "x1", "x2", "x3"] * 2
+
+
+def test_selectors_differ_by_their_prompts():
+    def copies_the_last_program(prompts):
+        return [prompt.split("Target: ")[-1].split("\n")[0] for prompt in prompts]
+
+    report = run({"rcr": always(1, 0, 2), "random": always(1, 3, 2), "bm25": always(1, 4, 2)}, copies_the_last_program)
+    assert [scores.exact_match for scores in report.selectors.values()] == [25, 25, 0]
+    assert report.best_plain(metric="exact_match") == ("random", 25)
+
+
+def test_nothing_is_asked_without_an_answerer():
+    report = run({"rcr": always(0, 1, 2)}, None, answerer=None)
+    assert report.answers is None
+    assert report.selectors["rcr"].exact_match is None
+
+
+@pytest.mark.parametrize(
+    ("limit", "count", "expected"),
+    [(None, 3, [0, 1, 2]), (5, 3, [0, 1, 2]), (1, 9, [0]), (3, 9, [0, 3, 6]), (4, 10, [0, 2, 5, 7])],
+)
+def test_the_queries_asked_are_spread_evenly(limit, count, expected):
+    assert Answerer(list, "m", queries=limit).chosen(count).tolist() == expected
+
+
+def test_a_subset_is_scored_alone_and_skips_what_does_not_parse():
+    queries = [Example("b", "broken", "( ("), *QUERIES]
+    fake = Fake({"x0": "a ( b )", "x2": "wrong"})
+    report = run({"rcr": always(0, 1, 2)}, fake, queries, limit=2)
+    assert [asked_of(prompt) for prompt in fake.calls[0]] == ["x0", "x2"]
+    assert (report.n, report.answers.n, report.selectors["rcr"].exact_match) == (4, 2, 50)
+
+
+def test_a_wrong_number_of_programs_is_no_answer():
+    with pytest.raises(InputError, match="gave 1 programs for 4 prompts"):
+        run({"rcr": always(0, 1, 2)}, lambda prompts: ["a"])
+
+
+class Budgeted(Fake):
+    """Stops before more than so many distinct prompts are answered; keeps those, as `LanguageModel` does."""
+
+    def __init__(self, programs, budget):
+        super().__init__(programs)
+        self.kept, self.budget = set(), budget
+
+    def __call__(self, prompts):
+        for prompt in prompts:
+            if prompt not in self.kept:
+                if len(self.kept) == self.budget:
+                    raise BudgetExceeded("the budget of 9 calls could be exceeded")
+                self.kept.add(prompt)
+        return super().__call__(prompts)
+
+
+THREE = {"rcr": always(0, 1, 2), "rcr_without_rl": always(1, 0, 2), "random": always(2, 1, 0)}
+
+
+@pytest.mark.parametrize(("budget", "answered"), [(12, 3), (11, 2), (8, 2), (7, 1), (4, 1), (3, 0), (0, 0)])
+def test_a_spent_budget_leaves_the_selectors_that_are_complete(budget, answered, caplog):
+    kept = []
+    report = run(THREE, Budgeted({f"x{i}": "e" for i in range(4)}, budget), keep=kept.append)
+    figures = [scores.exact_match for scores in report.selectors.values()]
+    assert figures == [25] * answered + [None] * (3 - answered)
+    assert all(scores.coverage > 0 for scores in report.selectors.values())
+    missing = [*THREE][answered:]
+    warnings = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    said = f"no exact match for {', '.join(missing)}: the budget of 9 calls could be exceeded"
+    assert warnings == ([said] if missing else [])
+    assert report.answers.missing == ("the budget of 9 calls could be exceeded" if missing else "")
+    assert [entry.answers for entry in kept] == [None]
+
+
+def test_after_the_first_selector_that_is_incomplete_nothing_more_is_asked():
+    calls = []
+
+    def answer(prompts):
+        calls.append(len(prompts))
+        if any("q5" in prompt for prompt in prompts):
+            raise BudgetExceeded("the budget …")
+        return ["e"] * len(prompts)
+
+    selectors = {"rcr": always(0, 1, 2), "random": always(5, 1, 2), "bm25": always(2, 1, 0)}
+    report = run(selectors, answer)
+    assert [scores.exact_match for scores in report.selectors.values()] == [25, None, None]
+    assert calls == [12, 4, 4]
+
+
+def test_what_is_measured_is_kept_before_the_model_is_asked():
+    kept = []
+
+    def broken(prompts):
+        assert len(kept) == 1
+        raise AccessError("no key")
+
+    with pytest.raises(LLMError, match="no key"):
+        run(THREE, broken, keep=kept.append)
+    assert list(kept[0].selectors) == list(THREE)
+    assert kept[0].selectors["rcr"].coverage > 0
+
+
+# ---------------------------------------------------------------- report and table
+
+
+def scores(coverage, exact=None, no_program=None):
+    curve = [coverage]
+    return SelectorScores(coverage, 12.3, 3.0, 1.2, 0.01, curve, [0.0], [0.0], exact, exact, no_program)
+
+
+def make(answers, **selectors):
+    return EvaluationReport(4, 500, "covr-110", 7, selectors, 1, 3000, answers=answers)
+
+
+def table_of(report):
+    stream = io.StringIO()
+    write_table(report, stream)
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    return text
+
+
+FULL = {
+    "rcr": scores(67.0, 60.25, 1.04),
+    "rcr_without_rl": scores(66.0, 58.0, 0.0),
+    "random": scores(30.0, 20.0, 0.0),
+    "fixed": scores(61.0, 30.0, 0.0),
+    "mmr": scores(60.0, 40.5, 0.0),
+    "oracle": scores(80.0, 90.0, 0.0),
+}
+
+
+def test_table_with_answers():
+    text = table_of(make(AnswersAsked("gpt-x", False, 100), **FULL))
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert rows["mmr"] == ["mmr", "60.0", "40.5", "12.3", "3.0", "1.20", "0.01"]
+    assert rows["oracle"][:5] == ["oracle", "(sees", "gold)", "80.0", "90.0"]
+    names = [line.split()[0] for line in text.splitlines() if line.strip() and line.split()[0] in FULL]
+    assert names[:3] == ["rcr", "rcr_without_rl", "random"]
+    assert "rcr_without_rl (SFT)" in text
+    flat = " ".join(text.split())
+    assert [line.split()[:2] for line in text.splitlines()[2:4]] == [["coverage", "exact"], ["selector", "%"]]
+    assert "Exact match: 100 queries, answered by gpt-x." in flat
+    against = "+2.2 points against rcr_without_rl, +19.8 points against the best plain selector, mmr."
+    assert f"Exact match of rcr: {against}" in flat
+    assert "1.0 % of rcr's answers hold no program." in flat
+    assert "simulated" not in text
+
+
+def test_table_of_a_simulator_says_so():
+    report = make(AnswersAsked("StructureBoundLLM", True, 100), **FULL)
+    text = table_of(report)
+    assert text.splitlines()[2].split()[:2] == ["coverage", "simulated"]
+    assert "Exact match is simulated: 100 queries, answered by no language model." in " ".join(text.split())
+    assert json.loads(report.to_json())["answers"] == {
+        "model": "StructureBoundLLM", "simulated": True, "n": 100, "missing": "",
+    }  # fmt: skip
+
+
+def test_table_without_answers_has_no_column_for_them():
+    nobody = {name: scores(entry.coverage) for name, entry in FULL.items()}
+    plain = table_of(make(None, **nobody))
+    assert "exact" not in plain.lower()
+    spent = table_of(make(AnswersAsked("gpt-x", False, 100, "the budget …"), **nobody))
+    assert "match %" not in spent
+    assert "No exact match for rcr, rcr_without_rl, random" in spent
+
+
+def test_table_of_some_answers():
+    some = {**FULL, "mmr": scores(60.0), "oracle": scores(80.0)}
+    text = table_of(make(AnswersAsked("gpt-x", False, 100, "the budget of 9 calls …"), **some))
+    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
+    assert rows["mmr"][:3] == ["mmr", "60.0", "–"]
+    flat = " ".join(text.split())
+    assert "+30.2 points against the best plain selector, fixed." in flat
+    assert "No exact match for mmr, oracle: the budget was spent." in flat
+
+
+def test_best_plain_by_exact_match():
+    report = make(AnswersAsked("m", False, 9), **FULL)
+    assert report.best_plain() == ("fixed", 61.0)
+    assert report.best_plain(metric="exact_match") == ("mmr", 40.5)
+    assert report.best_plain(("random", "fixed"), metric="exact_match") == ("fixed", 30.0)
+    with pytest.raises(InputError, match="exact_match for none of random"):
+        make(None, random=scores(30.0)).best_plain(metric="exact_match")
+
+
+def test_json_with_answers_is_read_back(tmp_path):
+    report = make(AnswersAsked("m", False, 9, "why"), **FULL)
+    again = EvaluationReport.read(report.write(tmp_path))
+    assert again.answers == report.answers
+    assert (again.selectors["rcr"].exact_match, again.selectors["rcr"].no_program) == (60.25, 1.04)
+    assert list(again.selectors) == list(FULL)
+
+
+def test_a_file_from_before_there_were_answers_is_read():
+    values = json.loads(make(None, rcr=scores(50.0)).to_json())
+    del values["answers"]
+    for name in ("exact_match", "jaccard", "no_program"):
+        del values["selectors"]["rcr"][name]
+    report = EvaluationReport.from_json(json.dumps(values))
+    assert report.answers is None
+    assert report.selectors["rcr"].exact_match is None
+    assert "exact" not in table_of(report).lower()

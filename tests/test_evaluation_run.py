@@ -1,0 +1,238 @@
+"""The comparison of a whole run with a language model: whom it asks, what that costs, and what a failure leaves."""
+
+import json
+import os
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from rcr_trainer import cli, comparison
+from rcr_trainer.baselines import BM25Selector
+from rcr_trainer.config import Config, EvaluationConfig, LLMConfig, load_config
+from rcr_trainer.data import read_split
+from rcr_trainer.evaluation import EvaluationReport
+from rcr_trainer.llm import AccessError, AnswerCache, Budget, StructureBoundLLM, wrap
+from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.runs import Run
+
+from langchain_rcr.items import Item, compose
+
+PARSER = Path(__file__).parent.parent / "examples" / "models" / "covr-parser"
+CONFIG = """
+data: {split: 110, train_size: 60, test_size: 8, dev_size: 8}
+model: {family: lexical, dim: 16}
+sft: {epochs: 1}
+evaluation: {steps: 4, selectors: [random, bm25]}
+tensorboard: false
+threads: 1
+"""
+SERVER = ["--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1"]
+
+
+@pytest.fixture(autouse=True)
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    for name in os.environ:
+        if name.startswith("RCR_"):
+            monkeypatch.delenv(name)
+    (tmp_path / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+    return tmp_path
+
+
+def report(folder="runs/demo"):
+    return EvaluationReport.read(folder)
+
+
+def exact(folder="runs/demo"):
+    return {name: scores.exact_match for name, scores in report(folder).selectors.items()}
+
+
+# ---------------------------------------------------------------- whom it asks
+
+
+@pytest.mark.parametrize(
+    ("kind", "by_default"), [("completion", False), ("chat", False), ("local", True), ("simulator", True)]
+)
+def test_only_what_is_free_is_asked_unasked_for(kind, by_default):
+    named, nobody = LLMConfig(kind=kind, model="m"), LLMConfig(kind=kind)
+    assert EvaluationConfig().asks(named) is by_default
+    assert EvaluationConfig().asks(nobody) is (kind == "simulator")
+    assert EvaluationConfig(answers=True).asks(named) is True
+    assert EvaluationConfig(answers=False).asks(named) is False
+
+
+def test_answers_of_nobody_contradict():
+    with pytest.raises(ValueError, match=r"evaluation\.answers = True contradicts llm\.model = null: name a model"):
+        Config.model_validate({"evaluation": {"answers": True}})
+
+
+def test_a_run_with_the_simulator_says_simulated_and_scores_as_a_plain_loop_does(capsys, here):
+    assert cli.main(["run", "demo.yaml", "--llm.kind=simulator", "--llm.simulator_size=1"]) == 0
+    out = capsys.readouterr().out
+    assert "simulated" in out
+    values = json.loads((here / "runs/demo/evaluation.json").read_text())
+    assert values["answers"] == {"model": "StructureBoundLLM", "simulated": True, "n": 8, "missing": ""}
+    assert list(values["selectors"]) == ["rcr", "random", "bm25"]
+    split = read_split(here / "runs/demo/data")
+    gold = {example.source: example.target for example in [*split.train, *split.test]}
+    simulator = StructureBoundLLM(programs=gold, spec=ProgramSpec(), size=1)
+    picks = BM25Selector([{"source": e.source, "target": e.target} for e in split.train]).pick(
+        [e.source for e in split.test], 4
+    )
+    right = [
+        simulator.answer(compose([Item(split.train[i].source, split.train[i].target) for i in row], query.source))
+        == query.target
+        for query, row in zip(split.test, picks, strict=True)
+    ]
+    assert 0 < sum(right) < 8
+    assert values["selectors"]["bm25"]["exact_match"] == 100 * sum(right) / 8
+
+
+def test_after_grpo_both_policies_are_answered(capsys, here):
+    flags = ["--grpo.enabled=true", "--grpo.epochs=1", "--grpo.max_steps=1", "--grpo.group_size=2"]
+    assert cli.main(["run", "demo.yaml", "--llm.kind=simulator", "--evaluation.answer_queries=3", *flags]) == 0
+    assert list(exact()) == ["rcr", "rcr_without_rl", "random", "bm25"]
+    assert None not in exact().values()
+    assert (report().answers.n, report().n) == (3, 8)
+    assert "against rcr_without_rl" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_server_is_named_but_not_asked(capsys, here):
+    assert cli.main(["run", "demo.yaml", *SERVER]) == 0
+    captured = capsys.readouterr()
+    assert "m is not asked, as it may charge for it: evaluation.answers: true" in captured.err
+    assert report().answers is None
+    assert "xact" not in captured.out
+    assert not (here / "runs" / "answers.sqlite").exists()
+
+
+def test_no_api_key_and_no_such_folder_are_found_before_there_is_a_run(capsys, here, monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["run", "demo.yaml", "--llm.model=m", "--evaluation.answers=true"]) == 2
+    assert "no API key" in capsys.readouterr().err
+    assert cli.main(["run", "demo.yaml", "--llm.kind=local", "--llm.model=nowhere"]) == 2
+    assert "'nowhere' can't be loaded" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+def test_a_finished_run_without_a_model_is_given_one(capsys, here, monkeypatch):
+    assert cli.main(["run", "demo.yaml"]) == 0
+    assert report().answers is None
+    coverage = {name: scores.coverage for name, scores in report().selectors.items()}
+    flags = ["--llm.kind=local", f"--llm.model={PARSER}", "--evaluation.answer_queries=4"]
+    capsys.readouterr()
+    assert cli.main(["evaluate", "runs/demo", *flags]) == 0
+    assert "Exact match: 4 queries, answered by" in capsys.readouterr().out
+    assert (report().answers.model, report().answers.simulated, report().answers.n) == (str(PARSER), False, 4)
+    assert {name: scores.coverage for name, scores in report().selectors.items()} == coverage
+    found = exact()
+    assert max(found.values()) > 0
+    assert Run.open("runs/demo").config.llm.model is None
+
+    # From elsewhere: the same account, and nothing is asked twice.
+    folder = here / "runs" / "demo"
+    answers = here / "runs" / "answers.sqlite"
+    with closing(AnswerCache(answers)) as cache:
+        spent = cache.spent(str(folder.resolve()))
+    assert spent.calls > 0
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert cli.main(["evaluate", str(folder), *flags, f"--llm.budget_calls={spent.calls}"]) == 0
+    assert exact(folder) == found
+    with closing(AnswerCache(answers)) as cache:
+        assert cache.spent(str(folder.resolve())) == spent
+    assert list((here / "elsewhere").iterdir()) == []
+
+
+# ---------------------------------------------------------------- what that costs
+
+
+def budgeted(calls):
+    """A simulator with a budget of calls in the place of the run's language model."""
+
+    def open_language_model(config, task, spec):
+        gold = {example.source: example.target for example in [*task.pool, *task.test]}
+        return wrap(StructureBoundLLM(programs=gold, spec=spec), budget=Budget(calls=calls), concurrency=1)
+
+    return open_language_model
+
+
+def test_a_spent_budget_leaves_the_table(capsys, here, monkeypatch):
+    monkeypatch.setattr(comparison, "open_language_model", budgeted(17))
+    assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 0
+    captured = capsys.readouterr()
+    (warning,) = (line for line in captured.err.splitlines() if "no exact match" in line)
+    assert warning.startswith("no exact match for bm25: the budget of 17 calls could be exceeded")
+    assert "No exact match for bm25: the budget was spent." in captured.out
+    assert [name for name, figure in exact().items() if figure is None] == ["bm25"]
+    assert all(scores.coverage > 0 for scores in report().selectors.values())
+    assert Run.open("runs/demo").status == "finished"
+
+
+def test_a_budget_that_was_spent_before_leaves_coverage_alone(capsys, here, monkeypatch):
+    monkeypatch.setattr(comparison, "open_language_model", budgeted(0))
+    assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("no exact match for rcr, random, bm25: the budget") == 1
+    assert "match %" not in captured.out
+    assert set(exact().values()) == {None}
+
+
+def test_a_model_that_cannot_be_asked_fails_the_stage_and_leaves_coverage(capsys, here, monkeypatch):
+    class Broken:
+        name = "m"
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def generate(self, prompts):
+            raise AccessError("the server knows no model 'm'")
+
+    monkeypatch.setattr(comparison, "open_language_model", lambda *_: Broken())
+    assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "rcr-train: error: the server knows no model 'm'"
+    assert report().selectors["rcr"].coverage > 0
+    assert (here / "runs/demo/coverage.png").is_file()
+    assert not Run.open("runs/demo").done("evaluation")
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert cli.main(["evaluate", "runs/demo", "--evaluation.answers=false"]) == 0
+
+
+def test_a_dry_run_counts_the_answers(capsys, here):
+    paid = [*SERVER, "--evaluation.answers=true", "--llm.max_tokens=10"]
+    assert cli.main(["run", "demo.yaml", "--dry-run", *paid]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "pool 60, training 52, dev 8, test 8",
+        "evaluation: 8 test queries, answered with 3 selectors' picks",
+    ]
+    assert lines[2].startswith("language model: at most 24 calls for 24 prompts, ")
+    assert "and 240 completion tokens" in lines[2]
+
+    grpo = ["--grpo.enabled=true", "--grpo.epochs=1", "--grpo.group_size=2", "--reward.names=correctness"]
+    assert cli.main(["run", "demo.yaml", "--dry-run", *paid, *grpo, "--evaluation.answer_queries=5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == [
+        "GRPO: 52 queries, reward correctness",
+        "evaluation: 5 test queries, answered with 4 selectors' picks",
+    ]
+    # One epoch with two sequences a query, twice the development queries, five test queries for four selectors.
+    assert f"at most {52 * 2 + 2 * 8 + 5 * 4} calls" in lines[3]
+
+    assert cli.main(["run", "demo.yaml", "--dry-run", "--llm.kind=simulator"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "language model: a simulator, which costs nothing"
+    assert cli.main(["run", "demo.yaml", "--dry-run", *SERVER]) == 0
+    assert capsys.readouterr().out.splitlines() == ["pool 60, training 52, dev 8, test 8"]
+    assert not (here / "runs").exists()
+
+
+def test_selectors_without_embeddings_cost_nothing(here):
+    config = load_config(here / "demo.yaml", {"evaluation.selectors": "bm25,dense,mmr"})
+    assert comparison.count_selectors(config, config.evaluation) == 2
+    other = config.evaluation.model_copy(update={"embeddings": "some-model"})
+    assert comparison.count_selectors(config, other) == 4

@@ -1,0 +1,186 @@
+"""The last stage of a run: the trained retriever beside plain selectors, and what a language model makes of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from langchain_rcr.errors import CheckpointError
+from rcr_trainer.config import Config, EvaluationConfig
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.models import device_of, embeddings_of, load_beside, open_language_model, policy_picks
+from rcr_trainer.runs import Run
+from rcr_trainer.tasks import Task, divide, program_spec
+
+if TYPE_CHECKING:
+    from langchain_rcr.tri_encoder import TriEncoder
+    from rcr_trainer.baselines import Embed
+    from rcr_trainer.data import Example
+    from rcr_trainer.evaluation import Answerer, EvaluationReport, PlainSelectors
+    from rcr_trainer.models import Known
+    from rcr_trainer.programs import ProgramSpec
+
+logger = logging.getLogger(__name__)
+
+
+def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None = None) -> EvaluationReport:
+    """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
+
+    Writes evaluation.json and coverage.png; both are there, without answers, before a language model is asked.
+
+    Args:
+        run: a run with a checkpoint.
+        evaluation: the settings, not necessarily the run's own.
+        known: frozen vectors of the run's base model, computed before.
+
+    Raises:
+        CheckpointError: the run has no checkpoint yet.
+        ConfigError: there are no queries of this split.
+        InputError: k is more than the pool offers.
+        LLMError: the language model can't be asked. That its budget is spent is no error: see the report's `missing`.
+    """
+    from langchain_rcr.tri_encoder import TriEncoder
+    from rcr_trainer.data import read_split
+    from rcr_trainer.evaluation import evaluate, plot_coverage
+
+    last = "grpo" if run.config.grpo.enabled else "sft"
+    if not run.checkpoint.is_dir() or not run.done(last):
+        msg = f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
+        raise CheckpointError(msg)
+    split, spec = read_split(run.path / "data"), program_spec(run.config)
+    task = divide(run.config, split)
+    queries = task.held_out(evaluation.split)
+    if not queries:
+        msg = f"{run.path} has no {evaluation.split} queries"
+        raise ConfigError(msg)
+
+    model = TriEncoder.from_pretrained(run.checkpoint, embeddings=embeddings_of(run.config))
+    model.to(device_of(run.config))
+    embed = _embedder(run.config, evaluation, model, task.pool, known)
+    plain = _plain(run.config, evaluation, task, spec, embed)
+    policies = {"rcr": model}
+    if run.config.grpo.enabled:
+        policies["rcr_without_rl"] = load_beside(run.config, model, run.sft_checkpoint)
+    ours = {
+        name: policy_picks(policy, task.pool, spec, mask_duplicates=evaluation.mask_duplicates)
+        for name, policy in policies.items()
+    }
+
+    def keep(report: EvaluationReport) -> None:
+        report.write(run.path)
+        plot_coverage(report, run.path / "coverage.png")
+
+    with _answerer(run, evaluation, task, spec) as answerer:
+        report = evaluate(
+            {**ours, **plain},
+            task.pool,
+            queries,
+            spec,
+            k=evaluation.k,
+            steps=evaluation.steps,
+            split=split.name.removeprefix(f"{split.meta.get('task')}-"),
+            part=evaluation.split,
+            seed=run.config.seed,
+            exclude=_barred(run.config, evaluation, task, evaluation.split),
+            left_out=plain.left_out,
+            mmr=plain.mmr,
+            answerer=answerer,
+            keep=keep,
+        )
+    report.write(run.path)
+    return report
+
+
+@contextmanager
+def _answerer(run: Run, evaluation: EvaluationConfig, task: Task, spec: ProgramSpec) -> Iterator[Answerer | None]:
+    """The run's language model for the comparison; None where it isn't asked."""
+    from rcr_trainer.evaluation import Answerer
+    from rcr_trainer.llm import programs_of
+
+    settings = run.config.llm
+    if not evaluation.asks(settings):
+        if settings.given and evaluation.answers is None:
+            logger.info("%s is not asked, as it may charge for it: evaluation.answers: true", settings.model)
+        yield None
+        return
+    # The run's account and file of answers, wherever its folder is seen from.
+    config = run.config.model_copy(update={"output": run.path})
+    with open_language_model(config, task, spec) as llm:
+
+        def answer(prompts: Sequence[str]) -> list[str | None]:
+            return programs_of(llm.generate(prompts), spec.language)
+
+        yield Answerer(answer, llm.name, simulated=settings.kind == "simulator", queries=evaluation.answer_queries)
+
+
+def count_selectors(config: Config, evaluation: EvaluationConfig) -> int:
+    """How many selectors the comparison has, ours included."""
+    without = set() if evaluation.embeddings or config.model.base else {"dense", "mmr"}
+    return 1 + config.grpo.enabled + len(set(evaluation.selectors) - without)
+
+
+def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str) -> list[Any]:
+    """For each query of a split the pool positions that nobody may pick: itself, as an option its own program.
+
+    Development queries stand in for held-out ones, whose programs the pool doesn't have: they are barred from their
+    own programs wherever the training queries are.
+    """
+    from rcr_trainer.training import own_positions
+
+    same_program = evaluation.exclude_own_program or (split == "dev" and config.sft.exclude_own_program)
+    return [*own_positions(task.held_out(split), task.pool, program_spec(config), same_program=same_program)]
+
+
+def _embedder(
+    config: Config, evaluation: EvaluationConfig, model: TriEncoder, pool: Sequence[Example], known: Known | None
+) -> Embed | None:
+    """The embeddings of dense and mmr: those named in the settings, else the model's own; None for a lexical model.
+
+    The pool's vectors are computed once, for the retriever too; queries are embedded anew each time, because their
+    encoding is a part of the latencies that are measured.
+    """
+    from langchain_rcr.encoders.embeddings import Backbone, EmbeddingsEncoder, RememberingBackbone, TransformerBackbone
+
+    name = evaluation.embeddings or config.model.base
+    if not {"dense", "mmr"} & set(evaluation.selectors) or name is None:
+        return None
+    shared: list[Any] = []
+    if name != config.model.base:
+        known = None  # another model's vectors
+    if isinstance(model.query, EmbeddingsEncoder) and name == config.model.base:
+        raw: Backbone = model.query.backbone
+        shared = [model.candidate, model.context]
+    else:
+        raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
+    memory, in_pool = RememberingBackbone(raw, known), {example.source for example in pool}
+    for encoder in shared:
+        encoder.backbone = memory
+
+    def embed(texts: Sequence[str]) -> Any:
+        return (memory if in_pool.issuperset(texts) else raw).embed(texts)
+
+    return embed
+
+
+def _plain(
+    config: Config, evaluation: EvaluationConfig, task: Task, spec: ProgramSpec, embed: Embed | None
+) -> PlainSelectors:
+    """The selectors that were asked for, with the reasons for those left out; mmr's trade-off is chosen on dev."""
+    from rcr_trainer.baselines import MMRSelector
+    from rcr_trainer.evaluation import PlainSelectors, choose_mmr, plain_selectors
+
+    every = plain_selectors(task.pool, spec, embed, config.seed, k=evaluation.k)
+    mmr = every.get("mmr")
+    if embed is not None and isinstance(mmr, MMRSelector) and "mmr" in evaluation.selectors:
+        barred = _barred(config, evaluation, task, "dev")
+        grid = evaluation.mmr_grid
+        every.mmr = choose_mmr(embed, task.pool, task.dev, spec, evaluation.k, grid=grid, exclude=barred)
+        mmr.lambda_mult = every.mmr.lambda_mult
+    wanted = set(evaluation.selectors)
+    return PlainSelectors(
+        {name: selector for name, selector in every.items() if name in wanted},
+        left_out={name: reason for name, reason in every.left_out.items() if name in wanted},
+        mmr=every.mmr if "mmr" in wanted else None,
+    )
