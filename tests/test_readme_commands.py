@@ -18,6 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from openai_server import OpenAIServer
 from rcr_trainer import cli
 from tiny_bert import tiny_bert
 
@@ -35,6 +36,10 @@ SHORT = {
     "RCR_DATA__TEST_SIZE": "10",
     "RCR_DATA__DEV_SIZE": "10",
     "RCR_EVALUATION__SELECTORS": "random,bm25",
+    "RCR_EVALUATION__ANSWER_QUERIES": "4",
+    "RCR_GRPO__QUERIES": "10",
+    "RCR_GRPO__GROUP_SIZE": "2",
+    "RCR_GRPO__MAX_STEPS": "1",
     "RCR_TENSORBOARD": "false",
     "RCR_THREADS": "1",
 }
@@ -55,8 +60,8 @@ def commands(block: str) -> list[str]:
 class Session:
     """Runs the page's commands in `folder`, which looks like a clone with everything installed."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.folder, self.monkeypatch = folder, monkeypatch
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, server: OpenAIServer | None = None) -> None:
+        self.folder, self.monkeypatch, self.server = folder, monkeypatch, server
 
     def run(self, command: str) -> None:
         words = shlex.split(command, comments=True)
@@ -69,6 +74,7 @@ class Session:
             known: dict[str, Callable[[list[str], pytest.MonkeyPatch], None]] = {
                 "rcr-train": self.rcr_train,
                 "make": self.make,
+                "torchrun": self.torchrun,
                 "python3": self.make_environment,
                 ".venv/bin/python": self.pip_install,
             }
@@ -83,6 +89,9 @@ class Session:
         else:
             for name, value in WITHOUT_PRETRAINED_MODEL.items():
                 patch.setenv(name, value)
+        if "--name=reinforced" in words and self.server is not None:
+            patch.setenv("RCR_LLM__BASE_URL", self.server.base_url)
+            patch.setenv("OPENAI_API_KEY", "sk-test")
         out, err = io.StringIO(), io.StringIO()
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             code = cli.main(words)
@@ -100,6 +109,17 @@ class Session:
         table, prompt = done.stdout.split("The prompt for one question")
         assert "rcr (ours)" in table
         assert prompt.count("\nTarget:") == 5
+
+    def torchrun(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
+        """As it stands, by the module behind the script. GRPO's language model is a simulator here."""
+        patch.setenv("RCR_LLM__KIND", "simulator")
+        for name, value in WITHOUT_PRETRAINED_MODEL.items():
+            patch.setenv(name, value)
+        program = [sys.executable, "-m", "torch.distributed.run", *words]
+        done = subprocess.run(program, cwd=self.folder, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        run = json.loads((self.folder / "runs" / "parallel" / "run.json").read_text(encoding="utf-8"))
+        assert run["stages"]["grpo"]["processes"] == 2
 
     def make_environment(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
         """`python3 -m venv` elsewhere and without pip, which would take its time."""
@@ -146,14 +166,21 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_everything_on_the_page_works(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    session = Session(workplace, monkeypatch)
+    with OpenAIServer(lambda prompt: "SELECT a0 FROM city") as server:
+        follow(workplace, Session(workplace, monkeypatch, server))
+        assert server.paid
+
+
+def follow(workplace: Path, session: Session) -> None:
+    """All blocks of the page, from top to bottom."""
     names: dict[str, object] = {}
     ran = {"bash": 0, "python": 0, "yaml": 0, "diff": 0, "json": 0}
     for language, block in BLOCKS:
         assert language in ran, f"a block of {language or 'no language'}: say what it is, and how to test it"
         ran[language] += 1
         if language == "yaml":
-            (workplace / "my.yaml").write_text(block, encoding="utf-8")
+            with (workplace / "my.yaml").open("a", encoding="utf-8") as file:
+                file.write(block)
         elif language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as out:
                 exec(compile(block, "README.md", "exec"), names)

@@ -1,0 +1,115 @@
+"""What the benchmarks share: the settings of a split, runs that are continued or read, cells of tables."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from statistics import mean, stdev
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rcr_trainer.runs import Run
+
+COVR = ("8", "25", "34", "43", "48", "51", "99", "100", "110", "115")
+PLAIN = ("random", "fixed", "bm25", "dense", "mmr")
+
+
+def parser(description: str | None, *, threads: int) -> argparse.ArgumentParser:
+    """The flags that every benchmark has."""
+    made = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
+    made.add_argument("--splits", help="comma-separated; default: those of docs/results.md")
+    made.add_argument("--seeds", default="0,1,2", help="comma-separated (default 0,1,2)")
+    made.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with geoquery/ (not for covr)")
+    made.add_argument("--threads", type=int, default=threads, help=f"CPU threads (default {threads})")
+    made.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    return made
+
+
+def limit_threads(threads: int) -> None:
+    """Limit the threads of linear algebra; to be called before numpy is imported."""
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+        os.environ.setdefault(variable, str(threads))
+
+
+def settings_of(task: str, split: str, data: Path, drawn: Path) -> dict[str, Any]:
+    """The settings for a split that differ from the defaults.
+
+    Args:
+        task: geoquery or covr.
+        split: `standard`, `template_1`, `tmcd_2`, … (published ids where `data` has them, else drawn with the number
+            as seed), or the number of a COVR split.
+        data: folder with `geoquery/corpus.xml` and `geoquery/splits/`.
+        drawn: folder for the splits that are drawn.
+
+    Raises:
+        ConfigError: no such split.
+    """
+    if task == "covr":
+        # 8 epochs of 2,800 queries: development coverage gains less than half a point after them.
+        return {"data": {"task": "covr", "split": split}, "sft": {"epochs": 8}}
+    if not re.fullmatch(r"standard|(template|tmcd|length)(_\d+)?", split):
+        from rcr_trainer.errors import ConfigError
+
+        msg = f"unknown GeoQuery split '{split}'"
+        raise ConfigError(msg)
+    kind, _, number = split.partition("_")
+    corpus, ids = data / "geoquery" / "corpus.xml", data / "geoquery" / "splits" / f"{split}.json"
+    where: dict[str, Any] = {"task": "geoquery", "split": kind}
+    if ids.is_file():
+        where |= {"corpus": str(corpus), "ids": str(ids)}
+    else:
+        where = {"task": "geoquery", "directory": str(_drawn(corpus, kind, int(number or 0), drawn))}
+    # The standard split is i.i.d.: most test programs are in the pool, so training queries may get their own, too.
+    return {"data": where, "sft": {"exclude_own_program": kind != "standard"}}
+
+
+def _drawn(corpus: Path, kind: str, number: int, folder: Path) -> Path:
+    """A split folder drawn by the procedure with `number` as seed, made once."""
+    from rcr_trainer.data import geoquery_split, write_split
+
+    folder = folder / f"geoquery-{kind}-{number}"
+    if not (folder / "split.json").is_file():
+        write_split(folder, geoquery_split(corpus, kind, seed=number))
+    return folder
+
+
+def run_or_read(folder: Path, seed: int, threads: int, settings: Mapping[str, Any], until: str = "evaluation") -> Run:
+    """A finished run in a folder: what an earlier call left under the same settings is continued, else done anew.
+
+    Args:
+        folder: of the run.
+        seed: of the run.
+        threads: CPU threads; others leave a run what it is.
+        settings: what else differs from the defaults.
+        until: the last stage.
+    """
+    from rcr_trainer import pipeline
+    from rcr_trainer.config import Config, differences
+    from rcr_trainer.runs import Run
+
+    config = Config.model_validate(
+        {
+            "name": folder.name,
+            "output": str(folder),
+            "seed": seed,
+            "threads": threads,
+            "tensorboard": False,
+            **settings,
+        }
+    )
+    stale = (folder / "config.yaml").is_file() and bool(
+        differences(Run.open(folder).config, config, ignore=("threads",))
+    )
+    return pipeline.run(config, until=until, resume=True, overwrite=stale)
+
+
+def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str:
+    """Mean ± standard deviation; without the latter for a single value."""
+    if not values:
+        return "–"
+    plus = "+" if sign else ""
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):{plus}.{digits}f}{spread}"
