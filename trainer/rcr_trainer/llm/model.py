@@ -133,7 +133,8 @@ class LanguageModel:
             self._caller.closed = LLMError(f"the model {self.name!r} is closed")
             loop.start(self._close()).result()
             self._cache.close()
-            logger.info("%s: %s", self.name, self.stats)
+            if self.stats.nominal:
+                logger.info("%s: %s", self.name, self.stats)
 
     def __enter__(self) -> Self:
         return self
