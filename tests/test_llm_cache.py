@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 
@@ -97,3 +98,16 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
         assert path.read_bytes() == before
     with pytest.raises(DataError, match="can't be used"):
         AnswerCache(tmp_path)
+
+
+def test_many_that_make_the_same_file_at_once_wait_for_one_another(tmp_path: Path) -> None:
+    meeting, files = threading.Barrier(4, timeout=60), [tmp_path / f"{n}.sqlite" for n in range(150)]
+
+    def open_all(_: int) -> bool:
+        for file in files:
+            meeting.wait()
+            AnswerCache(file).close()
+        return True
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(open_all, range(4))) == [True] * 4

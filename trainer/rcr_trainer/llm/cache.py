@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,6 +27,7 @@ CREATE TABLE IF NOT EXISTS spent (
 ) WITHOUT ROWID;
 """
 _AT_ONCE = 500
+_WAIT_S = 60.0
 
 
 class AnswerCache:
@@ -49,16 +51,27 @@ class AnswerCache:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(
                 ":memory:" if self.path is None else self.path,
-                timeout=60,
+                timeout=_WAIT_S,
                 isolation_level=None,
                 check_same_thread=False,
             )
         try:
             with self._errors():
-                self._prepare()
+                self._when_free(self._prepare)
         except BaseException:
             self._database.close()
             raise
+
+    def _when_free(self, action: Callable[[], None]) -> None:
+        # SQLite doesn't wait for those who change a file to WAL, and fails at once.
+        until = time.monotonic() + _WAIT_S
+        while True:
+            try:
+                return action()
+            except sqlite3.OperationalError as error:
+                if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
+                    raise
+                time.sleep(0.01)
 
     def _prepare(self) -> None:
         # One process at a time: else the second finds the tables that the first has just made, and no mark yet.
