@@ -1,6 +1,7 @@
 """What all tests share: no hub, no settings from the developer's own environment, a PostgreSQL server on demand."""
 
 import os
+import signal
 import tempfile
 import uuid
 import warnings
@@ -13,6 +14,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 for _name in [name for name in os.environ if name.startswith("RCR_") and name != "RCR_DATA"]:
     del os.environ[_name]
+
+# A shell starts what it runs in the background with SIGINT ignored, and so would be the children of tests about it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

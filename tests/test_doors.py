@@ -13,7 +13,8 @@ HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer
 LEVELS = {
     "langchain_rcr": [
         ["errors", "items", "files"],
-        ["state", "encoders"],
+        ["state", "programs"],
+        ["encoders"],
         ["selection", "pool", "index", "tri_encoder"],
         ["retriever"],
         ["prompting"],

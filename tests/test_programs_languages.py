@@ -6,8 +6,9 @@ import time
 import warnings
 
 import pytest
-from rcr_trainer.errors import ConfigError
 from rcr_trainer.programs import LANGUAGES, ProgramParser, get_parser, parse
+
+from langchain_rcr.errors import InputError
 
 SEXPR = {
     '(Yield :output (CreateEvent :subject "x" #(Number 3)))': 'Yield(:output, CreateEvent(:subject, "x", Number(3)))',
@@ -154,7 +155,7 @@ def test_every_language_has_a_parser(language: str) -> None:
     ],
 )
 def test_unknown_language_is_an_error_with_a_suggestion(language: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         get_parser(language)
 
 
@@ -162,13 +163,13 @@ def test_sqlglot_is_imported_only_for_sql_and_named_where_missing() -> None:
     code = """
 import sys
 sys.modules["sqlglot"] = None
-from rcr_trainer import programs
+from langchain_rcr import programs
 from langchain_rcr.errors import MissingExtraError
 assert programs.parse("f(x)") is not None
 try:
     programs.ProgramSpec("sql")
 except MissingExtraError as error:
-    assert str(error) == "sqlglot is not installed: pip install 'langchain-rcr[train]'", error
+    assert str(error) == "sqlglot is not installed: pip install 'langchain-rcr[sql]'", error
 else:
     raise AssertionError("sqlglot was not missed")
 """

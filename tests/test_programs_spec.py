@@ -3,8 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse
-from rcr_trainer.errors import ConfigError
 from rcr_trainer.programs import COVR_CLASSES, ProgramSpec, Tree, anonymize, parse, structure_matrices
+
+from langchain_rcr.errors import InputError
 
 COVR = "count ( with_relation ( filter ( black , find ( mouse ) ) , playing with , find ( dog ) ) )"
 
@@ -107,7 +108,7 @@ def test_spec_reads_other_languages() -> None:
     ],
 )
 def test_spec_refuses_bad_fields(fields: dict[str, object], said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(InputError, match=said):
         ProgramSpec(**fields)  # type: ignore[arg-type]
 
 

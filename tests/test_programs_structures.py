@@ -5,8 +5,9 @@ import random
 import time
 
 import pytest
-from rcr_trainer.errors import ConfigError
 from rcr_trainer.programs import Tree, local_structures, parse
+
+from langchain_rcr.errors import InputError
 
 # The table of the paper's appendix B, but for its row "with_relation <-> filter <-> playing", which must be a slip for
 # with_relation -> filter <-> playing: the three are no siblings, and the table lacks the latter.
@@ -106,7 +107,7 @@ def test_single_node() -> None:
 
 
 def test_max_size_below_one_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="max_size: must be at least 1, got 0"):
+    with pytest.raises(InputError, match="max_size: must be at least 1, got 0"):
         local_structures(Tree("a"), 0)
 
 

@@ -6,7 +6,8 @@ import pickle
 
 import pytest
 from rcr_trainer.programs import Tree
-from rcr_trainer.programs.tree import unfold
+
+from langchain_rcr.programs.tree import unfold
 
 LEAF = Tree("c")
 SMALL = Tree("a", (Tree("b", (LEAF,)), LEAF))

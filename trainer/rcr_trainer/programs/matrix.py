@@ -8,7 +8,7 @@ from itertools import chain
 import numpy as np
 import scipy.sparse
 
-from rcr_trainer.programs.spec import ProgramSpec
+from langchain_rcr.programs.spec import ProgramSpec
 
 
 def structure_matrices(spec: ProgramSpec, *program_lists: Sequence[str]) -> list[scipy.sparse.csr_array]:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 
-from rcr_trainer.errors import ConfigError
-from rcr_trainer.programs.tree import Tree
+from langchain_rcr.errors import InputError
+from langchain_rcr.programs.tree import Tree
 
 ROOT = "<root>"
 CHILD = " -> "
@@ -27,10 +27,10 @@ def local_structures(tree: Tree, max_size: int = 4) -> frozenset[str]:
     linear in the size of the program, whatever its shape.
 
     Raises:
-        ConfigError: max_size is below 1.
+        InputError: max_size is below 1.
     """
     if max_size < 1:
-        raise ConfigError(f"max_size: must be at least 1, got {max_size}")
+        raise InputError(f"max_size: must be at least 1, got {max_size}")
     found: set[str] = set()
     # Of each family of siblings: the names, and the chains of 0, 1, … nodes above them, each written as a prefix.
     families: list[tuple[tuple[Tree, ...], list[str]]] = [((tree,), ["", ROOT + CHILD])]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from rcr_trainer.errors import ConfigError
-from rcr_trainer.programs.anonymize import COVR_CLASSES, anonymize
-from rcr_trainer.programs.languages import get_parser
-from rcr_trainer.programs.structures import local_structures
-from rcr_trainer.programs.tree import Tree
+from langchain_rcr.errors import InputError
+from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize
+from langchain_rcr.programs.languages import get_parser
+from langchain_rcr.programs.structures import local_structures
+from langchain_rcr.programs.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class ProgramSpec:
         max_size: the size of the largest local structures, the paper's l = 4.
 
     Raises:
-        ConfigError: an unknown language, or max_size below 1.
+        InputError: an unknown language, or max_size below 1.
         MissingExtraError: the language needs a package that is not installed.
     """
 
@@ -34,9 +34,9 @@ class ProgramSpec:
     def __post_init__(self) -> None:
         get_parser(self.language)
         if self.max_size < 1:
-            raise ConfigError(f"max_size: must be at least 1, got {self.max_size}")
+            raise InputError(f"max_size: must be at least 1, got {self.max_size}")
         if self.covr_classes and not self.anonymize:
-            raise ConfigError("covr_classes: needs anonymize to be on")
+            raise InputError("covr_classes: needs anonymize to be on")
 
     def tree(self, text: str) -> Tree | None:
         """Return the program's tree, anonymised if the spec says so, or None for what is not a program."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 
-from rcr_trainer.programs.tree import Tree
+from langchain_rcr.programs.tree import Tree
 
 LIST = "<list>"
 

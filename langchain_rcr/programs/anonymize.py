@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from rcr_trainer.programs.tree import Tree
+from langchain_rcr.programs.tree import Tree
 
 ANON_STRING = "ANON_STRING"
 ANON_NUMBER = "ANON_NUMBER"

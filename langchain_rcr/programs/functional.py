@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import re
 
-from rcr_trainer.programs.tree import Tree
+from langchain_rcr.programs.tree import Tree
 
 _QUOTED = r"""'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*\""""
 # The last alternative swallows the rest of the text, so that one unclosed quote costs one scan, not one per quote.

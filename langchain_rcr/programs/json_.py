@@ -14,7 +14,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from rcr_trainer.programs.tree import Tree, unfold
+from langchain_rcr.programs.tree import Tree, unfold
 
 _ARGUMENT_KEYS = ("arguments", "args", "parameters", "input")
 _BESIDE = {"id", "type", "index"}

@@ -6,19 +6,18 @@ import logging
 import threading
 from typing import Any
 
-from langchain_rcr.errors import MissingExtraError
-from rcr_trainer.errors import ConfigError
-from rcr_trainer.programs.languages import unknown
-from rcr_trainer.programs.limits import is_tractable
-from rcr_trainer.programs.tree import Tree, unfold
+from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.programs.languages import unknown
+from langchain_rcr.programs.limits import is_tractable
+from langchain_rcr.programs.tree import Tree, unfold
 
 try:
     from sqlglot import exp
     from sqlglot.dialects.dialect import Dialect, Dialects
 except ImportError as error:
-    raise MissingExtraError("sqlglot", "train") from error
+    raise MissingExtraError("sqlglot", "sql") from error
 
-from rcr_trainer.programs.sql_tree import SqlExpander
+from langchain_rcr.programs.sql_tree import SqlExpander
 
 # sqlglot descends recursively, some 20 Python frames a bracket, and reads a token in about 15 µs.
 _MAX_DEPTH = 32
@@ -32,13 +31,13 @@ class SqlParser:
         dialect: the name of one of sqlglot's dialects; empty for its own tolerant mix.
 
     Raises:
-        ConfigError: sqlglot knows no such dialect.
+        InputError: sqlglot knows no such dialect.
     """
 
     def __init__(self, dialect: str = "") -> None:
         known = {member.value for member in Dialects}
         if dialect not in known:
-            raise ConfigError(f"language: sql dialect: {unknown(dialect, known - {''})}")
+            raise InputError(f"language: sql dialect: {unknown(dialect, known - {''})}")
         self._dialect = Dialect.get_or_raise(dialect)
         self._double_quotes_are_strings = dialect in ("", "sqlite")
 

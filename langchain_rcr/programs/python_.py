@@ -17,8 +17,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from rcr_trainer.programs.limits import is_tractable
-from rcr_trainer.programs.tree import Tree, unfold
+from langchain_rcr.programs.limits import is_tractable
+from langchain_rcr.programs.tree import Tree, unfold
 
 _MAX_TOKENS = 200_000  # of the shortest statements, about a second's worth
 

@@ -8,15 +8,15 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Protocol, runtime_checkable
 
-from rcr_trainer.errors import ConfigError
-from rcr_trainer.programs.tree import Tree
+from langchain_rcr.errors import InputError
+from langchain_rcr.programs.tree import Tree
 
 _PARSERS = {
-    "functional": ("rcr_trainer.programs.functional", "FunctionalParser"),
-    "json": ("rcr_trainer.programs.json_", "JsonParser"),
-    "python": ("rcr_trainer.programs.python_", "PythonParser"),
-    "sexpr": ("rcr_trainer.programs.sexpr", "SExpressionParser"),
-    "sql": ("rcr_trainer.programs.sql", "SqlParser"),
+    "functional": ("langchain_rcr.programs.functional", "FunctionalParser"),
+    "json": ("langchain_rcr.programs.json_", "JsonParser"),
+    "python": ("langchain_rcr.programs.python_", "PythonParser"),
+    "sexpr": ("langchain_rcr.programs.sexpr", "SExpressionParser"),
+    "sql": ("langchain_rcr.programs.sql", "SqlParser"),
 }
 
 LANGUAGES = tuple(_PARSERS)
@@ -40,12 +40,12 @@ def get_parser(language: str = "functional") -> ProgramParser:
         language: one of LANGUAGES, or `sql:` and the name of a dialect of sqlglot.
 
     Raises:
-        ConfigError: the language or dialect is unknown; the message suggests the nearest one.
+        InputError: the language or dialect is unknown; the message suggests the nearest one.
         MissingExtraError: SQL without sqlglot.
     """
     name, _, dialect = language.partition(":")
     if name not in _PARSERS or (dialect and name != "sql"):
-        raise ConfigError(f"language: {unknown(language, LANGUAGES)}")
+        raise InputError(f"language: {unknown(language, LANGUAGES)}")
     module, parser = _PARSERS[name]
     made: ProgramParser = getattr(importlib.import_module(module), parser)(*[dialect] if dialect else [])
     return made

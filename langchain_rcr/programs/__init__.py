@@ -1,0 +1,21 @@
+"""Programs of several languages as labelled trees, and their local structures."""
+
+from __future__ import annotations
+
+from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize
+from langchain_rcr.programs.languages import LANGUAGES, ProgramParser, get_parser, parse
+from langchain_rcr.programs.spec import ProgramSpec
+from langchain_rcr.programs.structures import local_structures
+from langchain_rcr.programs.tree import Tree
+
+__all__ = [
+    "COVR_CLASSES",
+    "LANGUAGES",
+    "ProgramParser",
+    "ProgramSpec",
+    "Tree",
+    "anonymize",
+    "get_parser",
+    "local_structures",
+    "parse",
+]
