@@ -130,8 +130,13 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps(body).encode()
         if fault == "truncated":
             data = data[: len(data) // 2]
-        self._send(200, data)
+        # Before it is sent: whoever has the answer may look here at once.
         request.answered = fault not in ("truncated", "no_choices", "null_choices", "error_body")
+        try:
+            self._send(200, data)
+        except OSError:
+            request.answered = False
+            raise
 
     def _broke(self, request: Request, fault: str) -> bool:
         """Serve the faults that are no answer at all."""
