@@ -10,12 +10,16 @@ from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from rcr_trainer.baselines import (
     Baseline,
+    BM25CoverageSelector,
     BM25Selector,
     DenseSelector,
+    DPPSelector,
     FixedSelector,
     MMRSelector,
     OracleSelector,
     RandomSelector,
+    SetBSRSelector,
+    TokenVectors,
 )
 from rcr_trainer.programs import ProgramSpec
 
@@ -47,14 +51,25 @@ def embed(texts):
     return vectors
 
 
+def embed_tokens(texts):
+    words = [text.split() for text in texts]
+    ids = np.array([sum(word.encode()) % 64 for own in words for word in own], dtype=np.int64)
+    return TokenVectors(np.array([len(own) for own in words]), ids, np.eye(64, dtype=np.float32)[ids])
+
+
 OPTIONS = {
     RandomSelector: {"seed": 3},
     FixedSelector: {"spec": SPEC},
     BM25Selector: {},
+    BM25CoverageSelector: {},
     DenseSelector: {"embed": embed},
     MMRSelector: {"embed": embed},
+    DPPSelector: {"embed": embed, "fetch_k": 12},
+    SetBSRSelector: {"embed_tokens": embed_tokens},
     OracleSelector: {"spec": SPEC},
 }
+INDEPENDENT = (RandomSelector, FixedSelector, BM25Selector, DenseSelector)
+"""Those whose later picks don't depend on the earlier ones."""
 
 
 @pytest.fixture(params=OPTIONS, ids=lambda cls: cls.name)
@@ -97,7 +112,7 @@ def test_excluded_positions_are_skipped_and_nothing_else_changes(cls):
     after = selector.pick(QUERIES, 27, exclude, REFERENCES)
     for row, entry in zip(after, exclude, strict=True):
         assert not np.isin(row, entry).any()
-    if cls not in (MMRSelector, OracleSelector):  # those two depend on what is picked
+    if cls in INDEPENDENT:
         assert (after == before[:, 3:]).all()
 
 

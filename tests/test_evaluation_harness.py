@@ -6,9 +6,10 @@ import time
 
 import numpy as np
 import pytest
-from rcr_trainer.baselines import Baseline
+from rcr_trainer.baselines import Baseline, TokenVectors
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import choose_mmr, evaluate, plain_selectors
+from rcr_trainer.evaluation.plain import choose_dpp
 from rcr_trainer.programs import ProgramSpec
 
 from langchain_rcr.errors import InputError
@@ -28,6 +29,12 @@ QUERIES = [example(i) for i in range(30, 40)]
 
 def embed(texts):
     return np.array([[text.split().count(name) for name in NAMES] for text in texts], dtype=np.float32)
+
+
+def embed_tokens(texts):
+    ids = np.concatenate([[NAMES.index(word) for word in text.split() if word in NAMES] for text in texts])
+    lengths = np.array([sum(word in NAMES for word in text.split()) for text in texts])
+    return TokenVectors(lengths, ids, np.eye(len(NAMES), dtype=np.float32)[ids])
 
 
 def run(selectors, queries=QUERIES, pool=POOL, **options):
@@ -55,8 +62,10 @@ def test_figures_by_hand():
 
 
 def test_all_plain_selectors_end_to_end():
-    selectors = plain_selectors(POOL, SPEC, embed, 1, dev=QUERIES[:4])
-    assert list(selectors) == ["random", "fixed", "bm25", "dense", "mmr", "oracle"]
+    selectors = plain_selectors(POOL, SPEC, embed, 1, embed_tokens=embed_tokens, dev=QUERIES[:4])
+    plain = ["random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr"]
+    assert list(selectors) == [*plain, "oracle"]
+    assert [selector.name for selector in selectors.values()] == list(selectors)
     assert all(isinstance(selector, Baseline) for selector in selectors.values())
     report = run(selectors)
     assert report.left_out == {}
@@ -71,14 +80,31 @@ def test_all_plain_selectors_end_to_end():
     assert report.selectors["oracle"].coverage_by_step[0] == best
 
 
-def test_without_embeddings_dense_and_mmr_are_left_out_with_a_reason():
+def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
     selectors = plain_selectors(POOL, SPEC, None, 1)
     report = run(selectors)
-    assert list(report.selectors) == ["random", "fixed", "bm25", "oracle"]
-    assert report.left_out == {"dense": "no embeddings were given", "mmr": "no embeddings were given"}
+    assert list(report.selectors) == ["random", "fixed", "bm25", "bm25_coverage", "oracle"]
+    assert report.left_out == {
+        **dict.fromkeys(("dense", "mmr", "dpp"), "no embeddings were given"),
+        "set_bsr": "no embeddings of tokens were given",
+    }
     assert report.mmr is None
+    assert selectors.dpp is None
     mixed = run({"rcr": always(*range(8)), **selectors}, left_out=selectors.left_out, mmr=selectors.mmr)
     assert mixed.left_out == report.left_out
+
+
+def test_nothing_is_spent_on_selectors_that_nobody_asked_for():
+    def never(texts):
+        raise AssertionError
+
+    selectors = plain_selectors(POOL, SPEC, never, 1, embed_tokens=never, dev=QUERIES, names=["oracle", "bm25"])
+    assert list(selectors) == ["bm25", "oracle"]
+    assert (selectors.left_out, selectors.mmr, selectors.dpp) == ({}, None, None)
+    some = plain_selectors(POOL, SPEC, embed, 1, dev=QUERIES, names=["dense", "mmr", "set_bsr"], mmr_grid=(0.2,))
+    assert list(some) == ["dense", "mmr"]
+    assert list(some.left_out) == ["set_bsr"]
+    assert (some.mmr.lambda_mult, some.dpp) == (0.2, None)
 
 
 def test_the_pool_is_embedded_once_for_all():
@@ -182,6 +208,21 @@ def test_on_the_pool_a_question_may_not_pick_its_copy():
 def test_mmr_with_too_small_a_pool_keeps_the_default():
     choice = choose_mmr(embed, POOL[:4], [], SPEC, 4)
     assert (choice.lambda_mult, choice.coverage, choice.n, choice.chosen_on) == (0.5, {}, 0, "nothing")
+
+
+def test_dpp_is_chosen_as_mmr_is():
+    choice = choose_dpp(embed, POOL, QUERIES, SPEC, 2, grid=(0.01, 0.1, 1.0))
+    assert (choice.n, choice.chosen_on, list(choice.coverage)) == (10, "dev", [0.01, 0.1, 1.0])
+    assert len(set(choice.coverage.values())) > 1
+    assert choice.coverage[choice.lambda_mult] == max(choice.coverage.values())
+    selectors = plain_selectors(POOL, SPEC, embed, 0, dev=QUERIES, k=2)
+    assert selectors["dpp"].lam == selectors.dpp.lambda_mult
+    report = run({"dpp": selectors["dpp"]}, k=2)
+    assert report.selectors["dpp"].coverage == pytest.approx(max(selectors.dpp.coverage.values()))
+    on_pool = choose_dpp(embed, POOL, [], SPEC, 3)
+    expected = choose_dpp(embed, POOL, POOL, SPEC, 3, exclude=[[i] for i in range(24)])
+    assert (on_pool.coverage, on_pool.chosen_on) == (expected.coverage, "pool")
+    assert choose_dpp(embed, POOL[:4], [], SPEC, 4).lambda_mult == 0.1
 
 
 def test_mmr_choice_respects_exclusion():

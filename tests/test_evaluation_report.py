@@ -38,6 +38,7 @@ def make(**changes):
         "skipped_queries": 2,
         "left_out": {"dense": "no embeddings were given"},
         "mmr": MMRChoice(0.5, {0.3: 57.128, 0.5: 59.0}, 50),
+        "dpp": MMRChoice(0.1, {}, 0, "nothing"),
         "versions": {"numpy": "2.0"},
     }
     return EvaluationReport(**{**values, **changes})
@@ -64,7 +65,9 @@ def test_written_and_read_back(tmp_path):
     assert report == EvaluationReport.read(path.parent)
     assert report.to_json() == path.read_text(encoding="utf-8")
     assert report.mmr is None
-    assert EvaluationReport.from_json(make().to_json()).mmr.coverage == {0.3: 57.13, 0.5: 59.0}
+    read = EvaluationReport.from_json(make().to_json())
+    assert read.mmr.coverage == {0.3: 57.13, 0.5: 59.0}
+    assert (read.dpp.lambda_mult, read.dpp.chosen_on) == (0.1, "nothing")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -111,6 +114,8 @@ def test_unreadable_files_are_named(tmp_path):
 
 def test_best_plain_selector():
     assert make().best_plain() == ("mmr", 59.0)
+    stronger = {name: scores(60.0 + n) for n, name in enumerate(("bm25_coverage", "dpp", "set_bsr"))}
+    assert make(selectors={**make().selectors, **stronger}).best_plain() == ("set_bsr", 62.0)
     assert make().best_plain(("bm25", "dense")) == ("bm25", 54.321)
     with pytest.raises(InputError, match="none of dense"):
         make().best_plain(("dense",))
@@ -130,6 +135,7 @@ def test_table_as_plain_text():
     assert "2 queries left out" in text
     assert "dense left out: no embeddings were given." in text
     assert "mmr: lambda = 0.5 (best of 2 on dev)." in text
+    assert "dpp: lambda = 0.1 (default)." in text
     assert text.isascii() or "─" in text
 
 

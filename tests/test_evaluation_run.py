@@ -14,6 +14,7 @@ from rcr_trainer.evaluation import EvaluationReport
 from rcr_trainer.llm import AccessError, AnswerCache, Budget, StructureBoundLLM, wrap
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.runs import Run
+from tiny_bert import tiny_bert
 
 from langchain_rcr.items import Item, compose
 
@@ -232,7 +233,19 @@ def test_a_dry_run_counts_the_answers(capsys, here):
 
 
 def test_selectors_without_embeddings_cost_nothing(here):
-    config = load_config(here / "demo.yaml", {"evaluation.selectors": "bm25,dense,mmr"})
+    config = load_config(here / "demo.yaml", {"evaluation.selectors": "bm25,dense,mmr,dpp,set_bsr"})
     assert comparison.count_selectors(config, config.evaluation) == 2
     other = config.evaluation.model_copy(update={"embeddings": "some-model"})
-    assert comparison.count_selectors(config, other) == 4
+    assert comparison.count_selectors(config, other) == 6
+    without_tokens = config.evaluation.model_copy(update={"embeddings": "langchain:module:make"})
+    assert comparison.count_selectors(config, without_tokens) == 5
+
+
+def test_every_selector_in_a_whole_run(here):
+    folder = tiny_bert(here / "bert", words="what is the number of that are and color to a animal dog cat", positions=64)
+    names = "random,fixed,bm25,bm25_coverage,dense,mmr,dpp,set_bsr,oracle"
+    flags = [f"--evaluation.selectors={names}", f"--evaluation.embeddings={folder}"]
+    assert cli.main(["run", "demo.yaml", *flags]) == 0
+    found = report()
+    assert list(found.selectors) == ["rcr", *names.split(",")]
+    assert (found.mmr.chosen_on, found.dpp.chosen_on, found.left_out) == ("dev", "dev", {})

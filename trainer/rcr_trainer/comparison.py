@@ -16,7 +16,7 @@ from rcr_trainer.tasks import Task, divide, program_spec
 
 if TYPE_CHECKING:
     from langchain_rcr.tri_encoder import TriEncoder
-    from rcr_trainer.baselines import Embed
+    from rcr_trainer.baselines import Embed, EmbedTokens
     from rcr_trainer.data import Example
     from rcr_trainer.evaluation import Answerer, EvaluationReport, PlainSelectors
     from rcr_trainer.models import Known
@@ -86,6 +86,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
             exclude=_barred(run.config, evaluation, task, evaluation.split),
             left_out=plain.left_out,
             mmr=plain.mmr,
+            dpp=plain.dpp,
             answerer=answerer,
             keep=keep,
         )
@@ -117,7 +118,9 @@ def _answerer(run: Run, evaluation: EvaluationConfig, task: Task, spec: ProgramS
 
 def count_selectors(config: Config, evaluation: EvaluationConfig) -> int:
     """How many selectors the comparison has, ours included."""
-    without = set() if evaluation.embeddings or config.model.base else {"dense", "mmr"}
+    without = set() if evaluation.embeddings or config.model.base else {"dense", "mmr", "dpp"}
+    if _token_embedder(config, evaluation) is None:
+        without.add("set_bsr")
     return 1 + config.grpo.enabled + len(set(evaluation.selectors) - without)
 
 
@@ -136,7 +139,7 @@ def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str
 def _embedder(
     config: Config, evaluation: EvaluationConfig, model: TriEncoder, pool: Sequence[Example], known: Known | None
 ) -> Embed | None:
-    """The embeddings of dense and mmr: those named in the settings, else the model's own; None for a lexical model.
+    """The embeddings of dense, mmr and dpp: those named in the settings, else the model's own; None for a lexical model.
 
     The pool's vectors are computed once, for the retriever too; queries are embedded anew each time, because their
     encoding is a part of the latencies that are measured.
@@ -144,7 +147,7 @@ def _embedder(
     from langchain_rcr.encoders.embeddings import Backbone, EmbeddingsEncoder, RememberingBackbone, TransformerBackbone
 
     name = evaluation.embeddings or config.model.base
-    if not {"dense", "mmr"} & set(evaluation.selectors) or name is None:
+    if not {"dense", "mmr", "dpp"} & set(evaluation.selectors) or name is None:
         return None
     shared: list[Any] = []
     if name != config.model.base:
@@ -164,23 +167,31 @@ def _embedder(
     return embed
 
 
+def _token_embedder(config: Config, evaluation: EvaluationConfig) -> EmbedTokens | None:
+    """The embeddings of set_bsr: of the same model, loaded when it is asked; None where that gives none of tokens."""
+    from rcr_trainer.baselines import TransformerTokens
+
+    name = evaluation.embeddings or config.model.base
+    if name is None or name.startswith("langchain:"):
+        return None
+    return TransformerTokens(name, max_length=config.model.max_length)
+
+
 def _plain(
     config: Config, evaluation: EvaluationConfig, task: Task, spec: ProgramSpec, embed: Embed | None
 ) -> PlainSelectors:
-    """The selectors that were asked for, with the reasons for those left out; mmr's trade-off is chosen on dev."""
-    from rcr_trainer.baselines import MMRSelector
-    from rcr_trainer.evaluation import PlainSelectors, choose_mmr, plain_selectors
+    """The selectors that were asked for, with the reasons for those left out; trade-offs are chosen on dev."""
+    from rcr_trainer.evaluation import plain_selectors
 
-    every = plain_selectors(task.pool, spec, embed, config.seed, k=evaluation.k)
-    mmr = every.get("mmr")
-    if embed is not None and isinstance(mmr, MMRSelector) and "mmr" in evaluation.selectors:
-        barred = _barred(config, evaluation, task, "dev")
-        grid = evaluation.mmr_grid
-        every.mmr = choose_mmr(embed, task.pool, task.dev, spec, evaluation.k, grid=grid, exclude=barred)
-        mmr.lambda_mult = every.mmr.lambda_mult
-    wanted = set(evaluation.selectors)
-    return PlainSelectors(
-        {name: selector for name, selector in every.items() if name in wanted},
-        left_out={name: reason for name, reason in every.left_out.items() if name in wanted},
-        mmr=every.mmr if "mmr" in wanted else None,
+    return plain_selectors(
+        task.pool,
+        spec,
+        embed,
+        config.seed,
+        embed_tokens=_token_embedder(config, evaluation),
+        dev=task.dev,
+        k=evaluation.k,
+        exclude_dev=_barred(config, evaluation, task, "dev"),
+        mmr_grid=evaluation.mmr_grid,
+        names=evaluation.selectors,
     )

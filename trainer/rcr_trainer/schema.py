@@ -448,7 +448,7 @@ class LLMConfig(Section):
         return self.kind == "simulator" or bool((self.model or "").strip())
 
 
-Selector = Literal["random", "fixed", "bm25", "dense", "mmr", "oracle"]
+Selector = Literal["random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr", "oracle"]
 
 
 class EvaluationConfig(Section):
@@ -458,8 +458,9 @@ class EvaluationConfig(Section):
     k: int = Field(4, ge=1, description='Examples a query in the table (paper 4, section 4 "Model setup").')
     steps: int = Field(8, ge=1, description="The plot shows coverage after 1 to so many picks, and always up to k.")
     selectors: list[Selector] = Field(
-        ["random", "fixed", "bm25", "dense", "mmr", "oracle"],
-        description="What the trained retriever is compared with: random, fixed, bm25, dense, mmr, oracle.",
+        ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "oracle"],
+        description="What the trained retriever is compared with: random, fixed, bm25, bm25_coverage, dense, mmr, dpp, "
+        "set_bsr, oracle.",
     )
     mmr_grid: list[Share] = Field([0.3, 0.5, 0.7, 0.9], description="Trade-offs of MMR to try (1 is relevance alone).")
     embeddings: str | None = Field(

@@ -47,6 +47,7 @@ def evaluate(
     exclude: Exclude = None,
     left_out: Mapping[str, str] | None = None,
     mmr: MMRChoice | None = None,
+    dpp: MMRChoice | None = None,
     answerer: Answerer | None = None,
     keep: Callable[[EvaluationReport], None] | None = None,
 ) -> EvaluationReport:
@@ -67,6 +68,7 @@ def evaluate(
         exclude: per query, the positions it may not pick.
         left_out: selectors that could not be run, with the reason; by default those of a `PlainSelectors`.
         mmr: how MMR's trade-off was chosen; by default that of a `PlainSelectors`.
+        dpp: how that of the determinantal point process was chosen; by default likewise.
         answerer: a language model that is asked with each selector's k picks, after everything else is measured.
         keep: given the report before the model is asked, so that what is measured isn't lost with it.
 
@@ -103,6 +105,7 @@ def evaluate(
         skipped_queries=len(queries) - len(kept),
         left_out=dict(getattr(selectors, "left_out", {}) if left_out is None else left_out),
         mmr=getattr(selectors, "mmr", None) if mmr is None else mmr,
+        dpp=getattr(selectors, "dpp", None) if dpp is None else dpp,
         versions=library_versions(),
     )
     if keep is not None:

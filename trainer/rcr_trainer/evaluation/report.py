@@ -19,7 +19,7 @@ FORMAT_VERSION = 1
 OURS = "rcr"
 WITHOUT_RL = "rcr_without_rl"
 ORACLE = "oracle"
-PLAIN = ("random", "fixed", "bm25", "dense", "mmr")
+PLAIN = ("random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr")
 """The selectors that need neither training nor the gold program."""
 
 
@@ -56,10 +56,10 @@ class SelectorScores:
 
 @dataclass(slots=True)
 class MMRChoice:
-    """How the trade-off of MMR was chosen.
+    """How the trade-off of MMR, or of the determinantal point process, was chosen.
 
     Args:
-        lambda_mult: the one chosen; 1 is similarity alone.
+        lambda_mult: the one chosen. MMR's goes up to 1, similarity alone; that of dpp has similarity alone near 0.
         coverage: coverage by trade-off, %, on the queries it was chosen on.
         n: how many queries those were.
         chosen_on: "dev"; "pool" where there was no dev to choose on; "nothing" where the default was kept.
@@ -104,6 +104,7 @@ class EvaluationReport:
         skipped_queries: queries left out since their gold program doesn't parse.
         left_out: selectors that were not run, with the reason.
         mmr: the trade-off of MMR, where it was run.
+        dpp: that of the determinantal point process, where it was run.
         answers: the language model that was asked; None: none was.
         versions: of the libraries.
         format_version: of this file.
@@ -120,6 +121,7 @@ class EvaluationReport:
     skipped_queries: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     mmr: MMRChoice | None = None
+    dpp: MMRChoice | None = None
     answers: AnswersAsked | None = None
     versions: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION

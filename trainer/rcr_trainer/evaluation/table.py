@@ -84,9 +84,10 @@ def _caption(report: EvaluationReport) -> str:
             gap = report.selectors[OURS].coverage - best
             lines.append(f"rcr covers {gap:+.1f} points against the best plain selector, {name}.")
     lines += _on_answers(report)
-    if report.mmr is not None:
-        how = f"best of {len(report.mmr.coverage)} on {report.mmr.chosen_on}" if report.mmr.coverage else "default"
-        lines.append(f"mmr: lambda = {report.mmr.lambda_mult:g} ({how}).")
+    for name, choice in (("mmr", report.mmr), ("dpp", report.dpp)):
+        if choice is not None:
+            how = f"best of {len(choice.coverage)} on {choice.chosen_on}" if choice.coverage else "default"
+            lines.append(f"{name}: lambda = {choice.lambda_mult:g} ({how}).")
     if report.skipped_queries:
         lines.append(f"{report.skipped_queries} queries left out: their gold program doesn't parse.")
     lines += [f"{name} left out: {reason}." for name, reason in report.left_out.items()]

@@ -1,0 +1,133 @@
+"""A determinantal point process conditioned on the query: like it, and of large volume together (CEIL's TopK-DPP).
+
+The kernel is L = diag(q) S diag(q) with q = exp(r / 2λ), where r = (1 + cos(query, c)) / 2 is a candidate's relevance
+and S = (1 + cos(c, c')) / 2 the candidates' similarity; then log det L_Y = Σ r / λ + log det S_Y over a set Y. Among
+the candidates most like the query, Y is the approximate mode (MAP) by the greedy algorithm with an incremental Cholesky
+factor of Chen, Zhang and Zhou, "Fast Greedy MAP Inference for Determinantal Point Process to Improve Recommendation
+Diversity", NeurIPS 2018, Algorithm 1.
+
+Source: Ye, Wu, Feng, Yu and Kong, "Compositional Exemplars for In-context Learning" (CEIL), ICML 2023, arXiv
+2302.05698, sections 3.1 and 3.3: kernel, trade-off λ, MAP inference over a shortlist. Its length, 100, and the map of
+cosines to [0, 1] are those of the code they published. Departures: the embeddings are used as they are, where CEIL
+trains them on a language model's scores (the untrained process is one of its baselines); the factor is that of S, with
+r / λ added to the logarithm of each candidate's volume, which picks the same and can't overflow; the picks stay in the
+order of picking, where that code puts the most similar first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from langchain_rcr.errors import InputError
+from rcr_trainer.baselines.base import top_k
+from rcr_trainer.baselines.dense import EmbeddingSelector
+from rcr_trainer.programs.coverage import excluded_entries, row_blocks
+
+_NO_VOLUME = 1e-5  # what is left of a candidate's volume of 1 is rounding below this
+
+
+class DPPSelector(EmbeddingSelector):
+    """Picks, one after the other, the example with the largest log(new volume) + relevance / λ.
+
+    A candidate that adds no volume (a copy of a pick) comes after those that do, and what is outside the shortlist
+    comes last; both by relevance.
+
+    Args:
+        examples: the pool, one dict per example.
+        lam: λ above 0; the smaller, the more relevance counts.
+        fetch_k: length of the shortlist, the candidates most similar to the query.
+        **options: as for `EmbeddingSelector`.
+    """
+
+    name: ClassVar[str] = "dpp"
+
+    def __init__(
+        self, examples: Sequence[Mapping[str, Any]], *, lam: float = 0.1, fetch_k: int = 100, **options: Any
+    ) -> None:
+        if not 0 < lam < np.inf:
+            raise InputError(f"lam is {lam}; it must be a number above 0")
+        if fetch_k < 1:
+            raise InputError(f"fetch_k is {fetch_k}; it must be at least 1")
+        self.lam = lam
+        self.fetch_k = fetch_k
+        super().__init__(examples, **options)
+
+    def _fit(self) -> None:
+        super()._fit()
+        lengths = np.linalg.norm(self._vectors, axis=1)
+        self._own_volume = (1 + np.round(lengths, 5).astype(np.float64)) / 2  # 1/2 for a zero vector
+
+    def _pick(
+        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
+    ) -> np.ndarray:
+        vectors = self._embed_queries(queries)
+        n_fetched = min(self.fetch_k, len(self._questions))
+        steps = min(k, n_fetched)
+        picked = np.empty((len(queries), k), dtype=np.int64)
+        for block in row_blocks(len(queries), max(len(self._questions), steps * n_fetched)):
+            relevance = self._similarity(vectors[block])
+            relevance[excluded_entries(excluded[block])] = -np.inf
+            # In ascending order of position, so that ties go to the lowest here too.
+            fetched = np.sort(top_k(relevance, n_fetched), axis=1)
+            chosen = greedy_map(
+                np.take_along_axis(relevance, fetched, axis=1) / self.lam,
+                self._own_volume[self._row_of[fetched]],
+                self._similar_to(fetched),
+                steps,
+            )
+            picked[block, :steps] = np.take_along_axis(fetched, chosen, axis=1)
+            if k > steps:
+                np.put_along_axis(relevance, fetched, -np.inf, axis=1)
+                picked[block, steps:] = top_k(relevance, k - steps)
+        return picked
+
+    def _similarity(self, vectors: np.ndarray) -> np.ndarray:
+        """(b, N) float64 in [0, 1]; rounded, so that what is a tie on paper is one here, whatever BLAS does."""
+        cosines = np.round(vectors @ self._vectors.T, 6).astype(np.float64)
+        return ((1 + cosines) / 2)[:, self._row_of]
+
+    def _similar_to(self, fetched: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+        rows = np.arange(len(fetched))
+
+        def similar_to(last: np.ndarray) -> np.ndarray:
+            to_pick = self._similarity(self._vectors[self._row_of[fetched[rows, last]]])
+            return np.take_along_axis(to_pick, fetched, axis=1)
+
+        return similar_to
+
+
+def greedy_map(
+    quality: np.ndarray, volume: np.ndarray, similar_to: Callable[[np.ndarray], np.ndarray], k: int
+) -> np.ndarray:
+    """The greedy mode of a determinantal point process, for b queries at once; ties go to the lowest column.
+
+    Args:
+        quality: (b, F) float64, r / λ; −inf for what may not be picked.
+        volume: (b, F) float64, the diagonal of S.
+        similar_to: gives rows of S: the columns picked (b,) → (b, F).
+        k: picks, at most F.
+
+    Returns:
+        Columns (b, k) int64, in pick order. A column that adds no volume is picked after all that do, by quality.
+    """
+    rows = np.arange(len(quality))
+    quality, volume = quality.copy(), volume.copy()
+    picked = np.empty((len(quality), k), dtype=np.int64)
+    factor = np.empty((k, *quality.shape))  # factor[t]: the row of the Cholesky factor that pick t adds
+    for t in range(k):
+        adds = (volume > _NO_VOLUME) & (quality > -np.inf)
+        score = np.log(volume, where=adds, out=np.full_like(volume, -np.inf)) + quality
+        last = np.where(adds.any(axis=1), score.argmax(axis=1), quality.argmax(axis=1))
+        picked[:, t] = last
+        if t + 1 == k:
+            break
+        quality[rows, last] = -np.inf
+        own, useful = volume[rows, last], adds[rows, last]
+        known = (factor[:t] * factor[:t, rows, last][:, :, None]).sum(axis=0)
+        new = (similar_to(last) - known) / np.sqrt(np.where(useful, own, 1))[:, None]
+        factor[t] = np.where(useful[:, None], new, 0)
+        volume -= factor[t] ** 2
+    return picked
