@@ -8,38 +8,64 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from langchain_rcr.errors import CheckpointError, InputError, MissingExtraError, PoolError, RCRError
+from langchain_rcr.errors import CheckpointError, EngineError, InputError, MissingExtraError, PoolError, RCRError
 
 if TYPE_CHECKING:
+    from langchain_rcr.chains import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
+    from langchain_rcr.explaining import Explanation
+    from langchain_rcr.index.faiss import FaissIndex
+    from langchain_rcr.index.memory import MemoryIndex
+    from langchain_rcr.index.pgvector import PgVectorIndex
+    from langchain_rcr.index.qdrant import QdrantIndex
     from langchain_rcr.items import Item
     from langchain_rcr.pool import ExamplePool
-    from langchain_rcr.prompting import FewShotPrompt, few_shot_prompt
-    from langchain_rcr.retriever import ExampleStore, SequentialCompositionalRetriever
+    from langchain_rcr.prompting import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
+    from langchain_rcr.retriever import SequentialCompositionalRetriever
+    from langchain_rcr.store import ExampleStore
     from langchain_rcr.tri_encoder import TriEncoder
 
 __all__ = [
     "CheckpointError",
+    "EngineError",
     "ExamplePool",
     "ExampleStore",
+    "Explanation",
+    "FaissIndex",
     "FewShotPrompt",
     "InputError",
     "Item",
+    "MemoryIndex",
     "MissingExtraError",
+    "ParsedProgram",
+    "PgVectorIndex",
     "PoolError",
+    "QdrantIndex",
     "RCRError",
+    "SemanticParsingChain",
     "SequentialCompositionalRetriever",
     "TriEncoder",
+    "chat_few_shot_prompt",
     "few_shot_prompt",
+    "semantic_parsing_chain",
 ]
 
 _HOME = {
     "ExamplePool": "pool",
-    "ExampleStore": "retriever",
+    "ExampleStore": "store",
+    "Explanation": "explaining",
+    "FaissIndex": "index.faiss",
     "FewShotPrompt": "prompting",
     "Item": "items",
+    "MemoryIndex": "index.memory",
+    "ParsedProgram": "chains",
+    "PgVectorIndex": "index.pgvector",
+    "QdrantIndex": "index.qdrant",
+    "SemanticParsingChain": "chains",
     "SequentialCompositionalRetriever": "retriever",
     "TriEncoder": "tri_encoder",
+    "chat_few_shot_prompt": "prompting",
     "few_shot_prompt": "prompting",
+    "semantic_parsing_chain": "chains",
 }
 
 # Hidden from type checkers: they would take it as "any name exists here".

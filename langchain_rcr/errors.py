@@ -19,6 +19,10 @@ class CheckpointError(RCRError):
     """A checkpoint is missing a file, damaged, foreign, or written by a newer version."""
 
 
+class EngineError(RCRError):
+    """The engine that holds the pool can't be reached or failed; the call may be repeated."""
+
+
 class MissingExtraError(RCRError, ImportError):
     """An optional dependency is not installed; the message names the pip command.
 

@@ -1,13 +1,19 @@
-"""Ready few-shot prompts in the format of the paper's appendix D."""
+"""Ready few-shot prompts: as one text in the format of the paper's appendix D, and as chat messages."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 from langchain_core.example_selectors import BaseExampleSelector
-from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
+from langchain_core.prompts import (
+    ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
+    PromptTemplate,
+)
 from langchain_core.prompts.string import DEFAULT_FORMATTER_MAPPING
+from langchain_core.utils import get_colored_text
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.items import EXAMPLE_TEMPLATE
@@ -18,28 +24,90 @@ class FewShotPrompt(FewShotPromptTemplate):
     """LangChain's `FewShotPromptTemplate`, safe with braces in examples.
 
     LangChain's own pastes the examples into one template and formats that, so that `{"a": 1}` in an example is taken
-    for a variable. This one formats prefix and suffix alone; the text of an example is never read as a template.
+    for a variable. This one formats prefix and suffix alone; the text of an example is never read as a template. It
+    can be extended with `+` as `PromptTemplate` can, and `partial` works on it after a run, too.
     """
 
     def format(self, **kwargs: Any) -> str:
-        """The prompt as a string; `kwargs` are its variables."""
+        """The prompt as a string; `kwargs` are its variables.
+
+        Raises:
+            InputError: an example lacks a key that the prompt shows.
+        """
         variables = self._merge_partial_and_user_variables(**kwargs)
-        return self._compose(self._get_examples(**variables), variables)
+        return self._compose(self._shown(self._get_examples(**variables)), variables)
 
     async def aformat(self, **kwargs: Any) -> str:
         """`format`, awaiting the selector."""
         variables = self._merge_partial_and_user_variables(**kwargs)
-        return self._compose(await self._aget_examples(**variables), variables)
+        return self._compose(self._shown(await self._aget_examples(**variables)), variables)
 
-    def _compose(self, examples: Sequence[Mapping[str, Any]], variables: Mapping[str, Any]) -> str:
-        fill = DEFAULT_FORMATTER_MAPPING[self.template_format]
+    def partial(self, **kwargs: Any) -> Self:
+        """A copy with some variables filled in: with strings, or with functions that are called at each use."""
+        left = [name for name in self.input_variables if name not in kwargs]
+        return self._changed(input_variables=left, partial_variables={**self.partial_variables, **kwargs})
+
+    def __add__(self, other: str | PromptTemplate) -> Self:
+        """A copy with more text (a template) at its end."""
+        if isinstance(other, str):
+            other = PromptTemplate.from_template(other, template_format=self.template_format)
+        if not isinstance(other, PromptTemplate):
+            return NotImplemented
+        if other.template_format != self.template_format:
+            msg = f"a {other.template_format} template can't be added to one of {self.template_format}"
+            raise InputError(msg)
+        return self._changed(
+            suffix=self.suffix + other.template,
+            input_variables=[*dict.fromkeys([*self.input_variables, *other.input_variables])],
+            partial_variables={**self.partial_variables, **other.partial_variables},
+        )
+
+    def pretty_repr(self, html: bool = False) -> str:
+        """The prompt with its variables by name. No selector is asked: one example stands for what it would pick."""
+        names = {name: _name(name, html=html) for name in self.input_variables}
+        if self.example_selector is None:
+            shown = self._shown(self.examples or [])
+        else:
+            stand_in = {key: _name(key, html=html) for key in self.example_prompt.input_variables}
+            shown = [*self._shown([stand_in]), _as_many(self.example_selector)]
+        return self._compose(shown, self._merge_partial_and_user_variables(**names))
+
+    def _changed(self, **changes: Any) -> Self:
+        # Field by field: what LangChain caches beside the fields is refused by the constructor.
+        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
+
+    def _shown(self, examples: Sequence[Mapping[str, Any]]) -> list[str]:
         keys = self.example_prompt.input_variables
-        pieces = [self.example_prompt.format(**{key: example[key] for key in keys}) for example in examples]
-        if self.prefix:
-            pieces.insert(0, fill(self.prefix, **variables))
-        if self.suffix:
-            pieces.append(fill(self.suffix, **variables))
-        return self.example_separator.join(pieces)
+        return [self.example_prompt.format(**{key: row[key] for key in keys}) for row in _checked(examples, keys)]
+
+    def _compose(self, shown: Sequence[str], variables: Mapping[str, Any]) -> str:
+        fill = DEFAULT_FORMATTER_MAPPING[self.template_format]
+        before = [fill(self.prefix, **variables)] if self.prefix else []
+        after = [fill(self.suffix, **variables)] if self.suffix else []
+        return self.example_separator.join([*before, *shown, *after])
+
+
+class FewShotMessages(FewShotChatMessagePromptTemplate):
+    """LangChain's `FewShotChatMessagePromptTemplate` that can be printed, and names the key that an example lacks."""
+
+    def pretty_repr(self, html: bool = False) -> str:
+        """The messages of an example with its keys by name. No selector is asked."""
+        note = "" if self.example_selector is None else f"\n\n{_as_many(self.example_selector)}"
+        return self.example_prompt.pretty_repr(html=html) + note
+
+    def _get_examples(self, **kwargs: Any) -> list[dict[str, Any]]:
+        return _checked(super()._get_examples(**kwargs), self.example_prompt.input_variables)
+
+    async def _aget_examples(self, **kwargs: Any) -> list[dict[str, Any]]:
+        return _checked(await super()._aget_examples(**kwargs), self.example_prompt.input_variables)
+
+
+class PromptKeys(NamedTuple):
+    """Where a prompt finds its texts: `source` and `target` are keys of an example, `query` is a prompt variable."""
+
+    source: str
+    target: str
+    query: str
 
 
 def few_shot_prompt(
@@ -58,7 +126,8 @@ def few_shot_prompt(
         selector: any LangChain example selector.
         source_key: the key of an example's question; None for the retriever's own, "source" for other selectors.
         target_key: the key of its program; None likewise.
-        query_key: the prompt variable with the question; None for the source key.
+        query_key: the prompt variable with the question; None for the selector's input key, if it has just one, else
+            the source key.
         prefix: a template before the examples, on lines of its own (literal braces doubled).
 
     Returns:
@@ -67,24 +136,99 @@ def few_shot_prompt(
     Raises:
         InputError: the selector is none, or a key can't be the name of a template variable.
     """
-    if not isinstance(selector, BaseExampleSelector):
-        msg = f"selector must be a LangChain example selector, not {type(selector).__name__}"
-        raise InputError(msg)
-    pool = selector.store.pool if isinstance(selector, SequentialCompositionalRetriever) else None
-    source_key = source_key or (pool.source_key if pool is not None else "source")
-    target_key = target_key or (pool.target_key if pool is not None else "target")
-    query_key = query_key or source_key
-    for key in (source_key, target_key, query_key):
-        if not key.isidentifier():
-            msg = f"{key!r} can't be the name of a template variable: letters, digits and underscores only"
-            raise InputError(msg)
-    example = EXAMPLE_TEMPLATE.format(source=f"{{{source_key}}}", target=f"{{{target_key}}}")
-    suffix = EXAMPLE_TEMPLATE.format(source=f"{{{query_key}}}", target="").rstrip()
+    keys = prompt_keys(selector, source_key, target_key, query_key)
+    example = EXAMPLE_TEMPLATE.format(source=f"{{{keys.source}}}", target=f"{{{keys.target}}}")
+    suffix = EXAMPLE_TEMPLATE.format(source=f"{{{keys.query}}}", target="").rstrip()
     return FewShotPrompt(
-        example_selector=selector,
+        example_selector=_asked_by(selector, keys.query),
         example_prompt=PromptTemplate.from_template(example),
         prefix=prefix,
         suffix=suffix,
         example_separator="\n",
-        input_variables=[query_key],
+        input_variables=[keys.query],
     )
+
+
+def chat_few_shot_prompt(
+    selector: BaseExampleSelector,
+    *,
+    system: str | None = None,
+    source_key: str | None = None,
+    target_key: str | None = None,
+    query_key: str | None = None,
+) -> ChatPromptTemplate:
+    """A chat prompt: a human message and an AI message for each selected example, then the question.
+
+    Args:
+        selector: any LangChain example selector.
+        system: a template for a system message in front (literal braces doubled); None for no such message.
+        source_key: see `few_shot_prompt`.
+        target_key: likewise.
+        query_key: likewise.
+
+    Returns:
+        A prompt with one variable, and those of `system`: `chat_few_shot_prompt(retriever) | model`.
+
+    Raises:
+        InputError: as `few_shot_prompt`.
+    """
+    keys = prompt_keys(selector, source_key, target_key, query_key)
+    shots = FewShotMessages(
+        example_selector=_asked_by(selector, keys.query),
+        example_prompt=ChatPromptTemplate([("human", f"{{{keys.source}}}"), ("ai", f"{{{keys.target}}}")]),
+        input_variables=[keys.query],
+    )
+    front = [] if system is None else [("system", system)]
+    return ChatPromptTemplate([*front, shots, ("human", f"{{{keys.query}}}")])
+
+
+def prompt_keys(
+    selector: object, source_key: str | None = None, target_key: str | None = None, query_key: str | None = None
+) -> PromptKeys:
+    """The keys of a prompt over what a selector picks; see `few_shot_prompt` for what None stands for.
+
+    Raises:
+        InputError: one can't be the name of a template variable.
+    """
+    source_key = source_key or getattr(selector, "source_key", None) or "source"
+    target_key = target_key or getattr(selector, "target_key", None) or "target"
+    asked = getattr(selector, "input_keys", None) or []
+    keys = PromptKeys(source_key, target_key, query_key or (asked[0] if len(asked) == 1 else source_key))
+    for key in keys:
+        if not key.isidentifier():
+            msg = f"{key!r} can't be the name of a template variable: letters, digits and underscores only"
+            raise InputError(msg)
+        if key in ("self", "stop"):
+            msg = f"{key!r} can't be the name of a template variable: LangChain keeps it for itself"
+            raise InputError(msg)
+    return keys
+
+
+def _asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelector:
+    """The selector, told which of a prompt's variables is the question where it couldn't know."""
+    if not isinstance(selector, BaseExampleSelector):
+        msg = f"selector must be a LangChain example selector, not {type(selector).__name__}"
+        raise InputError(msg)
+    if not isinstance(selector, SequentialCompositionalRetriever):
+        return selector
+    known = selector.input_keys or selector.source_key == variable
+    return selector if known else selector.model_copy(update={"input_keys": [variable]})
+
+
+def _checked(examples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+    for example in examples:
+        lacking = [key for key in keys if key not in example]
+        if lacking:
+            has = ", ".join(repr(key) for key in example) or "nothing"
+            msg = f"the prompt shows {lacking[0]!r} of each example, but one has {has}: set source_key and target_key"
+            raise InputError(msg)
+    return [dict(example) for example in examples]
+
+
+def _name(variable: str, *, html: bool) -> str:
+    shown = f"{{{variable}}}"
+    return get_colored_text(shown, "yellow") if html else shown
+
+
+def _as_many(selector: BaseExampleSelector) -> str:
+    return f"… (as many as {type(selector).__name__} picks)"

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
-import copy
-import threading
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
-from langchain_core.callbacks import AsyncCallbackManagerForRetrieverRun, CallbackManagerForRetrieverRun
+from langchain_core.callbacks import (
+    AsyncCallbackManager,
+    AsyncCallbackManagerForRetrieverRun,
+    CallbackManager,
+    CallbackManagerForRetrieverRun,
+)
 from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
-from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import run_in_executor
+from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
+from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
-from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl
-from langchain_rcr.selection import greedy
+from langchain_rcr.explaining import Explanation, Structures
+from langchain_rcr.filters import Filter, parse_filter
+from langchain_rcr.pool import Example, ExamplePool, read_jsonl
+from langchain_rcr.selection import Constraint, Options
+from langchain_rcr.store import POOL_FILE, ExampleStore, Pick, check_query, content_ids
 from langchain_rcr.tri_encoder import TriEncoder
 
 if TYPE_CHECKING:
@@ -30,132 +37,40 @@ if TYPE_CHECKING:
 CHECKPOINT_FOLDER = "checkpoint"
 """Where a run folder keeps its checkpoint."""
 
-POOL_FILE = "pool.jsonl"
-"""The examples that a checkpoint was trained with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Pick:
-    """One pick for one query.
-
-    Args:
-        id: the example's id.
-        text: the example as a prompt shows it.
-        example: its fields, a copy.
-        step: 1 for the first pick, up to k.
-        logit: of the pick in the state that it was picked in (Eq. 4).
-    """
-
-    id: str
-    text: str
-    example: dict[str, Any]
-    step: int
-    logit: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Content:
-    pool: ExamplePool
-    index: CandidateIndex
-
-
-class ExampleStore:
-    """A trained encoder, a pool and the pool's vectors: what several retrievers share.
-
-    Safe to read and extend from many threads: a change replaces pool and vectors together, as one value, so that a
-    query sees the pool as it was before or after it.
-
-    Args:
-        encoder: the trained encoder; put in inference mode.
-        pool: the examples; all are encoded here, once.
-    """
-
-    def __init__(self, encoder: TriEncoder, pool: ExamplePool) -> None:
-        self.encoder = encoder.eval()
-        self._content = _Content(pool, MemoryIndex(encoder.encode_pool(pool.items())))
-        self._lock = threading.Lock()
-
-    def __repr__(self) -> str:
-        return f"ExampleStore({self.pool!r})"
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.Lock()
-
-    @property
-    def pool(self) -> ExamplePool:
-        """The examples as they are now."""
-        return self._content.pool
-
-    def add(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
-        """Encode new examples (only these) and append them; the next query can pick them.
-
-        Returns:
-            Their ids.
-
-        Raises:
-            PoolError, InputError: as `ExamplePool`; then nothing was added.
-        """
-        vectors = self.encoder.encode_pool(self.pool.items(examples))
-        with self._lock:
-            pool = self._content.pool.extended(examples, ids)
-            # Searches that are under way keep the index they started with: `add` changes the copy only.
-            index = copy.copy(self._content.index)
-            index.add(vectors)
-            self._content = _Content(pool, index)
-        return list(pool.ids[len(pool) - len(vectors.candidate) :])
-
-    def select(self, query: str, k: int, *, mask_same_program: bool = False) -> list[Pick]:
-        """Pick k examples for a query, each in the light of those before it (greedy, section 3.2).
-
-        Raises:
-            InputError: the query is not a string, blank or not valid Unicode; k is not a whole number from 1 to the
-                pool's size.
-            PoolError: the pool is empty.
-        """
-        _check_query(query)
-        check_k(k)
-        content = self._content
-        pool = content.pool
-        if not pool:
-            msg = "the pool is empty: add examples before asking for some"
-            raise PoolError(msg)
-        if k > len(pool):
-            msg = f"k = {k} examples asked for, but the pool has only {len(pool)}"
-            raise InputError(msg)
-        picks = greedy(
-            self.encoder.encode_queries([query]),
-            content.index,
-            self.encoder.state(),
-            k,
-            groups=pool.programs if mask_same_program else None,
-        )
-        chosen = zip(picks.positions[0].tolist(), picks.logits[0].tolist(), strict=True)
-        return [
-            Pick(pool.ids[at], pool.text(pool.examples[at]), dict(pool.examples[at]), step, logit)
-            for step, (at, logit) in enumerate(chosen, start=1)
-        ]
+Order = Literal["picked", "reversed", "relevance"]
 
 
 class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     """Picks few-shot examples one after the other, each conditioned on those already picked.
 
     A LangChain retriever and example selector in one. Make it with `from_pretrained` or `from_examples`. Pickles,
-    deep-copies, and may be used from many threads while examples are added.
+    deep-copies, and may be used from many threads while examples are added and deleted.
 
     Args:
-        store: encoder, pool and vectors; shared by the copies that `configurable_fields` makes.
+        store: encoder, pool and engine; shared by the copies that `configurable_fields` makes.
         k: how many examples to pick; may be above the pool's size as long as nothing is asked.
         input_keys: the prompt variables that make up the query (their values in the order of the sorted names, a
             space between, as LangChain's own selectors do). None: the variable with the name of the pool's source
             key, or the only variable there is.
+        example_keys: the fields of an example that `select_examples` returns. None: all.
+        filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
+            `langchain_rcr.filters.parse_filter`.
+        beam_width: sequences of picks followed side by side; 1: greedy.
+        order: of the picks in the prompt: as picked, the last pick first ("reversed"), or the one most relevant to
+            the question alone last, next to the question ("relevance").
         mask_same_program: never pick two examples with the same program (white space aside) while others are left.
+        max_overlap: never pick two examples whose questions' words overlap more (Jaccard, below 1) while others are
+            left. None: no such rule.
+        max_tokens: of all picks' texts together; an example that doesn't fit is passed over for the next that does.
+        tokenizer: counts them: a LangChain model, a tokenizer with `encode`, or a function from a text to a number.
+        min_probability: stop before a pick that is less probable under the policy.
+        stop_early: stop before a pick whose logit is not above 0. That means "nothing gained" where logits are gains
+            (the `structure` family); elsewhere 0 has no meaning of its own.
+        probabilities: find out each pick's probability under the policy, for its document; takes one more pass over
+            the pool a step.
 
     Raises:
-        InputError: k is not a positive whole number.
+        InputError: a field is out of range; the message names it.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -163,22 +78,24 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     store: ExampleStore
     k: int = 4
     input_keys: list[str] | None = None
+    example_keys: list[str] | None = None
+    filter: dict[str, Any] | None = None
+    beam_width: int = 1
+    order: Order = "picked"
     mask_same_program: bool = False
+    max_overlap: float | None = None
+    max_tokens: int | None = None
+    tokenizer: Any = None
+    min_probability: float = 0.0
+    stop_early: bool = False
+    probabilities: bool = True
 
-    def __init__(
-        self,
-        *,
-        store: ExampleStore,
-        k: int = 4,
-        input_keys: Sequence[str] | None = None,
-        mask_same_program: bool = False,
-        **fields: Any,
-    ) -> None:
-        # Here and not in a validator, from where pydantic would hide the InputError in one of its own.
-        check_k(k)
-        keys = None if input_keys is None else list(input_keys)
-        fields |= {"store": store, "k": k, "input_keys": keys, "mask_same_program": mask_same_program}
-        super().__init__(**fields)
+    def __init__(self, *, store: ExampleStore, k: int = 4, **fields: Any) -> None:
+        # Here and not in validators, from where pydantic would hide the InputError in one of its own.
+        _check_fields(k=k, **fields)
+        super().__init__(store=store, k=k, **fields)
+
+    # ------------------------------------------------------------------ making one
 
     @classmethod
     def from_pretrained(
@@ -187,7 +104,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         *,
         examples: Sequence[Example] | None = None,
         ids: Sequence[str] | None = None,
-        k: int = 4,
+        index: CandidateIndex | None = None,
         source_key: str = "source",
         target_key: str = "target",
         embeddings: Embeddings | None = None,
@@ -196,32 +113,37 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         """A retriever with a trained encoder.
 
         Args:
-            run_or_checkpoint: a run folder of `rcr-train` or a checkpoint folder.
-            examples: the pool; None for the one stored in the checkpoint.
-            ids: an id for each of `examples`; see `ExamplePool`.
-            k: how many examples to pick.
+            run_or_checkpoint: a run folder of `rcr-train`, a checkpoint folder, or what `save` wrote.
+            examples: the pool. None: what `index` holds, or else the pool stored in the checkpoint.
+            ids: an id for each of `examples`; see `from_examples`.
+            index: the engine that holds the pool; None: one in memory.
             source_key: the key of an example's question.
             target_key: the key of its program.
             embeddings: the LangChain embeddings, where the checkpoint was trained over some.
-            **fields: further fields of the class.
+            **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
 
         Raises:
-            CheckpointError: the folder or a file in it is missing, damaged, foreign, or of a newer version.
-            PoolError, InputError: the examples, ids, keys or k don't fit.
+            CheckpointError: the folder or a file in it is missing, damaged, foreign, or of a newer version; the engine
+                holds vectors of another encoder.
+            PoolError, InputError: the examples, ids, keys or fields don't fit.
+            EngineError: the engine can't be reached.
         """
-        check_k(k)
+        _check_fields(**fields)
         folder = _checkpoint(Path(run_or_checkpoint))
         if examples is None and ids is not None:
             msg = "ids were given without examples: the checkpoint's own examples have theirs"
             raise InputError(msg)
         # The user's own examples are checked before a large model is loaded.
-        pool = (
-            None if examples is None else ExamplePool(examples, ids=ids, source_key=source_key, target_key=target_key)
-        )
+        pool = None if examples is None else _pool(examples, ids, source_key, target_key)
         encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings)
-        if pool is None:
-            pool = _stored_pool(folder, source_key, target_key)
-        return cls(store=ExampleStore(encoder, pool), k=k, **fields)
+        if pool is not None:
+            return cls(store=ExampleStore(encoder, pool, index), **fields)
+        if index is not None:
+            store = ExampleStore(encoder, ExamplePool(source_key=source_key, target_key=target_key), index)
+            if store.index.count():
+                return cls(store=store, **fields)
+        stored = _stored_pool(folder, source_key, target_key)
+        return cls(store=ExampleStore.from_saved(encoder, stored, folder, index), **fields)
 
     @classmethod
     def from_examples(
@@ -230,18 +152,57 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         examples: Sequence[Example],
         *,
         ids: Sequence[str] | None = None,
-        k: int = 4,
+        index: CandidateIndex | None = None,
         source_key: str = "source",
         target_key: str = "target",
         **fields: Any,
     ) -> Self:
-        """A retriever over examples with an encoder at hand. Arguments and errors: as `from_pretrained`."""
-        check_k(k)
-        pool = ExamplePool(examples, ids=ids, source_key=source_key, target_key=target_key)
-        return cls(store=ExampleStore(encoder, pool), k=k, **fields)
+        """A retriever over examples with an encoder at hand.
+
+        Args:
+            encoder: the trained encoder.
+            examples: mappings with the two keys, and any other fields.
+            ids: one for each. None: made of what each example holds, so that an engine that persists recognises them
+                the next time and doesn't encode them again. An example whose id the engine has is left as it is there.
+            index: the engine that holds the pool; None: one in memory.
+            source_key: the key of an example's question.
+            target_key: the key of its program.
+            **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
+
+        Raises:
+            PoolError, InputError, CheckpointError, EngineError: as `from_pretrained`.
+        """
+        _check_fields(**fields)
+        pool = _pool(examples, ids, source_key, target_key)
+        return cls(store=ExampleStore(encoder, pool, index), **fields)
+
+    @classmethod
+    async def afrom_examples(cls, encoder: TriEncoder, examples: Sequence[Example], **options: Any) -> Self:
+        """`from_examples` in a thread: encoding is computation, which would hold up the event loop."""
+        return await asyncio.to_thread(cls.from_examples, encoder, examples, **options)
+
+    def save(self, folder: str | Path) -> None:
+        """Write encoder, examples and their vectors as a folder that `from_pretrained` reads, whole or not at all.
+
+        Raises:
+            PoolError: an example has a field that JSON can't hold.
+        """
+        self.store.save(folder)
+
+    @property
+    def source_key(self) -> str:
+        """The key of an example's question."""
+        return self.store.schema.source_key
+
+    @property
+    def target_key(self) -> str:
+        """The key of an example's program."""
+        return self.store.schema.target_key
+
+    # ------------------------------------------------------------------ the selector
 
     def select_examples(self, input_variables: Mapping[str, str]) -> list[dict[str, Any]]:
-        """The examples for a prompt, as they were given, in the order of picking.
+        """The examples for a prompt, as they were given; inside a prompt's run this is a retriever's run of its own.
 
         Args:
             input_variables: the prompt's variables; see `input_keys` for which of them are the query.
@@ -249,10 +210,17 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         Raises:
             InputError: they hold no query; the message names the keys.
         """
-        query = _query(input_variables, self.input_keys, self.store.pool.source_key)
-        return [pick.example for pick in self._picks(query, self.k)]
+        picks: list[Pick] = []
+        self.invoke(self._query(input_variables), picked=picks)
+        return [self._shown(pick) for pick in picks]
 
-    def add_example(self, example: Mapping[str, str], *, id: str | None = None) -> str:
+    async def aselect_examples(self, input_variables: Mapping[str, str]) -> list[dict[str, Any]]:
+        """`select_examples`, awaited."""
+        picks: list[Pick] = []
+        await self.ainvoke(self._query(input_variables), picked=picks)
+        return [self._shown(pick) for pick in picks]
+
+    def add_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
         """Add an example; the next query can pick it.
 
         Args:
@@ -265,75 +233,348 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         Raises:
             PoolError: a field is missing, not a string or blank; the id is taken.
         """
-        return self.store.add([example], None if id is None else [id])[0]
+        return self.add_examples([example], None if id is None else [id])[0]
 
-    def _picks(self, query: str, k: int | None) -> list[Pick]:
-        k = self.k if k is None else k
-        return self.store.select(query, k, mask_same_program=self.mask_same_program)
+    async def aadd_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
+        """`add_example`, awaited."""
+        return (await self.aadd_examples([example], None if id is None else [id]))[0]
+
+    def add_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
+        """Add examples, all or none, encoded together. Arguments, result, errors: as `add_example`."""
+        return self.store.add(examples, ids)
+
+    async def aadd_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
+        """`add_examples`, awaited."""
+        return await self.store.aadd(examples, ids)
+
+    def upsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
+        """Add examples; one whose id is there takes the other's place. All or none; returns the ids."""
+        return self.store.add(examples, ids, replace=True)
+
+    async def aupsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
+        """`upsert`, awaited."""
+        return await self.store.aadd(examples, ids, replace=True)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete examples by their ids, which no later query picks. Unknown ids are ignored; returns how many went."""
+        return self.store.delete(ids)
+
+    async def adelete(self, ids: Sequence[str]) -> int:
+        """`delete`, awaited."""
+        return await self.store.adelete(ids)
+
+    # ------------------------------------------------------------------ the retriever
 
     def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None
+        self,
+        query: str,
+        *,
+        run_manager: CallbackManagerForRetrieverRun,
+        k: int | None = None,
+        beam_width: int | None = None,
+        filter: Mapping[str, Any] | None = None,
+        picked: list[Pick] | None = None,
     ) -> list[Document]:
-        """The picks as documents: the example as text, its id, its fields; `step` (from 1) and `logit` with them."""
-        return [
-            Document(
-                id=pick.id, page_content=pick.text, metadata={**pick.example, "step": pick.step, "logit": pick.logit}
-            )
-            for pick in self._picks(query, k)
-        ]
+        """The picks as documents.
+
+        Args:
+            query: the question.
+            run_manager: LangChain's.
+            k: in place of the field.
+            beam_width: in place of the field.
+            filter: in place of the field; `{}` for none.
+            picked: a list that receives the picks.
+
+        Returns:
+            A document a pick: the example as text, its id, its fields; with them `step` (from 1), `logit` and
+            `probability`, which hide fields of these names (`select_examples` returns examples as they are).
+        """
+        options, where = self._options(k, beam_width, filter)
+        return self._documents(self.store.select([query], options, where, relevance=self._by_relevance)[0], picked)
 
     async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, k: int | None = None
+        self,
+        query: str,
+        *,
+        run_manager: AsyncCallbackManagerForRetrieverRun,
+        k: int | None = None,
+        beam_width: int | None = None,
+        filter: Mapping[str, Any] | None = None,
+        picked: list[Pick] | None = None,
     ) -> list[Document]:
-        """`_get_relevant_documents` in a thread: encoding is computation, which would hold up the event loop."""
-        return await run_in_executor(None, self._get_relevant_documents, query, run_manager=run_manager.get_sync(), k=k)
+        """`_get_relevant_documents`, awaited."""
+        options, where = self._options(k, beam_width, filter)
+        picks = await self.store.aselect([query], options, where, relevance=self._by_relevance)
+        return self._documents(picks[0], picked)
+
+    def batch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[list[Document]]:
+        """Documents for many questions: encoded in one pass, each step one search for all.
+
+        Each question has a run of its own for callbacks. With `return_exceptions` a question that can't be asked gets
+        its exception and the others their documents.
+        """
+        started = [
+            CallbackManager.configure(one.get("callbacks"), None, **self._traced(one, kwargs)).on_retriever_start(
+                None, query, name=one.get("run_name") or self.get_name(), run_id=one.get("run_id")
+            )
+            for query, one in zip(inputs, get_config_list(config, len(inputs)), strict=True)
+        ]
+        results = _refused(inputs)
+        good = [at for at, result in enumerate(results) if result is None]
+        try:
+            options, where = self._options(**kwargs)
+            asked = [inputs[at] for at in good]
+            found = self.store.select(asked, options, where, relevance=self._by_relevance) if asked else []
+            for at, picks in zip(good, found, strict=True):
+                results[at] = self._documents(picks)
+        except Exception as error:
+            for at in good:
+                results[at] = error
+        for run, result in zip(started, results, strict=True):
+            if isinstance(result, Exception):
+                run.on_retriever_error(result)
+            else:
+                run.on_retriever_end(result or [])
+        return _returned(results, return_exceptions=return_exceptions)
+
+    async def abatch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[list[Document]]:
+        """`batch`, awaited."""
+        started = [
+            await AsyncCallbackManager.configure(
+                one.get("callbacks"), None, **self._traced(one, kwargs)
+            ).on_retriever_start(None, query, name=one.get("run_name") or self.get_name(), run_id=one.get("run_id"))
+            for query, one in zip(inputs, get_config_list(config, len(inputs)), strict=True)
+        ]
+        results = _refused(inputs)
+        good = [at for at, result in enumerate(results) if result is None]
+        try:
+            options, where = self._options(**kwargs)
+            asked = [inputs[at] for at in good]
+            found = await self.store.aselect(asked, options, where, relevance=self._by_relevance) if asked else []
+            for at, picks in zip(good, found, strict=True):
+                results[at] = self._documents(picks)
+        except Exception as error:
+            for at in good:
+                results[at] = error
+        for run, result in zip(started, results, strict=True):
+            if isinstance(result, Exception):
+                await run.on_retriever_error(result)
+            else:
+                await run.on_retriever_end(result or [])
+        return _returned(results, return_exceptions=return_exceptions)
+
+    def explain(
+        self,
+        query: str,
+        *,
+        k: int | None = None,
+        beam_width: int | None = None,
+        filter: Mapping[str, Any] | None = None,
+        runner_ups: int = 3,
+        structures: Structures | None = None,
+    ) -> Explanation:
+        """Why the picks for a question are what they are, step by step.
+
+        Args:
+            query: the question.
+            k: in place of the field.
+            beam_width: in place of the field.
+            filter: in place of the field; `{}` for none.
+            runner_ups: how many other candidates to show at each step.
+            structures: the local structures of a program, to tell which ones each pick brings:
+                `ProgramSpec("sql").structures` of `langchain_rcr.programs`, or a function of yours. None: not told.
+
+        Returns:
+            The explanation: data (`steps`, `to_dict()`), a table (`print` it), a picture (`plot(path)`).
+        """
+        options, where = self._options(k, beam_width, filter)
+        return self.store.explain(query, options, where, runner_ups=runner_ups, structures=structures)
+
+    def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
+        """What a trace says of this retriever."""
+        params = super()._get_ls_params(**kwargs)
+        params["ls_retriever_name"] = "sequential_compositional"
+        params["ls_vector_store_provider"] = type(self.store.index).__name__
+        params["ls_embedding_provider"] = f"tri_encoder_{self.store.encoder.family}"
+        return params
+
+    # ------------------------------------------------------------------ helpers
+
+    def _traced(self, config: RunnableConfig, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "inheritable_tags": config.get("tags"),
+            "local_tags": self.tags,
+            "inheritable_metadata": {**(config.get("metadata") or {}), **self._get_ls_params(**kwargs)},
+            "local_metadata": self.metadata,
+        }
+
+    @property
+    def _by_relevance(self) -> bool:
+        return self.order == "relevance"
+
+    def _options(
+        self,
+        k: int | None = None,
+        beam_width: int | None = None,
+        filter: Mapping[str, Any] | None = None,
+    ) -> tuple[Options, Filter | None]:
+        k = self.k if k is None else k
+        beam_width = self.beam_width if beam_width is None else beam_width
+        _check_fields(k=k, beam_width=beam_width)
+        where = self.filter if filter is None else filter
+        constraints: list[Constraint] = []
+        if self.mask_same_program:
+            constraints.append(DifferentPrograms())
+        if self.max_overlap is not None:
+            constraints.append(DifferentQuestions(self.source_key, self.max_overlap))
+        if self.max_tokens is not None:
+            constraints.append(TokenBudget(self.max_tokens, token_counter(self.tokenizer), self.store.schema.text))
+        options = Options(
+            k=k,
+            beam_width=beam_width,
+            tau=self.store.encoder.config.tau,
+            probabilities=self.probabilities,
+            min_probability=self.min_probability,
+            stop_early=self.stop_early,
+            constraints=tuple(constraints),
+        )
+        return options, parse_filter(where) if where else None
+
+    def _documents(self, picks: list[Pick], picked: list[Pick] | None = None) -> list[Document]:
+        if self.order == "reversed":
+            picks = picks[::-1]
+        elif self._by_relevance:
+            picks = sorted(picks, key=lambda pick: pick.relevance or 0.0)
+        if picked is not None:
+            picked.extend(picks)
+        return [
+            Document(
+                id=pick.id,
+                page_content=pick.text,
+                metadata={
+                    **pick.example,
+                    "step": pick.step,
+                    "logit": pick.logit,
+                    **({} if pick.probability is None else {"probability": pick.probability}),
+                },
+            )
+            for pick in picks
+        ]
+
+    def _shown(self, pick: Pick) -> dict[str, Any]:
+        if self.example_keys is None:
+            return pick.example
+        lacking = next((key for key in self.example_keys if key not in pick.example), None)
+        if lacking is not None:
+            has = ", ".join(repr(key) for key in pick.example)
+            msg = f"example_keys names {lacking!r}, which the example {pick.id!r} lacks: it has {has}"
+            raise InputError(msg)
+        return {key: pick.example[key] for key in self.example_keys}
+
+    def _query(self, variables: Mapping[str, str]) -> str:
+        if not isinstance(variables, Mapping):
+            msg = f"input_variables must be a mapping of names to values, not {type(variables).__name__}"
+            raise InputError(msg)
+        if self.input_keys:
+            keys = sorted(self.input_keys)
+        elif self.source_key in variables:
+            keys = [self.source_key]
+        else:
+            keys = list(variables)
+        names = ", ".join(repr(key) for key in variables) or "nothing"
+        lacking = [key for key in keys if key not in variables]
+        if lacking:
+            msg = f"input_keys names {lacking[0]!r}, but the input variables are {names}"
+            raise InputError(msg)
+        if not self.input_keys and len(keys) != 1:
+            expected = f"Expected '{self.source_key}' or a single one"
+            msg = f"which variable is the query? {expected}, got {names}: set input_keys"
+            raise InputError(msg)
+        for key in keys:
+            if not isinstance(variables[key], str):
+                msg = f"the input variable {key!r} must be a string, not {type(variables[key]).__name__}"
+                raise InputError(msg)
+        return " ".join(variables[key] for key in keys)
 
 
-def check_k(k: object) -> None:
-    """Refuse a k that is not a positive whole number.
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _number(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
+
+
+def _names(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "k": (_whole, "a whole number from 1 on"),
+    "beam_width": (_whole, "a whole number from 1 on"),
+    "max_tokens": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
+    "max_overlap": (lambda value: value is None or _number(value, 0, 1), "a number from 0 to below 1"),
+    "min_probability": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
+    "order": (lambda value: value in get_args(Order), " or ".join(repr(name) for name in get_args(Order))),
+    "input_keys": (lambda value: value is None or _names(value), "a sequence of names"),
+    "example_keys": (lambda value: value is None or _names(value), "a sequence of names"),
+}
+
+
+def _check_fields(**fields: Any) -> None:
+    """Refuse fields that are out of range.
 
     Raises:
-        InputError: naming it.
+        InputError: naming field and value.
     """
-    if not isinstance(k, int) or isinstance(k, bool) or k < 1:
-        msg = f"k must be a whole number from 1 on, not {k!r}"
-        raise InputError(msg)
-
-
-def _check_query(query: object) -> None:
-    if not isinstance(query, str):
-        msg = f"the query must be a string, not {type(query).__name__}"
-        raise InputError(msg)
-    try:
-        check_text(query)
-    except ValueError as error:
-        msg = f"the query {error}"
-        raise InputError(msg) from None
-
-
-def _query(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_key: str) -> str:
-    if not isinstance(variables, Mapping):
-        msg = f"input_variables must be a mapping of names to values, not {type(variables).__name__}"
-        raise InputError(msg)
-    if input_keys:
-        keys = sorted(input_keys)
-    elif source_key in variables:
-        keys = [source_key]
-    else:
-        keys = list(variables)
-    names = ", ".join(repr(key) for key in variables) or "nothing"
-    lacking = [key for key in keys if key not in variables]
-    if lacking:
-        msg = f"input_keys names {lacking[0]!r}, but the input variables are {names}"
-        raise InputError(msg)
-    if not input_keys and len(keys) != 1:
-        msg = f"which variable is the query? Expected '{source_key}' or a single one, got {names}: set input_keys"
-        raise InputError(msg)
-    for key in keys:
-        if not isinstance(variables[key], str):
-            msg = f"the input variable {key!r} must be a string, not {type(variables[key]).__name__}"
+    for name, (fits, what) in _RULES.items():
+        if name in fields and not fits(fields[name]):
+            msg = f"{name} must be {what}, not {fields[name]!r}"
             raise InputError(msg)
-    return " ".join(variables[key] for key in keys)
+    if fields.get("filter"):
+        parse_filter(fields["filter"])
+    if fields.get("max_tokens") is not None:
+        token_counter(fields.get("tokenizer"))
+
+
+def _refused(inputs: Sequence[Any]) -> list[list[Document] | Exception | None]:
+    """For each question the error that it can't be asked by; None where it can."""
+    results: list[list[Document] | Exception | None] = []
+    for query in inputs:
+        try:
+            check_query(query)
+            results.append(None)
+        except InputError as error:
+            results.append(error)
+    return results
+
+
+def _returned(results: Sequence[list[Document] | Exception | None], *, return_exceptions: bool) -> list[list[Document]]:
+    """What `batch` returns, LangChain's type for it included: exceptions stand among the lists."""
+    first = next((result for result in results if isinstance(result, Exception)), None)
+    if first is not None and not return_exceptions:
+        raise first
+    return [result or [] for result in results]  # type: ignore[misc]
+
+
+def _pool(examples: Sequence[Example], ids: Sequence[str] | None, source_key: str, target_key: str) -> ExamplePool:
+    keys = ExamplePool(source_key=source_key, target_key=target_key)
+    keys.items(examples)
+    return keys.extended(examples, content_ids(examples) if ids is None else ids)
 
 
 def _checkpoint(path: Path) -> Path:

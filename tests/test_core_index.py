@@ -1,15 +1,19 @@
 """The pool in memory: search against a plain reference, blocks, masks, growth."""
 
 import copy
+import pickle
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.index import memory
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.index.memory import MemoryIndex, first_best
+from langchain_rcr.index.memory import MatrixTable, best, first_best
 
+FIELDS = ("candidate", "context")
 NOTHING = np.empty(0, dtype=np.int64)
 
 
@@ -37,7 +41,7 @@ def test_search_equals_the_slow_one(monkeypatch, block, t):
     pool, states = vectors(rng, 23), rng.normal(size=(11, 6)).astype(np.float32)
     exclude = [rng.integers(0, 23, rng.integers(0, 30)) for _ in states]  # with duplicates
     exclude[4], exclude[5] = np.arange(23), NOTHING
-    positions, logits = MemoryIndex(pool).search(states, t, exclude)
+    positions, logits = MatrixTable(pool).search(states, t, exclude)
     expected, values = slow_search(states, pool, t, exclude)
     np.testing.assert_array_equal(positions, expected)
     np.testing.assert_allclose(logits, values, atol=1e-5)
@@ -53,7 +57,7 @@ def test_the_scores_held_at_once_are_bounded(monkeypatch):
     real = memory.first_best
     monkeypatch.setattr(memory, "first_best", lambda scores, slack: seen.append(scores.size) or real(scores, slack))
     rng = np.random.default_rng(0)
-    MemoryIndex(vectors(rng, 30)).search(rng.normal(size=(20, 6)).astype(np.float32), 1, [NOTHING] * 20)
+    MatrixTable(vectors(rng, 30)).search(rng.normal(size=(20, 6)).astype(np.float32), 1, [NOTHING] * 20)
     assert max(seen) <= 100
     assert sum(seen) == 600
 
@@ -66,35 +70,157 @@ def test_first_best_by_hand():
 
 def test_vectors_are_the_context_vectors():
     pool = vectors(np.random.default_rng(1), 5)
-    np.testing.assert_array_equal(MemoryIndex(pool).vectors(np.array([3, 0, 3])), pool.context[[3, 0, 3]])
+    np.testing.assert_array_equal(MatrixTable(pool).vectors(np.array([3, 0, 3])), pool.context[[3, 0, 3]])
 
 
-def test_added_candidates_are_found_and_a_copy_stays_as_it_was():
+def test_an_extended_table_finds_the_new_rows_and_the_old_one_stays_as_it_was():
     rng = np.random.default_rng(2)
-    first, more = vectors(rng, 5), vectors(rng, 4)
-    index = MemoryIndex(first)
-    before = copy.copy(index)
-    index.add(more)
-    assert (before.size, index.size) == (5, 9)
-    both = PoolVectors(np.concatenate([first.candidate, more.candidate]), np.concatenate([first.context, more.context]))
+    pools, tables = [vectors(rng, 5)], []
+    tables.append(MatrixTable(pools[0]))
+    for size in (4, 1, 30, 2):
+        more = vectors(rng, size)
+        pools.append(PoolVectors(*(np.concatenate([getattr(p, n) for p in (pools[-1], more)]) for n in FIELDS)))
+        tables.append(tables[-1].extended(more))
     states = rng.normal(size=(8, 6)).astype(np.float32)
-    for have, pool in ((index, both), (before, first)):
-        np.testing.assert_array_equal(
-            have.search(states, 2, [NOTHING] * 8)[0], slow_search(states, pool, 2, [NOTHING] * 8)[0]
-        )
-    np.testing.assert_array_equal(index.vectors(np.arange(9)), both.context)
+    for table, pool in zip(tables, pools, strict=True):
+        assert table.size == len(table) == len(pool.candidate)
+        expected = slow_search(states, pool, 2, [NOTHING] * 8)[0]
+        np.testing.assert_array_equal(table.search(states, 2, [NOTHING] * 8)[0], expected)
+        np.testing.assert_array_equal(table.vectors(np.arange(table.size)), pool.context)
+        np.testing.assert_array_equal(table.candidates(np.arange(table.size)), pool.candidate)
+
+
+def test_two_extensions_of_one_table_do_not_meet():
+    rng = np.random.default_rng(3)
+    base = MatrixTable(vectors(rng, 5)).extended(vectors(rng, 1))
+    one, other = vectors(rng, 2), vectors(rng, 2)
+    first, second = base.extended(one), base.extended(other)
+    np.testing.assert_array_equal(first.candidates(np.array([6, 7])), one.candidate)
+    np.testing.assert_array_equal(second.candidates(np.array([6, 7])), other.candidate)
+
+
+def test_appending_does_not_copy_what_is_there():
+    rng = np.random.default_rng(4)
+    table = MatrixTable(vectors(rng, 100)).extended(vectors(rng, 1))
+    grown = table
+    for _ in range(50):
+        grown = grown.extended(vectors(rng, 1))
+    assert np.shares_memory(grown.candidates(slice(None)), table.candidates(slice(None)))
+    assert np.shares_memory(grown.vectors(slice(None)), table.vectors(slice(None)))
 
 
 def test_an_added_vector_that_is_not_finite_is_an_error_at_search():
     rng = np.random.default_rng(3)
-    index = MemoryIndex(vectors(rng, 3))
-    index.add(PoolVectors(np.full((1, 6), np.nan, dtype=np.float32), np.zeros((1, 6), dtype=np.float32)))
+    broken = PoolVectors(np.full((1, 6), np.nan, dtype=np.float32), np.zeros((1, 6), dtype=np.float32))
+    table = MatrixTable(vectors(rng, 3)).extended(broken)
     with pytest.raises(InputError, match="not finite"):
-        index.search(np.ones((1, 6), dtype=np.float32), 1, [NOTHING])
+        table.search(np.ones((1, 6), dtype=np.float32), 1, [NOTHING])
+
+
+@pytest.mark.parametrize("t", [1, 3, 9, 40])
+def test_rows_that_are_not_allowed_are_never_found(t):
+    rng = np.random.default_rng(t)
+    pool, states = vectors(rng, 30), rng.normal(size=(7, 6)).astype(np.float32)
+    allowed = rng.random(30) < 0.5
+    table = MatrixTable(pool).allowing(allowed)
+    assert (table.size, len(table)) == (allowed.sum(), 30)
+    exclude = [rng.integers(0, 30, 4) for _ in states]
+    barred = [np.concatenate([row, np.flatnonzero(~allowed)]) for row in exclude]
+    np.testing.assert_array_equal(table.search(states, t, exclude)[0], slow_search(states, pool, t, barred)[0])
+    grown = table.extended(vectors(rng, 2))
+    assert grown.size == allowed.sum() + 2
+    assert set(grown.search(states, 32, exclude)[0].ravel().tolist()) - {-1} == {*np.flatnonzero(allowed), 30, 31}
+
+
+def test_unknown_keys_to_exclude_are_ignored():
+    table = MatrixTable(vectors(np.random.default_rng(5), 3))
+    found, _ = table.search(np.ones((1, 6), dtype=np.float32), 3, [np.array([-1, -3, 3, 99])])
+    assert sorted(found[0].tolist()) == [0, 1, 2]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 12), st.sampled_from([0.0, 0.3, 1.0]))
+def test_the_two_ways_to_the_best_columns_agree(seed, size, t, width):
+    """Scores on a grid, so that many are tied; within the slack, too."""
+    rng = np.random.default_rng(seed)
+    scores = rng.integers(-4, 5, size=(3, size)).astype(np.float32) / 4
+    scores[rng.random(scores.shape) < 0.2] = -np.inf
+    slack = np.full(3, width, dtype=np.float32)
+    before, exclude = scores.copy(), [rng.integers(-2, size + 2, 3) for _ in range(3)]
+    answers = []
+    for few in (0, 100):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(memory, "_FEW", few)
+            answers.append(best(scores, slack, t, exclude))
+        np.testing.assert_array_equal(scores, before)
+    for one, other in zip(*answers, strict=True):
+        np.testing.assert_array_equal(one, other)
+    row, found = scores[0].copy(), answers[0][0][0]
+    row[exclude[0][(exclude[0] >= 0) & (exclude[0] < size)]] = -np.inf
+    for key in found:
+        left = np.flatnonzero((row >= row.max() - slack[0]) & (row > -np.inf))
+        assert key == (left[0] if len(left) else -1)
+        if key >= 0:
+            row[key] = -np.inf
+
+
+def test_log_partition_by_hand_and_in_blocks(monkeypatch):
+    candidate = np.array([[1, 0], [0, 1], [2, 0], [80, 0]], dtype=np.float32)
+    table = MatrixTable(PoolVectors(candidate, candidate)).allowing(np.array([True, True, True, False]))
+    states = np.array([[1, 2], [1, 2], [300, 0], [1, 2]], dtype=np.float32)
+    exclude = [NOTHING, np.array([1]), NOTHING, np.array([2, 0, 1, 7])]
+    expected = [np.log(np.exp(2) + np.exp(4) + np.exp(4)), np.log(np.exp(2) + np.exp(4)), 1200, -np.inf]
+    for block in (1, 1 << 26):
+        monkeypatch.setattr(memory, "_BLOCK", block)
+        np.testing.assert_allclose(table.log_partition(states, 0.5, exclude), expected, rtol=1e-6)
+    none = MatrixTable(PoolVectors(candidate[:0], candidate[:0]))
+    assert np.isneginf(none.log_partition(states, 0.5, [NOTHING] * 4)).all()
+
+
+def test_cross_rows_take_the_place_of_a_product():
+    rng = np.random.default_rng(6)
+    pool, states = vectors(rng, 40), rng.normal(size=(5, 6)).astype(np.float32)
+    table = MatrixTable(pool).allowing(np.arange(40) != 3)
+    keys = np.array([7, 0, 7, 39, 12])
+    rows = table.cross(keys)
+    np.testing.assert_allclose(rows, pool.context[keys] @ pool.candidate.T, atol=1e-5)
+    np.testing.assert_array_equal(table.cross(keys), rows)
+    scores = table.scores(states) + np.float32(0.3) * rows
+    slack = table.slack(states) + np.float32(0.3) * table.slack(pool.context[keys])
+    after = states + np.float32(0.3) * pool.context[keys]
+    found, logits = best(scores, slack, 2, [NOTHING] * 5)
+    expected, values = table.search(after, 2, [NOTHING] * 5)
+    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_allclose(logits, values, atol=1e-5)
+    assert 3 not in found
+    more = vectors(rng, 2)
+    assert table.extended(more).cross(keys).shape == (5, 42)
+
+
+def test_large_pools_keep_no_cross_rows(monkeypatch):
+    monkeypatch.setattr(memory, "CROSS_LIMIT", 9)
+    rng = np.random.default_rng(7)
+    small = MatrixTable(vectors(rng, 9))
+    assert small.cross(np.array([1])) is not None
+    assert small.extended(vectors(rng, 1)).cross(np.array([1])) is None
+
+
+def test_a_table_pickles_without_its_spare_room():
+    rng = np.random.default_rng(8)
+    pool, states = vectors(rng, 200), rng.normal(size=(4, 6)).astype(np.float32)
+    table = MatrixTable(pool).extended(vectors(rng, 1)).allowing(np.arange(201) % 3 > 0)
+    table.cross(np.arange(201))
+    packed = pickle.dumps(table)
+    assert len(packed) < 201 * 6 * 4 * 2 + 2000
+    for other in (pickle.loads(packed), copy.deepcopy(table)):
+        np.testing.assert_array_equal(
+            other.search(states, 5, [NOTHING] * 4)[0], table.search(states, 5, [NOTHING] * 4)[0]
+        )
+        assert other.extended(vectors(rng, 3)).size == table.size + 3
 
 
 def test_an_empty_pool_finds_nothing():
-    empty = MemoryIndex(PoolVectors(np.empty((0, 2), dtype=np.float32), np.empty((0, 2), dtype=np.float32)))
+    empty = MatrixTable(PoolVectors(np.empty((0, 2), dtype=np.float32), np.empty((0, 2), dtype=np.float32)))
     positions, logits = empty.search(np.ones((2, 2), dtype=np.float32), 2, [NOTHING] * 2)
     assert positions.tolist() == [[-1, -1]] * 2
     assert np.isneginf(logits).all()

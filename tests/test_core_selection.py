@@ -5,7 +5,7 @@ import pytest
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.selection import greedy
 from langchain_rcr.state import AdditiveState
 
@@ -164,7 +164,7 @@ def test_picks_for_k_begin_those_for_more():
 def test_an_engine_in_place_of_vectors():
     rng = np.random.default_rng(5)
     queries, pool = rng.normal(size=(6, 8)).astype(np.float32), random_pool(rng, 30, 8)
-    index = MemoryIndex(pool)
+    index = MatrixTable(pool)
     ours = greedy(queries, index, AdditiveState(0.4), 4)
     np.testing.assert_array_equal(ours.positions, greedy(queries, pool, AdditiveState(0.4), 4).positions)
 

@@ -1,11 +1,18 @@
 """The prompt of the paper's appendix D, the plain drop-in, and braces everywhere."""
 
+import asyncio
+import copy
+import json
+import pickle
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core._api import LangChainDeprecationWarning
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.example_selectors import SemanticSimilarityExampleSelector
 from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.load import dumpd
 from langchain_core.prompts import (
     ChatPromptTemplate,
     FewShotChatMessagePromptTemplate,
@@ -13,6 +20,7 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 from langchain_core.vectorstores import InMemoryVectorStore
+from run_tree import RunTree
 
 from langchain_rcr import FewShotPrompt, InputError, Item, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
 from langchain_rcr.items import compose
@@ -109,14 +117,20 @@ async def test_the_async_prompt_is_the_same_and_awaits_the_selector(monkeypatch:
     retriever = _retriever(BRACES)
     prompt = few_shot_prompt(retriever)
     expected = prompt.format(source="call {x}")
-    monkeypatch.setattr(SequentialCompositionalRetriever, "select_examples", None)
+    chosen = retriever.select_examples({"source": "call {x}"})
+    awaited = []
 
     async def aselect(self: Any, variables: Any) -> Any:
-        return [pick.example for pick in self.store.select(variables["source"], 2)]
+        await asyncio.sleep(0)
+        awaited.append(variables)
+        return chosen
 
+    monkeypatch.setattr(SequentialCompositionalRetriever, "select_examples", None)
     monkeypatch.setattr(SequentialCompositionalRetriever, "aselect_examples", aselect)
     assert await prompt.aformat(source="call {x}") == expected
     assert (await prompt.ainvoke({"source": "call {x}"})).to_string() == expected
+    assert [value.to_string() for value in await prompt.abatch([{"source": "call {x}"}])] == [expected]
+    assert awaited == [{"source": "call {x}"}] * 3
 
 
 def test_prefix_is_a_template_of_its_own() -> None:
@@ -126,7 +140,7 @@ def test_prefix_is_a_template_of_its_own() -> None:
 
 
 def test_a_missing_variable_is_still_an_error() -> None:
-    with pytest.raises(KeyError):
+    with pytest.raises(KeyError, match=r"missing variables \{'source'\}"):
         few_shot_prompt(_retriever(GEO)).invoke({"question": "largest city"})
 
 
@@ -156,8 +170,103 @@ def test_any_selector_serves_and_only_selectors_do() -> None:
     assert BRACES[0]["target"] in few_shot_prompt(theirs).format(source="{}")
     with pytest.raises(InputError, match="must be a LangChain example selector, not list"):
         few_shot_prompt(GEO)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="'a b' can't be the name of a template variable"):
-        few_shot_prompt(theirs, query_key="a b")
+    for key, why in (("a b", "letters, digits"), ("{x}", "letters"), ("stop", "LangChain"), ("self", "LangChain")):
+        with pytest.raises(InputError, match=f"'{key}' can't be the name of a template variable: {why}"):
+            few_shot_prompt(theirs, query_key=key)
+    with pytest.raises(InputError, match="shows 'question' of each example, but one has 'source', 'target'"):
+        few_shot_prompt(theirs, source_key="question").format(question="x")
+
+
+def test_the_question_is_the_variable_that_the_selector_reads() -> None:
+    asked = few_shot_prompt(_retriever(GEO, input_keys=["question"]))
+    assert asked.format(question="largest city") == few_shot_prompt(_retriever(GEO)).format(source="largest city")
+    other = few_shot_prompt(_retriever(GEO), query_key="question", prefix="{style}").partial(style="terse")
+    assert other.format(question="largest city") == "terse\n" + asked.format(question="largest city")
+    several = few_shot_prompt(_retriever(GEO, input_keys=["source", "topic"]))
+    assert several.input_variables == ["source"]
+    assert several.format(source="how long is", topic="the rio grande").endswith("\nSource: how long is\nTarget:")
+
+
+def test_partial_variables_also_after_a_run() -> None:
+    """LangChain's own refuses `partial` once the prompt has been invoked (langchain-core 1.7.2)."""
+    calls = []
+
+    def today() -> str:
+        calls.append(1)
+        return f"day {len(calls)}"
+
+    prompt = few_shot_prompt(_retriever(BRACES, k=1), prefix="{style}, {date}:")
+    assert prompt.input_variables == ["date", "source", "style"]
+    prompt.invoke({"source": "x", "style": "terse", "date": "today"})
+    partial = prompt.partial(style="{braces}").partial(date=today)
+    assert partial.input_variables == ["source"]
+    assert isinstance(partial, FewShotPrompt)
+    assert [partial.invoke(text).to_string().split(":")[0] for text in "ab"] == ["{braces}, day 1", "{braces}, day 2"]
+    assert partial.format(source="x", style="long").startswith("long, ")
+    assert prompt.input_variables == ["date", "source", "style"]
+    fixed = prompt.partial(source="call {tool}", style="x", date="y")
+    assert (fixed.input_variables, fixed.format()) == ([], prompt.format(source="call {tool}", style="x", date="y"))
+
+
+def test_more_text_can_be_added() -> None:
+    retriever = _retriever(BRACES, k=1)
+    prompt = few_shot_prompt(retriever)
+    longer = prompt + " {{ {start}" + PromptTemplate.from_template(" {end}", partial_variables={"end": "}"})
+    assert longer.input_variables == ["source", "start"]
+    assert longer.format(source="x", start="{s}") == prompt.format(source="x") + " { {s} }"
+    assert (longer.example_selector, prompt.suffix) == (retriever, "Source: {source}\nTarget:")
+    with pytest.raises(TypeError, match="unsupported operand"):
+        prompt + 3
+    with pytest.raises(InputError, match="a mustache template can't be added to one of f-string"):
+        prompt + PromptTemplate.from_template("{{x}}", template_format="mustache")
+
+
+def test_printing_a_prompt_asks_no_selector(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    prompt = few_shot_prompt(_retriever(BRACES), prefix="In {style}:", query_key="q").partial(style="JSON")
+    monkeypatch.setattr(SequentialCompositionalRetriever, "select_examples", None)
+    assert prompt.pretty_repr() == (
+        "In JSON:\nSource: {source}\nTarget: {target}\n… (as many as SequentialCompositionalRetriever picks)\n"
+        "Source: {q}\nTarget:"
+    )
+    assert "\x1b[33;1m\x1b[1;3m{q}\x1b[0m" in prompt.pretty_repr(html=True)
+    prompt.pretty_print()
+    assert capsys.readouterr().out == prompt.pretty_repr() + "\n"
+    fixed = FewShotPrompt(examples=BRACES, example_prompt=PromptTemplate.from_template("{source}"), suffix="{q}")
+    assert fixed.pretty_repr() == f"{BRACES[0]['source']}\n\n{BRACES[1]['source']}\n\n{{q}}"
+
+
+def test_what_a_prompt_tells_of_itself() -> None:
+    prompt = few_shot_prompt(_retriever(GEO), prefix="{style}")
+    schema = prompt.get_input_jsonschema()
+    assert schema["required"] == ["source", "style"]
+    assert {field["type"] for field in schema["properties"].values()} == {"string"}
+    assert prompt.partial(style="x").invoke("largest city") == prompt.invoke({"source": "largest city", "style": "x"})
+
+
+def test_serialising_is_refused_as_langchain_does_and_pickling_works(tmp_path: Path) -> None:
+    prompt = few_shot_prompt(_retriever(BRACES))
+    described = dumpd(prompt)
+    assert (described["type"], described["id"][-1]) == ("not_implemented", "FewShotPrompt")
+    assert BRACES[0]["target"] not in json.dumps(described)
+    with pytest.warns(LangChainDeprecationWarning), pytest.raises(ValueError, match="Saving an example selector is"):
+        prompt.save(tmp_path / "prompt.json")
+    for clone in (pickle.loads(pickle.dumps(prompt)), copy.deepcopy(prompt)):
+        assert clone.format(source="call {x}") == prompt.format(source="call {x}")
+
+
+@pytest.mark.parametrize("make", [few_shot_prompt, _plain])
+async def test_the_selectors_run_is_inside_the_prompts(make: Any) -> None:
+    prompt = make(_retriever(GEO))
+    name = type(prompt).__name__
+    expected = {name: ["SequentialCompositionalRetriever"]}
+    tree = RunTree()
+    prompt.invoke({"source": "largest city"}, {"callbacks": [tree], "tags": ["mine"]})
+    await prompt.ainvoke({"source": "largest city"}, {"callbacks": [tree], "tags": ["mine"]})
+    prompt.batch([{"source": "largest city"}] * 2, {"callbacks": [tree], "tags": ["mine"]})
+    assert tree.shape == [expected] * 4
+    for run in tree.find("SequentialCompositionalRetriever"):
+        assert (run.run_type, run.inputs, run.tags) == ("retriever", {"query": "largest city"}, ["mine"])
+        assert len((run.outputs or {})["documents"]) == 2
 
 
 def test_chat_prompts_and_chains_take_it() -> None:

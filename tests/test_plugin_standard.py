@@ -1,24 +1,83 @@
-"""LangChain's own standard tests for retrievers."""
+"""LangChain's own standard tests for retrievers, on every engine; and the same picks on all of them."""
 
+from collections.abc import Iterator
 from typing import Any
 
+import pytest
+from documents import alike
 from langchain_core.retrievers import BaseRetriever
+from langchain_rcr.index.qdrant import QdrantIndex
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 from langchain_rcr import ExamplePool, ExampleStore, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr.index.faiss import FaissIndex
+from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.index.pgvector import PgVectorIndex
 
-POOL = ExamplePool([{"source": f"what is {n} plus {n}", "target": f"add({n}, {n})"} for n in range(8)])
+EXAMPLES = [{"source": f"what is {n} plus {n}", "target": f"add({n}, {n})", "n": n} for n in range(8)]
+POOL = ExamplePool(EXAMPLES, ids=[str(n) for n in range(8)])
+ENGINES = ("memory", "faiss", "pgvector", "qdrant")
+
+
+@pytest.fixture(params=ENGINES)
+def index(request: pytest.FixtureRequest) -> Iterator[Any]:
+    """An empty engine of each kind."""
+    if request.param == "pgvector":
+        made = PgVectorIndex(request.getfixturevalue("postgres_url"), pool=request.node.name)
+    else:
+        made = {
+            "memory": MemoryIndex,
+            "faiss": FaissIndex,
+            "qdrant": lambda: QdrantIndex(":memory:", "examples"),
+        }[request.param]()
+    yield made
+    made.close()
 
 
 class TestSequentialCompositionalRetriever(RetrieversIntegrationTests):
+    @pytest.fixture(autouse=True)
+    def _on(self, index: Any) -> None:
+        self.index = index
+
     @property
     def retriever_constructor(self) -> type[BaseRetriever]:
         return SequentialCompositionalRetriever
 
     @property
     def retriever_constructor_params(self) -> dict[str, Any]:
-        return {"store": ExampleStore(TriEncoder.build("lexical", POOL.items(), dim=16), POOL)}
+        return {"store": ExampleStore(TriEncoder.build("lexical", POOL.items(), dim=16), POOL, self.index)}
 
     @property
     def retriever_query_example(self) -> str:
         return "what is 3 plus 4"
+
+
+async def test_every_engine_picks_what_memory_picks(index: Any) -> None:
+    encoder = TriEncoder.build("lexical", POOL.items(), dim=16)
+    fields: dict[str, Any] = {"k": 3, "mask_same_program": True}
+    plain = SequentialCompositionalRetriever(store=ExampleStore(encoder, POOL), **fields)
+    other = SequentialCompositionalRetriever(store=ExampleStore(encoder, POOL, index), **fields)
+    questions = [f"what is {n} plus {n + 1}" for n in range(7)]
+    for change in ("none", "add", "replace", "delete"):
+        for retriever in (plain, other):
+            if change == "add":
+                await retriever.aadd_examples([{"source": "3 and 4", "target": "add(3, 4)"}, EXAMPLES[3]], ["x", "y"])
+            elif change == "replace":
+                retriever.upsert([{"source": "two plus two", "target": "add(2, 2)", "n": 2}], ["2"])
+            elif change == "delete":
+                assert retriever.delete(["3", "5", "nobody"]) == 2
+        for options in (
+            {},
+            {"k": 1},
+            {"beam_width": 3},
+            {"filter": {"n": {"$gte": 2}}},
+            {"filter": {"n": {"$exists": False}}, "k": 1},
+        ):
+            if change in ("none",) and options.get("filter") == {"n": {"$exists": False}}:
+                continue
+            expected = plain.batch(questions, **options)
+            for found in (other.batch(questions, **options), await other.abatch(questions, **options)):
+                assert all(map(alike, found, expected)), (change, options)
+        assert alike(await other.ainvoke(questions[0]), plain.invoke(questions[0]))
+        steps = zip(other.explain(questions[1]).steps, plain.explain(questions[1]).steps, strict=True)
+        assert all(mine.pick.id == theirs.pick.id for mine, theirs in steps)

@@ -148,11 +148,11 @@ def policy_picks(
     """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once."""
     import numpy as np
 
-    from langchain_rcr.index.memory import MemoryIndex
+    from langchain_rcr.index.memory import MatrixTable
     from langchain_rcr.items import Item
     from langchain_rcr.selection import greedy
 
-    index = MemoryIndex(model.encode_pool([Item(example.source, example.target) for example in pool]))
+    index = MatrixTable(model.encode_pool([Item(example.source, example.target) for example in pool]))
     groups = None
     if mask_duplicates:
         groups = np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1]

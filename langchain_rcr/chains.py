@@ -1,0 +1,436 @@
+"""A chain from a question to a program: pick examples, ask the model, parse its answer, ask again if that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeGuard
+
+from langchain_core.documents import Document
+from langchain_core.example_selectors import BaseExampleSelector
+from langchain_core.language_models import BaseLLM
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
+from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
+from langchain_core.prompts import (
+    BasePromptTemplate,
+    ChatPromptTemplate,
+    FewShotChatMessagePromptTemplate,
+    FewShotPromptTemplate,
+)
+from langchain_core.runnables import (
+    Runnable,
+    RunnableConfig,
+    RunnableLambda,
+    RunnableSequence,
+    RunnableSerializable,
+    RunnableWithFallbacks,
+)
+from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
+from langchain_core.runnables.configurable import DynamicRunnable
+from pydantic import ConfigDict, Field
+
+from langchain_rcr.answers import candidates
+from langchain_rcr.errors import InputError
+from langchain_rcr.programs import ProgramParser, get_parser
+from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt, prompt_keys
+
+PICKED = "picked_examples"
+"""The prompt variable that brings the picks from the retriever to the prompt."""
+
+_STOP = ["\nSource:"]
+_LONGEST_QUOTE = 2000
+"""Characters of a bad answer that the model gets to see again; a model that rambles would be paid for twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedProgram:
+    """What became of a question.
+
+    Attributes:
+        program: the program, as the model wrote it; None if no answer could be parsed.
+        tree: what the parser made of it: a `Tree`, or whatever a parser of your own returns.
+        picks: the examples in the prompt, in its order: documents of a retriever, dicts of another selector.
+        answers: all that the model answered, word for word, one for each attempt.
+        error: why the last answer is no program; None if it is one.
+    """
+
+    program: str | None
+    tree: Any
+    picks: tuple[Document | dict[str, Any], ...]
+    answers: tuple[str, ...]
+    error: str | None
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is a program."""
+        return self.program is not None
+
+
+def semantic_parsing_chain(
+    llm: Runnable[Any, Any],
+    retriever: BaseExampleSelector | Runnable[str, list[Document]],
+    parser: str | ProgramParser | Callable[[str], Any],
+    *,
+    prompt: BasePromptTemplate[Any] | None = None,
+    retries: int = 1,
+    source_key: str | None = None,
+    target_key: str | None = None,
+    query_key: str | None = None,
+) -> SemanticParsingChain:
+    """A chain that answers a question with a program that parses, or says why there is none.
+
+    `chain.invoke("how many rivers are there")`, or with all variables of the prompt, `chain.invoke({"source": …})`.
+    The examples are picked once for a question, not at each attempt. Bad answers are no exceptions, see
+    `ParsedProgram`; those of the model (a lost server, say) and of the retriever pass through, for `with_retry` and
+    `with_fallbacks`. `batch` and `abatch` ask the retriever once for all questions, and the model once an attempt.
+    Further keyword arguments of `invoke`, such as `k`, go to the retriever.
+
+    Args:
+        llm: a chat or completion model, bare or wrapped (`bind`, `with_retry`, `with_fallbacks`, a chain to a string).
+        retriever: our retriever; any other example selector; or any runnable from a question to documents with the
+            examples as metadata, such as our retriever after `configurable_fields` or `with_fallbacks`.
+        parser: a language (see `langchain_rcr.programs.get_parser`; note that "functional" and "sexpr" take nearly any
+            words for a program), an object with `parse`, or a function. Whatever it raises, and None or False, says
+            that the text is no program.
+        prompt: a prompt with a place for selected examples: `few_shot_prompt`, `chat_few_shot_prompt`, or one made of
+            LangChain's classes; the picks take the place of its selector's. None: one of our two, by the kind of `llm`.
+        retries: how often to ask again, at most, after an answer that is no program: a chat model is told so in a
+            further message, a completion model in a note before the prompt.
+        source_key: see `few_shot_prompt`, likewise for a `prompt` of your own.
+        target_key: likewise.
+        query_key: the prompt variable with the question; None: as in `few_shot_prompt`, or the only variable of
+            `prompt`.
+
+    Raises:
+        InputError: an argument is of the wrong kind or out of range; the message names it.
+        MissingExtraError: the language needs a package that is not installed.
+    """
+    if not isinstance(retriever, (BaseExampleSelector, Runnable)):
+        msg = f"retriever must be a retriever or an example selector, not {type(retriever).__name__}"
+        raise InputError(msg)
+    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
+        msg = f"retries must be a whole number from 0 on, not {retries!r}"
+        raise InputError(msg)
+    if not isinstance(llm, Runnable) and not callable(llm):
+        msg = f"llm must be a model or another runnable, not {type(llm).__name__}"
+        raise InputError(msg)
+    model = coerce_to_runnable(llm)
+    variables = getattr(prompt, "input_variables", [])
+    if query_key is None and len(variables) == 1:
+        query_key = variables[0]
+    keys = prompt_keys(_innermost(retriever), source_key, target_key, query_key)
+    if prompt is None:
+        picked, names = _PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
+        completes = isinstance(_innermost(model), BaseLLM)
+        prompt = few_shot_prompt(picked, **names) if completes else chat_few_shot_prompt(picked, **names)
+        if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
+            # Left alone, a completion model goes on with questions of its own, up to its longest answer.
+            model = model.bind(stop=_STOP)
+    language = parser if isinstance(parser, str) else None
+    return SemanticParsingChain(
+        llm=model,
+        retriever=retriever,
+        prompt=_fed_with_picks(prompt),
+        parse=_parse_function(parser),
+        language=language,
+        retries=retries,
+        query_key=keys.query,
+    )
+
+
+class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProgram]):
+    """Made by `semantic_parsing_chain`, which says what it does."""
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
+
+    llm: Runnable[Any, Any]
+    retriever: Any
+    prompt: Runnable[dict[str, Any], PromptValue]
+    parse: Callable[[str], Any]
+    language: str | None = None
+    retries: int = Field(default=1, ge=0)
+    query_key: str = "source"
+
+    def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> ParsedProgram:
+        """Answer one question; see `semantic_parsing_chain`."""
+        return self.batch([input], config, **kwargs)[0]
+
+    async def ainvoke(
+        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
+    ) -> ParsedProgram:
+        """`invoke`, awaited."""
+        return (await self.abatch([input], config, **kwargs))[0]
+
+    def batch(
+        self,
+        inputs: list[str | dict[str, Any]],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[ParsedProgram]:
+        """Answer several questions; see `semantic_parsing_chain`."""
+        return self._batch_with_config(
+            self._batch,  # type: ignore[arg-type]
+            inputs,
+            config,
+            return_exceptions=return_exceptions,
+            **kwargs,
+        )
+
+    async def abatch(
+        self,
+        inputs: list[str | dict[str, Any]],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        **kwargs: Any,
+    ) -> list[ParsedProgram]:
+        """`batch`, awaited."""
+        return await self._abatch_with_config(
+            self._abatch,  # type: ignore[arg-type]
+            inputs,
+            config,
+            return_exceptions=return_exceptions,
+            **kwargs,
+        )
+
+    def _batch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
+        steps, outputs = self._steps(inputs, config, options), None
+        while True:
+            try:
+                call = steps.send(outputs)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            outputs = call.runnable.batch(call.inputs, call.configs, return_exceptions=True, **call.options)
+
+    async def _abatch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
+        steps, outputs = self._steps(inputs, config, options), None
+        while True:
+            try:
+                call = steps.send(outputs)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            outputs = await call.runnable.abatch(call.inputs, call.configs, return_exceptions=True, **call.options)
+
+    def _steps(
+        self, inputs: list[Any], configs: list[RunnableConfig], options: dict[str, Any]
+    ) -> Generator[_Call, Any, list[ParsedProgram | Exception | None]]:
+        """The chain without a word on sync or async: yields the batches to run, is sent their outputs."""
+        tasks = [self._task(given, config) for given, config in zip(inputs, configs, strict=True)]
+        picker, question = self._picker()
+        for task, picks in (yield from _stage(tasks, picker, question, options)):
+            task.take_picks(picks)
+        for task, value in (yield from _stage(tasks, self.prompt, _Task.prompt_input)):
+            task.prompt = task.asked = value
+        reading = RunnableLambda(self._read, name="parse_program")
+        for left in range(self.retries, -1, -1):
+            for task, output in (yield from _stage(tasks, self.llm, lambda task: task.asked)):
+                task.output = output
+            for task, read in (yield from _stage(tasks, reading, lambda task: task.output)):
+                task.take_reading(read, last=not left)
+        return [task.result for task in tasks]
+
+    def _task(self, given: Any, config: RunnableConfig) -> _Task:
+        variables = {self.query_key: given} if isinstance(given, str) else given
+        task = _Task(config)
+        if not isinstance(variables, Mapping):
+            msg = f"the input must be a question or a mapping with {self.query_key!r}, not {type(given).__name__}"
+            task.result = InputError(msg)
+            return task
+        task.variables = dict(variables)
+        for key in (self.query_key, *self._input_keys()):
+            if not isinstance(variables.get(key), str):
+                has = ", ".join(repr(name) for name in variables) or "nothing"
+                task.result = InputError(f"the input must have a string under {key!r}: it has {has}")
+                break
+        return task
+
+    def _input_keys(self) -> list[str]:
+        """The variables that make up the retriever's query, as LangChain's selectors order them."""
+        return sorted(getattr(_innermost(self.retriever), "input_keys", None) or [self.query_key])
+
+    def _picker(self) -> tuple[Runnable[Any, Any], Callable[[_Task], Any]]:
+        """What picks the examples, and what it is given."""
+        retriever = self.retriever
+        if isinstance(retriever, Runnable):
+            keys = self._input_keys()
+            return retriever, lambda task: " ".join(task.variables[key] for key in keys)
+        name = type(retriever).__name__
+        return RunnableLambda(retriever.select_examples, retriever.aselect_examples, name), lambda task: task.variables
+
+    def _read(self, output: Any) -> _Reading:
+        answer = _text(output)
+        complaint = ""
+        for text in candidates(answer, self.language):
+            try:
+                tree = self.parse(text)
+            except Exception as error:  # whatever a parser that isn't ours says of a text that isn't a program
+                complaint = complaint or f"{type(error).__name__}: {error}"
+                continue
+            if tree is not None and tree is not False:
+                return _Reading(answer, text, tree, None)
+            complaint = complaint or f"it can't be parsed{f' as {self.language}' if self.language else ''}"
+        return _Reading(answer, None, None, complaint or "it is empty")
+
+
+class _Reading(NamedTuple):
+    """What is in one answer."""
+
+    answer: str
+    program: str | None
+    tree: Any
+    complaint: str | None
+
+
+class _Call(NamedTuple):
+    """A batch that `_steps` asks for."""
+
+    runnable: Runnable[Any, Any]
+    inputs: list[Any]
+    configs: list[RunnableConfig]
+    options: Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class _Task:
+    """One question under way; it has its result as soon as nothing more is to be done."""
+
+    config: RunnableConfig
+    variables: dict[str, Any] = field(default_factory=dict)
+    picks: tuple[Document | dict[str, Any], ...] = ()
+    prompt: PromptValue | None = None
+    asked: PromptValue | None = None
+    output: Any = None
+    answers: tuple[str, ...] = ()
+    result: ParsedProgram | Exception | None = None
+
+    def take_picks(self, picks: Any) -> None:
+        """Keep what the retriever chose."""
+        if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
+            msg = f"the retriever must return a list of documents or examples, not {type(picks).__name__}"
+            self.result = InputError(msg)
+            return
+        self.picks = tuple(pick if isinstance(pick, Document) else dict(pick) for pick in picks)
+
+    def prompt_input(self) -> dict[str, Any]:
+        """The prompt's variables, the picks among them."""
+        examples = [pick.metadata if isinstance(pick, Document) else pick for pick in self.picks]
+        return {**self.variables, PICKED: examples}
+
+    def take_reading(self, reading: _Reading, *, last: bool) -> None:
+        """Be done with a program or after the last attempt; else word the next one."""
+        self.answers += (reading.answer,)
+        if reading.program is not None or last:
+            self.result = ParsedProgram(reading.program, reading.tree, self.picks, self.answers, reading.complaint)
+        elif isinstance(self.prompt, StringPromptValue):
+            self.asked = _with_note(self.prompt, reading)
+        elif self.asked is not None:
+            self.asked = _with_complaint(self.asked, reading)
+
+
+def _stage(
+    tasks: Sequence[_Task],
+    runnable: Runnable[Any, Any],
+    given: Callable[[_Task], Any],
+    options: Mapping[str, Any] | None = None,
+) -> Generator[_Call, list[Any], list[tuple[_Task, Any]]]:
+    """Run the tasks that have no result yet through a runnable; one that fails has its exception as its result."""
+    going = [task for task in tasks if task.result is None]
+    if not going:
+        return []
+    outputs = yield _Call(runnable, [given(task) for task in going], [task.config for task in going], options or {})
+    done = list(zip(going, outputs, strict=True))
+    for task, output in done:
+        if isinstance(output, Exception):
+            task.result = output
+    return [(task, output) for task, output in done if task.result is None]
+
+
+def _with_complaint(asked: PromptValue, reading: _Reading) -> ChatPromptValue:
+    """The conversation so far, the answer, and what is wrong with it."""
+    said = _quoted(reading.answer)
+    answer = [AIMessage(said)] if said else []  # servers refuse blank messages
+    complaint = f"That is not a program: {_quoted(str(reading.complaint))}. Answer with the program alone."
+    return ChatPromptValue(messages=[*asked.to_messages(), *answer, HumanMessage(complaint)])
+
+
+def _with_note(prompt: StringPromptValue, reading: _Reading) -> StringPromptValue:
+    """The prompt, whose end has to stay its end, with a note on the answer in front."""
+    said, complaint = _quoted(reading.answer), _quoted(str(reading.complaint))
+    note = f"The last question below was answered with this, which is not a program ({complaint}):\n{said}\n"
+    return StringPromptValue(text=f"{note}Answer with a program alone.\n\n{prompt.text}")
+
+
+def _quoted(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
+
+
+class _PickedExamples(BaseExampleSelector):
+    """Hands a prompt the examples that are among its variables, picked already."""
+
+    def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return list(input_variables[PICKED])
+
+    async def aselect_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        return self.select_examples(input_variables)
+
+    def add_example(self, example: Mapping[str, Any]) -> None:
+        msg = "examples are added to the retriever of the chain"
+        raise NotImplementedError(msg)
+
+
+def _fed_with_picks(prompt: BasePromptTemplate[Any]) -> BasePromptTemplate[Any]:
+    """A copy of a prompt whose selector is `_PickedExamples`.
+
+    Raises:
+        InputError: it has no selector, and so no place for the picks.
+    """
+    if isinstance(prompt, FewShotPromptTemplate | FewShotChatMessagePromptTemplate) and prompt.example_selector:
+        return prompt.model_copy(update={"example_selector": _PickedExamples()})
+    if isinstance(prompt, ChatPromptTemplate) and any(map(_selects, prompt.messages)):
+        messages = [_fed_with_picks(part) if _selects(part) else part for part in prompt.messages]
+        return prompt.model_copy(update={"messages": messages})
+    msg = "prompt has no place for the picks: give one with an example_selector, as few_shot_prompt makes it"
+    raise InputError(msg)
+
+
+def _selects(part: object) -> TypeGuard[FewShotChatMessagePromptTemplate]:
+    return isinstance(part, FewShotChatMessagePromptTemplate) and part.example_selector is not None
+
+
+def _parse_function(parser: object) -> Callable[[str], Any]:
+    if isinstance(parser, str):
+        return get_parser(parser).parse
+    if not isinstance(parser, type):
+        if isinstance(parser, ProgramParser):
+            return parser.parse
+        if callable(parser):
+            return parser
+    msg = f"parser must be a language, an object with parse(text), or a function, not {parser!r}"
+    raise InputError(msg)
+
+
+def _innermost(runnable: object) -> object:
+    """The model or retriever inside its wrappings."""
+    while True:
+        if isinstance(runnable, RunnableBindingBase):
+            runnable = runnable.bound
+        elif isinstance(runnable, RunnableSequence):
+            runnable = runnable.first
+        elif isinstance(runnable, RunnableWithFallbacks):
+            runnable = runnable.runnable
+        elif isinstance(runnable, DynamicRunnable):
+            runnable = runnable.default
+        else:
+            return runnable
+
+
+def _text(output: object) -> str:
+    if isinstance(output, BaseMessage):
+        return str(output.text)
+    if isinstance(output, str):
+        return output
+    msg = f"the model must answer with text or a message, not {type(output).__name__}"
+    raise InputError(msg)

@@ -1,0 +1,90 @@
+"""What a set of picks must keep to beside its logits: different programs, different questions, room in the prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_rcr.errors import InputError
+from langchain_rcr.index.base import Row
+
+
+class DifferentPrograms:
+    """No two picks with the same program (white space aside), while others are left."""
+
+    soft = True
+
+    def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
+        """Whether no pick has the candidate's program."""
+        return all(row.program != candidate.program for row in picked)
+
+
+class DifferentQuestions:
+    """No two picks whose questions share almost all words, while others are left.
+
+    Args:
+        source_key: the key of the question.
+        overlap: the largest Jaccard similarity of two picks' word sets (lower case) that is still let through, below 1.
+    """
+
+    soft = True
+
+    def __init__(self, source_key: str, overlap: float) -> None:
+        self._key, self._overlap = source_key, overlap
+        self._words: dict[str, frozenset[str]] = {}
+
+    def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
+        """Whether the candidate's question is new enough."""
+        words = self._of(candidate)
+        return all(len(words & of) <= self._overlap * len(words | of) for of in map(self._of, picked))
+
+    def _of(self, row: Row) -> frozenset[str]:
+        if row.id not in self._words:
+            self._words[row.id] = frozenset(str(row.example[self._key]).lower().split())
+        return self._words[row.id]
+
+
+class TokenBudget:
+    """The picks' texts fit into a number of tokens, together and whole. What doesn't fit is passed over.
+
+    Args:
+        max_tokens: for all picks, the line break after each included.
+        count: tokens of a text.
+        text: the text of an example in a prompt.
+    """
+
+    soft = False
+
+    def __init__(self, max_tokens: int, count: Callable[[str], int], text: Callable[[dict[str, Any]], str]) -> None:
+        self._max, self._count, self._text = max_tokens, count, text
+        self._tokens: dict[str, int] = {}
+
+    def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
+        """Whether the candidate still fits."""
+        return sum(map(self._of, (*picked, candidate))) <= self._max
+
+    def _of(self, row: Row) -> int:
+        if row.id not in self._tokens:
+            self._tokens[row.id] = self._count(self._text(row.example) + "\n")
+        return self._tokens[row.id]
+
+
+def token_counter(tokenizer: Any) -> Callable[[str], int]:
+    """How many tokens a text has, by whatever the user has at hand.
+
+    Args:
+        tokenizer: a LangChain model (its `get_num_tokens`), a tokenizer with `encode` (transformers, tiktoken), or a
+            function from a text to a number.
+
+    Raises:
+        InputError: it is none of these.
+    """
+    if callable(getattr(tokenizer, "get_num_tokens", None)):
+        counter: Callable[[str], int] = tokenizer.get_num_tokens
+        return counter
+    if callable(getattr(tokenizer, "encode", None)):
+        return lambda text: len(tokenizer.encode(text))
+    if callable(tokenizer):
+        return lambda text: int(tokenizer(text))
+    msg = f"tokenizer must be a LangChain model, a tokenizer or a function of a text, not {type(tokenizer).__name__}"
+    raise InputError(msg)

@@ -1,0 +1,163 @@
+"""Metadata filters: which examples of a pool may be picked at all. One meaning on every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from langchain_rcr.errors import InputError
+
+Operator = Literal["eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "exists"]
+_OPERATORS: tuple[Operator, ...] = get_args(Operator)
+
+
+@dataclass(frozen=True, slots=True)
+class Compare:
+    """One field against a value.
+
+    Args:
+        key: the field of the example.
+        op: `eq` and `ne` compare as JSON does (1 and 1.0 are equal, 1 and true are not); `ne` is the opposite of `eq`,
+            true where the field is missing. `lt` … `gte` hold between two numbers or two strings (by code point),
+            never otherwise. `in` and `nin`: `eq` with one of the values, and the opposite. `exists`: whether the field
+            is there, null included.
+        value: what to compare with: null, a string, number, bool; a tuple of them for `in` and `nin`; a bool for
+            `exists`.
+    """
+
+    key: str
+    op: Operator
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class AllOf:
+    """All of the parts hold; true without parts."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AnyOf:
+    """At least one of the parts holds; false without parts."""
+
+    parts: tuple[Filter, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Not:
+    """The part doesn't hold."""
+
+    part: Filter
+
+
+Filter: TypeAlias = Compare | AllOf | AnyOf | Not
+
+
+def parse_filter(spec: Mapping[str, Any]) -> Filter:
+    """Read a filter as LangChain's vector stores write them.
+
+    `{"db": "geo"}`, `{"year": {"$gte": 2000, "$lt": 2010}}`, `{"$or": [{"db": "geo"}, {"level": {"$in": [1, 2]}}]}`,
+    `{"$not": {…}}`; several entries of one mapping must all hold.
+
+    Raises:
+        InputError: it is none; the message names the operator, key or value.
+    """
+    if not isinstance(spec, Mapping):
+        raise InputError(f"filter: must be a mapping of fields to values, not {type(spec).__name__}")
+    parts = [_entry(key, value) for key, value in spec.items()]
+    return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
+
+
+def matches(condition: Filter, example: Mapping[str, Any]) -> bool:
+    """Whether an example passes: the plain meaning that every engine's own query must agree with."""
+    if isinstance(condition, AllOf):
+        return all(matches(part, example) for part in condition.parts)
+    if isinstance(condition, AnyOf):
+        return any(matches(part, example) for part in condition.parts)
+    if isinstance(condition, Not):
+        return not matches(condition.part, example)
+    if condition.op == "exists":
+        return (condition.key in example) is condition.value
+    there = condition.key in example
+    return holds(condition.op, example[condition.key], condition.value) if there else condition.op in ("ne", "nin")
+
+
+def holds(op: Operator, field: Any, value: Any) -> bool:
+    """Whether a field's value stands in the relation `op` (not `exists`) to a filter's value."""
+    if op in ("in", "nin"):
+        return any(holds("eq", field, one) for one in value) is (op == "in")
+    if op in ("eq", "ne"):
+        return (_kind(field) == _kind(value) and bool(field == value)) is (op == "eq")
+    if _kind(field) != _kind(value) or _kind(field) not in ("number", "string"):
+        return False
+    return bool({"lt": field < value, "lte": field <= value, "gt": field > value, "gte": field >= value}[op])
+
+
+def fields_of(condition: Filter) -> set[str]:
+    """The fields that a filter asks about, those of `exists` left out."""
+    if isinstance(condition, AllOf | AnyOf):
+        return {key for part in condition.parts for key in fields_of(part)}
+    if isinstance(condition, Not):
+        return fields_of(condition.part)
+    return set() if condition.op == "exists" else {condition.key}
+
+
+def unknown_field(condition: Filter, known: Sequence[str]) -> InputError:
+    """The error for a filter that asks about a field which no example has."""
+    lacking = sorted(fields_of(condition) - set(known))
+    has = ", ".join(repr(key) for key in sorted(known)) or "none"
+    return InputError(f"filter: no example has a field {lacking[0]!r} (fields there: {has})")
+
+
+def _entry(key: object, value: Any) -> Filter:
+    if not isinstance(key, str) or not key:
+        raise InputError(f"filter: a field must be a non-empty string, not {key!r}")
+    if key in ("$and", "$or"):
+        if not isinstance(value, list | tuple) or not value:
+            raise InputError(f"filter: {key} takes a list of filters, not {value!r}")
+        parts = tuple(parse_filter(part) for part in value)
+        return AllOf(parts) if key == "$and" else AnyOf(parts)
+    if key == "$not":
+        return Not(parse_filter(value))
+    if key.startswith("$"):
+        raise InputError(f"filter: unknown operator {key!r} (known: $and, $or, $not, and {_known()} below a field)")
+    if not isinstance(value, Mapping):
+        return Compare(key, "eq", _scalar(key, value))
+    if not value:
+        raise InputError(f"filter: {key!r} has no condition: {{}}")
+    parts = tuple(_condition(key, op, operand) for op, operand in value.items())
+    return parts[0] if len(parts) == 1 else AllOf(parts)
+
+
+def _condition(key: str, op: object, operand: Any) -> Filter:
+    name = next((known for known in _OPERATORS if op == f"${known}"), None)
+    if name is None:
+        raise InputError(f"filter: unknown operator {op!r} at {key!r} (known: {_known()})")
+    if name in ("in", "nin"):
+        if not isinstance(operand, list | tuple | set | frozenset):
+            raise InputError(f"filter: {op} at {key!r} takes a list, not {operand!r}")
+        return Compare(key, name, tuple(_scalar(key, one) for one in operand))
+    if name == "exists" and not isinstance(operand, bool):
+        raise InputError(f"filter: $exists at {key!r} takes true or false, not {operand!r}")
+    return Compare(key, name, _scalar(key, operand))
+
+
+def _scalar(key: str, value: Any) -> Any:
+    finite = not isinstance(value, float) or abs(value) < float("inf")
+    if (value is not None and not isinstance(value, str | int | float)) or not finite:
+        raise InputError(f"filter: {key!r} can be compared with text, numbers, true, false and null, not {value!r}")
+    return value
+
+
+def _kind(value: object) -> str:
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int | float):
+        return "number"
+    return "string" if isinstance(value, str) else type(value).__name__
+
+
+def _known() -> str:
+    return ", ".join(f"${op}" for op in _OPERATORS)

@@ -1,0 +1,372 @@
+"""The pool in FAISS, in this process: exact search, graphs (HNSW), inverted lists (IVF), half precision."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, Self, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.index.base import FloatArray, IntArray, PoolVectors
+from langchain_rcr.index.columns import BoolArray
+from langchain_rcr.index.growing import Growing
+from langchain_rcr.index.local import LocalIndex
+from langchain_rcr.index.memory import blocks, in_order, log_sums, longest, slack
+
+Kind = Literal["flat", "hnsw", "ivf"]
+
+BEST = 1024
+"""So many of the best candidates make up `log_partition` where not all are looked at."""
+
+_AT_ONCE = 2048
+"""Rows added before searches get a turn."""
+
+_PER_LIST = 39
+"""Vectors that FAISS wants for each inverted list to train on."""
+
+_SMALL = 4096
+"""Pools up to this size are searched in full, whatever the kind: a detour would take as long."""
+
+_RARE = 10
+"""Where fewer than one row in so many can be found, all of these are looked at, whatever the kind."""
+
+
+@dataclass(frozen=True, slots=True)
+class FaissOptions:
+    """Which FAISS index, and its parameters.
+
+    Args:
+        kind: `flat`: exact. `hnsw`: a graph; approximate, fast, slow to add to. `ivf`: inverted lists; approximate.
+            Both are exact up to 4,096 rows, and `ivf` until there are enough to train on.
+        fp16: keep E_c in half precision: half the memory, logits to about three digits.
+        m: neighbours of a vector in the graph (hnsw).
+        ef_construction: candidates looked at when a vector is added (hnsw).
+        ef_search: candidates looked at in a search (hnsw).
+        nlist: inverted lists (ivf); None: 4 · √N of the N rows trained on.
+        nprobe: lists looked at in a search (ivf).
+        train_from: rows that begin training (ivf), at least 39 · nlist.
+    """
+
+    kind: Kind = "flat"
+    fp16: bool = False
+    m: int = 32
+    ef_construction: int = 200
+    ef_search: int = 128
+    nlist: int | None = None
+    nprobe: int = 32
+    train_from: int = 10_000
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            msg = f"kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}"
+            raise InputError(msg)
+        for name in ("m", "ef_construction", "ef_search", "nlist", "nprobe", "train_from"):
+            value, least = getattr(self, name), 2 if name == "m" else 1
+            if value is None and name == "nlist":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                msg = f"{name} must be a whole number from {least} on, not {value!r}"
+                raise InputError(msg)
+
+    @property
+    def exact(self) -> bool:
+        """Whether searches and logits are those of a full search in float32."""
+        return self.kind == "flat" and not self.fp16
+
+    def lists(self, rows: int) -> int:
+        """How many inverted lists to train over so many rows; 0: too few rows."""
+        wanted = self.nlist or max(1, min(int(4 * rows**0.5), max(rows, self.train_from) // _PER_LIST))
+        return wanted if self.kind == "ivf" and rows >= max(self.train_from, wanted * _PER_LIST) else 0
+
+
+class FaissIndex(LocalIndex):
+    """The engine that searches with FAISS; see `LocalIndex` and, for the arguments, `FaissOptions`.
+
+    FAISS uses as many threads as OMP_NUM_THREADS says.
+
+    Raises:
+        MissingExtraError: FAISS is not installed.
+        InputError: an option is out of range.
+    """
+
+    def __init__(
+        self,
+        kind: Kind = "flat",
+        *,
+        fp16: bool = False,
+        m: int = 32,
+        ef_construction: int = 200,
+        ef_search: int = 128,
+        nlist: int | None = None,
+        nprobe: int = 32,
+        train_from: int = 10_000,
+    ) -> None:
+        _faiss()
+        self.options = FaissOptions(kind, fp16, m, ef_construction, ef_search, nlist, nprobe, train_from)
+        super().__init__()
+
+    def _table(self, vectors: PoolVectors) -> FaissTable:
+        return FaissTable(vectors, self.options)
+
+
+class FaissTable:
+    """E_c in a FAISS index whose ids are row numbers, E_z in a matrix: a `Searcher`, safe from threads.
+
+    Tables that grew out of each other share one FAISS index, which rows are only ever appended to; each looks at its
+    own rows alone. What must not be found is left out by a selector inside FAISS; picks are left out by fetching more.
+
+    Args:
+        vectors: the pool's E_c and E_z; E_z is taken over, E_c copied.
+        options: which index.
+    """
+
+    def __init__(self, vectors: PoolVectors, options: FaissOptions) -> None:
+        self._options = options
+        self._context = Growing(vectors.context)
+        self._longest = longest(vectors.candidate)
+        self._allowed: BoolArray | None = None
+        self._size = len(vectors.candidate)
+        self._shared = _Shared(_new_index(vectors.candidate, options))
+        self._shared.append(vectors.candidate)
+
+    def __len__(self) -> int:
+        return len(self._context)
+
+    @property
+    def size(self) -> int:
+        """How many candidates can be found."""
+        return self._size
+
+    def extended(self, vectors: PoolVectors) -> FaissTable:
+        """This table with more rows, which can all be found. Called by one thread at a time."""
+        table = copy.copy(self)
+        start, more = len(self), len(vectors.candidate)
+        retrain = not self._shared.trained and self._options.lists(start + more)
+        if retrain or self._shared.count != start:
+            everything = np.concatenate([self.candidates(np.arange(start)), vectors.candidate])
+            table._shared = _Shared(_new_index(everything, self._options))
+            table._shared.append(everything)
+        else:
+            self._shared.append(vectors.candidate)
+        table._context = self._context.extended(vectors.context)
+        table._longest = float(np.maximum(self._longest, longest(vectors.candidate)))
+        table._size = self._size + more
+        if self._allowed is not None:
+            table._allowed = np.concatenate([self._allowed, np.ones(more, dtype=bool)])
+        return table
+
+    def allowing(self, allowed: BoolArray) -> FaissTable:
+        """This table where nothing but the rows with `allowed` (N,) can be found."""
+        table = copy.copy(self)
+        table._allowed = allowed
+        table._size = int(np.count_nonzero(allowed))
+        return table
+
+    def vectors(self, keys: IntArray) -> FloatArray:
+        """E_z (B, D) of the rows `keys` (B,)."""
+        return self._context.rows[keys]
+
+    def opened(self) -> Self:
+        """This table for one selection: itself."""
+        return self
+
+    def candidates(self, keys: IntArray) -> FloatArray:
+        """E_c (B, D) of the rows `keys` (B,); to half precision with `fp16`."""
+        with self._shared.reading() as index:
+            if not len(keys):
+                return np.empty((0, index.d), dtype=np.float32)
+            found: FloatArray = index.reconstruct_batch(np.ascontiguousarray(keys))
+            return found
+
+    def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
+        """The t best candidates for each state, as far as the kind of index finds them; see `Searcher.search`.
+
+        Raises:
+            InputError: a state is not finite.
+        """
+        states = np.ascontiguousarray(states, dtype=np.float32)
+        margin = slack(states, self._longest)
+        keys = np.full((len(states), t), -1, dtype=np.int64)
+        logits = np.full((len(states), t), -np.inf, dtype=np.float32)
+        left = np.arange(len(states))
+        # One more than needed, to see whether the last one is tied with what wasn't fetched.
+        width = t + 1 + max(map(len, exclude), default=0)
+        while len(left) and self._size:
+            found, scores = self._fetch(states[left], min(width, self._size))
+            tied = []
+            for row, row_keys, row_scores in zip(left.tolist(), found, scores, strict=True):
+                there = (row_keys >= 0) & ~np.isin(row_keys, exclude[row])
+                best, values = in_order(row_keys[there], row_scores[there], float(margin[row]), t)
+                settled = len(best) == t and row_scores[-1] < row_scores[there][t - 1] - margin[row]
+                if settled or row_keys[-1] < 0 or width >= self._size:
+                    keys[row, : len(best)], logits[row, : len(best)] = best, values
+                else:
+                    tied.append(row)
+            left, width = np.array(tied, dtype=np.int64), 4 * width
+        return keys, logits
+
+    def log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
+        """Log Σ exp(logit / τ), (B,): exact for `flat` in float32, else over the `BEST` best that are left.
+
+        The exact sum is a product with FAISS's own matrix, as much work as a search.
+        """
+        totals = np.empty(len(states))
+        if not self._options.exact:
+            _, scores = self.search(states, min(BEST, max(1, self._size)), exclude)
+            return log_sums(scores, tau, [np.empty(0, dtype=np.int64)] * len(states))
+        with self._shared.reading() as index:
+            rows = _faiss().rev_swig_ptr(index.get_xb(), len(self) * index.d).reshape(len(self), index.d)
+            for block in blocks(len(states), len(self)):
+                scores = states[block] @ rows.T
+                if self._allowed is not None:
+                    np.copyto(scores, -np.inf, where=~self._allowed)
+                totals[block] = log_sums(scores, tau, exclude[block])
+        return totals
+
+    def _fetch(self, states: FloatArray, width: int) -> tuple[IntArray, FloatArray]:
+        """The `width` best of each state, (B, width) each, best first; −1 and any score where there are fewer."""
+        everything = len(self) <= _SMALL or _RARE * self._size < len(self)
+        keys, scores = self._ask(states, width, everything)
+        short = np.flatnonzero(keys[:, -1] < 0)
+        if len(short) and not everything:
+            keys[short], scores[short] = self._ask(states[short], width, True)
+        return keys, scores
+
+    def _ask(self, states: FloatArray, width: int, everything: bool) -> tuple[IntArray, FloatArray]:
+        """One FAISS search among the rows that can be found; approximate unless `everything` is to be looked at."""
+        faiss = _faiss()
+        with self._shared.reading() as index:
+            selector = self._selector(index)
+            if isinstance(index, faiss.IndexHNSW) and not everything:
+                ef = max(self._options.ef_search, width)
+                params = faiss.SearchParametersHNSW(sel=selector, efSearch=ef)
+            elif isinstance(index, faiss.IndexIVF):
+                params = faiss.SearchParametersIVF(
+                    sel=selector, nprobe=index.nlist if everything else min(index.nlist, self._options.nprobe)
+                )
+            else:
+                params = None if selector is None else faiss.SearchParameters(sel=selector)
+            graphless = everything and isinstance(index, faiss.IndexHNSW)
+            searched = faiss.downcast_index(index.storage) if graphless else index
+            scores, keys = searched.search(states, width, params=params)
+        return keys, scores
+
+    def _selector(self, index: Any) -> Any:
+        if self._allowed is not None:
+            return _faiss().IDSelectorBitmap(np.packbits(self._allowed, bitorder="little"))
+        return _faiss().IDSelectorRange(0, len(self)) if index.ntotal > len(self) else None
+
+
+class _Shared:
+    """A FAISS index that many may search or one may change: it is not safe to search while it grows.
+
+    Someone who waits to write goes before those who come to read later, but after a write those who wait to read go
+    before the next one: neither keeps the other out.
+    """
+
+    def __init__(self, index: Any) -> None:
+        self._index = index
+        self._reading, self._writing = 0, False
+        self._waiting_readers, self._waiting_writers, self._admitted = 0, 0, 0
+        self._turn = threading.Condition()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with self.reading() as index:
+            return _restored, (_faiss().serialize_index(index).tobytes(),)
+
+    @property
+    def count(self) -> int:
+        with self.reading() as index:
+            return int(index.ntotal)
+
+    @property
+    def trained(self) -> bool:
+        """Whether it is one of inverted lists."""
+        return isinstance(self._index, _faiss().IndexIVF)
+
+    def append(self, vectors: FloatArray) -> None:
+        for start in range(0, len(vectors), _AT_ONCE):
+            with self._alone() as index:
+                index.add(np.ascontiguousarray(vectors[start : start + _AT_ONCE], dtype=np.float32))
+
+    @contextmanager
+    def reading(self) -> Iterator[Any]:
+        with self._turn:
+            self._waiting_readers += 1
+            try:
+                self._turn.wait_for(lambda: not self._writing and (self._admitted or not self._waiting_writers))
+            finally:
+                self._waiting_readers -= 1
+            self._admitted = max(0, self._admitted - 1)
+            self._reading += 1
+        try:
+            yield self._index
+        finally:
+            with self._turn:
+                self._reading -= 1
+                self._turn.notify_all()
+
+    @contextmanager
+    def _alone(self) -> Iterator[Any]:
+        with self._turn:
+            self._waiting_writers += 1
+            try:
+                # Someone admitted may have been interrupted while waiting.
+                self._turn.wait_for(
+                    lambda: not (self._writing or self._reading or (self._admitted and self._waiting_readers))
+                )
+            finally:
+                self._waiting_writers -= 1
+            self._writing = True
+        try:
+            yield self._index
+        finally:
+            with self._turn:
+                self._writing = False
+                self._admitted = self._waiting_readers
+                self._turn.notify_all()
+
+
+def _new_index(vectors: FloatArray, options: FaissOptions) -> Any:
+    """An empty FAISS index for vectors of this length, trained on these."""
+    faiss = _faiss()
+    dim, product, half = vectors.shape[1], faiss.METRIC_INNER_PRODUCT, faiss.ScalarQuantizer.QT_fp16
+    lists = options.lists(len(vectors))
+    if options.kind == "hnsw":
+        if options.fp16:
+            index = faiss.IndexHNSWSQ(dim, half, options.m, product)
+        else:
+            index = faiss.IndexHNSWFlat(dim, options.m, product)
+        index.hnsw.efConstruction = options.ef_construction
+    elif lists:
+        coarse = faiss.IndexFlatIP(dim)
+        if options.fp16:
+            index = faiss.IndexIVFScalarQuantizer(coarse, dim, lists, half, product)
+        else:
+            index = faiss.IndexIVFFlat(coarse, dim, lists, product)
+        index.set_direct_map_type(faiss.DirectMap.Array)  # to read vectors back by row
+    elif options.fp16:
+        index = faiss.IndexScalarQuantizer(dim, half, product)
+    else:
+        index = faiss.IndexFlatIP(dim)
+    if not index.is_trained:
+        index.train(np.ascontiguousarray(vectors, dtype=np.float32))
+    return index
+
+
+def _restored(serialized: bytes) -> _Shared:
+    return _Shared(_faiss().deserialize_index(np.frombuffer(serialized, dtype=np.uint8)))
+
+
+def _faiss() -> Any:
+    try:
+        import faiss
+    except ImportError:
+        raise MissingExtraError("faiss", "faiss") from None
+    return faiss

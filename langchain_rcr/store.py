@@ -1,0 +1,343 @@
+"""A trained encoder, a pool and the engine that holds it: what retrievers share, and where questions become picks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeGuard
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.explaining import Explanation, Structures, explain
+from langchain_rcr.files import atomic_directory
+from langchain_rcr.filters import Filter
+from langchain_rcr.index.base import FloatArray, PoolVectors, Row
+from langchain_rcr.index.local import LocalIndex, load_vectors, save_vectors
+from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.pool import Example, ExamplePool, check_text, write_jsonl
+from langchain_rcr.selection import Asking, Options, Picks, arun, run, select
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from langchain_rcr.index.base import AsyncCandidateIndex, CandidateIndex
+    from langchain_rcr.tri_encoder import TriEncoder
+
+POOL_FILE = "pool.jsonl"
+"""The examples of a checkpoint."""
+
+VECTORS_FILE = "pool.safetensors"
+"""Their vectors, where a store was saved."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One pick for one query.
+
+    Args:
+        id: the example's id.
+        text: the example as a prompt shows it.
+        example: its fields, a copy.
+        step: 1 for the first pick, up to k.
+        logit: of the pick in the state that it was picked in (Eq. 4).
+        probability: π of the pick among the candidates left at its step; None where it wasn't asked for.
+        relevance: the logit that it has for the question alone; None where it wasn't asked for.
+    """
+
+    id: str
+    text: str
+    example: dict[str, Any]
+    step: int
+    logit: float
+    probability: float | None = None
+    relevance: float | None = None
+
+
+class ExampleStore:
+    """A trained encoder, a pool and the pool's vectors in an engine: what several retrievers share.
+
+    Safe to read and change from many threads: a query sees the pool as it was before or after a change.
+
+    Args:
+        encoder: the trained encoder; put in inference mode.
+        pool: the examples to begin with, and the keys of their questions and programs. Those whose ids the engine has
+            are left as they are there; the others are encoded here, once.
+        index: the engine; None: one in memory.
+
+    Raises:
+        CheckpointError: the engine holds vectors of another encoder.
+    """
+
+    def __init__(self, encoder: TriEncoder, pool: ExamplePool, index: CandidateIndex | None = None) -> None:
+        self.encoder = encoder.eval()
+        self.schema = _empty(pool)
+        self.index: CandidateIndex = MemoryIndex() if index is None else index
+        self.index.bind(encoder.fingerprint(), encoder.dim)
+        known = self.index.known(pool.ids) if len(pool) else set()
+        if len(known) < len(pool):
+            fresh = [at for at, example_id in enumerate(pool.ids) if example_id not in known]
+            self.add([pool.examples[at] for at in fresh], [pool.ids[at] for at in fresh])
+
+    def __repr__(self) -> str:
+        keys = f"keys '{self.schema.source_key}' and '{self.schema.target_key}'"
+        return f"ExampleStore({self.index.count()} examples in {type(self.index).__name__}, {keys})"
+
+    # ------------------------------------------------------------------ changes
+
+    def add(self, examples: Sequence[Example], ids: Sequence[str] | None = None, *, replace: bool = False) -> list[str]:
+        """Encode examples (only these) and add them; the next query can pick them.
+
+        Args:
+            examples: mappings with the two keys, and any other fields.
+            ids: one for each; None for random ones.
+            replace: an example whose id is there takes the other's place.
+
+        Returns:
+            Their ids.
+
+        Raises:
+            PoolError: an example or an id can't enter the pool; then nothing was added.
+            InputError: the ids don't match the examples in number.
+        """
+        rows, vectors = self._encoded(examples, ids)
+        self.index.add(rows, vectors, replace=replace)
+        return [row.id for row in rows]
+
+    async def aadd(
+        self, examples: Sequence[Example], ids: Sequence[str] | None = None, *, replace: bool = False
+    ) -> list[str]:
+        """`add`; encoding happens in a thread."""
+        rows, vectors = await asyncio.to_thread(self._encoded, examples, ids)
+        if is_async(self.index):
+            await self.index.aadd(rows, vectors, replace=replace)
+        else:
+            await asyncio.to_thread(self.index.add, rows, vectors, replace=replace)
+        return [row.id for row in rows]
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete examples; no query that begins later can pick them. Unknown ids are ignored.
+
+        Returns:
+            How many there were.
+        """
+        return self.index.delete(_ids(ids))
+
+    async def adelete(self, ids: Sequence[str]) -> int:
+        """`delete`, awaited."""
+        if is_async(self.index):
+            return await self.index.adelete(_ids(ids))
+        return await asyncio.to_thread(self.index.delete, _ids(ids))
+
+    def _encoded(self, examples: Sequence[Example], ids: Sequence[str] | None) -> tuple[list[Row], PoolVectors]:
+        pool = self.schema.extended(examples, ids)
+        vectors = self.encoder.encode_pool(pool.items())
+        rows = [
+            Row(example_id, example, int(program))
+            for example_id, example, program in zip(pool.ids, pool.examples, pool.programs, strict=True)
+        ]
+        return rows, vectors
+
+    # ------------------------------------------------------------------ selection
+
+    def select(
+        self, queries: Sequence[str], options: Options, where: Filter | None = None, *, relevance: bool = False
+    ) -> list[list[Pick]]:
+        """Pick examples for questions, each in the light of those before it; all questions go through together.
+
+        Args:
+            queries: the questions.
+            options: k, and how to select.
+            where: which examples may be picked.
+            relevance: find out each pick's relevance to the question alone.
+
+        Returns:
+            For each question its picks; fewer than k only where `options` ends a sequence early.
+
+        Raises:
+            InputError: a question is not a string, blank or not valid Unicode; k is above the number of candidates.
+            PoolError: the pool is empty.
+            EngineError: the engine can't be reached.
+        """
+        vectors = self._queries(queries)
+        with self.index.read(where) as reader:
+            self._check(options.k, reader.size, where)
+            return run(self._selection(vectors, options, relevance), reader)
+
+    async def aselect(
+        self, queries: Sequence[str], options: Options, where: Filter | None = None, *, relevance: bool = False
+    ) -> list[list[Pick]]:
+        """`select`: computation happens in a thread, the engine is awaited where it is natively async."""
+        if not is_async(self.index):
+            return await asyncio.to_thread(self.select, queries, options, where, relevance=relevance)
+        vectors = await asyncio.to_thread(self._queries, queries)
+        async with self.index.aread(where) as reader:
+            self._check(options.k, reader.size, where)
+            return await arun(self._selection(vectors, options, relevance), reader)
+
+    def explain(
+        self,
+        query: str,
+        options: Options,
+        where: Filter | None = None,
+        *,
+        runner_ups: int = 3,
+        structures: Structures | None = None,
+    ) -> Explanation:
+        """Pick examples for a question, and say why. Arguments: see `langchain_rcr.explaining.explain`."""
+        vectors = self._queries([query])
+        keys = (self.schema.source_key, self.schema.target_key)
+        with self.index.read(where) as reader:
+            self._check(options.k, reader.size, where)
+            explaining = explain(
+                query, vectors, self.encoder.state(), options, runner_ups=runner_ups, keys=keys, structures=structures
+            )
+            return run(explaining, reader)
+
+    def _queries(self, queries: Sequence[str]) -> FloatArray:
+        for query in queries:
+            check_query(query)
+        return self.encoder.encode_queries(queries)
+
+    def _selection(self, vectors: FloatArray, options: Options, relevance: bool) -> Asking[list[list[Pick]]]:
+        state = self.encoder.state()
+        picks = yield from select(vectors, state, options)
+        keys = np.unique(picks.positions[picks.positions >= 0])
+        if not len(keys):
+            return [[] for _ in vectors]
+        rows = dict(zip(keys.tolist(), (yield "rows", (keys,)), strict=True))
+        alone = np.full(picks.positions.shape, np.nan)
+        if relevance:
+            candidates = yield "candidates", (keys,)
+            # A step that wasn't taken (key −1) reads some candidate's, and is left out below.
+            at = np.searchsorted(keys, picks.positions).clip(0, len(keys) - 1)
+            alone = np.einsum("bd,bkd->bk", state.start(vectors).vector(), candidates[at])
+        return [self._picks(picks, at, rows, alone[at]) for at in range(len(vectors))]
+
+    def _picks(self, picks: Picks, at: int, rows: dict[int, Row], alone: NDArray[np.floating[Any]]) -> list[Pick]:
+        found = []
+        columns = (picks.positions[at], picks.logits[at], picks.probabilities[at], alone)
+        for step, (key, logit, *asked) in enumerate(zip(*(c.tolist() for c in columns), strict=True), start=1):
+            if key < 0:
+                break
+            row = rows[key]
+            known = [None if np.isnan(value) else value for value in asked]
+            found.append(Pick(row.id, self.schema.text(row.example), dict(row.example), step, logit, *known))
+        return found
+
+    def _check(self, k: int, size: int, where: Filter | None) -> None:
+        if k <= size:
+            return
+        if where is not None:
+            msg = f"k = {k} examples asked for, but the filter lets only {size} through"
+            raise InputError(msg)
+        if not size:
+            msg = "the pool is empty: add examples before asking for some"
+            raise PoolError(msg)
+        msg = f"k = {k} examples asked for, but the pool has only {size}"
+        raise InputError(msg)
+
+    # ------------------------------------------------------------------ files
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write encoder, examples and vectors as one checkpoint folder, whole or not at all.
+
+        An engine that keeps the pool elsewhere goes on keeping it: then the folder holds the encoder alone.
+
+        Raises:
+            PoolError: an example has a field that JSON can't hold.
+        """
+        with atomic_directory(folder) as path:
+            self.encoder.save_pretrained(path)
+            if isinstance(self.index, LocalIndex):
+                rows, vectors = self.index.content()
+                pool = self.schema.extended([row.example for row in rows], [row.id for row in rows])
+                write_jsonl(path / POOL_FILE, pool)
+                save_vectors(path / VECTORS_FILE, self.encoder.fingerprint(), _signatures(pool), vectors)
+
+    @classmethod
+    def from_saved(
+        cls, encoder: TriEncoder, pool: ExamplePool, folder: Path, index: CandidateIndex | None = None
+    ) -> ExampleStore:
+        """A store over the pool of a checkpoint folder; its vectors are read where `save` left some.
+
+        Raises:
+            CheckpointError: the vectors there are of another encoder or pool.
+        """
+        file = folder / VECTORS_FILE
+        if not file.is_file():
+            return cls(encoder, pool, index)
+        store = cls(encoder, _empty(pool), index)
+        vectors = load_vectors(file, encoder.fingerprint(), _signatures(pool))
+        rows = [Row(*row) for row in zip(pool.ids, pool.examples, pool.programs.tolist(), strict=True)]
+        known = store.index.known(pool.ids)
+        fresh = [at for at, row in enumerate(rows) if row.id not in known]
+        if fresh:
+            chosen = PoolVectors(vectors.candidate[fresh], vectors.context[fresh])
+            store.index.add([rows[at] for at in fresh], chosen)
+        return store
+
+
+def is_async(index: CandidateIndex) -> TypeGuard[AsyncCandidateIndex]:
+    """Whether an engine is natively async."""
+    return hasattr(index, "aread")
+
+
+def check_query(query: object) -> None:
+    """Refuse what is no question.
+
+    Raises:
+        InputError: it is not a string, blank, or not valid Unicode.
+    """
+    if not isinstance(query, str):
+        msg = f"the query must be a string, not {type(query).__name__}"
+        raise InputError(msg)
+    try:
+        check_text(query)
+    except ValueError as error:
+        msg = f"the query {error}"
+        raise InputError(msg) from None
+
+
+def content_ids(examples: Sequence[Example]) -> list[str]:
+    """An id for each example by what it holds, so that the same list gets the same ids again.
+
+    Equal examples get different ids: the second of a kind ends in "-2".
+    """
+    seen: Counter[str] = Counter()
+    ids = []
+    for example in examples:
+        text = json.dumps(example, sort_keys=True, default=repr) if isinstance(example, dict) else repr(example)
+        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+        seen[digest] += 1
+        ids.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
+    return ids
+
+
+def _signatures(pool: ExamplePool) -> list[str]:
+    """Of each example its id and what the encoders read of it: what its vectors belong to."""
+    return [
+        json.dumps([example_id, item.source, item.target])
+        for example_id, item in zip(pool.ids, pool.items(), strict=True)
+    ]
+
+
+def _empty(pool: ExamplePool) -> ExamplePool:
+    return ExamplePool(source_key=pool.source_key, target_key=pool.target_key, require_target=pool.require_target)
+
+
+def _ids(ids: Sequence[str]) -> list[str]:
+    if isinstance(ids, str):
+        msg = f"ids must be a sequence of ids, not one string: [{ids!r}]"
+        raise InputError(msg)
+    wrong = next((one for one in ids if not isinstance(one, str)), None)
+    if wrong is not None:
+        msg = f"an id must be a string, not {wrong!r}"
+        raise InputError(msg)
+    return list(ids)

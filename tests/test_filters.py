@@ -1,0 +1,109 @@
+"""Metadata filters: how they are written, what they mean, what they refuse."""
+
+import math
+
+import pytest
+
+from langchain_rcr.errors import InputError
+from langchain_rcr.filters import AllOf, AnyOf, Compare, Not, fields_of, matches, parse_filter, unknown_field
+
+ROW = {"db": "geo", "year": 2005, "ok": True, "none": None, "tags": ["a"], "share": 0.5, "nan": math.nan}
+
+
+@pytest.mark.parametrize(
+    ("spec", "parsed"),
+    [
+        ({"db": "geo"}, Compare("db", "eq", "geo")),
+        ({"db": None}, Compare("db", "eq", None)),
+        ({}, AllOf(())),
+        (
+            {"year": {"$gte": 2000, "$lt": 2010}},
+            AllOf((Compare("year", "gte", 2000), Compare("year", "lt", 2010))),
+        ),
+        ({"a": 1, "b": {"$ne": 2}}, AllOf((Compare("a", "eq", 1), Compare("b", "ne", 2)))),
+        (
+            {"$or": [{"a": 1}, {"$not": {"b": {"$in": [1, "x"]}}}]},
+            AnyOf((Compare("a", "eq", 1), Not(Compare("b", "in", (1, "x"))))),
+        ),
+        ({"$and": [{"a": {"$exists": False}}]}, AllOf((Compare("a", "exists", False),))),
+        ({"a": {"$nin": (1,)}}, Compare("a", "nin", (1,))),
+    ],
+)
+def test_filters_are_read(spec, parsed):
+    assert parse_filter(spec) == parsed
+
+
+@pytest.mark.parametrize(
+    ("spec", "passes"),
+    [
+        ({}, True),
+        ({"db": "geo"}, True),
+        ({"db": "Geo"}, False),
+        ({"year": 2005.0}, True),
+        ({"ok": 1}, False),
+        ({"ok": True}, True),
+        ({"year": {"$ne": "2005"}}, True),
+        ({"none": None}, True),
+        ({"absent": None}, False),
+        ({"absent": {"$ne": 3}}, True),
+        ({"absent": {"$nin": [3]}}, True),
+        ({"absent": {"$lt": 3}}, False),
+        ({"$not": {"absent": {"$lt": 3}}}, True),
+        ({"none": {"$exists": True}}, True),
+        ({"absent": {"$exists": False}}, True),
+        ({"db": {"$exists": False}}, False),
+        ({"tags": "a"}, False),
+        ({"tags": {"$nin": ["a"]}}, True),
+        ({"year": {"$gt": 2004.5, "$lte": 2005}}, True),
+        ({"year": {"$gt": "2004"}}, False),
+        ({"year": {"$lte": True}}, False),
+        ({"db": {"$lt": "gf", "$gte": "geo"}}, True),
+        ({"db": {"$lt": "Z"}}, False),
+        ({"nan": {"$ne": 1}}, True),
+        ({"nan": {"$lt": 1}}, False),
+        ({"share": {"$in": [1, 0.5]}}, True),
+        ({"share": {"$in": []}}, False),
+        ({"share": {"$nin": []}}, True),
+        ({"$or": [{"db": "x"}, {"ok": True}]}, True),
+        ({"$and": [{"db": "geo"}, {"ok": False}]}, False),
+    ],
+)
+def test_what_passes(spec, passes):
+    assert matches(parse_filter(spec), ROW) is passes
+
+
+def test_without_parts():
+    assert matches(AllOf(()), {})
+    assert not matches(AnyOf(()), {})
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("db", "must be a mapping of fields to values, not str"),
+        ({3: 1}, "a field must be a non-empty string, not 3"),
+        ({"": 1}, "a field must be a non-empty string"),
+        ({"$or": []}, r"\$or takes a list of filters"),
+        ({"$or": {"a": 1}}, r"\$or takes a list of filters"),
+        ({"$nor": [{"a": 1}]}, r"unknown operator '\$nor'"),
+        ({"a": {"$like": "x"}}, r"unknown operator '\$like' at 'a' \(known: \$eq, "),
+        ({"a": {"gt": 1}}, "unknown operator 'gt' at 'a'"),
+        ({"a": {}}, "'a' has no condition"),
+        ({"a": {"$in": "abc"}}, r"\$in at 'a' takes a list, not 'abc'"),
+        ({"a": {"$exists": 1}}, r"\$exists at 'a' takes true or false, not 1"),
+        ({"a": [1]}, "'a' can be compared with text, numbers, true, false and null"),
+        ({"a": {"$gt": math.nan}}, "'a' can be compared with"),
+        ({"a": {"$in": [math.inf]}}, "'a' can be compared with"),
+        ({"$not": 3}, "must be a mapping"),
+    ],
+)
+def test_what_is_no_filter_is_named(spec, message):
+    with pytest.raises(InputError, match=f"^filter: .*{message}|^filter: {message}"):
+        parse_filter(spec)
+
+
+def test_fields_and_the_error_for_an_unknown_one():
+    condition = parse_filter({"$or": [{"a": 1}, {"$not": {"b": {"$gt": 2}}}], "c": {"$exists": True}})
+    assert fields_of(condition) == {"a", "b"}
+    assert str(unknown_field(condition, ["z", "a"])) == "filter: no example has a field 'b' (fields there: 'a', 'z')"
+    assert "(fields there: none)" in str(unknown_field(condition, []))

@@ -1,0 +1,258 @@
+"""FAISS against the matrix in memory: same picks where it is exact, measured recall where it isn't."""
+
+import pickle
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.index import faiss as module
+from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.index.faiss import FaissIndex, FaissOptions, FaissTable
+from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.selection import greedy
+from langchain_rcr.state import AdditiveState
+
+NOTHING = np.empty(0, dtype=np.int64)
+
+
+@pytest.fixture(autouse=True)
+def approximate_from_the_first_row(monkeypatch):
+    monkeypatch.setattr("langchain_rcr.index.faiss._SMALL", 0)
+
+
+def vectors(rng, size, dim=32):
+    return PoolVectors(*rng.normal(size=(2, size, dim)).astype(np.float32))
+
+
+def with_duplicates(rng, size, dim, kinds):
+    kind = rng.integers(0, kinds, size) if kinds < size else np.arange(size)
+    return PoolVectors(*(rng.normal(size=(2, kinds, dim)).astype(np.float32)[:, kind]))
+
+
+@pytest.mark.parametrize("batch", [1, 7, 64])
+@pytest.mark.parametrize("kinds", [1, 40, 1013])
+def test_flat_finds_what_the_matrix_finds(batch, kinds):
+    rng = np.random.default_rng(batch)
+    pool = with_duplicates(rng, 1013, 384, kinds)
+    states = rng.normal(size=(batch, 384)).astype(np.float32)
+    exclude = [rng.integers(-1, 1020, rng.integers(0, 40)) for _ in states]
+    allowed = rng.random(1013) < 0.4
+    matrix, flat = MatrixTable(pool), FaissTable(pool, FaissOptions())
+    for one, other in ((matrix, flat), (matrix.allowing(allowed), flat.allowing(allowed))):
+        assert one.size == other.size
+        for t in (1, 5, 60):
+            keys, logits = other.search(states, t, exclude)
+            expected, values = one.search(states, t, exclude)
+            # Logits that differ by just the slack fall on either side of it, by rounding.
+            close = np.abs(logits - values) < 2 * one.slack(states)[:, None]
+            assert close.all()
+            assert (keys != expected).sum() <= 0.002 * keys.size * (kinds == 1013)
+        totals = other.log_partition(states, 0.7, exclude)
+        np.testing.assert_allclose(totals, one.log_partition(states, 0.7, exclude), rtol=1e-5)
+
+
+def test_greedy_picks_are_the_same():
+    rng = np.random.default_rng(0)
+    pool, queries = with_duplicates(rng, 1500, 64, 300), rng.normal(size=(20, 64)).astype(np.float32)
+    for lam in (-0.5, 0.3):
+        ours = greedy(queries, FaissTable(pool, FaissOptions()), AdditiveState(lam), 6)
+        np.testing.assert_array_equal(ours.positions, greedy(queries, pool, AdditiveState(lam), 6).positions)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
+@pytest.mark.parametrize("fp16", [False, True])
+def test_recall(kind, fp16):
+    rng = np.random.default_rng(1)
+    pool, states = vectors(rng, 3000), rng.normal(size=(50, 32)).astype(np.float32)
+    table = FaissTable(pool, FaissOptions(kind, fp16, nlist=20, nprobe=14, train_from=1000))
+    exclude = [rng.integers(0, 3000, 4) for _ in states]
+    expected = MatrixTable(pool).search(states, 10, exclude)[0]
+    keys, logits = table.search(states, 10, exclude)
+    hits = np.mean([len(set(one) & set(other)) / 10 for one, other in zip(keys, expected, strict=True)])
+    assert hits > 0.9
+    assert not any(set(row) & set(barred) for row, barred in zip(keys, exclude, strict=True))
+    exact = np.einsum("bd,btd->bt", states, pool.candidate[keys])
+    np.testing.assert_allclose(logits, exact, atol=2e-2 if fp16 else 1e-4)
+    np.testing.assert_allclose(table.candidates(keys[0]), pool.candidate[keys[0]], atol=2e-3 if fp16 else 0)
+    np.testing.assert_array_equal(table.vectors(keys[0]), pool.context[keys[0]])
+
+
+@pytest.mark.parametrize("kind", ["hnsw", "ivf"])
+def test_a_rare_filter_is_searched_exactly_and_nothing_is_lacking(kind):
+    rng = np.random.default_rng(2)
+    pool, states = vectors(rng, 3000), rng.normal(size=(20, 32)).astype(np.float32)
+    table = FaissTable(pool, FaissOptions(kind, m=4, ef_search=1, nlist=60, nprobe=1, train_from=1000))
+    rare = rng.random(3000) < 0.01
+    found = table.allowing(rare).search(states, 5, [NOTHING] * 20)[0]
+    np.testing.assert_array_equal(found, MatrixTable(pool).allowing(rare).search(states, 5, [NOTHING] * 20)[0])
+    # Approximate search would find enough of these, but not the best.
+    wide = FaissTable(pool, FaissOptions(kind, m=4, ef_search=16, nlist=60, nprobe=20, train_from=1000))
+    rare = rng.random(3000) < 0.08
+    found = wide.allowing(rare).search(states, 5, [NOTHING] * 20)[0]
+    np.testing.assert_array_equal(found, MatrixTable(pool).allowing(rare).search(states, 5, [NOTHING] * 20)[0])
+    for allowed in (rng.random(3000) < 0.2, np.arange(3000) >= 0):
+        some = table.allowing(allowed)
+        keys, _ = some.search(states, 700, [NOTHING] * 20)
+        expected = min(700, some.size)
+        assert ((keys >= 0).sum(axis=1) == expected).all()
+        assert all(len(set(row[row >= 0])) == expected and allowed[row[row >= 0]].all() for row in keys)
+
+
+def test_small_pools_are_searched_exactly(monkeypatch):
+    monkeypatch.setattr(module, "_SMALL", 1500)
+    rng = np.random.default_rng(8)
+    pool, states = vectors(rng, 1500), rng.normal(size=(20, 32)).astype(np.float32)
+    for kind in ("hnsw", "ivf"):
+        table = FaissTable(pool, FaissOptions(kind, m=2, ef_search=1, nlist=30, nprobe=1, train_from=1000))
+        expected = MatrixTable(pool).search(states, 5, [NOTHING] * 20)[0]
+        np.testing.assert_array_equal(table.search(states, 5, [NOTHING] * 20)[0], expected)
+        more = table.extended(vectors(rng, 1))
+        assert (more.search(states, 5, [NOTHING] * 20)[0] != expected).any()
+
+
+def test_ties_are_fetched_until_the_lowest_key_is_sure(monkeypatch):
+    fetched = []
+    real = FaissTable._fetch
+    monkeypatch.setattr(FaissTable, "_fetch", lambda self, s, w: fetched.append((len(s), w)) or real(self, s, w))
+    candidate = np.ones((500, 3), dtype=np.float32)
+    candidate[490:] += np.arange(1, 11, dtype=np.float32)[:, None]
+    table = FaissTable(PoolVectors(candidate, candidate), FaissOptions())
+    states = np.array([[1, 1, 1], [-1, -1, -1]], dtype=np.float32)
+    keys, _ = table.search(states, 3, [np.array([0, 1])] * 2)
+    assert keys.tolist() == [[499, 498, 497], [2, 3, 4]]
+    assert fetched[0] == (2, 6)
+    assert [rows for rows, _ in fetched[1:]] == [1] * (len(fetched) - 1)
+    assert fetched[-1][1] == 500
+
+
+def test_inverted_lists_begin_when_there_are_enough_rows():
+    rng = np.random.default_rng(3)
+    table = FaissTable(vectors(rng, 0), FaissOptions("ivf", nlist=4, train_from=200))
+    first = table.extended(vectors(rng, 199))
+    assert not first._shared.trained
+    states = rng.normal(size=(5, 32)).astype(np.float32)
+    before = first.search(states, 3, [NOTHING] * 5)[0]
+    second = first.extended(vectors(rng, 1))
+    assert second._shared.trained
+    assert second._shared.count == 200
+    third = second.extended(vectors(rng, 30))
+    assert third._shared is second._shared
+    np.testing.assert_array_equal(first.search(states, 3, [NOTHING] * 5)[0], before)
+    np.testing.assert_array_equal(third.candidates(np.arange(199)), first.candidates(np.arange(199)))
+
+
+@pytest.mark.parametrize(
+    ("options", "rows", "lists"),
+    [
+        (FaissOptions("ivf"), 9_999, 0),
+        (FaissOptions("ivf"), 10_000, 256),
+        (FaissOptions("ivf"), 1_000_000, 4000),
+        (FaissOptions("ivf", nlist=1000), 38_999, 0),
+        (FaissOptions("ivf", nlist=1000), 39_000, 1000),
+        (FaissOptions("ivf", train_from=1), 39, 1),
+        (FaissOptions("flat"), 1_000_000, 0),
+    ],
+)
+def test_how_many_lists(options, rows, lists):
+    assert options.lists(rows) == lists
+
+
+def test_two_extensions_of_one_table_do_not_meet():
+    rng = np.random.default_rng(4)
+    base = FaissTable(vectors(rng, 5), FaissOptions())
+    one, other = vectors(rng, 2), vectors(rng, 3)
+    first, second = base.extended(one), base.extended(other)
+    np.testing.assert_array_equal(first.candidates(np.arange(5, 7)), one.candidate)
+    np.testing.assert_array_equal(second.candidates(np.arange(5, 8)), other.candidate)
+    assert set(base.search(np.ones((1, 32), dtype=np.float32), 9, [NOTHING])[0][0]) == {0, 1, 2, 3, 4, -1}
+
+
+@pytest.mark.parametrize("options", [FaissOptions("hnsw"), FaissOptions(fp16=True)])
+def test_log_partition_sums_over_the_best_alone(monkeypatch, options):
+    monkeypatch.setattr(module, "BEST", 20)
+    rng = np.random.default_rng(5)
+    pool, states = vectors(rng, 300, 8), rng.normal(size=(4, 8)).astype(np.float32)
+    table, exclude = FaissTable(pool, options), [np.arange(n) for n in range(4)]
+    logits = np.where(np.arange(300) >= np.arange(4)[:, None], states @ pool.candidate.T, -np.inf)
+    best = np.sort(logits, axis=1)[:, -20:]
+    expected = np.log(np.exp(best / 0.5).sum(axis=1))
+    np.testing.assert_allclose(table.log_partition(states, 0.5, exclude), expected, rtol=2e-3)
+
+
+@pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
+@pytest.mark.parametrize("fp16", [False, True])
+def test_pickles_with_its_faiss_index(kind, fp16):
+    rng = np.random.default_rng(6)
+    table = FaissTable(vectors(rng, 400), FaissOptions(kind, fp16, nlist=4, train_from=200))
+    states = rng.normal(size=(9, 32)).astype(np.float32)
+    again = pickle.loads(pickle.dumps(table))
+    for one, other in zip(table.search(states, 5, [NOTHING] * 9), again.search(states, 5, [NOTHING] * 9), strict=True):
+        np.testing.assert_array_equal(one, other)
+    more = vectors(rng, 3)
+    np.testing.assert_allclose(again.extended(more).candidates(np.arange(400, 403)), more.candidate, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "pq"}, "kind must be one of flat, hnsw, ivf, not 'pq'"),
+        ({"m": 1}, "m must be a whole number from 2 on, not 1"),
+        ({"nprobe": 0}, "nprobe must be a whole number from 1 on, not 0"),
+        ({"ef_search": 1.5}, "ef_search must be a whole number"),
+        ({"nlist": True}, "nlist must be a whole number"),
+    ],
+)
+def test_options_out_of_range_are_named(options, message):
+    with pytest.raises(InputError, match=message):
+        FaissIndex(**options)
+
+
+def test_a_state_that_is_not_finite_is_an_error():
+    table = FaissTable(vectors(np.random.default_rng(7), 3), FaissOptions())
+    with pytest.raises(InputError, match="not finite"):
+        table.search(np.full((1, 32), np.nan, dtype=np.float32), 1, [NOTHING])
+
+
+def test_without_faiss_the_extra_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    with pytest.raises(MissingExtraError, match=r"faiss is not installed: pip install 'langchain-rcr\[faiss\]'"):
+        FaissIndex()
+
+
+class Slow:
+    """In the place of a FAISS index: notes who is in it together."""
+
+    def __init__(self):
+        self.inside, self.log = [], []
+
+    def work(self, who):
+        self.inside.append(who)
+        self.log.append(tuple(self.inside))
+        time.sleep(0.002)
+        self.inside.remove(who)
+
+
+def test_many_read_or_one_writes_and_neither_keeps_the_other_out():
+    slow = Slow()
+    shared = module._Shared(slow)
+    stop, turns = time.monotonic() + 0.6, {"read": 0, "write": 0}
+
+    def work(kind, lock):
+        while time.monotonic() < stop:
+            with lock() as index:
+                index.work(kind)
+            turns[kind] += 1
+
+    threads = [threading.Thread(target=work, args=("read", shared.reading)) for _ in range(6)]
+    threads += [threading.Thread(target=work, args=("write", shared._alone)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(set(inside) == {"read"} or inside == ("write",) for inside in slow.log)
+    assert max(map(len, slow.log)) > 1
+    assert min(turns.values()) > 20

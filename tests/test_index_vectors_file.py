@@ -1,0 +1,99 @@
+"""The file of a pool's vectors: what comes back, and what is refused with a word on what to rebuild."""
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.index.local import load_vectors, save_vectors
+
+IDS = ["a", "b", "ü"]
+
+
+@pytest.fixture
+def pool():
+    return PoolVectors(*np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32))
+
+
+@pytest.fixture
+def file(tmp_path, pool):
+    save_vectors(tmp_path / "pool.safetensors", "one", IDS, pool)
+    return tmp_path / "pool.safetensors"
+
+
+def test_what_was_written_comes_back(file, pool):
+    again = load_vectors(file, "one", tuple(IDS))
+    np.testing.assert_array_equal(again.candidate, pool.candidate)
+    np.testing.assert_array_equal(again.context, pool.context)
+    assert [path.name for path in file.parent.iterdir()] == ["pool.safetensors"]
+
+
+def test_an_empty_pool_and_a_part_of_a_matrix(tmp_path, pool):
+    for rows in (slice(0, 0), slice(None, None, 2)):
+        part, ids = PoolVectors(pool.candidate[rows], pool.context[rows]), IDS[rows]
+        save_vectors(tmp_path / "x", "one", ids, part)
+        np.testing.assert_array_equal(load_vectors(tmp_path / "x", "one", ids).context, part.context)
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "ids", "message"),
+    [
+        ("two", IDS, r"is of another encoder \(one, not two\)"),
+        ("one", ["a", "b"], r"belongs to other examples than those of the pool \(3, not 2\)"),
+        ("one", ["b", "a", "ü"], "belongs to other examples"),
+        ("one", ["ab", "", "ü"], "belongs to other examples"),
+    ],
+)
+def test_what_does_not_belong_is_refused(file, fingerprint, ids, message):
+    with pytest.raises(CheckpointError, match=rf"pool\.safetensors {message}.*: .*encode the examples anew"):
+        load_vectors(file, fingerprint, ids)
+
+
+def test_a_missing_file_and_a_folder_are_named(tmp_path):
+    for path in (tmp_path / "none", tmp_path):
+        with pytest.raises(CheckpointError, match=r"is missing: .*encode the examples anew"):
+            load_vectors(path, "one", IDS)
+
+
+@pytest.mark.parametrize("at", [0, 3, 8, 60, 300, -1])
+def test_a_cut_file_is_damaged(file, at):
+    file.write_bytes(file.read_bytes()[:at])
+    with pytest.raises(CheckpointError, match=r"is damaged"):
+        load_vectors(file, "one", IDS)
+
+
+@pytest.mark.parametrize("content", [b"", b"\x80\x05K\x01.", b"{}", b"\xff" * 400, b"\x02\0\0\0\0\0\0\0{}"])
+def test_a_foreign_file_is_refused(file, content):
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"is damaged|holds no vectors of a pool"):
+        load_vectors(file, "one", IDS)
+
+
+def header(file):
+    from safetensors import safe_open
+
+    with safe_open(file, "numpy") as opened:
+        return opened.metadata()
+
+
+@pytest.mark.parametrize("what", ["nan", "double", "names", "rows", "shapes", "dim", "no header"])
+def test_a_file_whose_tensors_are_not_as_written_is_refused(file, what):
+    meta, tensors = header(file), load_file(file)
+    if what == "nan":
+        tensors["context"][1, 2] = np.nan
+    elif what == "double":
+        tensors["candidate"] = tensors["candidate"].astype(np.float64)
+    elif what == "names":
+        tensors["third"] = tensors["context"]
+    elif what == "rows":
+        tensors = {name: value[:2].copy() for name, value in tensors.items()}
+    elif what == "shapes":
+        tensors["context"] = tensors["context"][:, :3].copy()
+    elif what == "dim":
+        tensors = {name: value[:, :3].copy() for name, value in tensors.items()}
+    else:
+        meta = None
+    save_file(tensors, file, meta)
+    with pytest.raises(CheckpointError, match=r"is damaged|holds no vectors of a pool"):
+        load_vectors(file, "one", IDS)

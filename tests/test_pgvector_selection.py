@@ -1,0 +1,78 @@
+"""Whole selections: the picks, logits and probabilities of the engine in memory, called and awaited."""
+
+import asyncio
+import uuid
+
+import numpy as np
+import pytest
+
+from langchain_rcr.constraints import DifferentPrograms
+from langchain_rcr.filters import parse_filter
+from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.selection import Options, arun, run, select
+from langchain_rcr.state import AdditiveState
+
+pytest.importorskip("psycopg")
+from langchain_rcr.index.pgvector import PgVectorIndex
+
+DIM, COUNT = 12, 400
+
+
+@pytest.fixture(scope="module")
+def both(postgres_url):
+    """The same pool twice, one in five a copy of its neighbour's vectors, some of it deleted and replaced."""
+    rng = np.random.default_rng(0)
+    vectors = PoolVectors(*rng.normal(size=(2, COUNT, DIM)).astype(np.float32))
+    vectors.candidate[1::5] = vectors.candidate[::5]
+    rows = [Row(f"{n}", {"source": f"q {n}", "target": f"p {n % 9}", "level": n % 4}, n % 9) for n in range(COUNT)]
+    indexes = MemoryIndex(), PgVectorIndex(postgres_url, uuid.uuid4().hex)
+    some = PoolVectors(vectors.candidate[20:40], vectors.context[20:40])
+    for index in indexes:
+        index.bind("f", DIM)
+        index.add(rows, vectors)
+        index.delete([str(n) for n in range(0, COUNT, 7)])
+        index.add(rows[20:40], some, replace=True)
+    assert indexes[0].count() == indexes[1].count()
+    yield indexes
+    indexes[1].close()
+
+
+@pytest.mark.parametrize("where", [None, {"level": {"$in": [1, 3]}}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        Options(6),
+        Options(4, probabilities=True, tau=0.3),
+        Options(3, beam_width=4, tau=0.5),
+        Options(9, constraints=(DifferentPrograms(),)),
+        Options(12, constraints=(DifferentPrograms(),), stop_early=True),
+    ],
+    ids=["greedy", "probabilities", "beams", "programs", "until nothing is left"],
+)
+def test_same_picks_as_in_memory(both, options, where):
+    queries = np.random.default_rng(1).normal(size=(7, DIM)).astype(np.float32)
+    condition = None if where is None else parse_filter(where)
+
+    def selection(some=queries):
+        return select(some, AdditiveState(-0.4), options)
+
+    def ids(reader, picks):
+        return [[row.id for row in reader.rows(line[line >= 0])] for line in picks.positions]
+
+    memory, postgres = both
+    with memory.read(condition) as reader:
+        expected = run(selection(), reader)
+        names = ids(reader, expected)
+    with postgres.read(condition) as reader:
+        picks = run(selection(), reader)
+        assert ids(reader, picks) == names
+        assert ids(reader, run(selection(queries[2:3]), reader)) == names[2:3]
+        np.testing.assert_allclose(picks.logits, expected.logits, rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(picks.probabilities, expected.probabilities, rtol=1e-4)
+
+    async def awaited():
+        async with postgres.aread(condition) as reader:
+            return await arun(selection(), reader)
+
+    np.testing.assert_array_equal(asyncio.run(awaited()).positions, picks.positions)

@@ -1,0 +1,169 @@
+"""What a retriever can be told: filters, beams, order, budgets, keys; by field, by call and by configuration."""
+
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from documents import alike
+from langchain_core.runnables import ConfigurableField
+
+from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder
+
+EXAMPLES = [
+    {"source": f"how many {color} {animal} are there", "target": f"count({color}({animal}))", "db": animal, "n": number}
+    for number, (color, animal) in enumerate(product(["red", "round", "big"], ["cats", "dogs", "mice"]))
+]
+QUERY = "how many red cats and big dogs are there"
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TriEncoder:
+    return TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=64)
+
+
+def make(encoder: TriEncoder, **fields: Any) -> SequentialCompositionalRetriever:
+    return SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcdefghi"), **fields)
+
+
+@pytest.fixture
+def retriever(encoder: TriEncoder) -> SequentialCompositionalRetriever:
+    return make(encoder)
+
+
+def ids(documents: Any) -> str:
+    return "".join(document.id for document in documents)
+
+
+def test_every_document_has_its_probability_over_what_was_left(
+    retriever: SequentialCompositionalRetriever, encoder: TriEncoder
+) -> None:
+    vectors = encoder.encode_pool([Item(row["source"], row["target"]) for row in EXAMPLES])
+    state, left = encoder.encode_queries([QUERY])[0], list(range(9))
+    for document in retriever.invoke(QUERY, k=9):
+        weights = np.exp((vectors.candidate[left] @ state).astype(np.float64) / encoder.config.tau)
+        at = left.index("abcdefghi".index(document.id))
+        assert document.metadata["probability"] == pytest.approx(weights[at] / weights.sum(), rel=1e-3)
+        state = state + encoder.config.lam * vectors.context[left.pop(at)]
+    assert document.metadata["probability"] == pytest.approx(1)
+    retriever.probabilities = False
+    assert "probability" not in retriever.invoke(QUERY)[0].metadata
+
+
+def test_a_filter_decides_what_may_be_picked(encoder: TriEncoder, retriever: SequentialCompositionalRetriever) -> None:
+    cats = make(encoder, filter={"db": "cats"}, k=3)
+    assert sorted(ids(cats.invoke(QUERY))) == ["a", "d", "g"]
+    assert sorted(ids(retriever.invoke(QUERY, k=3, filter={"db": {"$in": ["dogs"]}}))) == ["b", "e", "h"]
+    # The call's filter stands in place of the field's, an empty one for none.
+    early = {"n": {"$lt": 3}}
+    assert sorted(ids(cats.invoke(QUERY, filter=early))) == ["a", "b", "c"]
+    assert ids(cats.invoke(QUERY, k=9, filter={})) == ids(retriever.invoke(QUERY, k=9))
+    assert {row["db"] for row in cats.select_examples({"source": QUERY})} == {"cats"}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"colour": "red"}, r"filter: no example has a field 'colour' \(fields there: 'db', 'n', 'source', 'target'\)"),
+        ({"n": {"$near": 3}}, r"filter: unknown operator '\$near' at 'n'"),
+        ({"n": [1]}, r"filter: 'n' can be compared with text, numbers, true, false and null, not \[1\]"),
+        ({"db": "cats", "n": 0}, "k = 4 examples asked for, but the filter lets only 1 through"),
+    ],
+)
+def test_a_filter_that_cannot_be_met_says_why(
+    retriever: SequentialCompositionalRetriever, spec: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        retriever.invoke(QUERY, filter=spec)
+
+
+def test_beams_are_asked_for_by_field_and_by_call(
+    encoder: TriEncoder, retriever: SequentialCompositionalRetriever
+) -> None:
+    def chance(documents: Any) -> float:
+        return float(np.prod([document.metadata["probability"] for document in documents]))
+
+    wide = retriever.invoke(QUERY, beam_width=20)
+    assert chance(wide) >= chance(retriever.invoke(QUERY)) - 1e-5
+    assert ids(make(encoder, beam_width=20).invoke(QUERY)) == ids(wide)
+
+
+def test_the_order_of_the_picks(encoder: TriEncoder, retriever: SequentialCompositionalRetriever) -> None:
+    picked = retriever.invoke(QUERY)
+    assert ids(make(encoder, order="reversed").invoke(QUERY)) == ids(picked)[::-1]
+    vectors = encoder.encode_pool([Item(row["source"], row["target"]) for row in EXAMPLES])
+    alone = vectors.candidate @ encoder.encode_queries([QUERY])[0]
+    nearest_last = sorted(ids(picked), key=lambda one: alone["abcdefghi".index(one)])
+    assert ids(make(encoder, order="relevance").invoke(QUERY)) == "".join(nearest_last)
+    ordered = make(encoder, order="relevance")
+    for query, found in zip([QUERY, "big dogs"], ordered.batch([QUERY, "big dogs"]), strict=True):
+        assert alike(found, ordered.invoke(query))
+    assert ordered.invoke(QUERY)[-1].metadata["step"] == ids(picked).index(nearest_last[-1]) + 1
+
+
+def test_a_token_budget_holds_whole_examples(encoder: TriEncoder) -> None:
+    def words(text: str) -> int:
+        return len(text.split())
+
+    short = {"source": "red cats", "target": "x"}
+    every = [*EXAMPLES, short]
+    roomy = SequentialCompositionalRetriever.from_examples(encoder, every, max_tokens=10_000, tokenizer=words, k=10)
+    assert len(roomy.invoke(QUERY)) == 10
+    one = words(f"Source: {EXAMPLES[0]['source']}\nTarget: {EXAMPLES[0]['target']}")
+    tight = SequentialCompositionalRetriever.from_examples(
+        encoder, every, max_tokens=2 * one + words("Source: red cats\nTarget: x"), tokenizer=words, k=10
+    )
+    documents = tight.invoke(QUERY)
+    assert len(documents) == 3
+    assert sum(words(document.page_content) for document in documents) <= 2 * one + 5
+    assert any(document.page_content.endswith("Target: x") for document in documents)
+
+
+def test_near_duplicates_are_kept_apart(encoder: TriEncoder) -> None:
+    twice = [*EXAMPLES, *({**row, "source": f"{row['source']} ?"} for row in EXAMPLES)]
+    apart = SequentialCompositionalRetriever.from_examples(encoder, twice, max_overlap=0.8, k=9)
+    assert len({row["n"] for row in apart.select_examples({"source": QUERY})}) == 9
+
+
+def test_example_keys_choose_the_fields(encoder: TriEncoder) -> None:
+    keyed = make(encoder, example_keys=["target"], k=1)
+    assert [list(row) for row in keyed.select_examples({"source": QUERY})] == [["target"]]
+    with pytest.raises(InputError, match=r"example_keys names 'sql', which the example '.' lacks: it has 'source'"):
+        make(encoder, example_keys=["sql"]).select_examples({"source": QUERY})
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"beam_width": 0}, "beam_width must be a whole number from 1 on, not 0"),
+        ({"max_tokens": 0, "tokenizer": len}, "max_tokens must be a whole number from 1 on, not 0"),
+        ({"max_tokens": 5}, "tokenizer must be a LangChain model, a tokenizer or a function of a text, not NoneType"),
+        ({"max_overlap": 1.0}, "max_overlap must be a number from 0 to below 1, not 1.0"),
+        ({"min_probability": -0.1}, "min_probability must be a number from 0 to below 1, not -0.1"),
+        ({"order": "random"}, "order must be 'picked' or 'reversed' or 'relevance', not 'random'"),
+        ({"input_keys": "source"}, "input_keys must be a sequence of names, not 'source'"),
+        ({"example_keys": [1]}, r"example_keys must be a sequence of names, not \[1\]"),
+        ({"filter": {"$what": 1}}, r"filter: unknown operator '\$what'"),
+    ],
+)
+def test_a_field_out_of_range_is_refused_by_name(encoder: TriEncoder, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(encoder, **fields)
+
+
+def test_k_beams_and_filter_are_configurable(retriever: SequentialCompositionalRetriever) -> None:
+    flexible = retriever.configurable_fields(
+        k=ConfigurableField(id="k"), filter=ConfigurableField(id="where"), beam_width=ConfigurableField(id="beams")
+    )
+    chosen = flexible.invoke(QUERY, {"configurable": {"k": 3, "where": {"db": "mice"}, "beams": 2}})
+    assert sorted(ids(chosen)) == ["c", "f", "i"]
+
+
+def test_early_ends_give_fewer(retriever: SequentialCompositionalRetriever) -> None:
+    everything = retriever.invoke(QUERY, k=9)
+    chances = [document.metadata["probability"] for document in everything]
+    retriever.min_probability = min(chances[:-1]) + 1e-9
+    assert len(retriever.invoke(QUERY, k=9)) == chances.index(min(chances[:-1]))
+    retriever.min_probability, retriever.stop_early = 0.0, True
+    gained = [document.metadata["logit"] > 0 for document in everything]
+    assert len(retriever.invoke(QUERY, k=9)) == (gained.index(False) if False in gained else 9)

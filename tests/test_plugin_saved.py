@@ -1,0 +1,142 @@
+"""A retriever on disk: saved with its vectors, read back without encoding, refused where things don't fit."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from documents import alike
+
+from langchain_rcr import CheckpointError, InputError, Item, PoolError, SequentialCompositionalRetriever, TriEncoder
+
+EXAMPLES = [
+    {"source": f"how many {word} are there", "target": f"count({word})", "n": n}
+    for n, word in enumerate(["cats", "dogs", "mice", "hens", "cows"])
+]
+QUERY = "how many cats and hens are there"
+
+
+def build(seed: int = 0) -> TriEncoder:
+    return TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=32, seed=seed)
+
+
+@pytest.fixture
+def retriever() -> SequentialCompositionalRetriever:
+    return SequentialCompositionalRetriever.from_examples(build(), EXAMPLES, ids=list("abcde"), k=3)
+
+
+def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    encoded: list[int] = []
+    original = TriEncoder.encode_pool
+
+    def counting(self: TriEncoder, items: Any) -> Any:
+        encoded.append(len(items))
+        return original(self, items)
+
+    monkeypatch.setattr(TriEncoder, "encode_pool", counting)
+    return encoded
+
+
+def test_what_was_added_and_deleted_is_there_after_saving_and_nothing_is_encoded(
+    retriever: SequentialCompositionalRetriever, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retriever.delete(["b"])
+    retriever.add_example({"source": "a flock of geese", "target": "count(geese)"}, id="f")
+    retriever.upsert([{"source": "no mice at all", "target": "none(mice)"}], ["c"])
+    retriever.save(tmp_path / "saved")
+    encoded = count_encoded(monkeypatch)
+    again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved", k=3)
+    assert encoded == []
+    assert alike(again.invoke(QUERY, k=5), retriever.invoke(QUERY, k=5))
+    assert again.store.index.known("abcdef") == set("acdef")
+    again.add_example({"source": "x", "target": "y"})
+    assert encoded == [1]
+
+
+def test_saving_replaces_as_a_whole_and_a_failure_leaves_what_was_there(
+    retriever: SequentialCompositionalRetriever, tmp_path: Path
+) -> None:
+    retriever.save(tmp_path / "saved")
+    retriever.add_example({"source": "x", "target": "y", "when": object()}, id="odd")
+    with pytest.raises(PoolError, match="example 'odd' can't be written"):
+        retriever.save(tmp_path / "saved")
+    assert len(SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved").invoke(QUERY, k=5)) == 5
+    assert [path.name for path in tmp_path.iterdir()] == ["saved"]
+    retriever.delete(["odd", "a"])
+    retriever.save(tmp_path / "saved")
+    assert SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved").store.index.count() == 4
+
+
+def test_vectors_of_another_encoder_or_pool_are_refused_with_what_to_do(
+    retriever: SequentialCompositionalRetriever, tmp_path: Path
+) -> None:
+    retriever.save(tmp_path / "saved")
+    other = SequentialCompositionalRetriever.from_examples(build(seed=1), EXAMPLES, ids=list("abcde"))
+    other.save(tmp_path / "other")
+    vectors = tmp_path / "saved" / "pool.safetensors"
+    kept = vectors.read_bytes()
+    vectors.write_bytes((tmp_path / "other" / "pool.safetensors").read_bytes())
+    with pytest.raises(CheckpointError, match=r"another encoder.*encode the examples anew"):
+        SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
+    vectors.write_bytes(kept[:-7])
+    with pytest.raises(CheckpointError, match=r"pool\.safetensors"):
+        SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
+    vectors.write_bytes(kept)
+    pool = tmp_path / "saved" / "pool.jsonl"
+    lines = pool.read_text().splitlines()
+    pool.write_text("\n".join(lines[::-1]))
+    with pytest.raises(CheckpointError, match=r"pool\.safetensors"):
+        SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
+    pool.write_text("\n".join(lines).replace("cats", "bats"))
+    with pytest.raises(CheckpointError, match=r"pool\.safetensors.*other examples"):
+        SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
+    vectors.unlink()
+    assert len(SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved").invoke(QUERY, k=5)) == 5
+
+
+def test_ids_are_made_of_the_content_so_that_an_engine_knows_examples_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    encoder = build()
+    rows = [*EXAMPLES, EXAMPLES[0]]
+    first = SequentialCompositionalRetriever.from_examples(encoder, rows)
+    encoded = count_encoded(monkeypatch)
+    again = SequentialCompositionalRetriever.from_examples(encoder, rows, index=first.store.index)
+    assert encoded == []
+    assert again.store.index.count() == 6
+    more = SequentialCompositionalRetriever.from_examples(
+        encoder, [*rows, {"source": "new", "target": "new"}], index=first.store.index
+    )
+    assert encoded == [1]
+    assert more.store.index.count() == 7
+
+
+def test_an_engine_with_another_encoders_vectors_is_refused(retriever: SequentialCompositionalRetriever) -> None:
+    with pytest.raises(CheckpointError, match="another encoder"):
+        SequentialCompositionalRetriever.from_examples(build(seed=1), EXAMPLES, index=retriever.store.index)
+
+
+def test_a_filled_engine_serves_without_examples(retriever: SequentialCompositionalRetriever, tmp_path: Path) -> None:
+    retriever.save(tmp_path / "saved")
+    served = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved", index=retriever.store.index, k=3)
+    assert served.invoke(QUERY) == retriever.invoke(QUERY)
+    (tmp_path / "saved" / "pool.jsonl").write_text(json.dumps({"source": "only"}))
+    assert served.invoke(QUERY) == retriever.invoke(QUERY)
+    with pytest.raises(CheckpointError, match=r"pool\.jsonl, line 1.*'target'"):
+        SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
+
+
+async def test_deleting_and_replacing(retriever: SequentialCompositionalRetriever) -> None:
+    first = retriever.invoke(QUERY)[0]
+    assert retriever.delete([first.id, "nobody"]) == 1
+    assert first.id not in {document.id for document in retriever.invoke(QUERY, k=4)}
+    assert await retriever.adelete([first.id]) == 0
+    assert await retriever.aupsert([{"source": QUERY, "target": "replaced"}], ["e"]) == ["e"]
+    assert retriever.invoke(QUERY)[0].metadata["target"] == "replaced"
+    assert retriever.store.index.count() == 4
+    assert await retriever.aadd_examples(EXAMPLES[:2]) != await retriever.aadd_examples(EXAMPLES[:2])
+    for wrong, message in (("abc", "not one string"), ([3], "an id must be a string, not 3")):
+        with pytest.raises(InputError, match=message):
+            retriever.delete(wrong)  # type: ignore[arg-type]
+    made = await SequentialCompositionalRetriever.afrom_examples(build(), EXAMPLES, k=1)
+    assert len(await made.ainvoke(QUERY)) == 1
