@@ -242,7 +242,8 @@ def test_selectors_without_embeddings_cost_nothing(here):
 
 
 def test_every_selector_in_a_whole_run(here):
-    folder = tiny_bert(here / "bert", words="what is the number of that are and color to a animal dog cat", positions=64)
+    words = "what is the number of that are and color to a animal dog cat"
+    folder = tiny_bert(here / "bert", words=words, positions=64)
     names = "random,fixed,bm25,bm25_coverage,dense,mmr,dpp,set_bsr,oracle"
     flags = [f"--evaluation.selectors={names}", f"--evaluation.embeddings={folder}"]
     assert cli.main(["run", "demo.yaml", *flags]) == 0

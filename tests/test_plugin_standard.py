@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 from documents import alike
 from langchain_core.retrievers import BaseRetriever
-from langchain_rcr.index.qdrant import QdrantIndex
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 
 from langchain_rcr import ExamplePool, ExampleStore, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.index.faiss import FaissIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.pgvector import PgVectorIndex
+from langchain_rcr.index.qdrant import QdrantIndex
 
 EXAMPLES = [{"source": f"what is {n} plus {n}", "target": f"add({n}, {n})", "n": n} for n in range(8)]
 POOL = ExamplePool(EXAMPLES, ids=[str(n) for n in range(8)])

@@ -139,7 +139,7 @@ def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str
 def _embedder(
     config: Config, evaluation: EvaluationConfig, model: TriEncoder, pool: Sequence[Example], known: Known | None
 ) -> Embed | None:
-    """The embeddings of dense, mmr and dpp: those named in the settings, else the model's own; None for a lexical model.
+    """The embeddings of dense, mmr and dpp: those named in the settings, or the model's own; None for a lexical one.
 
     The pool's vectors are computed once, for the retriever too; queries are embedded anew each time, because their
     encoding is a part of the latencies that are measured.
