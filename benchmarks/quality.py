@@ -3,7 +3,7 @@
     python benchmarks/quality.py --task geoquery --data ../shared/data --out quality.json
 
 Each (split, seed) is an ordinary run of the trainer under runs/quality/, so an interrupted benchmark goes on where it
-stopped. Settings are the defaults of `rcr-train` unless `common.settings_of` says otherwise; they were chosen on
+stopped. Settings are the defaults of the encoder family unless `_settings` says otherwise; they were chosen on
 development queries. The file maps split → seed → figures on the test queries, coverage in percent; a Markdown table of
 means and spreads goes to standard output.
 """
@@ -17,11 +17,15 @@ from typing import Any
 
 from common import COVR, PLAIN, cell, limit_threads, parser, run_or_read, settings_of
 
-PUBLISHED = ("standard", "template_1", "tmcd_1", "length_1")
+SPLITS = {
+    "geoquery": ("standard", "template_1", "tmcd_1", "length_1", "template_2", "tmcd_2"),
+    "covr": COVR,
+    "geography_sql": ("query",),
+}
 FOLDER = Path("runs/quality")
 
 
-def run_one(task: str, split: str, seed: int, data: Path, threads: int) -> dict[str, Any]:
+def run_one(task: str, split: str, seed: int, data: Path, threads: int, family: str) -> dict[str, Any]:
     """Train and evaluate one (split, seed), or read what an earlier call left.
 
     Returns:
@@ -29,10 +33,34 @@ def run_one(task: str, split: str, seed: int, data: Path, threads: int) -> dict[
     """
     from rcr_trainer.evaluation import EvaluationReport
 
-    run = run_or_read(
-        FOLDER / f"{task}-{split}-{seed}", seed, threads, settings_of(task, split, data, FOLDER / "splits")
-    )
+    named = "" if family == "embeddings" else f"-{family}"
+    run = run_or_read(FOLDER / f"{task}-{split}-{seed}{named}", seed, threads, _settings(task, split, data, family))
     return _figures(EvaluationReport.read(run.path))
+
+
+def _settings(task: str, split: str, data: Path, family: str) -> dict[str, Any]:
+    if task == "geography_sql":
+        settings: dict[str, Any] = {
+            "data": {"task": "files", "directory": str(_geography(data, split))},
+            "program": {"language": "sql"},
+        }
+    else:
+        settings = settings_of(task, split, data, FOLDER / "splits")
+    if family != "embeddings":
+        # The number of epochs that `settings_of` gives is for gradient descent on text encoders.
+        sft = {key: value for key, value in settings.get("sft", {}).items() if key != "epochs"}
+        settings = {**settings, "sft": sft, "model": {"family": family}}
+    return settings
+
+
+def _geography(data: Path, kind: str) -> Path:
+    """The split folder of Geography with SQL, made once."""
+    from rcr_trainer.data import geography_split, write_split
+
+    folder = FOLDER / "splits" / f"geography_sql-{kind}"
+    if not (folder / "split.json").is_file():
+        write_split(folder, geography_split(data / "geography_sql" / "geography.json", kind))
+    return folder
 
 
 def _figures(report: Any) -> dict[str, Any]:
@@ -84,9 +112,10 @@ def markdown(results: dict[str, dict[str, dict[str, Any]]]) -> str:
 def main() -> int:
     """Run the benchmark from the command line."""
     flags = parser(__doc__, threads=2)
-    flags.add_argument("--task", choices=("geoquery", "covr"), required=True)
+    flags.add_argument("--task", choices=tuple(SPLITS), required=True)
+    flags.add_argument("--family", default="structure", help="encoder family (default structure)")
     arguments = flags.parse_args()
-    splits = arguments.splits.split(",") if arguments.splits else PUBLISHED if arguments.task == "geoquery" else COVR
+    splits = arguments.splits.split(",") if arguments.splits else SPLITS[arguments.task]
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     limit_threads(arguments.threads)
     from langchain_rcr.errors import RCRError
@@ -96,7 +125,7 @@ def main() -> int:
     try:
         for split in splits:
             for seed in seeds:
-                figures = run_one(arguments.task, split, seed, arguments.data, arguments.threads)
+                figures = run_one(arguments.task, split, seed, arguments.data, arguments.threads, arguments.family)
                 results.setdefault(split, {})[str(seed)] = figures
                 brief = {key: value for key, value in figures.items() if key != "selectors"}
                 print(f"{split} seed {seed}: {json.dumps(brief)}", file=sys.stderr, flush=True)

@@ -391,3 +391,34 @@ def test_other_keys(encoder: TriEncoder) -> None:
     assert retriever.invoke(QUERY)[0].page_content.startswith("Source: how many")
     with pytest.raises(PoolError, match="has no 'question': it has 'source', 'target', 'n'"):
         retriever.add_example(EXAMPLES[0])
+
+
+def test_32_threads_ask_while_examples_come_and_go(encoder: TriEncoder) -> None:
+    shared = SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcdefghi"), k=5)
+    stop = threading.Event()
+
+    def change(worker: int) -> None:
+        # Two examples that only ever change together.
+        ids = [f"{worker}-{n}" for n in range(2)]
+        while not stop.is_set():
+            shared.add_examples([{"source": QUERY, "target": f"{worker}"}] * 2, ids)
+            shared.upsert([{"source": QUERY, "target": f"{worker}!"}] * 2, ids)
+            shared.delete(ids)
+
+    def ask(_: int) -> None:
+        for _ in range(15):
+            documents = shared.invoke(QUERY, k=9)
+            assert len({document.id for document in documents}) == 9
+            for worker in "01":
+                targets = {d.metadata["target"] for d in documents if (d.id or "").startswith(f"{worker}-")}
+                assert len(targets) <= 1  # never one as it was and one as it is
+
+    with ThreadPoolExecutor(34) as threads:
+        changes = [threads.submit(change, n) for n in range(2)]
+        asked = [threads.submit(ask, n) for n in range(32)]
+        for one in asked:
+            one.result()
+        stop.set()
+        for one in changes:
+            one.result()
+    assert shared.store.index.count() == 9

@@ -152,9 +152,9 @@ def _embedder(
     shared: list[Any] = []
     if name != config.model.base:
         known = None  # another model's vectors
-    if isinstance(model.query, EmbeddingsEncoder) and name == config.model.base:
-        raw: Backbone = model.query.backbone
-        shared = [model.candidate, model.context]
+    if model.backbone is not None and name == config.model.base:
+        raw: Backbone = model.backbone
+        shared = [encoder for encoder in (model.candidate, model.context) if isinstance(encoder, EmbeddingsEncoder)]
     else:
         raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
     memory, in_pool = RememberingBackbone(raw, known), {example.source for example in pool}

@@ -40,11 +40,12 @@ def build_model(config: Config, items: Sequence[Item], known: Known | None = Non
     import torch
 
     from langchain_rcr.encoders.embeddings import Backbone, LangChainBackbone, RememberingBackbone, TransformerBackbone
+    from langchain_rcr.programs import ProgramSpec
     from langchain_rcr.tri_encoder import TriEncoder
 
     torch.manual_seed(config.seed)
     options = config.model.model_dump()
-    if config.model.family == "embeddings" and config.model.base is not None:
+    if config.model.family in ("embeddings", "structure") and config.model.base is not None:
         embeddings = embeddings_of(config)
         frozen: Backbone
         if embeddings is not None:
@@ -54,7 +55,8 @@ def build_model(config: Config, items: Sequence[Item], known: Known | None = Non
                 config.model.base, pooling=config.model.pooling, max_length=config.model.max_length
             )
         options["backbone"] = RememberingBackbone(frozen, known)
-    return TriEncoder.build(options.pop("family"), items, seed=config.seed, **options)
+    spec = ProgramSpec(**config.program.model_dump())
+    return TriEncoder.build(options.pop("family"), items, spec=spec, seed=config.seed, **options)
 
 
 def embeddings_of(config: Config) -> Any:
@@ -64,7 +66,7 @@ def embeddings_of(config: Config) -> Any:
         ConfigError: there is no such callable, or what it returns embeds nothing.
     """
     base = config.model.base or ""
-    if config.model.family != "embeddings" or not base.startswith("langchain:"):
+    if config.model.family not in ("embeddings", "structure") or not base.startswith("langchain:"):
         return None
     from rcr_trainer.rewards.make import load
 
@@ -83,15 +85,12 @@ def load_model(config: Config, checkpoint: Path, known: Known | None = None) -> 
         checkpoint: the folder.
         known: frozen vectors computed before, to which training adds.
     """
-    from langchain_rcr.encoders.embeddings import EmbeddingsEncoder, RememberingBackbone
+    from langchain_rcr.encoders.embeddings import RememberingBackbone
     from langchain_rcr.tri_encoder import TriEncoder
 
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config))
-    encoders = [model.query, model.context, model.candidate]
-    memory = RememberingBackbone(model.query.backbone, known) if isinstance(model.query, EmbeddingsEncoder) else None
-    for encoder in encoders:
-        if isinstance(encoder, EmbeddingsEncoder) and memory is not None:
-            encoder.backbone = memory
+    if model.backbone is not None:
+        model.backbone = RememberingBackbone(model.backbone, known)
     return model.to(device_of(config))
 
 
@@ -103,14 +102,11 @@ def load_beside(config: Config, model: TriEncoder, checkpoint: Path) -> TriEncod
         model: the one whose vectors are shared.
         checkpoint: the other's folder.
     """
-    from langchain_rcr.encoders.embeddings import EmbeddingsEncoder
     from langchain_rcr.tri_encoder import TriEncoder
 
     other = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config))
-    for part in ("query", "context", "candidate"):
-        own = getattr(model, part)
-        if isinstance(own, EmbeddingsEncoder):
-            getattr(other, part).backbone = own.backbone
+    if model.backbone is not None:
+        other.backbone = model.backbone
     return other.to(next(model.parameters()).device)
 
 

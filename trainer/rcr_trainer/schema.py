@@ -23,6 +23,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "lam": 1.0,
             "context_init": -0.3,
             "scale": 20.0,
+            "state": "additive",
         },
         "sft": {"epochs": 20, "lr": 3e-4},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 512},
@@ -36,6 +37,7 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "lam": 0.1,
             "context_init": 1.0,
             "scale": 1.0,
+            "state": "additive",
         },
         "sft": {"epochs": 120, "lr": 1e-5},
         "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
@@ -49,9 +51,24 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "lam": 1.0,
             "context_init": -0.3,
             "scale": 20.0,
+            "state": "additive",
         },
         "sft": {"epochs": 30, "lr": 1e-3},
         "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
+    },
+    "structure": {
+        "model": {
+            "base": DEFAULT_BASE,
+            "ngrams": 2,
+            "ngram_init": 0.0,
+            "dim": 2000,
+            "lam": 1.0,
+            "context_init": -1.0,
+            "scale": 1.0,
+            "state": "saturating",
+        },
+        "sft": {"epochs": 0, "lr": 1e-3},
+        "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
     },
 }
 """Defaults that depend on `model.family`: section → field → value. In YAML, null asks for them."""
@@ -153,10 +170,11 @@ class ProgramConfig(Section):
 class ModelConfig(Section):
     """The tri-encoder (paper section 2.2, Eq. 4)."""
 
-    family: Literal["embeddings", "transformer", "lexical"] = Field(
+    family: Literal["embeddings", "transformer", "lexical", "structure"] = Field(
         "embeddings",
         description="embeddings: frozen vectors with trained heads; transformer: three fully trained transformers "
-        "(the paper's set-up); lexical: n-gram bags trained from scratch.",
+        "(the paper's set-up); lexical: n-gram bags trained from scratch; structure: examples by the structures of "
+        "their programs, questions by those that they will need.",
     )
     base: str | None = Field(
         DEFAULT_BASE,
@@ -169,7 +187,12 @@ class ModelConfig(Section):
     ngram_init: float = Field(
         0.2, ge=0, description="How loud the bag of n-grams starts beside the frozen vectors; 0: silent."
     )
-    dim: int | None = Field(None, ge=1, description="Length of the vectors; a base model brings its own.")
+    dim: int | None = Field(
+        None,
+        ge=1,
+        description="Length of the vectors; a base model brings its own; family structure: the most structures, or "
+        "groups of structures that always go together, that are told apart.",
+    )
     lam: float = Field(
         1.0, description='λ of Eq. 4, the weight of the picks so far (paper 0.1, section 4 "Model setup").'
     )
@@ -178,6 +201,11 @@ class ModelConfig(Section):
         -0.3, description="E_z at the start, as a multiple of E_c; below 0 pushes away from what is picked."
     )
     scale: float = Field(20.0, gt=0, description="Factor on the logits of normalised vectors at the start.")
+    state: Literal["additive", "saturating"] = Field(
+        "additive",
+        description="How picks compose: additive: Eq. 4; saturating (family structure): what a pick covers is needed "
+        "no more, and covering it twice costs nothing.",
+    )
     max_length: int = Field(256, ge=8, description="Tokens that a transformer reads; the rest is cut off.")
 
     @model_validator(mode="before")
@@ -195,8 +223,17 @@ class ModelConfig(Section):
                 raise _contradiction("model.pooling", self.pooling, *family, "there are no tokens to pool")
             if self.ngrams == 0:
                 raise _contradiction("model.ngrams", 0, *family, "nothing would be left to encode")
-        elif self.base is None:
+        elif self.base is None and self.family != "structure":
             raise _contradiction("model.base", None, *family, "it starts from a pretrained model")
+        if self.family == "structure":
+            if self.ngrams == 0:
+                raise _contradiction("model.ngrams", 0, *family, "questions are compared by their n-grams")
+            for name in ("ngram_init", "context_init"):
+                value, fixed = getattr(self, name), FAMILY_DEFAULTS["structure"]["model"][name]
+                if value != fixed:
+                    raise _contradiction(f"model.{name}", value, *family, f"set model.{name}: {fixed} or null")
+        elif self.state == "saturating":
+            raise _contradiction("model.state", self.state, *family, "vectors of texts don't say what is covered")
         if self.family == "transformer":
             if self.ngrams:
                 raise _contradiction("model.ngrams", self.ngrams, *family, "set model.ngrams: 0")
@@ -224,7 +261,10 @@ class SFTConfig(Section):
     )
     k: int = Field(4, ge=1, description='Picks a query in the supervision (paper 4, section 4 "Model setup").')
     epochs: int = Field(
-        20, ge=1, description='Passes over the training queries (paper 120, section 4 "Training details").'
+        20,
+        ge=0,
+        description='Passes over the training queries (paper 120, section 4 "Training details"); 0: none, where the '
+        "closed-form fit of family structure is all.",
     )
     max_steps: int | None = Field(
         None, ge=1, description="Stop after so many optimiser steps, for a trial; null: by epochs alone."
