@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -20,24 +20,20 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
+from langchain_rcr.arguments import Order, check_fields, query_of
 from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
-from langchain_rcr.errors import CheckpointError, InputError, PoolError
+from langchain_rcr.errors import InputError
 from langchain_rcr.explaining import Explanation, Structures
 from langchain_rcr.filters import Filter, parse_filter
-from langchain_rcr.pool import Example, ExamplePool, read_jsonl
+from langchain_rcr.pool import Example, ExamplePool
 from langchain_rcr.selection import Constraint, Options
-from langchain_rcr.store import POOL_FILE, ExampleStore, Pick, check_query, content_ids
+from langchain_rcr.store import ExampleStore, Pick, check_query, checkpoint_folder, pool_of, stored_pool
 from langchain_rcr.tri_encoder import TriEncoder
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
     from langchain_rcr.index.base import CandidateIndex
-
-CHECKPOINT_FOLDER = "checkpoint"
-"""Where a run folder keeps its checkpoint."""
-
-Order = Literal["picked", "reversed", "relevance"]
 
 
 class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
@@ -92,7 +88,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
     def __init__(self, *, store: ExampleStore, k: int = 4, **fields: Any) -> None:
         # Here and not in validators, from where pydantic would hide the InputError in one of its own.
-        _check_fields(k=k, **fields)
+        check_fields(k=k, **fields)
         super().__init__(store=store, k=k, **fields)
 
     # ------------------------------------------------------------------ making one
@@ -128,13 +124,13 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             PoolError, InputError: the examples, ids, keys or fields don't fit.
             EngineError: the engine can't be reached.
         """
-        _check_fields(**fields)
-        folder = _checkpoint(Path(run_or_checkpoint))
+        check_fields(**fields)
+        folder = checkpoint_folder(Path(run_or_checkpoint))
         if examples is None and ids is not None:
             msg = "ids were given without examples: the checkpoint's own examples have theirs"
             raise InputError(msg)
         # The user's own examples are checked before a large model is loaded.
-        pool = None if examples is None else _pool(examples, ids, source_key, target_key)
+        pool = None if examples is None else pool_of(examples, ids, source_key, target_key)
         encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings)
         if pool is not None:
             return cls(store=ExampleStore(encoder, pool, index), **fields)
@@ -142,7 +138,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             store = ExampleStore(encoder, ExamplePool(source_key=source_key, target_key=target_key), index)
             if store.index.count():
                 return cls(store=store, **fields)
-        stored = _stored_pool(folder, source_key, target_key)
+        stored = stored_pool(folder, source_key, target_key)
         return cls(store=ExampleStore.from_saved(encoder, stored, folder, index), **fields)
 
     @classmethod
@@ -172,8 +168,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         Raises:
             PoolError, InputError, CheckpointError, EngineError: as `from_pretrained`.
         """
-        _check_fields(**fields)
-        pool = _pool(examples, ids, source_key, target_key)
+        check_fields(**fields)
+        pool = pool_of(examples, ids, source_key, target_key)
         return cls(store=ExampleStore(encoder, pool, index), **fields)
 
     @classmethod
@@ -211,13 +207,13 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             InputError: they hold no query; the message names the keys.
         """
         picks: list[Pick] = []
-        self.invoke(self._query(input_variables), picked=picks)
+        self.invoke(query_of(input_variables, self.input_keys, self.source_key), picked=picks)
         return [self._shown(pick) for pick in picks]
 
     async def aselect_examples(self, input_variables: Mapping[str, str]) -> list[dict[str, Any]]:
         """`select_examples`, awaited."""
         picks: list[Pick] = []
-        await self.ainvoke(self._query(input_variables), picked=picks)
+        await self.ainvoke(query_of(input_variables, self.input_keys, self.source_key), picked=picks)
         return [self._shown(pick) for pick in picks]
 
     def add_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
@@ -434,7 +430,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     ) -> tuple[Options, Filter | None]:
         k = self.k if k is None else k
         beam_width = self.beam_width if beam_width is None else beam_width
-        _check_fields(k=k, beam_width=beam_width)
+        check_fields(k=k, beam_width=beam_width)
         where = self.filter if filter is None else filter
         constraints: list[Constraint] = []
         if self.mask_same_program:
@@ -485,71 +481,6 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             raise InputError(msg)
         return {key: pick.example[key] for key in self.example_keys}
 
-    def _query(self, variables: Mapping[str, str]) -> str:
-        if not isinstance(variables, Mapping):
-            msg = f"input_variables must be a mapping of names to values, not {type(variables).__name__}"
-            raise InputError(msg)
-        if self.input_keys:
-            keys = sorted(self.input_keys)
-        elif self.source_key in variables:
-            keys = [self.source_key]
-        else:
-            keys = list(variables)
-        names = ", ".join(repr(key) for key in variables) or "nothing"
-        lacking = [key for key in keys if key not in variables]
-        if lacking:
-            msg = f"input_keys names {lacking[0]!r}, but the input variables are {names}"
-            raise InputError(msg)
-        if not self.input_keys and len(keys) != 1:
-            expected = f"Expected '{self.source_key}' or a single one"
-            msg = f"which variable is the query? {expected}, got {names}: set input_keys"
-            raise InputError(msg)
-        for key in keys:
-            if not isinstance(variables[key], str):
-                msg = f"the input variable {key!r} must be a string, not {type(variables[key]).__name__}"
-                raise InputError(msg)
-        return " ".join(variables[key] for key in keys)
-
-
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
-
-
-def _number(value: object, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
-
-
-def _names(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
-
-
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "k": (_whole, "a whole number from 1 on"),
-    "beam_width": (_whole, "a whole number from 1 on"),
-    "max_tokens": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
-    "max_overlap": (lambda value: value is None or _number(value, 0, 1), "a number from 0 to below 1"),
-    "min_probability": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
-    "order": (lambda value: value in get_args(Order), " or ".join(repr(name) for name in get_args(Order))),
-    "input_keys": (lambda value: value is None or _names(value), "a sequence of names"),
-    "example_keys": (lambda value: value is None or _names(value), "a sequence of names"),
-}
-
-
-def _check_fields(**fields: Any) -> None:
-    """Refuse fields that are out of range.
-
-    Raises:
-        InputError: naming field and value.
-    """
-    for name, (fits, what) in _RULES.items():
-        if name in fields and not fits(fields[name]):
-            msg = f"{name} must be {what}, not {fields[name]!r}"
-            raise InputError(msg)
-    if fields.get("filter"):
-        parse_filter(fields["filter"])
-    if fields.get("max_tokens") is not None:
-        token_counter(fields.get("tokenizer"))
-
 
 def _refused(inputs: Sequence[Any]) -> list[list[Document] | Exception | None]:
     """For each question the error that it can't be asked by; None where it can."""
@@ -569,30 +500,3 @@ def _returned(results: Sequence[list[Document] | Exception | None], *, return_ex
     if first is not None and not return_exceptions:
         raise first
     return [result or [] for result in results]  # type: ignore[misc]
-
-
-def _pool(examples: Sequence[Example], ids: Sequence[str] | None, source_key: str, target_key: str) -> ExamplePool:
-    keys = ExamplePool(source_key=source_key, target_key=target_key)
-    keys.items(examples)
-    return keys.extended(examples, content_ids(examples) if ids is None else ids)
-
-
-def _checkpoint(path: Path) -> Path:
-    folder = path / CHECKPOINT_FOLDER
-    if folder.is_dir():
-        return folder
-    if not path.is_dir():
-        msg = f"{path} is no folder: give a run folder of rcr-train or a checkpoint folder"
-        raise CheckpointError(msg)
-    return path
-
-
-def _stored_pool(folder: Path, source_key: str, target_key: str) -> ExamplePool:
-    file = folder / POOL_FILE
-    if not file.is_file():
-        msg = f"{folder} has no {POOL_FILE}: pass the examples as examples=…"
-        raise CheckpointError(msg)
-    try:
-        return read_jsonl(file, source_key=source_key, target_key=target_key)
-    except PoolError as error:
-        raise CheckpointError(str(error)) from error

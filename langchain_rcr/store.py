@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.explaining import Explanation, Structures, explain
 from langchain_rcr.files import atomic_directory
 from langchain_rcr.filters import Filter
 from langchain_rcr.index.base import FloatArray, PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, load_vectors, save_vectors
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.pool import Example, ExamplePool, check_text, write_jsonl
+from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
 from langchain_rcr.selection import Asking, Options, Picks, arun, run, select
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 
     from langchain_rcr.index.base import AsyncCandidateIndex, CandidateIndex
     from langchain_rcr.tri_encoder import TriEncoder
+
+CHECKPOINT_FOLDER = "checkpoint"
+"""Where a run folder keeps its checkpoint."""
 
 POOL_FILE = "pool.jsonl"
 """The examples of a checkpoint."""
@@ -318,6 +321,48 @@ def content_ids(examples: Sequence[Example]) -> list[str]:
         seen[digest] += 1
         ids.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
     return ids
+
+
+def pool_of(examples: Sequence[Example], ids: Sequence[str] | None, source_key: str, target_key: str) -> ExamplePool:
+    """A pool of examples; without ids they get those of `content_ids`.
+
+    Raises:
+        PoolError, InputError: as `ExamplePool`.
+    """
+    keys = ExamplePool(source_key=source_key, target_key=target_key)
+    keys.items(examples)
+    return keys.extended(examples, content_ids(examples) if ids is None else ids)
+
+
+def checkpoint_folder(path: Path) -> Path:
+    """The checkpoint in a run folder, or the folder itself.
+
+    Raises:
+        CheckpointError: there is no such folder.
+    """
+    folder = path / CHECKPOINT_FOLDER
+    if folder.is_dir():
+        return folder
+    if not path.is_dir():
+        msg = f"{path} is no folder: give a run folder of rcr-train or a checkpoint folder"
+        raise CheckpointError(msg)
+    return path
+
+
+def stored_pool(folder: Path, source_key: str, target_key: str) -> ExamplePool:
+    """The examples of a checkpoint folder.
+
+    Raises:
+        CheckpointError: there are none, or a row is no example of these keys.
+    """
+    file = folder / POOL_FILE
+    if not file.is_file():
+        msg = f"{folder} has no {POOL_FILE}: pass the examples as examples=…"
+        raise CheckpointError(msg)
+    try:
+        return read_jsonl(file, source_key=source_key, target_key=target_key)
+    except PoolError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _signatures(pool: ExamplePool) -> list[str]:

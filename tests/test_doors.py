@@ -17,7 +17,7 @@ LEVELS = {
         ["encoders"],
         ["pool", "index"],
         ["selection", "tri_encoder", "constraints"],
-        ["explaining"],
+        ["explaining", "arguments"],
         ["store"],
         ["retriever"],
         ["prompting", "chains"],

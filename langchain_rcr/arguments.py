@@ -1,0 +1,90 @@
+"""What a caller may ask of the retriever: its fields in range, the query among a prompt's variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, get_args
+
+from langchain_rcr.constraints import token_counter
+from langchain_rcr.errors import InputError
+from langchain_rcr.filters import parse_filter
+
+Order = Literal["picked", "reversed", "relevance"]
+"""Of the picks in a prompt."""
+
+
+def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_key: str) -> str:
+    """The query among a prompt's variables.
+
+    Args:
+        variables: name → value.
+        input_keys: those that make up the query, joined by a space in the order of their sorted names. None: the
+            variable `source_key`, or else the only one.
+        source_key: the key of an example's question.
+
+    Raises:
+        InputError: there is none, or it is no string; the message names the keys.
+    """
+    if not isinstance(variables, Mapping):
+        msg = f"input_variables must be a mapping of names to values, not {type(variables).__name__}"
+        raise InputError(msg)
+    if input_keys:
+        keys = sorted(input_keys)
+    elif source_key in variables:
+        keys = [source_key]
+    else:
+        keys = list(variables)
+    names = ", ".join(repr(key) for key in variables) or "nothing"
+    lacking = [key for key in keys if key not in variables]
+    if lacking:
+        msg = f"input_keys names {lacking[0]!r}, but the input variables are {names}"
+        raise InputError(msg)
+    if not input_keys and len(keys) != 1:
+        expected = f"Expected '{source_key}' or a single one"
+        msg = f"which variable is the query? {expected}, got {names}: set input_keys"
+        raise InputError(msg)
+    for key in keys:
+        if not isinstance(variables[key], str):
+            msg = f"the input variable {key!r} must be a string, not {type(variables[key]).__name__}"
+            raise InputError(msg)
+    return " ".join(variables[key] for key in keys)
+
+
+def _whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+
+
+def _number(value: object, low: float, high: float) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
+
+
+def _names(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
+
+
+_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "k": (_whole, "a whole number from 1 on"),
+    "beam_width": (_whole, "a whole number from 1 on"),
+    "max_tokens": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
+    "max_overlap": (lambda value: value is None or _number(value, 0, 1), "a number from 0 to below 1"),
+    "min_probability": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
+    "order": (lambda value: value in get_args(Order), " or ".join(repr(name) for name in get_args(Order))),
+    "input_keys": (lambda value: value is None or _names(value), "a sequence of names"),
+    "example_keys": (lambda value: value is None or _names(value), "a sequence of names"),
+}
+
+
+def check_fields(**fields: Any) -> None:
+    """Refuse fields that are out of range.
+
+    Raises:
+        InputError: naming field and value.
+    """
+    for name, (fits, what) in _RULES.items():
+        if name in fields and not fits(fields[name]):
+            msg = f"{name} must be {what}, not {fields[name]!r}"
+            raise InputError(msg)
+    if fields.get("filter"):
+        parse_filter(fields["filter"])
+    if fields.get("max_tokens") is not None:
+        token_counter(fields.get("tokenizer"))
