@@ -24,27 +24,36 @@ from langchain_rcr.encoders.embeddings import (
     load_backbone,
     save_backbone,
 )
+from langchain_rcr.encoders.inventory import Inventory
 from langchain_rcr.encoders.lexical import LexicalEncoder
 from langchain_rcr.encoders.ngrams import NgramVocabulary
+from langchain_rcr.encoders.structure import NeedEncoder, ProgramEncoder, StructureEncoder
 from langchain_rcr.encoders.transformer import Pooling, TransformerEncoder
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.files import atomic_directory, write_json
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
-from langchain_rcr.state import AdditiveState, make_state
+from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.state import AdditiveState, SaturatingState, State, make_state
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 """Raised when a checkpoint of this version can't be read by an older one."""
+_FORMATS = {"structure": 2}
+"""The first version that knows a family, where that isn't 1; what is written is no newer than it needs to be."""
 
-Family = Literal["embeddings", "transformer", "lexical"]
+Family = Literal["embeddings", "transformer", "lexical", "structure"]
 
 FAMILIES: dict[str, type[Encoder]] = {
-    encoder.family: encoder for encoder in (EmbeddingsEncoder, TransformerEncoder, LexicalEncoder)
+    encoder.family: encoder for encoder in (EmbeddingsEncoder, TransformerEncoder, LexicalEncoder, StructureEncoder)
 }
 _PARTS = ("query", "context", "candidate")
+MOST_COLUMNS = 2000
+"""Columns of the structure family where nothing else is said: the longest vectors that pgvector indexes."""
+_GAP = 3
+"""Words between two words of a question that still count as a pair (`structure`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +63,7 @@ class PolicyConfig:
     Args:
         lam: λ of Eq. 4, the weight of the picks so far.
         tau: τ, the temperature of π = softmax(logits / τ).
-        state: how picks compose ("additive").
+        state: how picks compose ("additive", "saturating").
     """
 
     lam: float = 1.0
@@ -98,9 +107,20 @@ class TriEncoder(nn.Module):
         """The encoders' family."""
         return self.query.family
 
-    def state(self) -> AdditiveState[Any]:
+    @property
+    def backbone(self) -> Backbone | None:
+        """The frozen text encoder that the three share; None where each has its own, or there is none."""
+        return getattr(self.query, "backbone", None)
+
+    @backbone.setter
+    def backbone(self, backbone: Backbone) -> None:
+        for part in _PARTS:
+            if getattr(getattr(self, part), "backbone", None) is not None:
+                getattr(self, part).backbone = backbone
+
+    def state(self) -> State[Any]:
         """A fresh state; its `start` takes E_x of the queries."""
-        return make_state(self.config.state, self.config.lam)
+        return make_state(self.config.state, self.config.lam, self.query.structures)
 
     def encode_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
         """E_x of questions, (B, D)."""
@@ -147,6 +167,8 @@ class TriEncoder(nn.Module):
         scale: float = 20.0,
         lam: float = 1.0,
         tau: float = 0.2,
+        state: str = "additive",
+        spec: ProgramSpec | None = None,
         seed: int = 0,
     ) -> TriEncoder:
         """A fresh policy before training.
@@ -154,11 +176,12 @@ class TriEncoder(nn.Module):
         Args:
             family: of all three encoders.
             items: the training pool, from which the n-gram vocabulary is read.
-            base: the pretrained model (`embeddings`, `transformer`).
-            backbone: a frozen encoder to use in place of `base` (`embeddings`).
+            base: the pretrained model (`embeddings`, `transformer`; `structure` can do without).
+            backbone: a frozen encoder to use in place of `base` (`embeddings`, `structure`).
             pooling: of the pretrained model.
             max_length: tokens read of a text.
-            dim: D (`embeddings`: default the backbone's; `lexical`: default 384).
+            dim: D (`embeddings`: default the backbone's; `lexical`: default 384; `structure`: the most columns,
+                default 2,000, which every engine can index).
             ngrams: the longest n-gram of the bags; 0 for none (`embeddings`).
             ngram_init: how loud the n-gram residual starts (`embeddings`).
             context_init: E_z starts as E_c times this (`embeddings`, `lexical`): negative, so that a policy that
@@ -166,20 +189,44 @@ class TriEncoder(nn.Module):
             scale: of E_x and E_z (`embeddings`, `lexical`): logits of unit vectors times this.
             lam: λ.
             tau: τ.
+            state: how picks compose; "saturating" for `structure` alone.
+            spec: how programs are read (`structure`).
             seed: of the random parts.
 
         Raises:
-            InputError: no such family, a model is needed and none is named, or it can't be loaded.
+            InputError: no such family, a model is needed and none is named, or it can't be loaded; a saturating state
+                for vectors of texts; no program of the items has structures (`structure`).
         """
         if family not in FAMILIES:
             msg = f"unknown encoder family '{family}' (known: {', '.join(FAMILIES)})"
             raise InputError(msg)
-        config = PolicyConfig(lam=lam, tau=tau)
+        config = PolicyConfig(lam=lam, tau=tau, state=state)
+        if state == SaturatingState.name and family != "structure":
+            msg = (
+                f"state '{state}' is for the structure family, not {family}: vectors of texts don't say what is covered"
+            )
+            raise InputError(msg)
         if family == "transformer":
             if base is None:
                 msg = "the transformer family needs a model: set base to a hub name, a local folder or package:NAME"
                 raise InputError(msg)
             return cls(*_three(lambda _: TransformerEncoder(base, pooling=pooling, max_length=max_length)), config)
+        if family == "structure":
+            if backbone is None and base is not None:
+                backbone = TransformerBackbone(base, pooling=pooling, max_length=max_length)
+            questions = NgramVocabulary.fit([Item(item.source) for item in items], ngrams, gap=_GAP)
+            inventory = Inventory.fit(spec or ProgramSpec(), [item.target for item in items], dim or MOST_COLUMNS)
+            if not len(inventory):
+                language = inventory.spec.language
+                msg = f"none of {len(items)} programs parses as '{language}': the structure family reads programs"
+                raise InputError(msg)
+            covering = -scale if state == AdditiveState.name else 1.0
+            return cls(
+                NeedEncoder(inventory, questions, backbone, scale=scale, seed=seed),
+                ProgramEncoder(inventory, scale=covering, context=True),
+                ProgramEncoder(inventory),
+                config,
+            )
         vocabulary = NgramVocabulary.fit(items, ngrams) if ngrams else None
         signs = {"query": scale, "context": context_init * scale, "candidate": 1.0}
         if family == "lexical":
@@ -214,8 +261,8 @@ class TriEncoder(nn.Module):
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the checkpoint folder, whole or not at all; a checkpoint that is there is replaced as a whole.
 
-        Layout: tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/ and, for the `embeddings`
-        family, backbone.json. Tensors are safetensors; nothing is pickled.
+        Layout: tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/ and, where there is a frozen
+        encoder, backbone.json. Tensors are safetensors; nothing is pickled.
 
         Raises:
             InputError: the folder can't be written, or holds other files than a checkpoint's.
@@ -232,11 +279,11 @@ class TriEncoder(nn.Module):
             subfolder = path / f"{part}_encoder"
             subfolder.mkdir()
             getattr(self, part).save(subfolder)
-        if isinstance(self.candidate, EmbeddingsEncoder):
-            save_backbone(self.candidate.backbone, path)
+        if self.backbone is not None:
+            save_backbone(self.backbone, path)
         meta = {
             "format": "langchain-rcr tri-encoder",
-            "format_version": FORMAT_VERSION,
+            "format_version": _FORMATS.get(self.family, 1),
             "family": self.family,
             "dim": self.dim,
             "lam": float(self.config.lam),
@@ -267,7 +314,7 @@ class TriEncoder(nn.Module):
             msg = f"{path}: unknown encoder family '{meta['family']}' (known: {', '.join(FAMILIES)})"
             raise CheckpointError(msg)
         shared: dict[str, Any] = {}
-        if family is EmbeddingsEncoder:
+        if family is EmbeddingsEncoder or (family is StructureEncoder and (path / "backbone.json").is_file()):
             shared["backbone"] = load_backbone(path, embeddings)
         try:
             encoders = _three(lambda part: family.load(path / f"{part}_encoder", shared))

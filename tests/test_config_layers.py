@@ -90,7 +90,7 @@ def test_the_name_is_that_of_the_file_unless_given(yaml_file):
         ("sft:\n  epochs: many", ["line 2", "sft.epochs", "integer", "'many'"]),
         ("sft:\n  epochs: 2.5", ["line 2", "sft.epochs", "integer", "2.5"]),
         ("sft:\n  epochs: true", ["line 2", "sft.epochs", "number", "True"]),
-        ("sft:\n  epochs: 0", ["line 2", "sft.epochs", "greater than or equal to 1", "0"]),
+        ("sft:\n  epochs: -1", ["line 2", "sft.epochs", "greater than or equal to 0", "-1"]),
         ("sft:\n  lr: .nan", ["line 2", "sft.lr", "finite", "nan"]),
         ("sft:\n  loss: infonse", ["sft.loss", "'listwise' or 'infonce'", "did you mean 'infonce'"]),
         ("sft: 3", ["line 1", "'sft' is a section", "3"]),
@@ -119,6 +119,9 @@ def test_a_bad_file_is_named_with_line_field_and_value(yaml_file, text, parts):
     [
         ("model: {family: lexical, base: x}", "model.base = 'x'", "model.family = 'lexical'"),
         ("model: {family: transformer, ngrams: 2}", "model.ngrams = 2", "model.family = 'transformer'"),
+        ("model: {family: structure, ngrams: 0}", "model.ngrams = 0", "model.family = 'structure'"),
+        ("model: {state: saturating}", "model.state = 'saturating'", "model.family = 'embeddings'"),
+        ("sft: {epochs: 0}", "sft.epochs = 0", "model.family = 'embeddings'"),
         ("model: {family: transformer, dim: 64}", "model.dim = 64", "model.family = 'transformer'"),
         ("model: {family: transformer, scale: 2}", "model.scale = 2.0", "model.family = 'transformer'"),
         ("data: {train: x.jsonl}", "data.train = 'x.jsonl'", "data.task = 'covr'"),

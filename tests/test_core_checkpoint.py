@@ -39,13 +39,21 @@ def make(family, bert, seed=0, **options):
         options = {"base": bert, "ngram_init": 0.5, **options}
     elif family == "transformer":
         options = {"base": bert, **options}
+    elif family == "structure":
+        options = {"base": bert, "state": "saturating", **options}
     else:
         options = {"dim": 12, **options}
     model = TriEncoder.build(family, ITEMS, seed=seed, lam=0.3, tau=0.7, **options)
+    if family == "structure":
+        model.query.learn([item.source for item in ITEMS])
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape))
     return model.eval()
+
+
+def state_of(family):
+    return "saturating" if family == "structure" else "additive"
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +88,7 @@ def refused(folder, *words):
 def test_loaded_as_it_was_saved(family, bert, checkpoint):
     model, again = make(family, bert), TriEncoder.from_pretrained(checkpoint)
     assert again.fingerprint() == model.fingerprint()
-    assert (again.config, again.family, again.dim) == (PolicyConfig(0.3, 0.7, "additive"), family, model.dim)
+    assert (again.config, again.family, again.dim) == (PolicyConfig(0.3, 0.7, state_of(family)), family, model.dim)
     assert not again.training
     queries, pool = again.encode_queries(QUERIES), again.encode_pool(ITEMS)
     np.testing.assert_array_equal(queries, model.encode_queries(QUERIES))
@@ -173,6 +181,7 @@ CHANGES = {
     "lexical": [{"dim": "x"}, {"dim": -3}, {"dim": None}, {"dim": 10**15}, {"dim": 7}],
     "embeddings": [{"dim": "x"}, {"dim": -3}, {"dim": 10**15}, {"dim": 7}, {"queries": True}, {"vocabulary": None}],
     "transformer": [{"pooling": "cls"}, {"max_length": 7}, {"max_length": "x"}, {"normalize": True}],
+    "structure": [{"role": "need"}, {"role": 3}, {"context": True}, {"inventory": "0"}],
 }
 
 
@@ -183,7 +192,7 @@ def test_changed_settings_of_an_encoder_are_noticed(checkpoint, change):
     file = checkpoint / "candidate_encoder" / "encoder.json"
     config = json.loads(file.read_text()) | change
     if "unheard_of" in change:
-        config.pop("view")  # renamed in another version, say
+        config.pop("scale")  # renamed in another version, say
     file.write_text(json.dumps(config))
     refused(checkpoint)
 
@@ -191,14 +200,15 @@ def test_changed_settings_of_an_encoder_are_noticed(checkpoint, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": 2}, ("format 2", "pip install --upgrade")),
-        ({"format_version": 2, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
-        ({"format_version": 2, "versions": ["x"]}, ("format 2",)),
-        ({"format_version": 2, "lam": ...}, ("format 2",)),
+        ({"format_version": 3}, ("format 3", "pip install --upgrade")),
+        ({"format_version": 3, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
+        ({"format_version": 3, "versions": ["x"]}, ("format 3",)),
+        ({"format_version": 3, "lam": ...}, ("format 3",)),
         ({"format_version": "1"}, ("format 1",)),
-        ({"family": "structure"}, ("unknown encoder family 'structure'",)),
+        ({"family": "weather"}, ("unknown encoder family 'weather'",)),
         ({"family": ["lexical"]}, ("unknown encoder family",)),
-        ({"state": "saturating"}, ("unknown state 'saturating'",)),
+        ({"state": "sticky"}, ("unknown state 'sticky'",)),
+        ({"state": "saturating"}, ("for the structure family",)),
         ({"lam": "x"}, ("damaged",)),
         ({"lam": 0.4}, ("not those",)),
         ({"tau": None}, ("damaged",)),
@@ -328,8 +338,9 @@ def test_fingerprints_tell_policies_apart(family, bert):
         found[f"{part} weight"] = model.fingerprint()
         getattr(model, part).scale *= 2
         found[f"{part} scale"] = model.fingerprint()
-        getattr(model, part).view = "target"
-        found[f"{part} view"] = model.fingerprint()
+        if family != "structure":
+            getattr(model, part).view = "target"
+            found[f"{part} view"] = model.fingerprint()
     model.config = PolicyConfig(lam=0.31)
     found["λ"] = model.fingerprint()
     assert len(set(found.values())) == len(found)
@@ -356,7 +367,7 @@ def test_encoders_that_do_not_fit_together_are_an_input_error(bert):
         ("transformer", {}, "needs a model: set base"),
         ("embeddings", {}, "needs a model"),
         ("lexical", {"ngrams": 0}, "needs n-grams"),
-        ("structure", {}, "unknown encoder family 'structure'"),
+        ("weather", {}, "unknown encoder family 'weather'"),
     ],
 )
 def test_what_can_not_be_built_is_an_input_error(family, options, message):

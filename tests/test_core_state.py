@@ -49,5 +49,5 @@ def test_gradients_reach_query_and_contexts():
 
 def test_states_by_name():
     assert make_state("additive", 0.3).lam == 0.3
-    with pytest.raises(CheckpointError, match="unknown state 'saturating'"):
-        make_state("saturating", 0.3)
+    with pytest.raises(CheckpointError, match="unknown state 'sticky'"):
+        make_state("sticky", 0.3)

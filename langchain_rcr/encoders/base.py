@@ -41,6 +41,8 @@ class Encoder(nn.Module, ABC):
     """Texts encoded at once without gradients."""
     dim: int
     """D, the length of its vectors."""
+    structures: int = 0
+    """How many of the first coordinates stand for structures, which the saturating state needs to know."""
 
     @abstractmethod
     def featurize(self, items: Sequence[Item]) -> Features:

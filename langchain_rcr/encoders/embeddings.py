@@ -5,7 +5,7 @@ Trains in seconds on a CPU, because the frozen part runs once a text; the defaul
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -70,6 +70,10 @@ class TransformerBackbone:
         """(N, d) unit vectors."""
         return self._encoder.encode([Item(text) for text in texts])
 
+    def tokens(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
+        """For each text the vectors (T, d) of its tokens in their context, three quarters of the way up."""
+        return self._encoder.text.token_vectors(texts)
+
     def describe(self, folder: Path) -> dict[str, Any]:
         """Its settings; a model from a local folder is copied into the checkpoint, others are named."""
         base = self._encoder.text.base
@@ -133,6 +137,7 @@ class RememberingBackbone:
     def __init__(self, backbone: Backbone, known: Known | None = None) -> None:
         self._backbone = backbone
         self._known = known if known is not None else {}
+        self._tokens: dict[str, NDArray[np.float32]] = {}
         self.dim, self.symmetric = backbone.dim, backbone.symmetric
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
@@ -144,6 +149,21 @@ class RememberingBackbone:
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
         return np.stack([self._known[role, text] for text in texts])
+
+    @property
+    def tokens(self) -> Callable[[Sequence[str]], list[NDArray[np.float32]]] | None:
+        """`TransformerBackbone.tokens` from memory; None where the inner backbone shows no tokens."""
+        inner = getattr(self._backbone, "tokens", None)
+        if inner is None:
+            return None
+
+        def remembered(texts: Sequence[str]) -> list[NDArray[np.float32]]:
+            fresh = [text for text in dict.fromkeys(texts) if text not in self._tokens]
+            for text, vectors in zip(fresh, inner(fresh), strict=True):
+                self._tokens[text] = vectors
+            return [self._tokens[text] for text in texts]
+
+        return remembered
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """What the inner backbone says."""

@@ -24,8 +24,11 @@ _MAX_TOKENS = 2048
 """Tokens read of one text: a pasted document must not stall a query."""
 
 
-def ngrams(item: Item, longest: int, view: View) -> Iterator[str]:
-    """The n-grams (n = 1 … longest) of an item, lower case; those of the program carry the mark "⇒"."""
+def ngrams(item: Item, longest: int, view: View, gap: int = 0) -> Iterator[str]:
+    """The n-grams (n = 1 … longest) of an item, lower case; those of the program carry the mark "⇒".
+
+    With a gap, also pairs of words with 1 … gap others between them, and the first and the last word as such.
+    """
     for mark, text in (("", item.source), ("⇒", item.target)):
         if not text or view == ("target" if not mark else "source"):
             continue
@@ -33,6 +36,12 @@ def ngrams(item: Item, longest: int, view: View) -> Iterator[str]:
         for n in range(1, longest + 1):
             for start in range(len(tokens) - n + 1):
                 yield mark + " ".join(tokens[start : start + n])
+        if gap and tokens:
+            yield f"{mark}^ {tokens[0]}"
+            yield f"{mark}{tokens[-1]} $"
+        for between in range(1, gap + 1):
+            for first, second in zip(tokens, tokens[between + 1 :], strict=False):
+                yield f"{mark}{first} … {second}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +75,25 @@ class NgramVocabulary:
     Args:
         idf: n-gram → weight, in order of their numbers.
         longest: the longest n-gram.
+        gap: the most words between two that count as a pair; 0: no such pairs.
     """
 
-    def __init__(self, idf: dict[str, float], longest: int) -> None:
+    def __init__(self, idf: dict[str, float], longest: int, gap: int = 0) -> None:
         self.idf = idf
-        self.longest = longest
+        self.longest, self.gap = longest, gap
         self._number = {ngram: number for number, ngram in enumerate(idf)}
         self._weights = np.fromiter(idf.values(), dtype=np.float32, count=len(idf))
 
     @classmethod
-    def fit(cls, items: Iterable[Item], longest: int, max_size: int = 20_000) -> NgramVocabulary:
+    def fit(cls, items: Iterable[Item], longest: int, max_size: int = 20_000, *, gap: int = 0) -> NgramVocabulary:
         """The `max_size` n-grams of the items that occur in the most of them, with idf = log(1 + N / df)."""
         frequency: Counter[str] = Counter()
         count = 0
         for item in items:
-            frequency.update(set(ngrams(item, longest, "both")))
+            frequency.update(set(ngrams(item, longest, "both", gap)))
             count += 1
         kept = sorted(frequency, key=lambda ngram: (-frequency[ngram], ngram))[:max_size]
-        return cls({ngram: round(float(np.log1p(count / frequency[ngram])), 4) for ngram in kept}, longest)
+        return cls({ngram: round(float(np.log1p(count / frequency[ngram])), 4) for ngram in kept}, longest, gap)
 
     def __len__(self) -> int:
         return len(self.idf)
@@ -91,13 +101,13 @@ class NgramVocabulary:
     @cached_property
     def digest(self) -> str:
         """Equal for equal vocabularies."""
-        return digest([self.longest, list(self.idf.items())])
+        return digest([self.longest, list(self.idf.items()), *([self.gap] if self.gap else [])])
 
     def bags(self, items: Sequence[Item], view: View) -> Bags:
         """Known n-grams of each item, weighted by log-scaled count × idf and scaled to length 1."""
         rows = []
         for item in items:
-            known = Counter(self._number[g] for g in ngrams(item, self.longest, view) if g in self._number)
+            known = Counter(self._number[g] for g in ngrams(item, self.longest, view, self.gap) if g in self._number)
             rows.append(known)
         lengths = [len(row) for row in rows]
         indices = np.fromiter((g for row in rows for g in row), dtype=np.int64, count=sum(lengths))
@@ -110,12 +120,12 @@ class NgramVocabulary:
 
     def to_json(self) -> dict[str, Any]:
         """JSON values that `from_json` reads back."""
-        return {"longest": self.longest, "idf": self.idf}
+        return {"longest": self.longest, "gap": self.gap, "idf": self.idf}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NgramVocabulary:
         """The inverse of `to_json`."""
-        return cls({str(k): float(v) for k, v in value["idf"].items()}, int(value["longest"]))
+        return cls({str(k): float(v) for k, v in value["idf"].items()}, int(value["longest"]), int(value.get("gap", 0)))
 
 
 class NgramEmbedding(nn.Module):

@@ -137,7 +137,15 @@ class PooledTransformer(nn.Module):
 
     def forward(self, tokens: Tokens) -> Tensor:
         """(N, D), pooled last hidden states."""
-        device = self.model.device
+        ids, mask = self._padded(tokens)
+        hidden: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        if self.pooling == "cls":
+            return hidden[:, 0]
+        weight = mask.to(hidden.dtype).unsqueeze(-1)
+        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0)
+
+    def _padded(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
+        """Ids and mask (N, T) on the model's device."""
         longest = max([1, *(len(ids) for ids in tokens.ids)])
         pad = self.tokenizer.pad_token_id or 0
         ids = torch.full((len(tokens), longest), pad, dtype=torch.long)
@@ -145,11 +153,24 @@ class PooledTransformer(nn.Module):
         for row, sequence in enumerate(tokens.ids):
             ids[row, : len(sequence)] = torch.tensor(sequence)
             mask[row, : len(sequence)] = 1
-        hidden: Tensor = self.model(input_ids=ids.to(device), attention_mask=mask.to(device)).last_hidden_state
-        if self.pooling == "cls":
-            return hidden[:, 0]
-        weight = mask.to(device, hidden.dtype).unsqueeze(-1)
-        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0)
+        return ids.to(self.model.device), mask.to(self.model.device)
+
+    @torch.inference_mode()
+    def token_vectors(self, texts: Sequence[str], batch_size: int = 64) -> list[NDArray[np.float32]]:
+        """For each text the vectors (T, D) of its tokens, special ones left out, three quarters of the way up."""
+        sequences = self.tokenize(texts).ids
+        special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
+        layer = round(0.75 * self.model.config.num_hidden_layers)
+        out: list[NDArray[np.float32]] = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
+        order = sorted(range(len(texts)), key=lambda row: -len(sequences[row]))
+        for start in range(0, len(order), batch_size):
+            rows = order[start : start + batch_size]
+            ids, mask = self._padded(Tokens([sequences[row] for row in rows]))
+            states = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[layer]
+            for row, vectors in zip(rows, states.float().cpu().numpy(), strict=True):
+                kept = [at for at, token in enumerate(sequences[row]) if token not in special]
+                out[row] = vectors[kept]
+        return out
 
 
 class TransformerEncoder(Encoder):

@@ -591,6 +591,9 @@ class Config(Section):
             raise _contradiction(
                 "evaluation.split", "test", "data.test", None, "set data.test, or evaluation.split: dev"
             )
+        if self.sft.epochs == 0 and self.model.family != "structure" and self.sft.checkpoint is None:
+            family = ("model.family", self.model.family)
+            raise _contradiction("sft.epochs", 0, *family, "without training it would pick at random")
         if self.grpo.enabled and self.reward.needs_llm and not self.llm.given:
             raise _contradiction(
                 "llm.model",

@@ -9,6 +9,8 @@ Departures from the paper, each with the setting that undoes it:
 - gradients are clipped to a norm (`max_grad_norm: null`);
 - training stops early on development coverage (`patience: null`).
 
+The structure family's E_x is fitted in closed form first (`needs`); what is described here then goes on from there.
+
 In several processes a batch of the listwise loss is one process's, as in gradient accumulation; one of InfoNCE, whose
 candidates are the batch's own, is as much larger, and each process takes a share of its rows and candidates.
 """
@@ -26,6 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.encoders.base import Features
+from langchain_rcr.encoders.structure import NeedEncoder
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.selection import greedy
@@ -36,6 +39,7 @@ from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.schema import SFTConfig
 from rcr_trainer.sft.batches import Batch, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
+from rcr_trainer.sft.needs import fit_needs
 from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
 from rcr_trainer.training import Processes, TrainingState, linear, resume
 
@@ -135,7 +139,6 @@ class _Trainer:
         processes: Processes,
     ) -> None:
         self.model, self.config, self.seed, self.processes = model, config, seed, processes
-        processes.alike(model.parameters())
         self.device = next(model.parameters()).device
         self.batch_size, self.accumulation = config.batch_size, config.gradient_accumulation
         if config.loss == "infonce":
@@ -149,6 +152,7 @@ class _Trainer:
         # queries get.
         inside = {e.id for e in pool} >= {e.id for e in dev}
         dev = [e for e in dev if spec.structures(e.target)]
+        self.queries, self._lent = list(queries), dev if inside else []
         self.dev = Supervision.build(dev, pool, spec, exclude_own_program=own and inside) if dev else None
         _check_sizes(self.supervision, len(pool), config.k)
         self.sequences, self.sequence_gains = self.supervision.sequences(config.k)
@@ -159,7 +163,12 @@ class _Trainer:
                 "shares a structure with another example: set program.language, or check the programs"
             )
             raise DataError(msg)
-        self.query_features = model.query.featurize([Item(e.source) for e in queries])
+        self.query_features: Features
+        if isinstance(model.query, NeedEncoder):
+            self.query_features = fit_needs(model.query, queries, own_program=not own, seed=seed)
+        else:
+            self.query_features = model.query.featurize([Item(e.source) for e in queries])
+        processes.alike(model.parameters())
         items = [Item(e.source, e.target) for e in pool]
         self.candidate_features, self.context_features = model.featurize_pool(items)
         self.dev_features = model.query.featurize([Item(e.source) for e in dev])
@@ -212,8 +221,16 @@ class _Trainer:
                 if folder is not None and processes.first:
                     state.save(folder, force=last)
         state.restore_best()
+        self._refit(result)
         model.eval()
         return result
+
+    def _refit(self, result: SFTResult) -> None:
+        """Fit E_x to the development queries, too, where they were lent by training and no gradient step followed."""
+        if isinstance(self.model.query, NeedEncoder) and self._lent and not result.steps:
+            own = not self.config.exclude_own_program
+            fit_needs(self.model.query, [*self.queries, *self._lent], own_program=own, seed=self.seed)
+            self.processes.alike(self.model.parameters())
 
     def _step(
         self, group: Sequence[Batch], optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]

@@ -1,0 +1,155 @@
+"""The structures that vectors speak of, one a coordinate: read off the pool's programs, the same for query and pool."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.encoders._io import digest
+from langchain_rcr.encoders.ngrams import Bags
+from langchain_rcr.programs import ProgramSpec
+
+_LINK = re.compile(" (->|<->) ")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_NO_LETTERS = re.compile(r"[\W\d_]+")
+
+
+class Inventory:
+    """Columns of local structures. Structures that no program of the pool tells apart share a column.
+
+    Args:
+        spec: how programs are read.
+        columns: the names of the structures of each column.
+    """
+
+    def __init__(self, spec: ProgramSpec, columns: Sequence[Sequence[str]]) -> None:
+        self.spec = spec
+        self.columns = [tuple(names) for names in columns]
+        self._number = {name: number for number, names in enumerate(self.columns) for name in names}
+        self.sizes = np.array([len(names) for names in self.columns], dtype=np.float32)
+        """(D,) how many structures each column stands for."""
+
+    @classmethod
+    def fit(cls, spec: ProgramSpec, programs: Sequence[str], limit: int) -> Inventory:
+        """The structures of a pool.
+
+        Args:
+            spec: how programs are read.
+            programs: the pool's; those that don't parse have no structures.
+            limit: the most columns. If there are more, those that make up most of the programs are kept.
+        """
+        found = Counter(frozenset(spec.structures(text)) for text in programs)
+        owners: dict[str, list[int]] = {}
+        for number, names in enumerate(found):
+            for name in names:
+                owners.setdefault(name, []).append(number)
+        merged: dict[tuple[int, ...], list[str]] = {}
+        for name in sorted(owners):
+            merged.setdefault(tuple(owners[name]), []).append(name)
+        share = [count / max(1, len(names)) for names, count in found.items()]
+        worth = {owner: len(names) * sum(share[number] for number in owner) for owner, names in merged.items()}
+        kept = sorted(merged, key=lambda owner: (-worth[owner], merged[owner][0]))[:limit]
+        return cls(spec, sorted(merged[owner] for owner in kept))
+
+    def __len__(self) -> int:
+        return len(self.columns)
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal inventories."""
+        return digest(self.to_json())
+
+    def rows(self, programs: Sequence[str]) -> Bags:
+        """Which columns each program has, weighted by the share of the column's structures that it has.
+
+        Structures that the pool didn't have when the inventory was made have no column; a program that doesn't parse
+        has none at all.
+        """
+        read: dict[str, dict[int, float]] = {}
+        for text in dict.fromkeys(programs):
+            counts = Counter(self._number[name] for name in self.spec.structures(text) if name in self._number)
+            read[text] = {column: counts[column] / float(self.sizes[column]) for column in sorted(counts)}
+        rows = [read[text] for text in programs]
+        return Bags(
+            np.fromiter(chain.from_iterable(rows), dtype=np.int64),
+            np.fromiter(chain.from_iterable(row.values() for row in rows), dtype=np.float32),
+            np.cumsum([0, *map(len, rows)]).astype(np.int64),
+        )
+
+    @cached_property
+    def parts(self) -> NDArray[np.int64]:
+        """(2, P): column [0, p] has a structure that column [1, p] has the next smaller part of."""
+        pairs = {
+            (column, self._number[part])
+            for column, names in enumerate(self.columns)
+            for name in names
+            for part in _parts(name)
+            if self._number.get(part, column) != column
+        }
+        return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
+
+    @cached_property
+    def words(self) -> tuple[list[str], NDArray[np.int64]]:
+        """The labels that the columns' largest structures are made of, as words; and (2, P): column, label."""
+        largest = [max(names, key=lambda name: (len(_LINK.findall(name)), name)) for names in self.columns]
+        labels = [[_words(label) for label in _LINK.split(name)[::2]] for name in largest]
+        every = sorted({label for row in labels for label in row})
+        number = {label: at for at, label in enumerate(every)}
+        pairs = sorted({(column, number[label]) for column, row in enumerate(labels) for label in row})
+        return every, np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+
+    @cached_property
+    def lengths(self) -> NDArray[np.float32]:
+        """(D,) nodes of each column's largest structure."""
+        return np.array([1 + max(len(_LINK.findall(name)) for name in names) for names in self.columns], np.float32)
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values that `from_json` reads back."""
+        return {"spec": asdict(self.spec), "columns": self.columns}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Inventory:
+        """The inverse of `to_json`.
+
+        Raises:
+            InputError: a program language that this version doesn't know.
+            MissingExtraError: the language needs a package that is not installed.
+        """
+        return cls(ProgramSpec(**value["spec"]), value["columns"])
+
+
+def dense(bags: Bags, width: int) -> NDArray[np.float32]:
+    """Bags as a matrix (N, width)."""
+    out = np.zeros((len(bags), width), dtype=np.float32)
+    out[np.repeat(np.arange(len(bags)), np.diff(bags.starts)), bags.indices] = bags.weights
+    return out
+
+
+def _parts(name: str) -> list[str]:
+    """The structures of one node less: without the top, the last sibling or the end, or the first sibling."""
+    pieces = _LINK.split(name)
+    labels, links = pieces[::2], pieces[1::2]
+    if len(labels) == 1:
+        return []
+    above = links.count("->")
+    out = [_joined(labels[1:], links[1:]), _joined(labels[:-1], links[:-1])]
+    if 0 < above < len(links):
+        out.append(_joined(labels[:above] + labels[above + 1 :], links[:above] + links[above + 1 :]))
+    return out
+
+
+def _joined(labels: list[str], links: list[str]) -> str:
+    return labels[0] + "".join(f" {link} {label}" for link, label in zip(links, labels[1:], strict=True))
+
+
+def _words(label: str) -> str:
+    """`high_point_2` as `high point`; a label without letters stays what it is."""
+    return _NO_LETTERS.sub(" ", _CAMEL.sub(" ", label)).lower().strip() or label

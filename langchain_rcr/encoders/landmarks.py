@@ -1,0 +1,147 @@
+"""Training questions that new questions are compared with: the kernel of the `structure` family."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from langchain_rcr.encoders.ngrams import Bags
+
+_WIDTH = 1.5
+"""γ of the radial kernel exp(−γ · |u − v|²) of unit vectors."""
+_BLOCK = 1 << 24
+_WORD = re.compile(r"\w+")
+_STEM = 5
+"""Letters by which words are compared: `bordering` with `borders`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Views:
+    """N questions as the kernel sees them.
+
+    Args:
+        vectors: (N, d) unit vectors of the whole; d = 0: there are none.
+        tokens: (N, r) unit vectors of the bags of words in context; r = 0: there are none.
+        bags: n-grams.
+    """
+
+    vectors: NDArray[np.float32]
+    tokens: NDArray[np.float32]
+    bags: Bags
+
+
+class Landmarks(nn.Module):
+    """M training questions: frozen vectors, token bags and n-gram bags; and the vectors of the L labels.
+
+    Args:
+        count: M.
+        entries: n-grams in all their bags.
+        dim: d of the frozen vectors; 0: there are none.
+        rank: r of the token bags; 0: there are none.
+        labels: L.
+    """
+
+    vectors: Tensor
+    tokens: Tensor
+    indices: Tensor
+    weights: Tensor
+    starts: Tensor
+    labels: Tensor
+    usual: Tensor
+    spread: Tensor
+
+    def __init__(self, count: int, entries: int, dim: int, rank: int, labels: int) -> None:
+        super().__init__()
+        self.register_buffer("vectors", torch.zeros(count, dim))
+        self.register_buffer("tokens", torch.zeros(count, rank))
+        self.register_buffer("indices", torch.zeros(entries, dtype=torch.int64))
+        self.register_buffer("weights", torch.zeros(entries))
+        self.register_buffer("starts", torch.zeros(count + 1, dtype=torch.int64))
+        self.register_buffer("labels", torch.zeros(labels, dim))
+        self.register_buffer("usual", torch.zeros(labels))
+        self.register_buffer("spread", torch.ones(labels))
+
+    @classmethod
+    def of(cls, views: Views, labels: NDArray[np.float32]) -> Landmarks:
+        """From M questions and the vectors (L, d) of the labels."""
+        count, bags = len(views.vectors), views.bags
+        made = cls(count, len(bags.indices), views.vectors.shape[1], views.tokens.shape[1], len(labels))
+        relevance = views.vectors @ labels.T
+        arrays = {
+            "vectors": views.vectors,
+            "tokens": views.tokens,
+            "indices": bags.indices,
+            "weights": bags.weights,
+            "starts": bags.starts,
+            "labels": labels,
+            "usual": relevance.mean(axis=0) if count else np.zeros(len(labels)),
+            "spread": np.maximum(relevance.std(axis=0), 1e-3) if count else np.ones(len(labels)),
+        }
+        for name, array in arrays.items():
+            buffer: Tensor = getattr(made, name)
+            buffer.copy_(torch.from_numpy(np.asarray(array)))
+        return made
+
+    @property
+    def entries(self) -> int:
+        """N-grams in all bags."""
+        return len(self.indices)
+
+    def likeness(self, views: Views, vocabulary: int) -> NDArray[np.float32]:
+        """How like each question is to each landmark, (N, M).
+
+        Half of it is the cosine of the token bags, a quarter the radial kernel of the frozen vectors, a quarter the
+        cosine of the n-gram bags.
+
+        Args:
+            views: the questions; what they lack doesn't count.
+            vocabulary: how many n-grams there are.
+        """
+        out = self._overlap(views.bags, vocabulary)
+        if views.vectors.shape[1]:
+            radial = np.exp(2 * _WIDTH * (views.vectors @ self.vectors.cpu().numpy().T - 1))
+            out = (out + radial) / 2
+        if views.tokens.shape[1]:
+            out = (out + views.tokens @ self.tokens.cpu().numpy().T) / 2
+        likeness: NDArray[np.float32] = out.astype(np.float32)
+        return likeness
+
+    def relevance(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(N, L): how near each question is to each label, in thirds of what is usual among the landmarks."""
+        nearness = vectors @ self.labels.cpu().numpy().T
+        out: NDArray[np.float32] = ((nearness - self.usual.cpu().numpy()) / self.spread.cpu().numpy() / 3).astype(
+            np.float32
+        )
+        return out
+
+    def _overlap(self, bags: Bags, vocabulary: int) -> NDArray[np.float32]:
+        """(N, M) inner products of bags, a block of questions at a time."""
+        indices, weights, starts = (t.cpu().numpy() for t in (self.indices, self.weights, self.starts))
+        out = np.zeros((len(bags), len(starts) - 1), dtype=np.float32)
+        if not len(indices) or not len(bags):
+            return out
+        filled = np.diff(starts) > 0
+        size = max(1, _BLOCK // max(len(indices), vocabulary))
+        for start in range(0, len(bags), size):
+            block = bags.select(np.arange(start, min(start + size, len(bags))))
+            spread = np.zeros((len(block), vocabulary), dtype=np.float32)
+            spread[np.repeat(np.arange(len(block)), np.diff(block.starts)), block.indices] = block.weights
+            products = spread[:, indices] * weights
+            out[start : start + len(block), filled] = np.add.reduceat(products, starts[:-1][filled], axis=1)
+        return out
+
+
+def lexical_evidence(questions: Sequence[str], labels: Sequence[str]) -> NDArray[np.float32]:
+    """(N, L): the share of each label's words (of three letters and more) that each question has, by their stems."""
+    wanted = [[word[:_STEM] for word in _WORD.findall(label) if len(word) > 2] for label in labels]
+    out = np.zeros((len(questions), len(labels)), dtype=np.float32)
+    for row, question in enumerate(questions):
+        stems = {word[:_STEM] for word in _WORD.findall(question.lower())}
+        out[row] = [sum(word in stems for word in words) / len(words) if words else 0.0 for words in wanted]
+    return out

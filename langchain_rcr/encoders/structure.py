@@ -1,0 +1,263 @@
+"""The `structure` family: an example by the structures of its own program, a question by those that it will need.
+
+E_c and E_z are read off the program, which is known. E_x is predicted twice: a kernel machine over training questions
+(frozen vectors of texts and tokens, n-grams) says how likely each structure is by itself, `Composition` how likely it
+is among the others. What counts is the geometric mean, so that neither goes far astray alone on questions unlike those
+of training. With the saturating state a candidate's logit is about the number of needed structures that it can be
+expected to newly cover.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from langchain_rcr.encoders._io import check_digest, read_json, read_tensors, write_tensors
+from langchain_rcr.encoders.base import Encoder
+from langchain_rcr.encoders.composition import Composition
+from langchain_rcr.encoders.embeddings import Backbone
+from langchain_rcr.encoders.inventory import Inventory
+from langchain_rcr.encoders.landmarks import Landmarks, Views, lexical_evidence
+from langchain_rcr.encoders.ngrams import Bags, NgramVocabulary
+from langchain_rcr.encoders.tokens import TokenBags
+from langchain_rcr.errors import CheckpointError, RCRError
+from langchain_rcr.files import write_json
+from langchain_rcr.items import Item
+
+_LEAST = 1e-6
+"""The root is steep near 0: gradients end here."""
+
+
+class StructureEncoder(Encoder):
+    """What the encoders of the family share; `load` makes the one whose files it finds."""
+
+    family = "structure"
+    inventory: Inventory
+
+    @classmethod
+    def load(cls, folder: Path, context: dict[str, Any]) -> Self:
+        """See `Encoder.load`; `context["backbone"]` is the shared frozen encoder, if there is one."""
+        config = read_json(folder / "encoder.json", ("role", "inventory"))
+        value = read_json(folder / "inventory.json", ("spec", "columns"))
+        try:
+            inventory = Inventory.from_json(value)
+        except (RCRError, TypeError, ValueError) as error:
+            msg = f"{folder / 'inventory.json'} can't be used: {error}"
+            raise CheckpointError(msg) from None
+        check_digest(folder / "inventory.json", inventory.digest, config.pop("inventory"))
+        made: Any = {"need": NeedEncoder, "program": ProgramEncoder}[config.pop("role")]
+        encoder = made.restore(folder, inventory, config, context)
+        read_tensors(folder / "model.safetensors", encoder)
+        out: Self = encoder
+        return out
+
+    def save(self, folder: Path) -> None:
+        """encoder.json, inventory.json, model.safetensors."""
+        write_json(folder / "encoder.json", self.settings())
+        write_json(folder / "inventory.json", self.inventory.to_json())
+        write_tensors(folder / "model.safetensors", self.state_dict())
+
+
+class ProgramEncoder(StructureEncoder):
+    """E_c or E_z: which structures an example's program has, each times a trained weight that starts at 1.
+
+    Args:
+        inventory: the structures.
+        scale: a constant factor: 1, or below 0 for E_z of the additive state.
+        context: whether it is E_z, whose weights stay between 0 and 1: nothing is covered by more than all.
+    """
+
+    def __init__(self, inventory: Inventory, *, scale: float = 1.0, context: bool = False) -> None:
+        super().__init__()
+        self.inventory, self.scale, self.context = inventory, scale, context
+        self.dim = self.structures = len(inventory)
+        self.weight = nn.Parameter(torch.ones(self.dim))
+
+    def featurize(self, items: Sequence[Item]) -> Bags:
+        """The columns of each item's program; of unseen structures and programs that don't parse, nothing."""
+        return self.inventory.rows([item.target for item in items])
+
+    def forward(self, features: Bags) -> Tensor:
+        """(N, D)."""
+        device = self.weight.device
+        rows = torch.from_numpy(np.repeat(np.arange(len(features)), np.diff(features.starts))).to(device)
+        columns, shares = (torch.from_numpy(a).to(device) for a in (features.indices, features.weights))
+        weight = self.weight.clamp(0, 1) if self.context else self.weight
+        values = self.scale * shares * weight[columns]
+        return weight.new_zeros(len(features), self.dim).index_put((rows, columns), values)
+
+    def reads(self) -> tuple[Any, ...]:
+        """The inventory."""
+        return ("program", self.inventory.digest)
+
+    def settings(self) -> dict[str, Any]:
+        """See `Encoder.settings`."""
+        return {
+            "role": "program",
+            "inventory": self.inventory.digest,
+            "scale": self.scale,
+            "context": self.context,
+        }
+
+    @classmethod
+    def restore(cls, folder: Path, inventory: Inventory, config: dict[str, Any], context: dict[str, Any]) -> Self:
+        """An encoder of these settings, its weights still to be read."""
+        return cls(inventory, **config)
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """N featurised questions.
+
+    Args:
+        likeness: (N, M) how like each is to each of M training questions.
+        evidence: (N, 2, L) what each says of each label; see `Composition.inputs`.
+        raw: (N, D) likelihoods that take the place of those predicted, for training questions: predicted without
+            the question's own program, as those of a held-out question are.
+        frequency: (N, D) shares of the training programs that each column is in, without the question's own.
+    """
+
+    likeness: NDArray[np.float32]
+    evidence: NDArray[np.float32]
+    raw: NDArray[np.float32] | None = None
+    frequency: NDArray[np.float32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.likeness)
+
+    def select(self, rows: NDArray[np.int64]) -> Needs:
+        """The features of some rows, in that order."""
+        raw = None if self.raw is None else self.raw[rows]
+        frequency = None if self.frequency is None else self.frequency[rows]
+        return Needs(self.likeness[rows], self.evidence[rows], raw, frequency)
+
+
+class NeedEncoder(StructureEncoder):
+    """E_x: scale · how many structures a column stands for · how likely the question's program has them.
+
+    Before it has been fitted (`rcr_trainer.sft.needs`) it takes every question to need next to nothing.
+
+    Args:
+        inventory: the structures.
+        vocabulary: the n-grams of questions.
+        backbone: a frozen text encoder; None: n-grams alone.
+        scale: a constant factor on the vectors.
+        seed: of the composition's start.
+    """
+
+    batch_size = 128
+    learnt: Tensor
+    mean: Tensor
+    frequency: Tensor
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        vocabulary: NgramVocabulary,
+        backbone: Backbone | None = None,
+        *,
+        scale: float = 1.0,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
+        self.dim = self.structures = len(inventory)
+        self.token_bags = TokenBags(0, 0, 0)
+        self.landmarks = Landmarks(0, 0, 0 if backbone is None else backbone.dim, 0, len(inventory.words[0]))
+        self.dual = nn.Parameter(torch.zeros(0, self.dim))
+        self.register_buffer("mean", torch.zeros(self.dim))
+        self.register_buffer("frequency", torch.zeros(self.dim))
+        self.composition = Composition(inventory, torch.Generator().manual_seed(seed))
+
+    def learn(self, questions: Sequence[str]) -> None:
+        """Take these training questions as landmarks; their weights (`dual`) are still to be fitted."""
+        items = [Item(question) for question in questions]
+        labels = self._vectors([Item(label) for label in self.inventory.words[0]])
+        tokens = getattr(self.backbone, "tokens", None)
+        if tokens is not None and items:
+            self.token_bags = TokenBags.of(tokens([item.source for item in items])).to(self.mean.device)
+        self.landmarks = Landmarks.of(self._views(items), labels).to(self.mean.device)
+        self.dual = nn.Parameter(self.mean.new_zeros(len(items), self.dim))
+
+    def featurize(self, items: Sequence[Item]) -> Needs:
+        """Likeness to the landmarks, and what the questions say of the labels."""
+        views = self._views(items)
+        likeness = self.landmarks.likeness(views, len(self.vocabulary))
+        evidence = [
+            self.landmarks.relevance(views.vectors),
+            lexical_evidence([item.source for item in items], self.inventory.words[0]),
+        ]
+        return Needs(likeness, np.stack(evidence, axis=1))
+
+    def _views(self, items: Sequence[Item]) -> Views:
+        tokens = np.zeros((len(items), 0), dtype=np.float32)
+        if self.token_bags.rank:
+            embed: Any = getattr(self.backbone, "tokens", None)
+            tokens = self.token_bags.vectors(embed([item.source for item in items]))
+        return Views(self._vectors(items), tokens, self.vocabulary.bags(items, "source"))
+
+    def _vectors(self, items: Sequence[Item]) -> NDArray[np.float32]:
+        if self.backbone is None:
+            return np.zeros((len(items), 0), dtype=np.float32)
+        return self.backbone.embed([item.source for item in items], queries=True)
+
+    def raw(self, features: Needs) -> Tensor:
+        """Likelihoods (N, D) of the columns, each by itself; not yet confined to 0 … 1."""
+        device = self.mean.device
+        if features.raw is not None:
+            return torch.from_numpy(features.raw).to(device)
+        return torch.from_numpy(features.likeness).to(device) @ self.dual + self.mean
+
+    def forward(self, features: Needs) -> Tensor:
+        """(N, D)."""
+        device = self.mean.device
+        frequency = self.frequency if features.frequency is None else torch.from_numpy(features.frequency).to(device)
+        evidence = torch.from_numpy(features.evidence).to(device)
+        raw = self.raw(features)
+        odds = self.composition(self.composition.inputs(raw, frequency, evidence))
+        likely = (raw.clamp(0, 1) * odds.sigmoid()).clamp(min=_LEAST).sqrt()
+        out: Tensor = self.scale * self.composition.sizes * likely
+        return out
+
+    def reads(self) -> tuple[Any, ...]:
+        """Never what another encoder reads."""
+        return ("need", id(self))
+
+    def settings(self) -> dict[str, Any]:
+        """See `Encoder.settings`; the backbone has its own file and probe."""
+        return {
+            "role": "need",
+            "inventory": self.inventory.digest,
+            "vocabulary": self.vocabulary.digest,
+            "scale": self.scale,
+            "landmarks": len(self.dual),
+            "entries": self.landmarks.entries,
+            "anchors": [*self.token_bags.root.shape],
+            "backbone": self.backbone is not None,
+        }
+
+    def save(self, folder: Path) -> None:
+        """Also vocabulary.json; the backbone is saved once, by the TriEncoder."""
+        super().save(folder)
+        write_json(folder / "vocabulary.json", self.vocabulary.to_json())
+
+    @classmethod
+    def restore(cls, folder: Path, inventory: Inventory, config: dict[str, Any], context: dict[str, Any]) -> Self:
+        """An encoder of these settings, its weights still to be read."""
+        vocabulary = NgramVocabulary.from_json(read_json(folder / "vocabulary.json", ("longest", "idf")))
+        check_digest(folder / "vocabulary.json", vocabulary.digest, config["vocabulary"])
+        backbone = context.get("backbone") if config["backbone"] else None
+        encoder = cls(inventory, vocabulary, backbone, scale=float(config["scale"]))
+        count, entries, (anchors, rank) = int(config["landmarks"]), int(config["entries"]), config["anchors"]
+        dim = 0 if backbone is None else backbone.dim
+        encoder.token_bags = TokenBags(anchors, dim if anchors else 0, rank)
+        encoder.landmarks = Landmarks(count, entries, dim, rank, len(inventory.words[0]))
+        encoder.dual = nn.Parameter(torch.zeros(count, encoder.dim))
+        return encoder

@@ -1,0 +1,241 @@
+"""The structure family: columns by hand, features, checkpoints, what it predicts after the fit."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from rcr_trainer import grpo
+from rcr_trainer.data import Example, covr_split
+from rcr_trainer.rewards import make_reward
+from rcr_trainer.schema import GRPOConfig, SFTConfig
+from rcr_trainer.sft import needs, train
+
+from langchain_rcr.encoders.embeddings import RememberingBackbone
+from langchain_rcr.encoders.inventory import Inventory, dense
+from langchain_rcr.encoders.landmarks import lexical_evidence
+from langchain_rcr.encoders.tokens import TokenBags
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.items import Item
+from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.selection import greedy
+from langchain_rcr.tri_encoder import TriEncoder
+
+torch.set_num_threads(1)
+
+SPEC = ProgramSpec()
+SPLIT = covr_split("110", 0, 60, 0, dev=40)
+
+
+class FakeBackbone:
+    """Hashed words as unit vectors, and as tokens."""
+
+    dim, symmetric = 16, True
+
+    def tokens(self, texts):
+        return [np.stack([self._word(word) for word in text.split()]) for text in texts]
+
+    def embed(self, texts, *, queries=False):
+        if not texts:
+            return np.zeros((0, self.dim), dtype=np.float32)
+        rows = np.stack([sum(self._word(word) for word in text.split() or ["_"]) for text in texts])
+        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
+
+    def _word(self, word):
+        return np.random.default_rng(list(word.encode())).normal(size=self.dim).astype(np.float32)
+
+    def describe(self, folder):
+        return {"kind": "langchain", "class": "Fake"}
+
+
+def items(examples):
+    return [Item(example.source, example.target) for example in examples]
+
+
+def structure(backbone=None, **options):
+    settings = {"ngrams": 2, "scale": 1.0, "lam": 1.0, "state": "saturating", "spec": SPEC}
+    return TriEncoder.build("structure", items(SPLIT.train), backbone=backbone, **(settings | options))
+
+
+def fitted(backbone=None, **options):
+    model = structure(backbone, **options)
+    result = train(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, SFTConfig(epochs=0))
+    return model, result
+
+
+def test_structures_that_always_go_together_share_a_column():
+    inventory = Inventory.fit(ProgramSpec(max_size=2), ["f(a)", "f(b)"], 100)
+    assert inventory.columns == [("<root> -> f", "f"), ("a", "f -> a"), ("b", "f -> b")]
+    assert inventory.sizes.tolist() == [2, 2, 2]
+    assert dense(inventory.rows(["f(b)", "not ( a program", "g(a)"]), 3).tolist() == [[1, 0, 1], [0, 0, 0], [0, 0.5, 0]]
+
+
+def test_parts_and_words_by_hand():
+    inventory = Inventory(SPEC, [["f -> a <-> b"], ["f -> a"], ["a <-> b"], ["a"], ["highPoint_2 -> b"]])
+    pairs = {tuple(pair) for pair in inventory.parts.T.tolist()}
+    assert pairs == {(0, 1), (0, 2), (1, 3), (2, 3)}
+    words, labels = inventory.words
+    assert words == ["a", "b", "f", "high point"]
+    assert {tuple(pair) for pair in labels.T.tolist() if pair[0] == 4} == {(4, 3), (4, 1)}
+    assert inventory.lengths.tolist() == [3, 2, 2, 1, 2]
+
+
+def test_the_most_telling_columns_are_kept():
+    programs = ["f(a)", "f(b)", "f(c)"]
+    inventory = Inventory.fit(ProgramSpec(max_size=2), programs, 1)
+    assert inventory.columns == [("<root> -> f", "f")]
+    again = Inventory.from_json(json.loads(json.dumps(inventory.to_json())))
+    assert (again.digest, again.columns) == (inventory.digest, inventory.columns)
+
+
+def test_words_in_common_are_compared_by_their_stems():
+    found = lexical_evidence(["which states are bordering texas ?"], ["border info", "state", "of", "river"])
+    assert found.tolist() == [[0.5, 1.0, 0.0, 0.0]]
+
+
+def test_token_bags_are_the_weighted_kernel_of_all_pairs():
+    rng = np.random.default_rng(0)
+    texts = [rng.normal(size=(length, 5)).astype(np.float32) for length in (3, 1, 4)]
+    bags = TokenBags.of(texts)
+    tokens = [text - np.concatenate(texts).mean(0) for text in texts]
+    tokens = [text / np.linalg.norm(text, axis=1, keepdims=True) for text in tokens]
+    every = np.concatenate(tokens)
+    weights = [-np.log(np.exp(12 * (text @ every.T - 1)).mean(1) + 1e-4) for text in tokens]
+    kernel = np.array(
+        [
+            [u @ np.exp(4 * (one @ other.T - 1)) @ v for other, v in zip(tokens, weights, strict=True)]
+            for one, u in zip(tokens, weights, strict=True)
+        ]
+    )
+    scale = np.sqrt(np.diag(kernel))
+    vectors = bags.vectors(texts)
+    np.testing.assert_allclose(vectors @ vectors.T, kernel / scale / scale[:, None], atol=2e-3)
+    assert not bags.vectors([texts[0][:0]]).any()
+
+
+def test_left_out_predictions_are_those_of_a_fit_without_the_group():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(12, 3))
+    kernel = np.exp(-((points[:, None] - points[None]) ** 2).sum(-1))
+    targets = (rng.random((12, 4)) < 0.5).astype(np.float32)
+    groups = np.array([0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 7, 7])
+    mean = targets.mean(0)
+    inverse = np.linalg.inv(kernel + needs.RIDGE * np.eye(12))
+    raw, frequency = needs._without_group(inverse, inverse @ (targets - mean), targets, groups)
+    for group in range(8):
+        out, kept = groups == group, groups != group
+        dual = np.linalg.solve(kernel[np.ix_(kept, kept)] + needs.RIDGE * np.eye(kept.sum()), targets[kept] - mean)
+        np.testing.assert_allclose(raw[out], kernel[np.ix_(out, kept)] @ dual + mean, atol=1e-4)
+        np.testing.assert_allclose(frequency[out], np.tile(targets[kept].mean(0), (out.sum(), 1)), atol=1e-6)
+
+
+@pytest.mark.parametrize("backbone", [None, FakeBackbone()])
+def test_the_fit_beats_an_unfitted_policy_and_knows_its_training_questions(backbone):
+    model, result = fitted(backbone)
+    assert (result.steps, result.best_epoch) == (0, 0)
+    queries = model.encode_queries([example.source for example in SPLIT.train])
+    gold = model.encode_pool(items(SPLIT.train)).candidate * model.query.inventory.sizes
+    assert np.corrcoef(queries.ravel(), gold.ravel())[0, 1] > 0.8
+    random = greedy(np.zeros_like(queries[:1]), model.encode_pool(items(SPLIT.train)), model.state(), 4)
+    assert random.positions.tolist() == [[0, 1, 2, 3]]
+    assert result.best_dev_coverage > 45
+
+
+def test_features_for_training_leave_the_own_program_out():
+    model = structure()
+    features = needs.fit_needs(model.query, SPLIT.train, own_program=False, seed=0)
+    held_out, known = (model.query.vectors(part) for part in (features, model.query.featurize(items(SPLIT.train))))
+    gold = dense(model.query.inventory.rows([example.target for example in SPLIT.train]), model.dim)
+    assert (known * gold).sum() > (held_out * gold).sum()
+
+
+def test_the_same_seed_fits_the_same():
+    one, other = (fitted()[0].fingerprint() for _ in range(2))
+    assert one == other != structure().fingerprint()
+
+
+@pytest.mark.parametrize("state", ["additive", "saturating"])
+def test_gradient_descent_goes_on_from_the_fit(state):
+    model = structure(state=state)
+    config = SFTConfig(epochs=2, lr=1e-3, temperature=1.0, patience=None, on_policy_from=0.0)
+    before = structure(state=state)
+    result = train(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
+    assert result.steps > 0
+    assert all(np.isfinite(row["dev_coverage"]) for row in result.history)
+    assert len(model.query.dual) == len(SPLIT.train) != len(before.query.dual)
+
+
+@pytest.mark.parametrize("backbone", [None, FakeBackbone()])
+def test_a_checkpoint_comes_back(tmp_path, monkeypatch, backbone):
+    from langchain_rcr import tri_encoder
+
+    model = fitted(None if backbone is None else RememberingBackbone(backbone))[0]
+    model.save_pretrained(tmp_path / "c")
+    monkeypatch.setattr(tri_encoder, "load_backbone", lambda *_: backbone)
+    again = TriEncoder.from_pretrained(tmp_path / "c")
+    questions = [example.source for example in SPLIT.dev]
+    np.testing.assert_allclose(again.encode_queries(questions), model.encode_queries(questions), atol=1e-4)
+    assert again.config.state == "saturating"
+    assert json.loads((tmp_path / "c" / "tri_encoder.json").read_text())["format_version"] == 2
+    assert again.query.inventory.spec == SPEC
+    assert (tmp_path / "c" / "backbone.json").is_file() == (backbone is not None)
+
+
+@pytest.mark.parametrize("train_candidates", [False, True])
+def test_reinforcement_goes_on_from_the_fit(train_candidates):
+    model = fitted()[0]
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    config = GRPOConfig(
+        max_steps=2, batch_size=8, group_size=4, lr=1e-3, evaluate_every=9, train_candidates=train_candidates
+    )
+    reward = make_reward("context_coverage", SPEC)
+    result = grpo.train(model, SPLIT.train, SPLIT.train, [], SPEC, config, reward)
+    assert result.steps == 2
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert {"query.dual", "context.weight", "query.composition.net.0.weight"} <= moved
+    assert ("candidate.weight" in moved) == train_candidates
+    assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
+
+
+def test_a_foreign_inventory_is_refused(tmp_path):
+    model = structure()
+    model.save_pretrained(tmp_path / "c")
+    file = tmp_path / "c" / "context_encoder" / "inventory.json"
+    value = json.loads(file.read_text())
+    for change in ({"columns": value["columns"][::-1]}, {"spec": {"language": "klingon"}}, {"spec": {"unheard": 1}}):
+        file.write_text(json.dumps(value | change))
+        with pytest.raises(CheckpointError, match=r"inventory\.json"):
+            TriEncoder.from_pretrained(tmp_path / "c")
+
+
+def test_new_candidates_with_structures_of_their_own_are_fine():
+    model = structure()
+    pool = model.encode_pool([Item("q", "never_seen(before)"), Item("q", "no ( program"), items(SPLIT.train)[0]])
+    assert not pool.candidate[:2].any()
+    assert pool.candidate[2].any()
+
+
+def test_text_families_have_no_saturating_state():
+    with pytest.raises(InputError, match="structure family"):
+        TriEncoder.build("lexical", items(SPLIT.train), state="saturating")
+
+
+def test_a_pool_without_programs_is_refused():
+    with pytest.raises(InputError, match="none of 1 programs parses"):
+        TriEncoder.build("structure", [Item("a question", "no ( program")], ngrams=2)
+
+
+def test_unparsable_training_programs_are_no_landmarks():
+    broken = [Example("x", "what is this ?", "no ( program"), *SPLIT.train]
+    model = TriEncoder.build("structure", items(broken), ngrams=2, scale=1.0, state="saturating", spec=SPEC)
+    features = needs.fit_needs(model.query, broken, own_program=False, seed=0)
+    assert (len(features), len(model.query.dual)) == (61, 60)
+    assert np.isfinite(model.query.vectors(features)).all()
+
+
+def test_few_examples():
+    for count in (5, 12):
+        few = SPLIT.train[:count]
+        model = TriEncoder.build("structure", items(few), ngrams=2, scale=1.0, state="saturating", spec=SPEC)
+        train(model, few, few, SPLIT.dev, SPEC, SFTConfig(epochs=0, k=2))
+        assert np.isfinite(model.encode_queries(["is there a dog ?", ""])).all()
