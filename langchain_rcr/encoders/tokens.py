@@ -22,7 +22,7 @@ _BLOCK = 1 << 13
 
 
 class TokenBags(nn.Module):
-    """Token vectors of a text → one unit vector; inner products sum the kernel over all pairs of tokens, and scale that.
+    """Token vectors of a text → one unit vector; inner products sum a kernel over all pairs of tokens, scaled.
 
     Tokens weigh as −log of the share of training tokens that are like them. Exact for texts whose tokens are among the
     K anchors, else by the Nyström approximation; anchors are far from each other, so that rare words have theirs.
