@@ -65,6 +65,7 @@ def _names(value: object) -> bool:
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "k": (_whole, "a whole number from 1 on"),
     "beam_width": (_whole, "a whole number from 1 on"),
+    "runner_ups": (lambda value: value == 0 or _whole(value), "a whole number from 0 on"),
     "max_tokens": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
     "max_overlap": (lambda value: value is None or _number(value, 0, 1), "a number from 0 to below 1"),
     "min_probability": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),

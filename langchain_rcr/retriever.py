@@ -396,7 +396,11 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
         Returns:
             The explanation: data (`steps`, `to_dict()`), a table (`print` it), a picture (`plot(path)`).
+
+        Raises:
+            InputError, PoolError, EngineError: as for `invoke`; runner_ups is no whole number from 0 on.
         """
+        check_fields(runner_ups=runner_ups)
         options, where = self._options(k, beam_width, filter)
         return self.store.explain(query, options, where, runner_ups=runner_ups, structures=structures)
 

@@ -93,3 +93,5 @@ def test_it_heeds_what_selecting_heeds(retriever: SequentialCompositionalRetriev
         retriever.explain(" ")
     with pytest.raises(InputError, match="k must be"):
         retriever.explain(QUERY, k=0)
+    with pytest.raises(InputError, match="runner_ups must be a whole number from 0 on, not -1"):
+        retriever.explain(QUERY, runner_ups=-1)
