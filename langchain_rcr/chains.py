@@ -90,8 +90,8 @@ def semantic_parsing_chain(
         retriever: our retriever; any other example selector; or any runnable from a question to documents with the
             examples as metadata, such as our retriever after `configurable_fields` or `with_fallbacks`.
         parser: a language (see `langchain_rcr.programs.get_parser`; note that "functional" and "sexpr" take nearly any
-            words for a program), an object with `parse`, or a function. Whatever it raises, and None or False, says
-            that the text is no program.
+            words for a program, and "tokens" any text), an object with `parse`, or a function. Whatever it raises, and
+            None or False, says that the text is no program.
         prompt: a prompt with a place for selected examples: `few_shot_prompt`, `chat_few_shot_prompt`, or one made of
             LangChain's classes; the picks take the place of its selector's. None: one of our two, by the kind of `llm`.
         retries: how often to ask again, at most, after an answer that is no program: a chat model is told so in a

@@ -36,6 +36,10 @@ class Inventory:
         self._number = {name: number for number, names in enumerate(self.columns) for name in names}
         self.sizes = np.array([len(names) for names in self.columns], dtype=np.float32)
         """(D,) how many structures each column stands for."""
+        self.names = list(self._number)
+        """The S structures, column by column."""
+        self.owner = np.array(list(self._number.values()), dtype=np.int64)
+        """(S,) the column of each structure."""
 
     @classmethod
     def fit(cls, spec: ProgramSpec, programs: Sequence[str], limit: int) -> Inventory:
@@ -86,30 +90,24 @@ class Inventory:
 
     @cached_property
     def parts(self) -> NDArray[np.int64]:
-        """(2, P): column [0, p] has a structure that column [1, p] has the next smaller part of."""
-        pairs = {
-            (column, self._number[part])
-            for column, names in enumerate(self.columns)
-            for name in names
-            for part in _parts(name)
-            if self._number.get(part, column) != column
-        }
+        """(2, P): structure [0, p] has structure [1, p] as a part with one node less."""
+        number = {name: at for at, name in enumerate(self.names)}
+        pairs = {(at, number[part]) for name, at in number.items() for part in _parts(name) if part in number}
         return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
 
     @cached_property
     def words(self) -> tuple[list[str], NDArray[np.int64]]:
-        """The labels that the columns' largest structures are made of, as words; and (2, P): column, label."""
-        largest = [max(names, key=lambda name: (len(_LINK.findall(name)), name)) for names in self.columns]
-        labels = [[_words(label) for label in _LINK.split(name)[::2]] for name in largest]
+        """The L labels that structures are made of, as words; and (2, P): structure, label."""
+        labels = [[_words(label) for label in _LINK.split(name)[::2]] for name in self.names]
         every = sorted({label for row in labels for label in row})
         number = {label: at for at, label in enumerate(every)}
-        pairs = sorted({(column, number[label]) for column, row in enumerate(labels) for label in row})
+        pairs = sorted({(at, number[label]) for at, row in enumerate(labels) for label in row})
         return every, np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
     @cached_property
     def lengths(self) -> NDArray[np.float32]:
-        """(D,) nodes of each column's largest structure."""
-        return np.array([1 + max(len(_LINK.findall(name)) for name in names) for names in self.columns], np.float32)
+        """(S,) nodes of each structure."""
+        return np.array([1 + len(_LINK.findall(name)) for name in self.names], np.float32)
 
     def to_json(self) -> dict[str, Any]:
         """JSON values that `from_json` reads back."""

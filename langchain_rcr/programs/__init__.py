@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize
-from langchain_rcr.programs.languages import LANGUAGES, ProgramParser, get_parser, parse
+from langchain_rcr.programs.languages import LANGUAGES, TOKENS, ProgramParser, get_parser, parse
 from langchain_rcr.programs.spec import ProgramSpec
 from langchain_rcr.programs.structures import local_structures
 from langchain_rcr.programs.tree import Tree
@@ -11,6 +11,7 @@ from langchain_rcr.programs.tree import Tree
 __all__ = [
     "COVR_CLASSES",
     "LANGUAGES",
+    "TOKENS",
     "ProgramParser",
     "ProgramSpec",
     "Tree",

@@ -1,6 +1,6 @@
 """Replaces values by constants, since which city is asked about says nothing on how a program is built (section 3).
 
-Only leaves are values: `round` the function stays, `round` the shape goes.
+Only leaves are values: `round` the function stays, `round` the shape goes. In a chain of tokens any one may be.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COVR_CLASSES: Mapping[str, str] = MappingProxyType(
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[lL]?")
 
 
-def anonymize(tree: Tree, classes: Mapping[str, str] | None = None) -> Tree:
+def anonymize(tree: Tree, classes: Mapping[str, str] | None = None, *, everywhere: bool = False) -> Tree:
     """Return the tree with its values replaced; doing it twice changes nothing more.
 
     A leaf that is a string (in quotes) becomes ANON_STRING, a number ANON_NUMBER, `_` ANON_VALUE.
@@ -35,6 +35,7 @@ def anonymize(tree: Tree, classes: Mapping[str, str] | None = None) -> Tree:
         tree: the program.
         classes: further values and what replaces each, such as COVR_CLASSES. A key of several words stands for a
             chain: `playing with` replaces playing → with by a single leaf.
+        everywhere: also replace labels of inner nodes, which keep their children (language `tokens`).
     """
     classes = classes or {}
     longest = max((key.count(" ") + 1 for key in classes), default=1)
@@ -47,10 +48,10 @@ def anonymize(tree: Tree, classes: Mapping[str, str] | None = None) -> Tree:
         elif len(below) == 1 and 0 < len(below[0][1]) < longest:
             words = (label, *below[0][1])
         replacement = classes.get(" ".join(words)) if words else None
-        if replacement is None and not below:
-            replacement = _constant(label)
         if replacement is not None:
             return Tree(replacement), words
+        if everywhere or not below:
+            label = classes.get(label) or _constant(label)
         return Tree(label, tuple([child for child, _ in below])), words
 
     return tree.fold(combine)[0]

@@ -17,7 +17,11 @@ _PARSERS = {
     "python": ("langchain_rcr.programs.python_", "PythonParser"),
     "sexpr": ("langchain_rcr.programs.sexpr", "SExpressionParser"),
     "sql": ("langchain_rcr.programs.sql", "SqlParser"),
+    "tokens": ("langchain_rcr.programs.tokens", "TokensParser"),
 }
+
+TOKENS = "tokens"
+"""The language of any text: a chain of tokens, whose local structures are n-grams."""
 
 LANGUAGES = tuple(_PARSERS)
 """The known languages; `sql` may name a dialect of sqlglot, as in `sql:postgres`."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize
-from langchain_rcr.programs.languages import get_parser
+from langchain_rcr.programs.languages import TOKENS, get_parser
 from langchain_rcr.programs.structures import local_structures
 from langchain_rcr.programs.tree import Tree
 
@@ -43,7 +43,7 @@ class ProgramSpec:
         tree = get_parser(self.language).parse(text)
         if tree is None or not self.anonymize:
             return tree
-        return anonymize(tree, COVR_CLASSES if self.covr_classes else None)
+        return anonymize(tree, COVR_CLASSES if self.covr_classes else None, everywhere=self.language == TOKENS)
 
     def structures(self, text: str) -> frozenset[str]:
         """Return the program's local structures; none if it doesn't parse."""

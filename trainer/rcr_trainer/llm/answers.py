@@ -23,7 +23,7 @@ REFUSED = frozenset(
     )
 )
 
-_MULTILINE = frozenset({"sql", "python"})
+_MULTILINE = frozenset({"sql", "python", "tokens"})
 
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _LABEL = re.compile(r"Target:[ \t]*")
@@ -57,7 +57,7 @@ def program_of(text: str, *, multiline: bool = False) -> str:
 
     Args:
         text: an answer.
-        multiline: programs may have several lines (SQL, Python); else the first line that isn't blank is the program.
+        multiline: programs may have several lines (SQL, Python, tokens); else the first line that isn't blank is it.
     """
     text = re.split(r"^Source:", text, maxsplit=1, flags=re.MULTILINE)[0]
     fenced = _FENCE.search(text)
@@ -77,7 +77,7 @@ def question_of(prompt: str) -> str:
 
 
 def is_multiline(language: str) -> bool:
-    """Whether programs of a language may have several lines, as those of SQL, in any dialect, and Python may."""
+    """Whether programs of a language may have several lines, as those of SQL, in any dialect, Python and tokens may."""
     return language.partition(":")[0] in _MULTILINE
 
 

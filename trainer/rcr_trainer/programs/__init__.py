@@ -5,6 +5,7 @@ from __future__ import annotations
 from langchain_rcr.programs import (
     COVR_CLASSES,
     LANGUAGES,
+    TOKENS,
     ProgramParser,
     ProgramSpec,
     Tree,
@@ -18,6 +19,7 @@ from rcr_trainer.programs.matrix import structure_matrices
 __all__ = [
     "COVR_CLASSES",
     "LANGUAGES",
+    "TOKENS",
     "ProgramParser",
     "ProgramSpec",
     "Tree",

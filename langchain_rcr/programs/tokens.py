@@ -1,0 +1,43 @@
+"""Any text as the chain of its tokens: for programs of a language that no parser here reads, or of none.
+
+Each token is the only child of the one before it, so the local structures of the chain are the text's n-grams of up to
+`max_size` tokens, and those that begin the text, after `<root>`. The tokens:
+
+- a quoted string ('…' or "…") with its quotes; inside, a backslash or a doubled quote escapes. A quote right after a
+  letter or digit opens none, being an apostrophe. After a quote that is never closed there are no more strings;
+- a number, such as 12, 0.5 or 1e-3, without a sign;
+- a word: letters, digits and underscores;
+- any other character by itself, save for white space, which only separates.
+
+Time and memory are linear in the length of the text.
+"""
+
+from __future__ import annotations
+
+import re
+
+from langchain_rcr.programs.tree import Tree
+
+_QUOTED = r"""(?<!\w)(?:'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*")"""
+# Possessive: digits that turn out to begin a word are not gone over again and again.
+_PLAIN = r"[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?!\w)|\w+|[^\w\s]"
+# The third alternative swallows the rest of the text, so that one unclosed quote costs one scan, not one per quote.
+_TOKEN = re.compile(rf"""{_QUOTED}|(?<!\w)['"].*|{_PLAIN}""", re.DOTALL)
+_IS_QUOTED = re.compile(_QUOTED, re.DOTALL)
+_WITHOUT_STRINGS = re.compile(_PLAIN)
+
+
+class TokensParser:
+    """Reads any text that isn't blank (see the module's rules)."""
+
+    def parse(self, text: str) -> Tree | None:
+        """Return the chain of the text's tokens, or None for a blank text."""
+        tokens: list[str] = _TOKEN.findall(text)
+        if not tokens:
+            return None
+        if tokens[-1][0] in "'\"" and not _IS_QUOTED.fullmatch(tokens[-1]):
+            tokens[-1:] = _WITHOUT_STRINGS.findall(tokens[-1])
+        chain = Tree(tokens[-1])
+        for token in tokens[-2::-1]:
+            chain = Tree(token, (chain,))
+        return chain
