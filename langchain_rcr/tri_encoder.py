@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,6 +25,7 @@ from langchain_rcr.encoders.embeddings import (
     save_backbone,
 )
 from langchain_rcr.encoders.inventory import Inventory
+from langchain_rcr.encoders.joined import JoinedEncoder
 from langchain_rcr.encoders.lexical import LexicalEncoder
 from langchain_rcr.encoders.ngrams import NgramVocabulary
 from langchain_rcr.encoders.structure import NeedEncoder, ProgramEncoder, StructureEncoder
@@ -41,17 +42,21 @@ if TYPE_CHECKING:
 
 FORMAT_VERSION = 2
 """Raised when a checkpoint of this version can't be read by an older one."""
-_FORMATS = {"structure": 2}
+_FORMATS = {"structure": 2, "both": 2}
 """The first version that knows a family, where that isn't 1; what is written is no newer than it needs to be."""
 
-Family = Literal["embeddings", "transformer", "lexical", "structure"]
+Family = Literal["embeddings", "transformer", "lexical", "structure", "both"]
 
 FAMILIES: dict[str, type[Encoder]] = {
-    encoder.family: encoder for encoder in (EmbeddingsEncoder, TransformerEncoder, LexicalEncoder, StructureEncoder)
+    encoder.family: encoder
+    for encoder in (EmbeddingsEncoder, TransformerEncoder, LexicalEncoder, StructureEncoder, JoinedEncoder)
 }
+_EncoderT = TypeVar("_EncoderT", bound=Encoder)
 _PARTS = ("query", "context", "candidate")
 MOST_COLUMNS = 2000
 """Columns of the structure family where nothing else is said: the longest vectors that pgvector indexes."""
+_TEXT = 4
+"""The text part of the `both` family takes at most a so-manieth of its coordinates."""
 _GAP = 3
 """Words between two words of a question that still count as a pair (`structure`)."""
 
@@ -165,6 +170,7 @@ class TriEncoder(nn.Module):
         ngram_init: float = 0.2,
         context_init: float = -0.3,
         scale: float = 20.0,
+        text_scale: float | None = None,
         lam: float = 1.0,
         tau: float = 0.2,
         state: str = "additive",
@@ -176,32 +182,36 @@ class TriEncoder(nn.Module):
         Args:
             family: of all three encoders.
             items: the training pool, from which the n-gram vocabulary is read.
-            base: the pretrained model (`embeddings`, `transformer`; `structure` can do without).
-            backbone: a frozen encoder to use in place of `base` (`embeddings`, `structure`).
+            base: the pretrained model (`embeddings`, `transformer`, `both`; `structure` can do without).
+            backbone: a frozen encoder to use in place of `base` (`embeddings`, `structure`, `both`).
             pooling: of the pretrained model.
             max_length: tokens read of a text.
-            dim: D (`embeddings`: default the backbone's; `lexical`: default 384; `structure`: the most columns,
-                default 2,000, which every engine can index).
+            dim: D (`embeddings`: default the backbone's; `lexical`: default 384; `structure`, `both`: at most, default
+                2,000, which every engine can index).
             ngrams: the longest n-gram of the bags; 0 for none (`embeddings`).
-            ngram_init: how loud the n-gram residual starts (`embeddings`).
-            context_init: E_z starts as E_c times this (`embeddings`, `lexical`): negative, so that a policy that
-                has learned nothing yet already turns away from what was picked.
-            scale: of E_x and E_z (`embeddings`, `lexical`): logits of unit vectors times this.
+            ngram_init: how loud the n-gram residual starts (`embeddings`, `both`).
+            context_init: E_z of text starts as E_c times this: negative, so that a policy that has learned nothing
+                yet already turns away from what was picked.
+            scale: of E_x and E_z: logits of unit vectors (`embeddings`, `lexical`) or numbers of structures
+                (`structure`, `both`) times this.
+            text_scale: the same of the text part (`both`); default: `scale`.
             lam: λ.
             tau: τ.
-            state: how picks compose; "saturating" for `structure` alone.
-            spec: how programs are read (`structure`).
+            state: how picks compose; "saturating" for `structure` and `both` alone.
+            spec: how programs are read (`structure`, `both`).
             seed: of the random parts.
 
         Raises:
             InputError: no such family, a model is needed and none is named, or it can't be loaded; a saturating state
-                for vectors of texts; no program of the items has structures (`structure`).
+                for vectors of texts; no program of the items has structures (`structure`, `both`); D has no room
+                for text (`both`).
         """
         if family not in FAMILIES:
             msg = f"unknown encoder family '{family}' (known: {', '.join(FAMILIES)})"
             raise InputError(msg)
         config = PolicyConfig(lam=lam, tau=tau, state=state)
-        if state == SaturatingState.name and family != "structure":
+        by_structure = family in ("structure", "both")
+        if state == SaturatingState.name and not by_structure:
             msg = (
                 f"state '{state}' is for the structure family, not {family}: vectors of texts don't say what is covered"
             )
@@ -211,52 +221,34 @@ class TriEncoder(nn.Module):
                 msg = "the transformer family needs a model: set base to a hub name, a local folder or package:NAME"
                 raise InputError(msg)
             return cls(*_three(lambda _: TransformerEncoder(base, pooling=pooling, max_length=max_length)), config)
-        if family == "structure":
-            if backbone is None and base is not None:
-                backbone = TransformerBackbone(base, pooling=pooling, max_length=max_length)
-            questions = NgramVocabulary.fit([Item(item.source) for item in items], ngrams, gap=_GAP)
-            inventory = Inventory.fit(spec or ProgramSpec(), [item.target for item in items], dim or MOST_COLUMNS)
-            if not len(inventory):
-                language = inventory.spec.language
-                msg = f"none of {len(items)} programs parses as '{language}': the structure family reads programs"
-                raise InputError(msg)
-            covering = -scale if state == AdditiveState.name else 1.0
-            return cls(
-                NeedEncoder(inventory, questions, backbone, scale=scale, seed=seed),
-                ProgramEncoder(inventory, scale=covering, context=True),
-                ProgramEncoder(inventory),
-                config,
-            )
-        vocabulary = NgramVocabulary.fit(items, ngrams) if ngrams else None
-        signs = {"query": scale, "context": context_init * scale, "candidate": 1.0}
         if family == "lexical":
-            if vocabulary is None:
+            if not ngrams:
                 msg = "the lexical family needs n-grams: set ngrams to 1 or more"
                 raise InputError(msg)
+            vocabulary = NgramVocabulary.fit(items, ngrams)
+            signs = {"query": scale, "context": context_init * scale, "candidate": 1.0}
             return cls(
                 *_three(lambda part: LexicalEncoder(vocabulary, dim=dim or 384, scale=signs[part], seed=seed)), config
             )
-        if backbone is None:
-            if base is None:
-                msg = "the embeddings family needs a model (base) or LangChain Embeddings (backbone)"
-                raise InputError(msg)
+        if backbone is None and base is not None:
             backbone = TransformerBackbone(base, pooling=pooling, max_length=max_length)
-        frozen = backbone
-        return cls(
-            *_three(
-                lambda part: EmbeddingsEncoder(
-                    frozen,
-                    vocabulary,
-                    dim=dim,
-                    init=context_init if part == "context" else 1.0,
-                    ngram_init=ngram_init,
-                    scale=1.0 if part == "candidate" else scale,
-                    queries=part == "query",
-                    seed=seed,
-                )
-            ),
-            config,
-        )
+        most = dim or MOST_COLUMNS
+        if family == "structure":
+            return cls(*_structures(items, backbone, spec, most, ngrams, scale, state), config)
+        if backbone is None:
+            msg = f"the {family} family needs a model (base) or LangChain Embeddings (backbone)"
+            raise InputError(msg)
+        if family == "embeddings":
+            return cls(*_texts(items, backbone, dim, ngrams, ngram_init, context_init, scale, seed), config)
+        width = min(backbone.dim, most // _TEXT)
+        if not width:
+            msg = f"dim = {dim} is too short for structures and text side by side: at least {_TEXT}"
+            raise InputError(msg)
+        structures = _structures(items, backbone, spec, most - width, ngrams, scale, state)
+        loud = scale if text_scale is None else text_scale
+        texts = _texts(items, backbone, width, ngrams, ngram_init, context_init, loud, seed)
+        joined = [JoinedEncoder(*parts) for parts in zip(structures, texts, strict=True)]
+        return cls(joined[0], joined[1], joined[2], config)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the checkpoint folder, whole or not at all; a checkpoint that is there is replaced as a whole.
@@ -314,7 +306,8 @@ class TriEncoder(nn.Module):
             msg = f"{path}: unknown encoder family '{meta['family']}' (known: {', '.join(FAMILIES)})"
             raise CheckpointError(msg)
         shared: dict[str, Any] = {}
-        if family is EmbeddingsEncoder or (family is StructureEncoder and (path / "backbone.json").is_file()):
+        reads_text = family in (EmbeddingsEncoder, JoinedEncoder)
+        if reads_text or (family is StructureEncoder and (path / "backbone.json").is_file()):
             shared["backbone"] = load_backbone(path, embeddings)
         try:
             encoders = _three(lambda part: family.load(path / f"{part}_encoder", shared))
@@ -360,10 +353,60 @@ def _read_meta(path: Path) -> dict[str, Any]:
     return meta
 
 
-def _three(make: Callable[[str], Encoder]) -> tuple[Encoder, Encoder, Encoder]:
+def _three(make: Callable[[str], _EncoderT]) -> tuple[_EncoderT, _EncoderT, _EncoderT]:
     """E_x, E_z and E_c, made in this order."""
     query, context, candidate = (make(part) for part in _PARTS)
     return query, context, candidate
+
+
+def _structures(
+    items: Sequence[Item],
+    backbone: Backbone | None,
+    spec: ProgramSpec | None,
+    limit: int,
+    ngrams: int,
+    scale: float,
+    state: str,
+) -> tuple[NeedEncoder, ProgramEncoder, ProgramEncoder]:
+    """E_x, E_z and E_c of structures, of at most `limit` columns; see `TriEncoder.build`."""
+    questions = NgramVocabulary.fit([Item(item.source) for item in items], ngrams, gap=_GAP)
+    inventory = Inventory.fit(spec or ProgramSpec(), [item.target for item in items], limit)
+    if not len(inventory):
+        language = inventory.spec.language
+        msg = f"none of {len(items)} programs parses as '{language}': the structure family reads programs"
+        raise InputError(msg)
+    covering = -scale if state == AdditiveState.name else 1.0
+    return (
+        NeedEncoder(inventory, questions, backbone, scale=scale),
+        ProgramEncoder(inventory, scale=covering, context=True),
+        ProgramEncoder(inventory),
+    )
+
+
+def _texts(
+    items: Sequence[Item],
+    backbone: Backbone,
+    dim: int | None,
+    ngrams: int,
+    ngram_init: float,
+    context_init: float,
+    scale: float,
+    seed: int,
+) -> tuple[EmbeddingsEncoder, EmbeddingsEncoder, EmbeddingsEncoder]:
+    """E_x, E_z and E_c of text over frozen vectors; see `TriEncoder.build`."""
+    vocabulary = NgramVocabulary.fit(items, ngrams) if ngrams else None
+    return _three(
+        lambda part: EmbeddingsEncoder(
+            backbone,
+            vocabulary,
+            dim=dim,
+            init=context_init if part == "context" else 1.0,
+            ngram_init=ngram_init,
+            scale=1.0 if part == "candidate" else scale,
+            queries=part == "query",
+            seed=seed,
+        )
+    )
 
 
 def library_versions() -> dict[str, str]:

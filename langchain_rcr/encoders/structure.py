@@ -1,16 +1,16 @@
 """The `structure` family: an example by the structures of its own program, a question by those that it will need.
 
-E_c and E_z are read off the program, which is known. E_x is predicted twice: a kernel machine over training questions
-(frozen vectors of texts and tokens, n-grams) says how likely each structure is by itself, `Composition` how likely it
-is among the others. What counts is the geometric mean, so that neither goes far astray alone on questions unlike those
-of training. With the saturating state a candidate's logit is about the number of needed structures that it can be
-expected to newly cover.
+E_c and E_z are read off the program, which is known. E_x is predicted in two steps: a kernel machine over training
+questions (frozen vectors of texts and tokens, n-grams) says how likely each structure is by itself, `Composition` how
+likely it is among the others. With the saturating state a candidate's logit is about the number of needed structures
+that it can be expected to newly cover.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,9 +30,6 @@ from langchain_rcr.encoders.tokens import TokenBags
 from langchain_rcr.errors import CheckpointError, RCRError
 from langchain_rcr.files import write_json
 from langchain_rcr.items import Item
-
-_LEAST = 1e-6
-"""The root is steep near 0: gradients end here."""
 
 
 class StructureEncoder(Encoder):
@@ -140,16 +137,15 @@ class Needs:
 
 
 class NeedEncoder(StructureEncoder):
-    """E_x: scale · how many structures a column stands for · how likely the question's program has them.
+    """E_x: scale · how many structures of each column the question's program can be expected to have.
 
-    Before it has been fitted (`rcr_trainer.sft.needs`) it takes every question to need next to nothing.
+    Before it has been fitted (`rcr_trainer.training.needs`) it takes every question to need next to nothing.
 
     Args:
         inventory: the structures.
         vocabulary: the n-grams of questions.
         backbone: a frozen text encoder; None: n-grams alone.
         scale: a constant factor on the vectors.
-        seed: of the composition's start.
     """
 
     batch_size = 128
@@ -164,7 +160,6 @@ class NeedEncoder(StructureEncoder):
         backbone: Backbone | None = None,
         *,
         scale: float = 1.0,
-        seed: int = 0,
     ) -> None:
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
@@ -172,23 +167,46 @@ class NeedEncoder(StructureEncoder):
         self.token_bags = TokenBags(0, 0, 0)
         self.landmarks = Landmarks(0, 0, 0 if backbone is None else backbone.dim, 0, len(inventory.words[0]))
         self.dual = nn.Parameter(torch.zeros(0, self.dim))
+        self.register_buffer("learnt", torch.zeros(0, 2, dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(self.dim))
         self.register_buffer("frequency", torch.zeros(self.dim))
-        self.composition = Composition(inventory, torch.Generator().manual_seed(seed))
+        self.composition = Composition(inventory)
 
-    def learn(self, questions: Sequence[str]) -> None:
+    def learn(self, items: Sequence[Item]) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted."""
-        items = [Item(question) for question in questions]
         labels = self._vectors([Item(label) for label in self.inventory.words[0]])
         tokens = getattr(self.backbone, "tokens", None)
         if tokens is not None and items:
             self.token_bags = TokenBags.of(tokens([item.source for item in items])).to(self.mean.device)
         self.landmarks = Landmarks.of(self._views(items), labels).to(self.mean.device)
         self.dual = nn.Parameter(self.mean.new_zeros(len(items), self.dim))
+        self.learnt = torch.from_numpy(self._names(items)).to(self.mean.device)
 
-    def featurize(self, items: Sequence[Item]) -> Needs:
-        """Likeness to the landmarks, and what the questions say of the labels."""
-        views = self._views(items)
+    def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
+        """(N,): which landmark each example is, by its question and its program; -1: none."""
+        place = {tuple(names): row for row, names in enumerate(self.learnt.tolist())}
+        return np.array([place.get(tuple(names), -1) for names in self._names(items).tolist()], dtype=np.int64)
+
+    def kernel(self) -> NDArray[np.float32]:
+        """(M, M): how like the landmarks are to each other."""
+        own = self.landmarks
+        arrays = [t.cpu().numpy() for t in (own.vectors, own.tokens, own.indices, own.weights, own.starts)]
+        return own.likeness(Views(arrays[0], arrays[1], Bags(*arrays[2:])), len(self.vocabulary))
+
+    def _names(self, items: Sequence[Item]) -> NDArray[np.int64]:
+        """(N, 2) hashes of each question and of each program."""
+        texts = [text for item in items for text in (item.source, self.inventory.spec.key(item.target))]
+        hashed = b"".join(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in texts)
+        return np.frombuffer(hashed, dtype="<i8").astype(np.int64).reshape(-1, 2)
+
+    def featurize(self, items: Sequence[Item], vectors: NDArray[np.float32] | None = None) -> Needs:
+        """Likeness to the landmarks, and what the questions say of the labels.
+
+        Args:
+            items: the questions.
+            vectors: (N, d) their frozen vectors, where they are known already.
+        """
+        views = self._views(items, vectors)
         likeness = self.landmarks.likeness(views, len(self.vocabulary))
         evidence = [
             self.landmarks.relevance(views.vectors),
@@ -196,12 +214,14 @@ class NeedEncoder(StructureEncoder):
         ]
         return Needs(likeness, np.stack(evidence, axis=1))
 
-    def _views(self, items: Sequence[Item]) -> Views:
+    def _views(self, items: Sequence[Item], vectors: NDArray[np.float32] | None = None) -> Views:
         tokens = np.zeros((len(items), 0), dtype=np.float32)
         if self.token_bags.rank:
             embed: Any = getattr(self.backbone, "tokens", None)
             tokens = self.token_bags.vectors(embed([item.source for item in items]))
-        return Views(self._vectors(items), tokens, self.vocabulary.bags(items, "source"))
+        return Views(
+            self._vectors(items) if vectors is None else vectors, tokens, self.vocabulary.bags(items, "source")
+        )
 
     def _vectors(self, items: Sequence[Item]) -> NDArray[np.float32]:
         if self.backbone is None:
@@ -220,11 +240,9 @@ class NeedEncoder(StructureEncoder):
         device = self.mean.device
         frequency = self.frequency if features.frequency is None else torch.from_numpy(features.frequency).to(device)
         evidence = torch.from_numpy(features.evidence).to(device)
-        raw = self.raw(features)
-        odds = self.composition(self.composition.inputs(raw, frequency, evidence))
-        likely = (raw.clamp(0, 1) * odds.sigmoid()).clamp(min=_LEAST).sqrt()
-        out: Tensor = self.scale * self.composition.sizes * likely
-        return out
+        composition = self.composition
+        likely = composition(composition.inputs(self.raw(features), frequency, evidence))
+        return self.scale * composition.by_column(likely)
 
     def reads(self) -> tuple[Any, ...]:
         """Never what another encoder reads."""
@@ -260,4 +278,5 @@ class NeedEncoder(StructureEncoder):
         encoder.token_bags = TokenBags(anchors, dim if anchors else 0, rank)
         encoder.landmarks = Landmarks(count, entries, dim, rank, len(inventory.words[0]))
         encoder.dual = nn.Parameter(torch.zeros(count, encoder.dim))
+        encoder.learnt = torch.zeros(count, 2, dtype=torch.int64)
         return encoder

@@ -13,6 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from langchain_rcr.encoders.base import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.tri_encoder import TriEncoder
@@ -34,7 +35,7 @@ class Actor:
 
     Args:
         model: the policy; the reference is what it is now.
-        queries: the Q training queries.
+        queries: the features of the Q training queries.
         pool: the N candidates.
         barred: for each query the pool positions it may not get.
         k: picks a query.
@@ -46,7 +47,7 @@ class Actor:
     def __init__(
         self,
         model: TriEncoder,
-        queries: Sequence[Example],
+        queries: Features,
         pool: Sequence[Example],
         barred: Sequence[IntArray],
         *,
@@ -59,7 +60,7 @@ class Actor:
         self.train_candidates = train_candidates
         self._size, self._all_barred = len(pool), list(barred)
         self._device = next(model.parameters()).device
-        self._queries = model.query.featurize([Item(e.source) for e in queries])
+        self._queries = queries
         self._candidates, self._contexts = model.featurize_pool([Item(e.source, e.target) for e in pool])
         # The reference policy never moves: its vectors are all that is needed of it.
         self._reference_queries = self._vectors("query", self._queries)

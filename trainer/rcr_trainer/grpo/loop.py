@@ -8,6 +8,9 @@ Departures from the paper, each with the setting that undoes it:
 - gradients are clipped to a norm (`max_grad_norm: null`), the learning rate decays linearly, dropout is off;
 - the weights kept are those with the best development figure, SFT's own included (`best_by`).
 
+E_x of structures is fitted in closed form to the programs of the questions that SFT trained on (`training.needs`). Here
+these, and development questions that were among them, are seen as E_x without their programs would see them.
+
 Where the paper leaves it open: one update for each batch of sequences (`updates`), so that the ratio is 1 and the
 clip has no effect unless there are more; the standard deviation's divisor is G; a group of equal rewards has
 advantage 0; for RLOO, ReMax and NB the reward is r − β (log π_old(o) − log π_ref(o)), that of the greedy sequence too.
@@ -29,6 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from langchain_rcr.encoders.base import Features
 from langchain_rcr.items import Item, compose
 from langchain_rcr.selection import greedy
 from langchain_rcr.tri_encoder import TriEncoder
@@ -42,7 +46,8 @@ from rcr_trainer.grpo.policy import Sequences
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.schema import GRPOConfig
-from rcr_trainer.training import Processes, TrainingState, linear, own_positions, resume
+from rcr_trainer.training import Processes, TrainingState, fixed, linear, own_positions, resume
+from rcr_trainer.training.needs import held_out_features
 
 if TYPE_CHECKING:
     from rcr_trainer.llm import LanguageModel
@@ -193,7 +198,7 @@ class _Trainer:
         _check_sizes(barred, len(pool), config)
         self.actor = Actor(
             model,
-            self.queries,
+            held_out_features(model.query, self.queries, own_program=not config.exclude_own_program),
             pool,
             barred,
             k=config.k,
@@ -201,11 +206,15 @@ class _Trainer:
             train_candidates=config.train_candidates,
             chunk=config.chunk,
         )
-        # Development queries that were taken out of the pool are barred like training queries.
+        # Development queries that training lent are treated like training queries.
         inside = {e.id for e in pool} >= {e.id for e in dev}
         self.dev = [e for e in dev if spec.structures(e.target)]
         self.dev_barred = own_positions(self.dev, pool, spec, same_program=config.exclude_own_program and inside)
-        self.dev_features = model.query.featurize([Item(e.source) for e in self.dev])
+        self.dev_features: Features = (
+            held_out_features(model.query, self.dev, own_program=not config.exclude_own_program)
+            if inside
+            else model.query.featurize([Item(e.source) for e in self.dev])
+        )
         self.needs, self.has = structure_matrices(spec, [e.target for e in self.dev], [e.target for e in pool])
         self.per_epoch = -(-len(self.queries) // self.batch_size)
         self.planned = min(config.epochs * self.per_epoch, config.max_steps or config.epochs * self.per_epoch)
@@ -214,7 +223,7 @@ class _Trainer:
 
     def run(self, folder: Path | None, log: Log | None, progress: Callable[[int, int], None] | None) -> GRPOResult:
         config, model, processes = self.config, self.model, self.processes
-        with _fixed([] if config.train_candidates else list(model.candidate.parameters())):
+        with fixed([] if config.train_candidates else list(model.candidate.parameters())):
             parameters = [p for p in model.parameters() if p.requires_grad]
             optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
             schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -402,19 +411,6 @@ def _kept(state: TrainingState[GRPOResult], folder: Path | None) -> Iterator[Non
         if folder is not None:
             state.save(folder, force=True)
         raise
-
-
-@contextmanager
-def _fixed(parameters: Sequence[torch.nn.Parameter]) -> Iterator[None]:
-    """Parameters that don't move within this block."""
-    moving = [parameter for parameter in parameters if parameter.requires_grad]
-    for parameter in moving:
-        parameter.requires_grad_(False)
-    try:
-        yield
-    finally:
-        for parameter in moving:
-            parameter.requires_grad_(True)
 
 
 def _means(processes: Processes, tally: _Tally) -> dict[str, float]:

@@ -9,7 +9,8 @@ Departures from the paper, each with the setting that undoes it:
 - gradients are clipped to a norm (`max_grad_norm: null`);
 - training stops early on development coverage (`patience: null`).
 
-The structure family's E_x is fitted in closed form first (`needs`); what is described here then goes on from there.
+E_x of structures is fitted in closed form first (`training.needs`); what is described here then goes on from there.
+Where structures and text are summed, it moves the text alone, or both (`train: all`).
 
 In several processes a batch of the listwise loss is one process's, as in gradient accumulation; one of InfoNCE, whose
 candidates are the batch's own, is as much larger, and each process takes a share of its rows and candidates.
@@ -28,6 +29,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.encoders.base import Features
+from langchain_rcr.encoders.joined import JoinedEncoder, structure_part
 from langchain_rcr.encoders.structure import NeedEncoder
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
@@ -39,9 +41,9 @@ from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.schema import SFTConfig
 from rcr_trainer.sft.batches import Batch, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
-from rcr_trainer.sft.needs import fit_needs
 from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
-from rcr_trainer.training import Processes, TrainingState, linear, resume
+from rcr_trainer.training import Processes, TrainingState, fixed, linear, resume
+from rcr_trainer.training.needs import fit_needs
 
 Log = Callable[[int, dict[str, float]], None]
 """Called with the epoch and its figures after every epoch, in every process."""
@@ -145,6 +147,7 @@ class _Trainer:
             self.batch_size *= processes.size
         else:
             self.accumulation *= processes.size
+        self._in_stages = config.train == "text" and isinstance(model.query, JoinedEncoder)
         self._vectors: PoolVectors | None = None
         own = config.exclude_own_program
         self.supervision = Supervision.build(queries, pool, spec, exclude_own_program=own)
@@ -160,14 +163,11 @@ class _Trainer:
         if not len(self.trainable):
             msg = (
                 f"none of the {len(queries)} training queries has a program that parses as '{spec.language}' and "
-                "shares a structure with another example: set program.language, or check the programs"
+                "shares a structure with another example: set program.language (tokens reads any text), or check the "
+                "programs"
             )
             raise DataError(msg)
-        self.query_features: Features
-        if isinstance(model.query, NeedEncoder):
-            self.query_features = fit_needs(model.query, queries, own_program=not own, seed=seed)
-        else:
-            self.query_features = model.query.featurize([Item(e.source) for e in queries])
+        self.query_features = self._query_features()
         processes.alike(model.parameters())
         items = [Item(e.source, e.target) for e in pool]
         self.candidate_features, self.context_features = model.featurize_pool(items)
@@ -184,9 +184,30 @@ class _Trainer:
                 forbidden=self.supervision.forbidden,
             )
 
+    def _query_features(self) -> Features:
+        """Features of the training queries; E_x of structures is fitted first."""
+        query, items = self.model.query, [Item(e.source) for e in self.queries]
+        need = structure_part(query)
+        if not isinstance(need, NeedEncoder):
+            return query.featurize(items)
+        needs = fit_needs(need, self.queries, own_program=not self.config.exclude_own_program, seed=self.seed)
+        return query.join(needs, items) if isinstance(query, JoinedEncoder) else needs
+
     # ------------------------------------------------------------------ the loop
 
     def run(self, folder: Path | None, log: Log | None, progress: Callable[[int, int], None] | None) -> SFTResult:
+        model = self.model
+        kept: list[torch.nn.Parameter] = []
+        if self._in_stages:
+            for encoder in (model.query, model.context, model.candidate):
+                kept += structure_part(encoder).parameters()
+        with fixed(kept):
+            result = self._descend(folder, log, progress)
+        self._refit(result)
+        model.eval()
+        return result
+
+    def _descend(self, folder: Path | None, log: Log | None, progress: Callable[[int, int], None] | None) -> SFTResult:
         config, model, processes = self.config, self.model, self.processes
         parameters = [p for p in model.parameters() if p.requires_grad]
         optimizer = torch.optim.AdamW(parameters, lr=config.lr, weight_decay=config.weight_decay)
@@ -221,15 +242,14 @@ class _Trainer:
                 if folder is not None and processes.first:
                     state.save(folder, force=last)
         state.restore_best()
-        self._refit(result)
-        model.eval()
         return result
 
     def _refit(self, result: SFTResult) -> None:
-        """Fit E_x to the development queries, too, where they were lent by training and no gradient step followed."""
-        if isinstance(self.model.query, NeedEncoder) and self._lent and not result.steps:
+        """Fit E_x of structures to the development queries, too, where training lent them and no gradient moved it."""
+        need = structure_part(self.model.query)
+        if isinstance(need, NeedEncoder) and self._lent and (self._in_stages or not result.steps):
             own = not self.config.exclude_own_program
-            fit_needs(self.model.query, [*self.queries, *self._lent], own_program=own, seed=self.seed)
+            fit_needs(need, [*self.queries, *self._lent], own_program=own, seed=self.seed)
             self.processes.alike(self.model.parameters())
 
     def _step(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from rcr_trainer.training.barred import own_positions
+from rcr_trainer.training.fixing import fixed
 from rcr_trainer.training.joining import join, resume
 from rcr_trainer.training.processes import ProcessError, Processes
 from rcr_trainer.training.schedule import linear
 from rcr_trainer.training.state import TrainingState
 
-__all__ = ["ProcessError", "Processes", "TrainingState", "join", "linear", "own_positions", "resume"]
+__all__ = ["ProcessError", "Processes", "TrainingState", "fixed", "join", "linear", "own_positions", "resume"]

@@ -1,0 +1,237 @@
+"""The head of the `structure` family: which structures will this question's program have?
+
+Two steps, both before any step of gradient descent on the policy:
+1. Kernel ridge regression of the structures on the training questions, in closed form, and with it, exactly, what it
+   would have predicted for each question had its program, or all programs like it, been left out.
+2. The composition nets learn on predictions with all programs like the question's left out: of held-out questions of a
+   compositional split the pool has none alike either. On the predictions for questions that the kernel has seen, which
+   are all but perfect, they would learn that every prediction can be trusted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.linalg import cho_factor, cho_solve
+from scipy.spatial.distance import squareform
+
+from langchain_rcr.encoders.base import Encoder, Features
+from langchain_rcr.encoders.composition import INPUTS, Composition
+from langchain_rcr.encoders.inventory import dense
+from langchain_rcr.encoders.joined import JoinedEncoder
+from langchain_rcr.encoders.structure import NeedEncoder, Needs
+from langchain_rcr.items import Item
+from rcr_trainer.data import Example
+
+MOST_LANDMARKS = 4000
+"""Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""
+RIDGE = 0.01
+_ALIKE = (0.15, 0.25)
+"""Programs whose structures' Jaccard is above this on average are left out together, once for each of these."""
+_FEWEST_GROUPS = 5
+_STEPS, _BATCH, _LR = 600, 2048, 0.01
+_CHUNK = 128
+_ABSENT = 0.1
+"""The share of the plainly absent structures that the nets learn on, so that they know them."""
+
+
+def fit_needs(encoder: NeedEncoder, queries: Sequence[Example], *, own_program: bool, seed: int) -> Needs:
+    """Fit E_x to the training queries' programs.
+
+    Args:
+        encoder: fitted in place.
+        queries: the training queries; those whose program doesn't parse are no landmarks.
+        own_program: whether held-out questions may find their own program in the pool: then predictions leave out the
+            question alone, not its program.
+        seed: of the sample and of the net.
+
+    Returns:
+        The queries' features for further training: likelihoods predicted without the query's own program.
+    """
+    rng = np.random.default_rng([seed, 5])
+    spec, device = encoder.inventory.spec, encoder.mean.device
+    gold = dense(encoder.inventory.rows([query.target for query in queries]), encoder.dim)
+    known: NDArray[np.int64] = np.flatnonzero(gold.any(axis=1))
+    if len(known) > MOST_LANDMARKS:
+        known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))
+    chosen = [queries[row] for row in known.tolist()]
+    encoder.learn([Item(query.source, query.target) for query in chosen])
+    features = encoder.featurize([Item(query.source) for query in queries])
+    targets, size = gold[known], len(known)
+
+    mean = targets.mean(axis=0)
+    kernel = features.likeness[known].astype(np.float64)
+    inverse = cho_solve(cho_factor(kernel + RIDGE * np.eye(size)), np.eye(size))
+    dual = inverse @ (targets - mean)
+    with torch.no_grad():
+        encoder.dual.copy_(torch.from_numpy(dual))
+        encoder.mean.copy_(torch.from_numpy(mean))
+        encoder.frequency.copy_(torch.from_numpy(mean))
+
+    own = np.unique([query.source if own_program else spec.key(query.target) for query in chosen], return_inverse=True)[
+        1
+    ]
+    alone = _without_group(inverse, dual, targets, own)
+    groupings = [groups for groups in _clusters(targets, encoder.inventory.sizes) if groups.max() + 1 >= _FEWEST_GROUPS]
+    parts = [_without_group(inverse, dual, targets, groups) for groups in groupings] or [alone]
+    composition, evidence = encoder.composition.cpu(), features.evidence[known]
+    pairs = [_pairs(composition, *part, evidence, targets, rng) for part in parts]
+    _train(composition, *(np.concatenate(column) for column in zip(*pairs, strict=True)), seed=seed)
+    composition.to(device)
+
+    landmark = np.full(len(queries), -1)
+    landmark[known] = np.arange(size)
+    return _held_out(encoder, features, landmark, *alone)
+
+
+def left_out_needs(encoder: NeedEncoder, queries: Sequence[Example], *, own_program: bool) -> Needs:
+    """What a fitted E_x would have predicted for queries had it not been fitted to their programs.
+
+    Args:
+        encoder: after `fit_needs`, in this process or before it was saved.
+        queries: any; those that it was not fitted to are featurised as usual.
+        own_program: as for `fit_needs`.
+
+    Returns:
+        The features that `fit_needs` returned for its queries; without a `raw` where it was fitted to none of these.
+    """
+    features = encoder.featurize([Item(query.source) for query in queries])
+    landmark = encoder.landmark_of([Item(query.source, query.target) for query in queries])
+    if (landmark < 0).all():
+        return features
+    dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
+    regular = encoder.kernel().astype(np.float64) + RIDGE * np.eye(len(dual))
+    inverse = cho_solve(cho_factor(regular), np.eye(len(dual)))
+    targets = (regular @ dual + mean).astype(np.float32)
+    groups = np.unique(encoder.learnt.cpu().numpy()[:, 0 if own_program else 1], return_inverse=True)[1]
+    return _held_out(encoder, features, landmark, *_without_group(inverse, dual, targets, groups))
+
+
+def held_out_features(encoder: Encoder, queries: Sequence[Example], *, own_program: bool) -> Features:
+    """Features of training queries as if they were held out; only a fit of structures knows their programs.
+
+    Args:
+        encoder: E_x of any family, trained.
+        queries: whose programs it may have been fitted to.
+        own_program: as for `fit_needs`.
+    """
+    if isinstance(encoder, NeedEncoder):
+        return left_out_needs(encoder, queries, own_program=own_program)
+    if isinstance(encoder, JoinedEncoder):
+        structure = held_out_features(encoder.structure, queries, own_program=own_program)
+        return encoder.join(structure, [Item(query.source) for query in queries])
+    return encoder.featurize([Item(query.source) for query in queries])
+
+
+def _held_out(
+    encoder: NeedEncoder,
+    features: Needs,
+    landmark: NDArray[np.int64],
+    raw: NDArray[np.float32],
+    frequency: NDArray[np.float32],
+) -> Needs:
+    """Features with left-out predictions.
+
+    Args:
+        encoder: fitted.
+        features: of N queries.
+        landmark: (N,) which of the M landmarks each is; below 0: none.
+        raw: (M, D) left-out predictions for the landmarks.
+        frequency: (M, D) shares of the programs that are left.
+    """
+    dual, mean, usual = (t.detach().cpu().numpy() for t in (encoder.dual, encoder.mean, encoder.frequency))
+    everyone = np.tile(usual, (len(landmark), 1))
+    predicted = features.likeness @ dual + mean
+    known = landmark >= 0
+    predicted[known], everyone[known] = raw[landmark[known]], frequency[landmark[known]]
+    return Needs(features.likeness, features.evidence, predicted, everyone)
+
+
+def _without_group(
+    inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: NDArray[np.float32], groups: NDArray[np.int64]
+) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+    """What ridge regression predicts for every row when its group is left out, and how frequent columns are then.
+
+    With G = (K + ρI)⁻¹ and α = G(Y − μ): the left-out predictions of group b are Y_b − G_bb⁻¹ α_b (μ stays).
+    """
+    raw, frequency = np.empty_like(targets), np.empty_like(targets)
+    total = targets.sum(axis=0)
+    for group in range(groups.max() + 1):
+        rows = np.flatnonzero(groups == group)
+        raw[rows] = targets[rows] - np.linalg.solve(inverse[np.ix_(rows, rows)], dual[rows])
+        left = total - targets[rows].sum(axis=0)
+        frequency[rows] = np.maximum(left, 0) / max(1, len(targets) - len(rows))
+    return raw, frequency
+
+
+def _clusters(targets: NDArray[np.float32], sizes: NDArray[np.float32]) -> list[NDArray[np.int64]]:
+    """Groups of programs that are alike by the Jaccard of their structures, for each of `_ALIKE`."""
+    if len(targets) < 2:
+        return []
+    shared = (targets * sizes) @ targets.T
+    own = np.diag(shared)
+    distance = 1 - shared / np.maximum(own[:, None] + own - shared, 1e-6)
+    np.fill_diagonal(distance, 0)
+    tree = linkage(squareform(np.maximum(distance, 0), checks=False), "average")
+    return [fcluster(tree, 1 - alike, "distance").astype(np.int64) - 1 for alike in _ALIKE]
+
+
+def _pairs(
+    composition: Composition,
+    raw: NDArray[np.float32],
+    frequency: NDArray[np.float32],
+    evidence: NDArray[np.float32],
+    targets: NDArray[np.float32],
+    rng: np.random.Generator,
+) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+    """What the nets learn on: P pairs of a question and a structure that other groups have, too.
+
+    Of the structures that are plainly absent, which are most, a sample. Those that always go together count as one.
+
+    Returns:
+        Inputs (P, INPUTS), targets (P,), weights (P,).
+    """
+    owner = composition.owner.numpy()
+    share = 1 / np.bincount(owner).astype(np.float32)[owner]
+    inputs, labels, weights = [np.empty((0, INPUTS), np.float32)], [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+    for start in range(0, len(raw), _CHUNK):
+        rows = slice(start, start + _CHUNK)
+        with torch.no_grad():
+            seen = composition.inputs(*(torch.from_numpy(a[rows]) for a in (raw, frequency, evidence))).numpy()
+        wanted = targets[rows][:, owner]
+        telling = (seen[..., 0] > 0.005) | (seen[..., 2] > 0.05) | (wanted > 0)
+        telling |= rng.random(telling.shape) < _ABSENT
+        kept = telling & (frequency[rows][:, owner] > 0)
+        inputs.append(seen[kept])
+        labels.append(wanted[kept])
+        weights.append(np.broadcast_to(share, kept.shape)[kept])
+    return np.concatenate(inputs), np.concatenate(labels), np.concatenate(weights)
+
+
+def _train(
+    composition: Composition,
+    inputs: NDArray[np.float32],
+    labels: NDArray[np.float32],
+    weights: NDArray[np.float32],
+    *,
+    seed: int,
+) -> None:
+    if not len(inputs):
+        return
+    generator = torch.Generator().manual_seed(seed)
+    composition.start(generator)
+    seen, wanted, counts = (torch.from_numpy(array) for array in (inputs, labels, weights / weights.mean()))
+    for net in composition.nets:
+        optimizer = torch.optim.Adam(net.parameters(), lr=_LR)
+        for step in range(_STEPS):
+            optimizer.param_groups[0]["lr"] = _LR * (1 - step / _STEPS)
+            rows = torch.randint(len(seen), (min(_BATCH, len(seen)),), generator=generator)
+            odds = net(seen[rows]).squeeze(-1)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(odds, wanted[rows], weight=counts[rows])
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
