@@ -61,6 +61,52 @@ def test_figures_by_hand():
     assert report.versions["numpy"] == np.__version__
 
 
+def test_only_what_the_pool_has_counts_by_hand():
+    pool = [Example(str(i), "", target) for i, target in enumerate(["a ( b )", "c", "a ( d )", "c ( )", "zz"])]
+    targets = ["a ( e )", "a ( d )", "q", "q ( r )", "broken ( ("]
+    queries = [Example(str(i), f"x{i}", target) for i, target in enumerate(targets)]
+    report = run({"rcr": always(1, 0, 2, 3)}, queries, pool, k=3, steps=4, gold="pool")
+    assert (report.gold, report.n, report.skipped_queries, report.none_in_pool) == ("pool", 2, 1, 2)
+    # Of a ( e ) the pool has a and <root> → a, both in a ( b ); of a ( d ) all five, two of them in a ( b ).
+    assert report.selectors["rcr"].coverage_by_step == pytest.approx([0, 70, 100, 100])
+    assert report.selectors["rcr"].full_coverage_by_step == [0, 50, 100, 100]
+    everything = run({"rcr": always(1, 0, 2, 3)}, queries, pool, k=3, steps=4)
+    assert (everything.gold, everything.n, everything.skipped_queries, everything.none_in_pool) == ("all", 4, 1, 0)
+    # a ( e ) has e, a → e and <root> → a → e as well; q and q ( r ) have nothing that the pool has.
+    assert everything.selectors["rcr"].coverage_by_step == pytest.approx([0, 20, 35, 35])
+    with pytest.raises(InputError, match=r"none of the 2 queries .* parses and shares a structure with the pool"):
+        run({"rcr": always(1, 0, 2, 3)}, queries[2:4], pool, k=3, gold="pool")
+
+
+@pytest.mark.parametrize("gold", ["all", "pool"])
+def test_coverage_equals_a_slow_plain_loop(gold):
+    pool, selectors = POOL[:7], plain_selectors(POOL[:7], SPEC, None, 3, names=["random", "bm25", "oracle"])
+    report = run(selectors, pool=pool, k=2, steps=2, gold=gold)
+    inside = set().union(*(SPEC.structures(example.target) for example in pool))
+    for name, scores in report.selectors.items():
+        found = []
+        for query in QUERIES:
+            needed = set(SPEC.structures(query.target))
+            needed = needed & inside if gold == "pool" else needed
+            (picks,) = selectors[name].pick([query.source], 2, None, [query.target])
+            shown = set().union(*(SPEC.structures(pool[i].target) for i in picks))
+            found += [len(needed & shown) / len(needed)] if needed else []
+        assert report.n == len(found)
+        assert scores.coverage == pytest.approx(100 * np.mean(found))
+        assert scores.full_coverage == pytest.approx(100 * np.mean([share == 1 for share in found]))
+
+
+def test_trade_offs_are_chosen_by_what_counts():
+    pool, everything = POOL[:7], choose_mmr(embed, POOL[:7], QUERIES, SPEC, 3)
+    inside = choose_mmr(embed, pool, QUERIES, SPEC, 3, gold="pool")
+    assert all(inside.coverage[value] > everything.coverage[value] for value in inside.coverage)
+    selectors = plain_selectors(pool, SPEC, embed, 0, dev=QUERIES, k=3, gold="pool", names=["mmr", "dpp"])
+    assert selectors.mmr == inside
+    report = run(selectors, pool=pool, k=3, gold="pool")
+    assert report.selectors["mmr"].coverage == pytest.approx(max(inside.coverage.values()))
+    assert report.selectors["dpp"].coverage == pytest.approx(max(selectors.dpp.coverage.values()))
+
+
 def test_all_plain_selectors_end_to_end():
     selectors = plain_selectors(POOL, SPEC, embed, 1, embed_tokens=embed_tokens, dev=QUERIES[:4])
     plain = ["random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr"]

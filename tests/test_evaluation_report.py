@@ -65,7 +65,8 @@ def test_written_and_read_back(tmp_path):
     assert report == EvaluationReport.read(path.parent)
     assert report.to_json() == path.read_text(encoding="utf-8")
     assert report.mmr is None
-    read = EvaluationReport.from_json(make().to_json())
+    read = EvaluationReport.from_json(make(gold="pool", none_in_pool=3, advice="use it").to_json())
+    assert (read.gold, read.none_in_pool, read.advice) == ("pool", 3, "use it")
     assert read.mmr.coverage == {0.3: 57.13, 0.5: 59.0}
     assert (read.dpp.lambda_mult, read.dpp.chosen_on) == (0.1, "nothing")
 
@@ -131,12 +132,20 @@ def test_table_as_plain_text():
     assert rows["bm25"] == ["bm25", "54.3", "12.3", "3.0", "1.23", "0.01"]
     assert "rcr (ours)" in text
     assert "oracle (sees gold)" in text
-    assert "rcr covers +8.0 points against the best plain selector, mmr." in text
-    assert "2 queries left out" in text
+    assert "2 queries left out: their gold program doesn't parse." in text
+    assert "pool has" not in text
     assert "dense left out: no embeddings were given." in text
     assert "mmr: lambda = 0.5 (best of 2 on dev)." in text
     assert "dpp: lambda = 0.1 (default)." in text
     assert text.isascii() or "─" in text
+
+
+def test_table_says_what_counts():
+    stream = io.StringIO()
+    write_table(make(gold="pool", none_in_pool=3), stream)
+    text = " ".join(stream.getvalue().split())
+    assert "Of the gold programs only what the pool has counts." in text
+    assert "3 queries left out: the pool has nothing of their gold program." in text
 
 
 def test_table_on_a_terminal_marks_ours_in_colour(monkeypatch):

@@ -95,7 +95,9 @@ def test_after_grpo_both_policies_are_answered(capsys, here):
     assert list(exact()) == ["rcr", "rcr_without_rl", "random", "bm25"]
     assert None not in exact().values()
     assert (report().answers.n, report().n) == (3, 8)
-    assert "against rcr_without_rl" in " ".join(capsys.readouterr().out.split())
+    out = " ".join(capsys.readouterr().out.split())
+    assert "8 queries are too few to tell whether rcr is worth deploying" in out
+    assert "Whether reinforcement helped can't be told (coverage: " in out
 
 
 def test_a_server_is_named_but_not_asked(capsys, here):
@@ -239,6 +241,37 @@ def test_selectors_without_embeddings_cost_nothing(here):
     assert comparison.count_selectors(config, other) == 6
     without_tokens = config.evaluation.model_copy(update={"embeddings": "langchain:module:make"})
     assert comparison.count_selectors(config, without_tokens) == 5
+
+
+def test_the_paragraph_at_the_end(capsys, here):
+    flags = ["--data.test_size=40", "--evaluation.selectors=random,bm25,oracle", "--evaluation.gold=pool"]
+    assert cli.main(["run", "demo.yaml", *flags]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 80
+    (paragraph,) = (" ".join(part.split()) for part in out.split("\n\n") if part.startswith("With 4 picks"))
+    found = report()
+    assert paragraph == found.advice
+    assert f"{found.selectors['oracle'].coverage:.1f} % of what the pool has of the gold programs" in paragraph
+    assert f"rcr {found.selectors['rcr'].coverage:.1f} %: " in paragraph
+    assert "95 % interval" in paragraph
+    assert out.rstrip().endswith("run folder: runs/demo")
+
+    assert cli.main(["evaluate", "runs/demo", "--split=dev", "--evaluation.gold=all"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "8 queries are too few to tell whether rcr is worth deploying" in out
+    assert "These are development queries" in out
+    assert (found.gold, report().gold) == ("pool", "all")
+
+
+def test_a_file_from_before_there_was_a_paragraph_gets_one(capsys, here):
+    assert cli.main(["run", "demo.yaml"]) == 0
+    path = here / "runs/demo/evaluation.json"
+    values = json.loads(path.read_text())
+    del values["advice"]
+    path.write_text(json.dumps(values))
+    capsys.readouterr()
+    assert cli.main(["run", "demo.yaml"]) == 0
+    assert "too few to tell whether rcr is worth deploying" in " ".join(capsys.readouterr().out.split())
 
 
 def test_every_selector_in_a_whole_run(here):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.answers import Answerer, AnswerFunction
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
 from rcr_trainer.evaluation.metrics import (
@@ -25,6 +26,7 @@ __all__ = [
     "PickFunction",
     "PlainSelectors",
     "SelectorScores",
+    "advise",
     "build_table",
     "choose_mmr",
     "coverage_by_step",

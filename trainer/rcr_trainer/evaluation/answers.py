@@ -12,9 +12,11 @@ import numpy as np
 from langchain_rcr.errors import InputError
 from langchain_rcr.items import Item, compose
 from rcr_trainer.data import Example
+from rcr_trainer.evaluation.metrics import paired_error
+from rcr_trainer.evaluation.report import OURS
 from rcr_trainer.llm.errors import BudgetExceeded
 from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.rewards import Correctness, Reward, StructureCoverage, score
+from rcr_trainer.rewards import Correctness, StructureCoverage, score
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +30,7 @@ class AnswerScores(NamedTuple):
     exact_match: float
     jaccard: float
     no_program: float
+    exact_match_error: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,22 +106,20 @@ def ask(
         missing = ", ".join(name for name in picks if name not in done)
         logger.warning("no exact match for %s: %s", missing, reason)
     rewards = (Correctness(spec), StructureCoverage(spec))
+    given = {name: [programs[prompt] for prompt in prompts[name]] for name in done}
+    exact, similar = ({name: score(reward, given[name], queries, shown[name]) for name in done} for reward in rewards)
+    errors = {name: paired_error(exact[OURS], exact[name]) for name in done if name != OURS and OURS in exact}
     scores = {
-        name: _scores([programs[prompt] for prompt in prompts[name]], queries, shown[name], *rewards) for name in done
+        name: AnswerScores(
+            exact_match=100 * float(exact[name].mean()),
+            jaccard=100 * float(similar[name].mean()),
+            no_program=100 * given[name].count(None) / len(queries),
+            exact_match_error=errors.get(name),
+        )
+        for name in done
     }
     return scores, reason
 
 
 def _prompt(shown: Sequence[Example], query: Example) -> str:
     return compose([Item(example.source, example.target) for example in shown], query.source)
-
-
-def _scores(
-    programs: Sequence[str | None],
-    queries: Sequence[Example],
-    shown: Sequence[Sequence[Example]],
-    correctness: Reward,
-    jaccard: Reward,
-) -> AnswerScores:
-    exact, similar = (100 * float(score(reward, programs, queries, shown).mean()) for reward in (correctness, jaccard))
-    return AnswerScores(exact, similar, 100 * programs.count(None) / len(programs))

@@ -15,14 +15,17 @@ from scipy import sparse
 from langchain_rcr.errors import InputError
 from rcr_trainer.baselines import Baseline, Exclude
 from rcr_trainer.data import Example
+from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.answers import Answerer, ask
 from rcr_trainer.evaluation.metrics import (
     coverage_by_step,
     duplicates_by_step,
     full_coverage_by_step,
+    paired_error,
     recall_by_step,
+    within_pool,
 )
-from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport, MMRChoice, SelectorScores
+from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, Gold, MMRChoice, SelectorScores
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.programs.coverage import checked_exclude
 
@@ -45,6 +48,7 @@ def evaluate(
     seed: int,
     part: str = "test",
     exclude: Exclude = None,
+    gold: Gold = "all",
     left_out: Mapping[str, str] | None = None,
     mmr: MMRChoice | None = None,
     dpp: MMRChoice | None = None,
@@ -66,6 +70,8 @@ def evaluate(
         seed: of the run, for the report.
         part: which of the split's queries these are, for the report.
         exclude: per query, the positions it may not pick.
+        gold: "pool" counts of each gold program only the structures that some candidate has, excluded ones included;
+            queries that have none are left out and counted.
         left_out: selectors that could not be run, with the reason; by default those of a `PlainSelectors`.
         mmr: how MMR's trade-off was chosen; by default that of a `PlainSelectors`.
         dpp: how that of the determinantal point process was chosen; by default likewise.
@@ -73,46 +79,57 @@ def evaluate(
         keep: given the report before the model is asked, so that what is measured isn't lost with it.
 
     Raises:
-        InputError: k is more than what is left to pick from, no gold program parses, or a selector breaks its word
+        InputError: k is more than what is left to pick from, no query is left to count, or a selector breaks its word
             (a wrong shape, a position outside the pool, excluded, or picked twice).
         LLMError: what the answerer raises, save for BudgetExceeded, which leaves selectors without answers.
     """
     excluded = checked_exclude(exclude, len(queries), len(pool), k)
-    pool_structures, gold = structure_matrices(spec, [e.target for e in pool], [e.target for e in queries])
-    kept = np.flatnonzero(np.diff(gold.indptr)).tolist()
+    pool_structures, needed = structure_matrices(spec, [e.target for e in pool], [e.target for e in queries])
+    parsed = int(np.count_nonzero(np.diff(needed.indptr)))
+    if gold == "pool":
+        needed, pool_structures = within_pool(needed, pool_structures)
+    kept = np.flatnonzero(np.diff(needed.indptr)).tolist()
     if not kept:
-        raise InputError(f"none of the {len(queries)} queries has a gold program that parses")
+        why = " and shares a structure with the pool" if parsed else ""
+        raise InputError(f"none of the {len(queries)} queries has a gold program that parses{why}")
     excluded, counted = [excluded[i] for i in kept], [queries[i] for i in kept]
     steps = min(max(steps, k), len(pool) - max(entry.size for entry in excluded))
     task = _Task(
         questions=[query.source for query in counted],
         references=[query.target for query in counted],
         excluded=excluded,
-        gold=gold[kept],
+        gold=needed[kept],
         pool=pool_structures,
         programs=np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1],
     )
     measured = {name: task.measure(name, _pick_of(selectors[name]), k, steps) for name in selectors}
+    if OURS in measured:
+        _, _, ours = measured[OURS]
+        for name, (scores, _, recall) in measured.items():
+            scores.coverage_error = None if name == OURS else paired_error(ours, recall)
     report = EvaluationReport(
         k=k,
         n=len(kept),
         split=split,
         seed=seed,
-        selectors={name: scores for name, (scores, _) in measured.items()},
+        selectors={name: scores for name, (scores, _, _) in measured.items()},
         steps=steps,
         pool_size=len(pool),
         part=part,
-        skipped_queries=len(queries) - len(kept),
+        skipped_queries=len(queries) - parsed,
+        gold=gold,
+        none_in_pool=parsed - len(kept),
         left_out=dict(getattr(selectors, "left_out", {}) if left_out is None else left_out),
         mmr=getattr(selectors, "mmr", None) if mmr is None else mmr,
         dpp=getattr(selectors, "dpp", None) if dpp is None else dpp,
         versions=library_versions(),
     )
+    report.advice = advise(report)
     if keep is not None:
         keep(report)
     if answerer is None:
         return report
-    picks = {name: positions[:, :k] for name, (_, positions) in measured.items()}
+    picks = {name: positions[:, :k] for name, (_, positions, _) in measured.items()}
     return _with_answers(report, answerer, picks, pool, counted, spec)
 
 
@@ -127,7 +144,7 @@ def _with_answers(
     asked = answerer.chosen(len(queries))
     chosen = {name: positions[asked] for name, positions in picks.items()}
     found, missing = ask(chosen, pool, [queries[i] for i in asked], spec, answerer.answer)
-    return replace(
+    answered = replace(
         report,
         selectors={
             name: replace(scores, **found[name]._asdict()) if name in found else scores
@@ -135,6 +152,8 @@ def _with_answers(
         },
         answers=AnswersAsked(answerer.name, answerer.simulated, len(asked), missing),
     )
+    answered.advice = advise(answered)
+    return answered
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,8 +167,10 @@ class _Task:
     pool: sparse.csr_array
     programs: np.ndarray
 
-    def measure(self, name: str, pick: PickFunction, k: int, steps: int) -> tuple[SelectorScores, np.ndarray]:
-        """Figures, and the picks (B, steps) they are of."""
+    def measure(
+        self, name: str, pick: PickFunction, k: int, steps: int
+    ) -> tuple[SelectorScores, np.ndarray, np.ndarray]:
+        """Figures, the picks (B, steps) they are of, and the share (B,) of each query's structures in its first k."""
         # First, so that whatever a selector prepares at its first pick is not in the latencies.
         positions = self.pick(pick, slice(None), steps)
         self.check(name, positions, steps)
@@ -168,7 +189,7 @@ class _Task:
             full_coverage_by_step=full.tolist(),
             duplicate_rate_by_step=duplicates.tolist(),
         )
-        return scores, positions
+        return scores, positions, recall[:, k - 1]
 
     def pick(self, pick: PickFunction, part: slice, k: int) -> np.ndarray:
         return np.asarray(pick(self.questions[part], k, self.excluded[part], self.references[part]))

@@ -6,6 +6,20 @@ import numpy as np
 from scipy import sparse
 
 
+def within_pool(gold: sparse.csr_array, pool: sparse.csr_array) -> tuple[sparse.csr_array, sparse.csr_array]:
+    """Both without the structures that the pool lacks.
+
+    Args:
+        gold: (B, S) binary.
+        pool: (N, S) binary, over the same structures.
+
+    Returns:
+        gold (B, S') and pool (N, S') over the S' structures that some candidate has; gold rows may become empty.
+    """
+    present = np.unique(pool.indices)
+    return gold[:, present], pool[:, present]
+
+
 def recall_by_step(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> np.ndarray:
     """Share of each gold program's structures found in the union of its first 1, 2, …, T picks.
 
@@ -52,6 +66,13 @@ def duplicates_by_step(programs: np.ndarray, positions: np.ndarray) -> np.ndarra
     earlier = steps[None, :] < steps[:, None]
     repeats = ((picked[:, :, None] == picked[:, None, :]) & earlier).any(axis=2)
     return _percent(np.logical_or.accumulate(repeats, axis=1))
+
+
+def paired_error(ours: np.ndarray, other: np.ndarray) -> float | None:
+    """Standard error of the mean difference of two rates (B,) over the same queries, points; None for one query."""
+    if len(ours) < 2:
+        return None
+    return float(100 * np.std(ours - other, ddof=1) / np.sqrt(len(ours)))
 
 
 def _percent(values: np.ndarray) -> np.ndarray:

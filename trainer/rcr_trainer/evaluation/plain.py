@@ -22,8 +22,8 @@ from rcr_trainer.baselines import (
     SetBSRSelector,
 )
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation.metrics import coverage_by_step, recall_by_step
-from rcr_trainer.evaluation.report import MMRChoice
+from rcr_trainer.evaluation.metrics import coverage_by_step, recall_by_step, within_pool
+from rcr_trainer.evaluation.report import Gold, MMRChoice
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 
 NAMES = ("random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr", "oracle")
@@ -66,6 +66,7 @@ def plain_selectors(
     k: int = 4,
     exclude_dev: Exclude = None,
     mmr_grid: Sequence[float] = MMR_GRID,
+    gold: Gold = "all",
     names: Collection[str] = NAMES,
 ) -> PlainSelectors:
     """Build the plain selectors and the oracle for one pool; its questions are embedded once.
@@ -80,6 +81,7 @@ def plain_selectors(
         k: picks that they are chosen for, and that `select_examples` returns.
         exclude_dev: per dev query, the positions it may not pick.
         mmr_grid: the trade-offs of MMR to try.
+        gold: which structures of the dev queries' programs count for that choice.
         names: those to build, of `NAMES`; nothing is spent on the others.
     """
     examples = [{"source": example.source, "target": example.target} for example in pool]
@@ -98,10 +100,10 @@ def plain_selectors(
         vectors = np.asarray(embed([example.source for example in pool]))
         plain["dense"] = DenseSelector(examples, embed=embed, vectors=vectors, k=k)
         if "mmr" in names:
-            mmr = choose_mmr(embed, pool, dev, spec, k, grid=mmr_grid, exclude=exclude_dev, vectors=vectors)
+            mmr = choose_mmr(embed, pool, dev, spec, k, grid=mmr_grid, gold=gold, exclude=exclude_dev, vectors=vectors)
             plain["mmr"] = MMRSelector(examples, embed=embed, vectors=vectors, lambda_mult=mmr.lambda_mult, k=k)
         if "dpp" in names:
-            dpp = choose_dpp(embed, pool, dev, spec, k, exclude=exclude_dev, vectors=vectors)
+            dpp = choose_dpp(embed, pool, dev, spec, k, gold=gold, exclude=exclude_dev, vectors=vectors)
             plain["dpp"] = DPPSelector(examples, embed=embed, vectors=vectors, lam=dpp.lambda_mult, k=k)
     if embed_tokens is None:
         left_out["set_bsr"] = "no embeddings of tokens were given"
@@ -124,6 +126,7 @@ def choose_mmr(
     *,
     grid: Sequence[float] = MMR_GRID,
     exclude: Exclude = None,
+    gold: Gold = "all",
     vectors: np.ndarray | None = None,
 ) -> MMRChoice:
     """The trade-off λ of MMR with the highest coverage on dev; the first of equals.
@@ -139,13 +142,14 @@ def choose_mmr(
         k: picks per query.
         grid: the trade-offs to try.
         exclude: per dev query, the positions it may not pick.
+        gold: which structures of the dev queries' programs count.
         vectors: (N, D), the pool's embeddings where they are already known.
     """
 
     def selector(embed: Embed, vectors: np.ndarray, value: float) -> Baseline:
         return MMRSelector([{"source": e.source} for e in pool], embed=embed, vectors=vectors, lambda_mult=value)
 
-    return _choose(selector, 0.5, embed, pool, dev, spec, k, grid=grid, exclude=exclude, vectors=vectors)
+    return _choose(selector, 0.5, embed, pool, dev, spec, k, grid=grid, exclude=exclude, gold=gold, vectors=vectors)
 
 
 def choose_dpp(
@@ -157,6 +161,7 @@ def choose_dpp(
     *,
     grid: Sequence[float] = DPP_GRID,
     exclude: Exclude = None,
+    gold: Gold = "all",
     vectors: np.ndarray | None = None,
 ) -> MMRChoice:
     """The trade-off λ of the determinantal point process, chosen as MMR's is; 0.1 where there is nothing to choose on.
@@ -169,13 +174,14 @@ def choose_dpp(
         k: picks per query.
         grid: the trade-offs to try.
         exclude: per dev query, the positions it may not pick.
+        gold: which structures of the dev queries' programs count.
         vectors: (N, D), the pool's embeddings where they are already known.
     """
 
     def selector(embed: Embed, vectors: np.ndarray, value: float) -> Baseline:
         return DPPSelector([{"source": e.source} for e in pool], embed=embed, vectors=vectors, lam=value)
 
-    return _choose(selector, 0.1, embed, pool, dev, spec, k, grid=grid, exclude=exclude, vectors=vectors)
+    return _choose(selector, 0.1, embed, pool, dev, spec, k, grid=grid, exclude=exclude, gold=gold, vectors=vectors)
 
 
 def _choose(
@@ -189,24 +195,27 @@ def _choose(
     *,
     grid: Sequence[float],
     exclude: Exclude,
+    gold: Gold,
     vectors: np.ndarray | None,
 ) -> MMRChoice:
     """The trade-off with which `selector(embed, vectors, trade-off)` covers most."""
-    pool_structures, gold = structure_matrices(spec, [e.target for e in pool], [e.target for e in dev])
-    kept = np.flatnonzero(np.diff(gold.indptr)).tolist()
+    pool_structures, needed = structure_matrices(spec, [e.target for e in pool], [e.target for e in dev])
+    if gold == "pool":
+        needed, pool_structures = within_pool(needed, pool_structures)
+    kept = np.flatnonzero(np.diff(needed.indptr)).tolist()
     if vectors is None:
         vectors = np.asarray(embed([example.source for example in pool]))
     chosen_on = "dev"
     if kept:
         questions = [dev[i].source for i in kept]
-        embedded, gold = np.asarray(embed(questions)), gold[kept]
+        embedded, needed = np.asarray(embed(questions)), needed[kept]
         exclude = None if exclude is None else [exclude[i] for i in kept]
     else:
         chosen_on = "pool"
         usable = np.flatnonzero(np.diff(pool_structures.indptr))
         kept = usable[:: max(1, len(usable) // POOL_QUERIES)].tolist()
         questions = [pool[i].source for i in kept]
-        embedded, gold = vectors[kept], pool_structures[kept]
+        embedded, needed = vectors[kept], pool_structures[kept]
         sources = np.array([example.source for example in pool], dtype=object)
         exclude = [np.flatnonzero(sources == question) for question in questions]
         if not kept or k > len(pool) - max(map(len, exclude)):
@@ -214,6 +223,6 @@ def _choose(
     coverage = {}
     for value in grid:
         positions = selector(lambda _: embedded, vectors, value).pick(questions, k, exclude)
-        coverage[float(value)] = float(coverage_by_step(recall_by_step(gold, pool_structures, positions))[-1])
+        coverage[float(value)] = float(coverage_by_step(recall_by_step(needed, pool_structures, positions))[-1])
     best = max(coverage, key=lambda value: coverage[value])
     return MMRChoice(lambda_mult=best, coverage=coverage, n=len(kept), chosen_on=chosen_on)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -21,6 +21,10 @@ WITHOUT_RL = "rcr_without_rl"
 ORACLE = "oracle"
 PLAIN = ("random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr")
 """The selectors that need neither training nor the gold program."""
+
+Gold: TypeAlias = Literal["all", "pool"]
+"""Which structures of a gold program count: all, or those that some candidate has."""
+Metric: TypeAlias = Literal["coverage", "full_coverage", "exact_match"]
 
 
 @dataclass(slots=True)
@@ -39,6 +43,9 @@ class SelectorScores:
         exact_match: answers of a language model, given the picks, that are the gold program, %; None: not asked.
         jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %; None: not asked.
         no_program: answers that hold no program, %; None: not asked.
+        coverage_error: standard error, over the queries, of the difference to rcr's coverage, points; None for rcr
+            itself, and where it was not run.
+        exact_match_error: the same for exact match.
     """
 
     coverage: float
@@ -52,6 +59,8 @@ class SelectorScores:
     exact_match: float | None = None
     jaccard: float | None = None
     no_program: float | None = None
+    coverage_error: float | None = None
+    exact_match_error: float | None = None
 
 
 @dataclass(slots=True)
@@ -102,10 +111,13 @@ class EvaluationReport:
         pool_size: candidates.
         part: which of the split's queries, "test" or "dev".
         skipped_queries: queries left out since their gold program doesn't parse.
+        gold: which structures of the gold programs count.
+        none_in_pool: queries left out since the pool has none of their structures, where only those in the pool count.
         left_out: selectors that were not run, with the reason.
         mmr: the trade-off of MMR, where it was run.
         dpp: that of the determinantal point process, where it was run.
         answers: the language model that was asked; None: none was.
+        advice: what all this comes to, in a paragraph; empty in files of earlier versions.
         versions: of the libraries.
         format_version: of this file.
     """
@@ -119,16 +131,17 @@ class EvaluationReport:
     pool_size: int
     part: str = "test"
     skipped_queries: int = 0
+    gold: Gold = "all"
+    none_in_pool: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     mmr: MMRChoice | None = None
     dpp: MMRChoice | None = None
     answers: AnswersAsked | None = None
+    advice: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
-    def best_plain(
-        self, among: Sequence[str] = PLAIN, metric: Literal["coverage", "exact_match"] = "coverage"
-    ) -> tuple[str, float]:
+    def best_plain(self, among: Sequence[str] = PLAIN, metric: Metric = "coverage") -> tuple[str, float]:
         """Name and figure (%) of the best selector among those named; the first of equals.
 
         Args:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
-from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.errors import MissingExtraError
 from rcr_trainer.evaluation.report import ORACLE, OURS, WITHOUT_RL, EvaluationReport
 
 if TYPE_CHECKING:
@@ -77,25 +76,23 @@ def write_table(report: EvaluationReport, stream: TextIO) -> None:
 
 
 def _caption(report: EvaluationReport) -> str:
-    lines = []
-    if OURS in report.selectors:
-        with suppress(InputError):
-            name, best = report.best_plain()
-            gap = report.selectors[OURS].coverage - best
-            lines.append(f"rcr covers {gap:+.1f} points against the best plain selector, {name}.")
-    lines += _on_answers(report)
+    lines = _on_answers(report)
     for name, choice in (("mmr", report.mmr), ("dpp", report.dpp)):
         if choice is not None:
             how = f"best of {len(choice.coverage)} on {choice.chosen_on}" if choice.coverage else "default"
             lines.append(f"{name}: lambda = {choice.lambda_mult:g} ({how}).")
+    if report.gold == "pool":
+        lines.append("Of the gold programs only what the pool has counts.")
     if report.skipped_queries:
         lines.append(f"{report.skipped_queries} queries left out: their gold program doesn't parse.")
+    if report.none_in_pool:
+        lines.append(f"{report.none_in_pool} queries left out: the pool has nothing of their gold program.")
     lines += [f"{name} left out: {reason}." for name, reason in report.left_out.items()]
     return "\n".join(lines)
 
 
 def _on_answers(report: EvaluationReport) -> list[str]:
-    """Who answered how many queries, and where ours stands against itself without RL and the best plain selector."""
+    """Who answered how many queries, and what is missing."""
     answers = report.answers
     if answers is None:
         return []
@@ -103,17 +100,7 @@ def _on_answers(report: EvaluationReport) -> list[str]:
     if answers.simulated:
         lines = [f"Exact match is simulated: {answers.n} queries, answered by no language model."]
     ours = report.selectors.get(OURS)
-    if ours is not None and ours.exact_match is not None:
-        rivals = {}
-        before = report.selectors.get(WITHOUT_RL)
-        if before is not None and before.exact_match is not None:
-            rivals[WITHOUT_RL] = before.exact_match
-        with suppress(InputError):
-            name, best = report.best_plain(metric="exact_match")
-            rivals[f"the best plain selector, {name}"] = best
-        gaps = [f"{ours.exact_match - rival:+.1f} points against {name}" for name, rival in rivals.items()]
-        lines += [f"Exact match of rcr: {', '.join(gaps)}."] if gaps else []
-        lines += [f"{ours.no_program:.1f} % of rcr's answers hold no program."] if ours.no_program else []
+    lines += [f"{ours.no_program:.1f} % of rcr's answers hold no program."] if ours and ours.no_program else []
     if answers.missing:
         without = [name for name, scores in report.selectors.items() if scores.exact_match is None]
         lines.append(f"No exact match for {', '.join(without)}: the budget was spent.")
