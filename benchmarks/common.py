@@ -35,7 +35,7 @@ def limit_threads(threads: int) -> None:
 
 
 def settings_of(task: str, split: str, data: Path, drawn: Path) -> dict[str, Any]:
-    """The settings for a split that differ from the defaults.
+    """The settings of the `embeddings` family for a split, as far as they differ from the defaults.
 
     Args:
         task: geoquery or covr.
@@ -49,7 +49,7 @@ def settings_of(task: str, split: str, data: Path, drawn: Path) -> dict[str, Any
     """
     if task == "covr":
         # 8 epochs of 2,800 queries: development coverage gains less than half a point after them.
-        return {"data": {"task": "covr", "split": split}, "sft": {"epochs": 8}}
+        return {"data": {"task": "covr", "split": split}, "model": {"family": "embeddings"}, "sft": {"epochs": 8}}
     if not re.fullmatch(r"standard|(template|tmcd|length)(_\d+)?", split):
         from rcr_trainer.errors import ConfigError
 
@@ -63,7 +63,7 @@ def settings_of(task: str, split: str, data: Path, drawn: Path) -> dict[str, Any
     else:
         where = {"task": "geoquery", "directory": str(_drawn(corpus, kind, int(number or 0), drawn))}
     # The standard split is i.i.d.: most test programs are in the pool, so training queries may get their own, too.
-    return {"data": where, "sft": {"exclude_own_program": kind != "standard"}}
+    return {"data": where, "model": {"family": "embeddings"}, "sft": {"exclude_own_program": kind != "standard"}}
 
 
 def _drawn(corpus: Path, kind: str, number: int, folder: Path) -> Path:

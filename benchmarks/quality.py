@@ -4,15 +4,22 @@
 
 Each (split, seed) is an ordinary run of the trainer under runs/quality/, so an interrupted benchmark goes on where it
 stopped. Settings are the defaults of the encoder family unless `_settings` says otherwise; they were chosen on
-development queries. The file maps split → seed → figures on the test queries, coverage in percent; a Markdown table of
-means and spreads goes to standard output.
+development queries. On COVR only those structures of the gold programs count that the pool has. Exact match is
+simulated: `StructureBoundLLM` with its defaults (it answers right where the picks show every structure of up to two
+nodes), which is no language model.
+
+The file maps split → seed → figures on the test queries, rates in percent; `sft_seconds` are those of the whole SFT
+stage, the frozen model's reading of pool and queries included (of an interrupted stage: since it was last continued).
+Markdown tables of means and spreads go to standard output.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
 from common import COVR, PLAIN, cell, limit_threads, parser, run_or_read, settings_of
@@ -23,6 +30,14 @@ SPLITS = {
     "geography_sql": ("query",),
 }
 FOLDER = Path("runs/quality")
+METRICS = {
+    "coverage": "Coverage",
+    "full_coverage": "Full coverage",
+    "exact_match": "Simulated exact match",
+    "duplicate_rate": "Queries with a program picked twice",
+}
+GAINS = ("full_coverage", "exact_match")
+"""Metrics in which ours stands beside the plain selector that is best in that metric."""
 
 
 def run_one(task: str, split: str, seed: int, data: Path, threads: int, family: str) -> dict[str, Any]:
@@ -35,7 +50,8 @@ def run_one(task: str, split: str, seed: int, data: Path, threads: int, family: 
 
     named = "" if family == "embeddings" else f"-{family}"
     run = run_or_read(FOLDER / f"{task}-{split}-{seed}{named}", seed, threads, _settings(task, split, data, family))
-    return _figures(EvaluationReport.read(run.path))
+    record = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
+    return {**_figures(EvaluationReport.read(run.path)), "sft_seconds": record["stages"]["sft"]["seconds"]}
 
 
 def _settings(task: str, split: str, data: Path, family: str) -> dict[str, Any]:
@@ -49,8 +65,10 @@ def _settings(task: str, split: str, data: Path, family: str) -> dict[str, Any]:
     if family != "embeddings":
         # The number of epochs that `settings_of` gives is for gradient descent on text encoders.
         sft = {key: value for key, value in settings.get("sft", {}).items() if key != "epochs"}
-        settings = {**settings, "sft": sft, "model": {"family": family}}
-    return settings
+        settings = {**settings, "sft": sft}
+    if task == "covr":
+        settings["evaluation"] = {"gold": "pool"}
+    return {**settings, "model": {"family": family}, "llm": {"kind": "simulator"}}
 
 
 def _geography(data: Path, kind: str) -> Path:
@@ -65,48 +83,78 @@ def _geography(data: Path, kind: str) -> Path:
 
 def _figures(report: Any) -> dict[str, Any]:
     name, best = report.best_plain(PLAIN)
-    ours, oracle = report.selectors["rcr"].coverage, report.selectors["oracle"].coverage
+    ours, oracle = report.selectors["rcr"], report.selectors["oracle"].coverage
+    gains = {metric: getattr(ours, metric) - report.best_plain(PLAIN, metric)[1] for metric in GAINS}
     return {
         "best_plain": round(best, 2),
         "best_plain_name": name,
-        "ours": round(ours, 2),
+        "ours": round(ours.coverage, 2),
         "oracle": round(oracle, 2),
-        "gap_closed": round((ours - best) / (oracle - best), 4) if oracle > best else None,
+        "gap_closed": round((ours.coverage - best) / (oracle - best), 4) if oracle > best else None,
+        **{f"{metric}_gain": round(gain, 2) for metric, gain in gains.items()},
         "selectors": {
-            selector: {
-                "coverage": round(scores.coverage, 2),
-                "full_coverage": round(scores.full_coverage, 2),
-                "duplicate_rate": round(scores.duplicate_rate, 2),
-            }
+            selector: {metric: round(getattr(scores, metric), 2) for metric in METRICS}
             for selector, scores in report.selectors.items()
         },
     }
 
 
-def markdown(results: dict[str, dict[str, dict[str, Any]]]) -> str:
-    """Tables for docs/results.md: coverage, then full coverage and duplicates, mean ± spread over the seeds."""
+# ---------------------------------------------------------------- Markdown
+
+
+def markdown(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
+    """Tables for docs/results.md: a table for each metric, mean ± spread over the seeds, then what we gain.
+
+    Args:
+        results: split → seed → figures.
+    """
     names = list(next(iter(next(iter(results.values())).values()))["selectors"])
     blocks = []
-    for metric, title in (
-        ("coverage", "Coverage"),
-        ("full_coverage", "Full coverage"),
-        ("duplicate_rate", "Queries with a program picked twice"),
-    ):
+    for metric, title in METRICS.items():
         lines = [f"| {title}, % | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
         for split, seeds in results.items():
             cells = [cell([row["selectors"][name][metric] for row in seeds.values()]) for name in names]
             lines.append(f"| {split} | " + " | ".join(cells) + " |")
         blocks.append("\n".join(lines))
-    gaps = ["| split | best plain | ours | difference | share of the gap to the oracle |", "|---" * 5 + "|"]
+    return "\n\n".join([*blocks, _gains({split: list(seeds.values()) for split, seeds in results.items()})])
+
+
+COLUMNS = {
+    "best_plain": ("best plain", 1, False),
+    "ours": ("ours", 1, False),
+    "difference": ("difference", 1, True),
+    "gap_closed": ("share of the gap to the oracle", 2, False),
+    **{f"{metric}_gain": (f"{METRICS[metric].lower()}, ours − best plain in it", 1, True) for metric in GAINS},
+    "sft_seconds": ("SFT stage, s", 0, False),
+}
+"""The columns of the last table: title, decimals, whether numbers have a sign."""
+
+
+def _gains(results: Mapping[str, Sequence[Mapping[str, Any]]]) -> str:
+    """What ours has more than the best plain selector in each metric; the last row is of the splits' means."""
+    titles = ["split", *(title for title, _, _ in COLUMNS.values())]
+    lines = ["| " + " | ".join(titles) + " |", "|---" * len(titles) + "|"]
+    means: dict[str, list[float]] = {key: [] for key in COLUMNS}
     for split, seeds in results.items():
-        rows = list(seeds.values())
-        difference = [row["ours"] - row["best_plain"] for row in rows]
-        closed = [row["gap_closed"] for row in rows if row["gap_closed"] is not None]
-        gaps.append(
-            f"| {split} | {cell([row['best_plain'] for row in rows])} ({rows[0]['best_plain_name']}) "
-            f"| {cell([row['ours'] for row in rows])} | {cell(difference)} | {cell(closed, 2)} |"
-        )
-    return "\n\n".join([*blocks, "\n".join(gaps)])
+        rows = [{**row, "difference": row["ours"] - row["best_plain"]} for row in seeds]
+        cells = {}
+        for key, (_, digits, sign) in COLUMNS.items():
+            values = [row[key] for row in rows if row[key] is not None]
+            cells[key] = cell(values, digits, sign=sign)
+            means[key] += [mean(values)] if values else []
+        cells["best_plain"] += f" ({', '.join(dict.fromkeys(row['best_plain_name'] for row in rows))})"
+        lines.append(f"| {split} | " + " | ".join(cells.values()) + " |")
+    lines.append("| mean of the splits | " + " | ".join(_over_splits(key, means[key]) for key in COLUMNS) + " |")
+    return "\n".join(lines)
+
+
+def _over_splits(key: str, values: Sequence[float]) -> str:
+    """Mean and worst of a column."""
+    if not values:
+        return "–"
+    _, digits, sign = COLUMNS[key]
+    word, worst = ("most", max(values)) if key == "sft_seconds" else ("least", min(values))
+    return f"{cell([mean(values)], digits, sign=sign)} ({word} {cell([worst], digits, sign=sign)})"
 
 
 def main() -> int:

@@ -1,10 +1,11 @@
-"""The tables of benchmarks/reinforcement.py: means, paired gains, what is called simulated, which runs are shared."""
+"""The tables of benchmarks/reinforcement.py and quality.py: means, gains, what is simulated, which runs are shared."""
 
 import importlib
 from pathlib import Path
 
 import pytest
 from rcr_trainer.config import Config
+from rcr_trainer.evaluation import AnswersAsked, EvaluationReport, SelectorScores
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -80,3 +81,120 @@ def test_the_settings_are_settings_and_sft_does_not_depend_on_those_of_grpo(rein
     assert not {"grpo", "reward", "llm", "evaluation"} & before.keys()
     held_out = reinforcement.merged(settings, reinforcement.setting("grpo.queries=110"))
     assert Config.model_validate(reinforcement.before_grpo(held_out)).grpo.queries == 110
+
+
+# ---------------------------------------------------------------- quality
+
+
+@pytest.fixture
+def quality(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("quality")
+
+
+def scores(coverage, full, exact):
+    return SelectorScores(coverage, full, 3.0, 1.0, 0.1, [coverage], [full], [3.0], exact, exact, 0.0)
+
+
+def report(**changes):
+    selectors = {
+        "rcr": scores(80.0, 40.0, 50.0),
+        "mmr": scores(70.0, 20.004, 45.0),
+        "set_bsr": scores(75.0, 15.0, 52.0),
+        "oracle": scores(85.0, 60.0, 90.0),
+    }
+    selectors = {**selectors, **changes}
+    return EvaluationReport(4, 100, "toy", 0, selectors, 1, 300, answers=AnswersAsked("StructureBoundLLM", True, 100))
+
+
+def test_figures_of_quality(quality):
+    found = quality._figures(report())
+    assert list(found)[:5] == ["best_plain", "best_plain_name", "ours", "oracle", "gap_closed"]
+    assert list(found.values())[:5] == [75.0, "set_bsr", 80.0, 85.0, 0.5]
+    # Best plain in full coverage is mmr, in exact match set_bsr.
+    assert (found["full_coverage_gain"], found["exact_match_gain"]) == (20.0, -2.0)
+    assert found["selectors"]["mmr"] == {
+        "coverage": 70.0, "full_coverage": 20.0, "exact_match": 45.0, "duplicate_rate": 3.0,
+    }  # fmt: skip
+    assert quality._figures(report(oracle=scores(75.0, 60.0, 90.0)))["gap_closed"] is None
+
+
+def test_tables_of_quality(quality):
+    rows = {
+        "a": {
+            "0": {**quality._figures(report()), "sft_seconds": 10.0},
+            "1": {**quality._figures(report(rcr=scores(82.0, 40.0, 55.0))), "sft_seconds": 20.0},
+        },
+        "b": {"0": {**quality._figures(report(set_bsr=scores(60.0, 50.0, 45.5))), "sft_seconds": 40.0}},
+        "c": {"0": {**quality._figures(report(oracle=scores(75.0, 60.0, 90.0))), "sft_seconds": 5.0}},
+    }
+    *tables, gains = quality.markdown(rows).split("\n\n")
+    assert [table.partition(", %")[0] for table in tables] == [
+        "| Coverage", "| Full coverage", "| Simulated exact match", "| Queries with a program picked twice",
+    ]  # fmt: skip
+    assert tables[0].splitlines()[2] == "| a | 81.0 ± 1.4 | 70.0 ± 0.0 | 75.0 ± 0.0 | 85.0 ± 0.0 |"
+    assert tables[2].splitlines()[2] == "| a | 52.5 ± 3.5 | 45.0 ± 0.0 | 52.0 ± 0.0 | 90.0 ± 0.0 |"
+    lines = gains.splitlines()
+    assert lines[0].count("|") == lines[1].count("|") == lines[-1].count("|") == 9
+    # 5 / 10 and 7 / 10 of the gap; exact match −2 and +3.
+    assert lines[2] == (
+        "| a | 75.0 ± 0.0 (set_bsr) | 81.0 ± 1.4 | +6.0 ± 1.4 | 0.60 ± 0.14 | +20.0 ± 0.0 | +0.5 ± 3.5 | 15 ± 7 |"
+    )
+    assert lines[3] == "| b | 70.0 (mmr) | 80.0 | +10.0 | 0.67 | -10.0 | +4.5 | 40 |"
+    assert lines[4] == "| c | 75.0 (set_bsr) | 80.0 | +5.0 | – | +20.0 | -2.0 | 5 |"
+    assert lines[5] == (
+        "| mean of the splits | 73.3 (least 70.0) | 80.3 (least 80.0) | +7.0 (least +5.0) | 0.63 (least 0.60) "
+        "| +10.0 (least -10.0) | +1.0 (least -2.0) | 20 (most 40) |"
+    )
+
+
+@pytest.mark.parametrize(("task", "split", "gold"), [("covr", "110", "pool"), ("geoquery", "template_1", "all")])
+def test_settings_of_quality_are_settings(quality, task, split, gold, tmp_path):
+    (tmp_path / "geoquery" / "splits").mkdir(parents=True)
+    for name in ("corpus.xml", "splits/template_1.json"):
+        (tmp_path / "geoquery" / name).touch()
+    for family in ("structure", "embeddings"):
+        config = Config.model_validate(quality._settings(task, split, tmp_path, family))
+        assert (config.model.family, config.evaluation.gold, config.llm.kind) == (family, gold, "simulator")
+        assert config.evaluation.asks(config.llm)
+
+
+@pytest.fixture
+def ablation(monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module("ablation")
+
+
+@pytest.mark.parametrize("split", ["template_1", "110"])
+def test_every_variant_of_the_ablation_has_settings_of_its_own(ablation, monkeypatch, tmp_path, split):
+    from types import SimpleNamespace
+
+    asked = {}
+
+    def run(folder, seed, threads, settings):
+        config = Config.model_validate({"seed": seed, **settings})
+        asked[folder.name] = config.model_dump_json(exclude={"name", "output"})
+        return SimpleNamespace(path=tmp_path / folder.name)
+
+    monkeypatch.setattr(ablation, "run_or_read", run)
+    ids = tmp_path / "geoquery" / "splits" / "template_1.json"
+    ids.parent.mkdir(parents=True)
+    ids.write_text("{}")
+    for variant in ablation.VARIANTS:
+        ablation.run_one(variant, split, 0, tmp_path, 1)
+    again = {}
+    for name, settings in asked.items():
+        again.setdefault(settings, []).append(name)
+    assert [names for names in again.values() if len(names) > 1] == []
+    assert len(asked) == len(ablation.VARIANTS)
+    task = "covr" if split == "110" else "geoquery"
+    assert f"{task}-{split}-0-structure" in asked
+    assert str(tmp_path / f"{task}-{split}-0-text") in asked[f"{task}-{split}-0-text-grpo"]
+
+
+def test_the_ablation_compares_means(ablation):
+    row = {"coverage": 60.0, "full_coverage": 20.0, "exact_match": 30.0, "set_bsr": 50.0, "oracle": 75.0}
+    seeds = {"0": {**row, "gap_closed": 0.4}, "1": {**row, "coverage": 65.0, "gap_closed": 0.6}}
+    lines = ablation.markdown({"template_1": {"structure": seeds}}).splitlines()
+    assert lines[0] == "**template_1** (Set-BSR covers 50.0 ± 0.0 %, the oracle 75.0 ± 0.0 %)"
+    assert lines[4].endswith("(the default) | 62.5 ± 3.5 | 20.0 ± 0.0 | 30.0 ± 0.0 | 0.50 ± 0.14 |")
