@@ -137,7 +137,6 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["run", "tiny.yaml", "--data.train=gone.jsonl"], "gone.jsonl"),
         (["run", "tiny.yaml", "--data.target_key=sql"], "train.jsonl, line 1: no field 'sql'"),
         (["run", "tiny.yaml", "--program.language=sqll"], "sqll"),
-        (["run", "tiny.yaml", "--program.language=json"], "no program of the pool parses"),
         (["run", "tiny.yaml", "--sft.k=12"], "the pool has 12 examples, too few for sft.k = 12"),
         (["run", "tiny.yaml", "--evaluation.k=13"], "the pool has 12 examples, too few for evaluation.k = 13"),
         (["run", "tiny.yaml", "--data.dev_size=12"], "data.dev_size = 12 leaves no training queries of 12"),

@@ -31,14 +31,16 @@ def test_the_fresh_file_explains_every_setting():
 
 def test_a_fresh_file_changes_family_in_one_word(tmp_path):
     path = tmp_path / "rcr.yaml"
-    path.write_text(to_yaml().replace("family: embeddings", "family: transformer"), encoding="utf-8")
+    path.write_text(to_yaml().replace("family: structure", "family: transformer"), encoding="utf-8")
     config = load_config(path, environ={})
     assert (config.model.base, config.model.lam, config.model.ngrams) == ("bert-base-uncased", 0.1, 0)
     assert (config.sft.epochs, config.sft.lr) == (120, 1e-5)
 
 
 def test_a_resolved_file_holds_no_default_by_family(tmp_path):
-    config = Config(model=ModelConfig(family="lexical"), sft=SFTConfig(patience=None, lr=1e-5), output=Path("a b"))
+    config = Config(
+        model=ModelConfig(family="lexical"), sft=SFTConfig(epochs=3, patience=None, lr=1e-5), output=Path("a b")
+    )
     path = tmp_path / "x.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(path, environ={}) == config

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
 
 from langchain_rcr import tri_encoder
+from langchain_rcr.encoders.joined import structure_part, text_part
 from langchain_rcr.encoders.lexical import LexicalEncoder
 from langchain_rcr.encoders.ngrams import NgramVocabulary
 from langchain_rcr.errors import CheckpointError, InputError
@@ -25,6 +26,7 @@ ITEMS = [
     for word in ("capital", "area", "river")
     for state in ("texas", "ohio")
 ]
+BY_STRUCTURE = ("structure", "both")
 QUERIES = ["what is the area of texas", "how long is the river", "unheard of"]
 
 
@@ -39,13 +41,13 @@ def make(family, bert, seed=0, **options):
         options = {"base": bert, "ngram_init": 0.5, **options}
     elif family == "transformer":
         options = {"base": bert, **options}
-    elif family == "structure":
+    elif family in BY_STRUCTURE:
         options = {"base": bert, "state": "saturating", **options}
     else:
         options = {"dim": 12, **options}
     model = TriEncoder.build(family, ITEMS, seed=seed, lam=0.3, tau=0.7, **options)
-    if family == "structure":
-        model.query.learn([item.source for item in ITEMS])
+    if family in BY_STRUCTURE:
+        structure_part(model.query).learn(ITEMS)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape))
@@ -53,7 +55,13 @@ def make(family, bert, seed=0, **options):
 
 
 def state_of(family):
-    return "saturating" if family == "structure" else "additive"
+    return "saturating" if family in BY_STRUCTURE else "additive"
+
+
+def encoder_file(checkpoint, part, name):
+    """A file of an encoder; of the text part where there are two."""
+    folder = checkpoint / f"{part}_encoder"
+    return folder / name if (folder / name).is_file() else folder / "text" / name
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +149,7 @@ def test_a_missing_encoder_is_named(checkpoint, part):
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "text", "foreign", "folder"])
 def test_damaged_weights_are_named(checkpoint, damage):
-    file = checkpoint / "context_encoder" / "model.safetensors"
+    file = encoder_file(checkpoint, "context", "model.safetensors")
     if damage == "cut":
         file.write_bytes(file.read_bytes()[:-7])
     elif damage == "empty":
@@ -158,7 +166,7 @@ def test_damaged_weights_are_named(checkpoint, damage):
 
 
 def test_one_changed_weight_is_noticed(checkpoint):
-    file = checkpoint / "query_encoder" / "model.safetensors"
+    file = encoder_file(checkpoint, "query", "model.safetensors")
     tensors = load_file(file)
     name = max(tensors, key=lambda key: tensors[key].numel())
     tensors[name].view(-1)[-1] += 1e-3
@@ -168,8 +176,7 @@ def test_one_changed_weight_is_noticed(checkpoint):
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '"x"', "{}", '{"dim": 3}', "[" * 100_000, "\udc80"])
 def test_foreign_json_is_named(checkpoint, text):
-    for name in ("tri_encoder.json", "context_encoder/encoder.json"):
-        file = checkpoint / name
+    for file in (checkpoint / "tri_encoder.json", encoder_file(checkpoint, "context", "encoder.json")):
         before = file.read_bytes()
         file.write_bytes(text.encode("utf-8", "surrogateescape"))
         refused(checkpoint, file.name)
@@ -182,6 +189,7 @@ CHANGES = {
     "embeddings": [{"dim": "x"}, {"dim": -3}, {"dim": 10**15}, {"dim": 7}, {"queries": True}, {"vocabulary": None}],
     "transformer": [{"pooling": "cls"}, {"max_length": 7}, {"max_length": "x"}, {"normalize": True}],
     "structure": [{"role": "need"}, {"role": 3}, {"context": True}, {"inventory": "0"}],
+    "both": [{"dim": 7}, {"queries": True}, {"vocabulary": None}],
 }
 
 
@@ -189,7 +197,7 @@ CHANGES = {
     ("family", "change"), [(family, change) for family in FAMILIES for change in CHANGES["all"] + CHANGES[family]]
 )
 def test_changed_settings_of_an_encoder_are_noticed(checkpoint, change):
-    file = checkpoint / "candidate_encoder" / "encoder.json"
+    file = encoder_file(checkpoint, "candidate", "encoder.json")
     config = json.loads(file.read_text()) | change
     if "unheard_of" in change:
         config.pop("scale")  # renamed in another version, say
@@ -228,7 +236,8 @@ def test_a_changed_tri_encoder_json(checkpoints, tmp_path, change, words):
 
 def test_files_of_two_checkpoints_do_not_mix(family, bert, checkpoint, tmp_path):
     make(family, bert, seed=1).save_pretrained(tmp_path / "other")
-    for name in ("tri_encoder.json", "query_encoder/model.safetensors", "context_encoder", "candidate_encoder"):
+    weights = encoder_file(checkpoint, "query", "model.safetensors").relative_to(checkpoint).as_posix()
+    for name in ("tri_encoder.json", weights, "context_encoder", "candidate_encoder"):
         mixed = Path(shutil.copytree(checkpoint, tmp_path / f"mixed {name.replace('/', ' ')}"))
         if (tmp_path / "other" / name).is_dir():
             shutil.rmtree(mixed / name)
@@ -245,9 +254,9 @@ def test_encoders_do_not_change_places(family, checkpoint):
     refused(checkpoint, "files of two checkpoints?")
 
 
-@pytest.mark.parametrize("family", ["lexical", "embeddings"])
+@pytest.mark.parametrize("family", ["lexical", "embeddings", "both"])
 def test_a_vocabulary_of_the_same_size_is_another_vocabulary(checkpoint):
-    file = checkpoint / "candidate_encoder" / "vocabulary.json"
+    file = encoder_file(checkpoint, "candidate", "vocabulary.json")
     value = json.loads(file.read_text())
     first, *rest = value["idf"]
     value["idf"] = {f"{first}x": value["idf"][first]} | {name: value["idf"][name] for name in rest}
@@ -336,10 +345,10 @@ def test_fingerprints_tell_policies_apart(family, bert):
         with torch.no_grad():
             next(iter(getattr(model, part).parameters())).view(-1)[0].add_(1e-4)
         found[f"{part} weight"] = model.fingerprint()
-        getattr(model, part).scale *= 2
+        structure_part(getattr(model, part)).scale *= 2
         found[f"{part} scale"] = model.fingerprint()
         if family != "structure":
-            getattr(model, part).view = "target"
+            text_part(getattr(model, part)).view = "target"
             found[f"{part} view"] = model.fingerprint()
     model.config = PolicyConfig(lam=0.31)
     found["λ"] = model.fingerprint()
@@ -366,6 +375,7 @@ def test_encoders_that_do_not_fit_together_are_an_input_error(bert):
     [
         ("transformer", {}, "needs a model: set base"),
         ("embeddings", {}, "needs a model"),
+        ("both", {}, "needs a model"),
         ("lexical", {"ngrams": 0}, "needs n-grams"),
         ("weather", {}, "unknown encoder family 'weather'"),
     ],

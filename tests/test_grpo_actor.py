@@ -27,6 +27,10 @@ def items(examples):
     return [Item(e.source, e.target) for e in examples]
 
 
+def questions(examples):
+    return [Item(e.source) for e in examples]
+
+
 def lexical(seed=0, dim=16):
     return TriEncoder.build("lexical", items(SPLIT.train), dim=dim, seed=seed, scale=20.0, lam=1.0)
 
@@ -36,7 +40,7 @@ def plain_loss(model, rows, drawn, reference, advantages, config, barred):
     pool = items(SPLIT.train)
     candidate_features, context_features = model.featurize_pool(pool)
     candidates, contexts = model.candidate(candidate_features), model.context(context_features)
-    queries = model.query(model.query.featurize([Item(SPLIT.train[row].source) for row in rows]))
+    queries = model.query(model.query.featurize(questions([SPLIT.train[row] for row in rows])))
     total = 0.0
     group = len(drawn.picks) // len(rows)
     for n, picks in enumerate(drawn.picks.tolist()):
@@ -72,7 +76,8 @@ def test_the_gradient_is_that_of_one_plain_graph(monkeypatch, bert, family, trai
     monkeypatch.setattr(actor_module, "_BLOCK", block)
     model, config = build(family, bert), GRPOConfig(k=3, group_size=3)
     barred = own_positions(SPLIT.train, SPLIT.train, SPEC, same_program=True)
-    actor = Actor(model, SPLIT.train, SPLIT.train, barred, k=3, top=None, train_candidates=train_candidates, chunk=5)
+    queries = model.query.featurize(questions(SPLIT.train))
+    actor = Actor(model, queries, SPLIT.train, barred, k=3, top=None, train_candidates=train_candidates, chunk=5)
     rows = np.array([3, 17])
     drawn = actor.draw(rows, np.random.default_rng(0).random((2, 3, 3)))
     assert not any(set(picks) & set(barred[rows[n // 3]]) for n, picks in enumerate(drawn.picks.tolist()))
@@ -104,7 +109,8 @@ def test_the_batchs_gradient_against_finite_differences():
     model = lexical(dim=4)
     barred = [np.empty(0, dtype=np.int64)] * 2
     pool = SPLIT.train[:6]
-    actor = Actor(model, SPLIT.train[:2], pool, barred, k=2, top=None, train_candidates=True, chunk=4)
+    queries = model.query.featurize(questions(pool[:2]))
+    actor = Actor(model, queries, pool, barred, k=2, top=None, train_candidates=True, chunk=4)
     rows = np.array([0, 1])
     drawn = actor.draw(rows, np.random.default_rng(1).random((2, 4, 2)))
     weights = torch.randn(8, generator=torch.Generator().manual_seed(0))
@@ -162,9 +168,8 @@ def test_frozen_and_trained_candidates_agree_when_nothing_moves(top):
     for train_candidates in (False, True):
         model = lexical()
         model.candidate.requires_grad_(train_candidates)
-        actor = Actor(
-            model, SPLIT.train, SPLIT.train, barred, k=3, top=top, train_candidates=train_candidates, chunk=16
-        )
+        queries = model.query.featurize(questions(SPLIT.train))
+        actor = Actor(model, queries, SPLIT.train, barred, k=3, top=top, train_candidates=train_candidates, chunk=16)
         drawn = actor.draw(rows, uniforms)
         new = []
         actor.backward(rows, drawn, lambda log_probs, of, new=new: new.append(log_probs) or log_probs.sum())

@@ -207,7 +207,7 @@ def test_accumulated_batches_count_by_their_states(monkeypatch):
 
 def test_info_nce_trains_a_transformer(bert):
     model, before = (TriEncoder.build("transformer", [], base=bert, lam=0.1) for _ in range(2))
-    config = SFTConfig(loss="infonce", max_steps=2, lr=1e-3, batch_size=8, bm25_top=10)
+    config = SFTConfig(loss="infonce", epochs=1, max_steps=2, lr=1e-3, batch_size=8, bm25_top=10)
     seen = []
     data = (SPLIT.train, SPLIT.train, [], SPEC, config)
     result = train(model, *data, progress=lambda done, planned: seen.append((done, planned)))

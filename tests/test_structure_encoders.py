@@ -7,9 +7,13 @@ import pytest
 import torch
 from rcr_trainer import grpo
 from rcr_trainer.data import Example, covr_split
+from rcr_trainer.evaluation.metrics import recall_by_step
+from rcr_trainer.models import policy_picks
+from rcr_trainer.programs import structure_matrices
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.schema import GRPOConfig, SFTConfig
-from rcr_trainer.sft import needs, train
+from rcr_trainer.sft import train
+from rcr_trainer.training import needs, own_positions, state
 
 from langchain_rcr.encoders.embeddings import RememberingBackbone
 from langchain_rcr.encoders.inventory import Inventory, dense
@@ -149,6 +153,29 @@ def test_features_for_training_leave_the_own_program_out():
     assert (known * gold).sum() > (held_out * gold).sum()
 
 
+@pytest.mark.parametrize("own_program", [False, True])
+def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypatch, own_program):
+    from langchain_rcr import tri_encoder
+
+    backbone = RememberingBackbone(FakeBackbone())
+    twice = [*SPLIT.train, Example("again", SPLIT.train[3].source, SPLIT.train[3].target)]
+    monkeypatch.setattr(needs, "MOST_LANDMARKS", 50)
+    model = structure(backbone)
+    fitted = needs.fit_needs(model.query, twice, own_program=own_program, seed=0)
+    model.save_pretrained(tmp_path / "c")
+    monkeypatch.setattr(tri_encoder, "load_backbone", lambda *_: backbone)
+    query = TriEncoder.from_pretrained(tmp_path / "c").query
+    again = needs.held_out_features(query, twice, own_program=own_program)
+    for name in ("likeness", "evidence", "raw", "frequency"):
+        np.testing.assert_allclose(getattr(again, name), getattr(fitted, name), atol=1e-4, err_msg=name)
+    rows = np.array([7, 2, 60])
+    some = needs.left_out_needs(query, [twice[row] for row in rows], own_program=own_program)
+    np.testing.assert_allclose(query.vectors(some), query.vectors(again)[rows], atol=1e-4)
+    assert needs.left_out_needs(query, SPLIT.dev, own_program=own_program).raw is None
+    plain = query.featurize(items(SPLIT.train))
+    assert not np.allclose(query.raw(plain).detach().numpy(), again.raw[:60], atol=1e-2)
+
+
 def test_the_same_seed_fits_the_same():
     one, other = (fitted()[0].fingerprint() for _ in range(2))
     assert one == other != structure().fingerprint()
@@ -182,19 +209,83 @@ def test_a_checkpoint_comes_back(tmp_path, monkeypatch, backbone):
 
 
 @pytest.mark.parametrize("train_candidates", [False, True])
-def test_reinforcement_goes_on_from_the_fit(train_candidates):
+@pytest.mark.parametrize("held_out", [False, True])
+def test_reinforcement_goes_on_from_the_fit(train_candidates, held_out):
     model = fitted()[0]
+    queries = SPLIT.dev if held_out else SPLIT.train
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     config = GRPOConfig(
         max_steps=2, batch_size=8, group_size=4, lr=1e-3, evaluate_every=9, train_candidates=train_candidates
     )
     reward = make_reward("context_coverage", SPEC)
-    result = grpo.train(model, SPLIT.train, SPLIT.train, [], SPEC, config, reward)
+    result = grpo.train(model, SPLIT.train, queries, [], SPEC, config, reward)
     assert result.steps == 2
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
-    assert {"query.dual", "context.weight", "query.composition.net.0.weight"} <= moved
+    assert "context.weight" in moved
+    assert any(name.startswith("query.composition") for name in moved)
+    assert ("query.dual" in moved) == held_out  # no question that E_x was fitted to moves its own prediction
     assert ("candidate.weight" in moved) == train_candidates
     assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
+
+
+def test_reinforcement_sees_lent_development_questions_as_held_out():
+    model, lent = fitted()[0], SPLIT.train[:20]
+    barred = own_positions(lent, SPLIT.train, SPEC, same_program=True)
+    wanted, has = structure_matrices(SPEC, [e.target for e in lent], [e.target for e in SPLIT.train])
+    pool, coverage = model.encode_pool(items(SPLIT.train)), []
+    for features in (
+        needs.left_out_needs(model.query, lent, own_program=False),
+        model.query.featurize(items(lent)),
+    ):
+        picks = greedy(model.query.vectors(features), pool, model.state(), 4, exclude=barred).positions
+        coverage.append(100 * recall_by_step(wanted, has, picks)[:, -1].mean())
+    assert coverage[0] < coverage[1]
+    config, reward = GRPOConfig(max_steps=1, batch_size=8, group_size=2), make_reward("context_coverage", SPEC)
+    history = grpo.train(model, SPLIT.train, SPLIT.train, lent, SPEC, config, reward).history
+    assert history[0]["dev_coverage"] == pytest.approx(coverage[0])
+
+
+def test_lent_development_questions_are_asked_as_held_out():
+    model, lent = fitted()[0], SPLIT.train[:20]
+    questions, barred = [e.source for e in lent], own_positions(lent, SPLIT.train, SPEC, same_program=True)
+    plain, asked = (
+        policy_picks(model, SPLIT.train, SPEC, mask_duplicates=False, lent=some)(questions, 4, barred, None)
+        for some in ((), lent)
+    )
+    pool = model.encode_pool(items(SPLIT.train))
+    held_out = model.query.vectors(needs.left_out_needs(model.query, lent, own_program=False))
+    assert asked.tolist() == greedy(held_out, pool, model.state(), 4, exclude=barred).positions.tolist()
+    assert asked.tolist() != plain.tolist()
+
+
+@pytest.mark.parametrize("stage", ["sft", "grpo"])
+def test_an_interrupted_stage_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, stage):
+    monkeypatch.setattr(state, "SAVE_EVERY_S", 0)
+    fitted()[0].save_pretrained(tmp_path / "start")
+    reward = make_reward("context_coverage", SPEC)
+
+    def run(folder, stop_at=None):
+        def log(step, figures):
+            if step == stop_at:
+                raise KeyboardInterrupt
+
+        if stage == "sft":
+            model, config = structure(), SFTConfig(epochs=3, lr=1e-2, patience=None)
+            train(model, SPLIT.train, SPLIT.train, [], SPEC, config, state_folder=tmp_path / folder, log=log)
+        else:
+            model = TriEncoder.from_pretrained(tmp_path / "start")
+            config = GRPOConfig(max_steps=3, batch_size=8, group_size=4, lr=1e-2)
+            folders = {"state_folder": tmp_path / folder, "log": log}
+            grpo.train(model, SPLIT.train, SPLIT.train, [], SPEC, config, reward, **folders)
+        return model.state_dict()
+
+    undisturbed = run("whole")
+    with pytest.raises(KeyboardInterrupt):
+        run("disturbed", stop_at=3)
+    assert (tmp_path / "disturbed" / "state.json").is_file()
+    again = run("disturbed")
+    for name, tensor in undisturbed.items():
+        torch.testing.assert_close(again[name], tensor, msg=name)
 
 
 def test_a_foreign_inventory_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import argparse
 import logging
 import os
 import sys
+import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -101,9 +102,11 @@ def _show_run(run: Run) -> None:
 
 
 def _show_report(report: EvaluationReport) -> None:
-    from rcr_trainer.evaluation import write_table
+    from rcr_trainer.evaluation import advise, write_table
+    from rcr_trainer.evaluation.table import WIDTH
 
     write_table(report, sys.stdout)
+    _show(f"\n{textwrap.fill(report.advice or advise(report), WIDTH, break_on_hyphens=False)}\n")
 
 
 def _evaluate(given: argparse.Namespace) -> None:
@@ -257,7 +260,8 @@ def _add_data(commands: Any) -> None:
     check.add_argument("--source-key", default="source", help="field of the question (default: source)")
     check.add_argument("--target-key", default="target", help="field of the program (default: target)")
     check.add_argument("--id-key", help="field of the id (default: none, the row number)")
-    check.add_argument("--language", default="functional", help="functional, sexpr, sql, sql:DIALECT, json or python")
+    languages = "functional, sexpr, sql, sql:DIALECT, json, python or tokens"
+    check.add_argument("--language", default="functional", help=languages)
 
 
 def _command(

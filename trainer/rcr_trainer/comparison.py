@@ -49,8 +49,9 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
     if not run.checkpoint.is_dir() or not run.done(last):
         msg = f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
         raise CheckpointError(msg)
-    split, spec = read_split(run.path / "data"), program_spec(run.config)
+    split = read_split(run.path / "data")
     task = divide(run.config, split)
+    spec = program_spec(run.config, task)
     queries = task.held_out(evaluation.split)
     if not queries:
         msg = f"{run.path} has no {evaluation.split} queries"
@@ -64,7 +65,14 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
     if run.config.grpo.enabled:
         policies["rcr_without_rl"] = load_beside(run.config, model, run.sft_checkpoint)
     ours = {
-        name: policy_picks(policy, task.pool, spec, mask_duplicates=evaluation.mask_duplicates)
+        name: policy_picks(
+            policy,
+            task.pool,
+            spec,
+            mask_duplicates=evaluation.mask_duplicates,
+            lent=task.dev if evaluation.split == "dev" else (),
+            own_program=not run.config.sft.exclude_own_program,
+        )
         for name, policy in policies.items()
     }
 
@@ -84,6 +92,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
             part=evaluation.split,
             seed=run.config.seed,
             exclude=_barred(run.config, evaluation, task, evaluation.split),
+            gold=evaluation.gold,
             left_out=plain.left_out,
             mmr=plain.mmr,
             dpp=plain.dpp,
@@ -118,7 +127,7 @@ def _answerer(run: Run, evaluation: EvaluationConfig, task: Task, spec: ProgramS
 
 def count_selectors(config: Config, evaluation: EvaluationConfig) -> int:
     """How many selectors the comparison has, ours included."""
-    without = set() if evaluation.embeddings or config.model.base else {"dense", "mmr", "dpp"}
+    without = set() if evaluation.embeddings or config.model.pretrained else {"dense", "mmr", "dpp"}
     if _token_embedder(config, evaluation) is None:
         without.add("set_bsr")
     return 1 + config.grpo.enabled + len(set(evaluation.selectors) - without)
@@ -133,7 +142,7 @@ def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str
     from rcr_trainer.training import own_positions
 
     same_program = evaluation.exclude_own_program or (split == "dev" and config.sft.exclude_own_program)
-    return [*own_positions(task.held_out(split), task.pool, program_spec(config), same_program=same_program)]
+    return [*own_positions(task.held_out(split), task.pool, program_spec(config, task), same_program=same_program)]
 
 
 def _embedder(
@@ -145,16 +154,18 @@ def _embedder(
     encoding is a part of the latencies that are measured.
     """
     from langchain_rcr.encoders.embeddings import Backbone, EmbeddingsEncoder, RememberingBackbone, TransformerBackbone
+    from langchain_rcr.encoders.joined import text_part
 
-    name = evaluation.embeddings or config.model.base
+    name = evaluation.embeddings or config.model.pretrained
     if not {"dense", "mmr", "dpp"} & set(evaluation.selectors) or name is None:
         return None
     shared: list[Any] = []
-    if name != config.model.base:
+    if name != config.model.pretrained:
         known = None  # another model's vectors
-    if model.backbone is not None and name == config.model.base:
+    if model.backbone is not None and name == config.model.pretrained:
         raw: Backbone = model.backbone
-        shared = [encoder for encoder in (model.candidate, model.context) if isinstance(encoder, EmbeddingsEncoder)]
+        texts = (text_part(encoder) for encoder in (model.candidate, model.context))
+        shared = [encoder for encoder in texts if isinstance(encoder, EmbeddingsEncoder)]
     else:
         raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
     memory, in_pool = RememberingBackbone(raw, known), {example.source for example in pool}
@@ -171,7 +182,7 @@ def _token_embedder(config: Config, evaluation: EvaluationConfig) -> EmbedTokens
     """The embeddings of set_bsr: of the same model, loaded when it is asked; None where that gives none of tokens."""
     from rcr_trainer.baselines import TransformerTokens
 
-    name = evaluation.embeddings or config.model.base
+    name = evaluation.embeddings or config.model.pretrained
     if name is None or name.startswith("langchain:"):
         return None
     return TransformerTokens(name, max_length=config.model.max_length)
@@ -193,5 +204,6 @@ def _plain(
         k=evaluation.k,
         exclude_dev=_barred(config, evaluation, task, "dev"),
         mmr_grid=evaluation.mmr_grid,
+        gold=evaluation.gold,
         names=evaluation.selectors,
     )

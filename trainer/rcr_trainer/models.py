@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     """Frozen vectors that the stages of one call share: the base model reads every text once."""
 
 
-def build_model(config: Config, items: Sequence[Item], known: Known | None = None) -> TriEncoder:
+def build_model(
+    config: Config, items: Sequence[Item], known: Known | None = None, *, spec: ProgramSpec | None = None
+) -> TriEncoder:
     """A fresh policy.
 
     Args:
         config: family, base and start values.
         items: the pool, from which vocabularies are read.
         known: frozen vectors computed before, to which training adds.
+        spec: how programs are read; None: as the settings say.
 
     Raises:
         InputError: the base model can't be loaded.
@@ -44,18 +47,18 @@ def build_model(config: Config, items: Sequence[Item], known: Known | None = Non
     from langchain_rcr.tri_encoder import TriEncoder
 
     torch.manual_seed(config.seed)
-    options = config.model.model_dump()
-    if config.model.family in ("embeddings", "structure") and config.model.base is not None:
+    options = {**config.model.model_dump(), "base": config.model.pretrained}
+    if config.model.family in ("embeddings", "structure", "both") and config.model.pretrained is not None:
         embeddings = embeddings_of(config)
         frozen: Backbone
         if embeddings is not None:
             frozen = LangChainBackbone(embeddings)
         else:
             frozen = TransformerBackbone(
-                config.model.base, pooling=config.model.pooling, max_length=config.model.max_length
+                config.model.pretrained, pooling=config.model.pooling, max_length=config.model.max_length
             )
         options["backbone"] = RememberingBackbone(frozen, known)
-    spec = ProgramSpec(**config.program.model_dump())
+    spec = spec or ProgramSpec(**config.program.model_dump())
     return TriEncoder.build(options.pop("family"), items, spec=spec, seed=config.seed, **options)
 
 
@@ -65,8 +68,8 @@ def embeddings_of(config: Config) -> Any:
     Raises:
         ConfigError: there is no such callable, or what it returns embeds nothing.
     """
-    base = config.model.base or ""
-    if config.model.family not in ("embeddings", "structure") or not base.startswith("langchain:"):
+    base = config.model.pretrained or ""
+    if config.model.family not in ("embeddings", "structure", "both") or not base.startswith("langchain:"):
         return None
     from rcr_trainer.rewards.make import load
 
@@ -139,22 +142,43 @@ def device_of(config: Config) -> str:
 
 
 def policy_picks(
-    model: TriEncoder, pool: Sequence[Example], spec: ProgramSpec, *, mask_duplicates: bool
+    model: TriEncoder,
+    pool: Sequence[Example],
+    spec: ProgramSpec,
+    *,
+    mask_duplicates: bool,
+    lent: Sequence[Example] = (),
+    own_program: bool = False,
 ) -> PickFunction:
-    """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once."""
+    """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
+
+    Args:
+        model: the policy.
+        pool: the candidates.
+        spec: how programs are read.
+        mask_duplicates: whether it picks no program twice.
+        lent: queries that training lent; where E_x was fitted to their programs, they are asked as if it wasn't.
+        own_program: as for `fit_needs`.
+    """
     import numpy as np
 
     from langchain_rcr.index.memory import MatrixTable
     from langchain_rcr.items import Item
     from langchain_rcr.selection import greedy
+    from rcr_trainer.training.needs import held_out_features
 
+    features = held_out_features(model.query, lent, own_program=own_program)
+    held_out = dict(zip((query.source for query in lent), model.query.vectors(features), strict=True))
     index = MatrixTable(model.encode_pool([Item(example.source, example.target) for example in pool]))
     groups = None
     if mask_duplicates:
         groups = np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1]
 
     def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
-        return greedy(model.encode_queries(queries), index, model.state(), k, exclude=exclude, groups=groups).positions
+        vectors = model.encode_queries(queries)
+        for row, query in enumerate(queries):
+            vectors[row] = held_out.get(query, vectors[row])
+        return greedy(vectors, index, model.state(), k, exclude=exclude, groups=groups).positions
 
     return pick
 

@@ -30,7 +30,7 @@ from rcr_trainer.models import (
     save_checkpoint,
 )
 from rcr_trainer.runs import Run
-from rcr_trainer.tasks import Task, check_task, divide, load_split, program_spec
+from rcr_trainer.tasks import LANGUAGE, Task, check_task, divide, load_split, program_spec
 
 if TYPE_CHECKING:
     from langchain_rcr.tri_encoder import TriEncoder
@@ -139,18 +139,19 @@ def data_stage(run: Run, split: Split | None = None) -> None:
 
 
 def load_checked(config: Config) -> Split:
-    """The split that the settings ask for, once it is certain that a run can work with it.
+    """The split that the settings ask for, once it is certain that a run can work with it; see `check_task`.
 
     Raises:
-        DataError: a file can't be read, or no program parses.
+        DataError: a file can't be read, or its programs can't be.
         ConfigError: no such split or language, no queries to evaluate on, or a language model that can't be had.
         PoolError: fewer candidates than picks, or sft.checkpoint has another pool.
         CheckpointError: sft.checkpoint can't be read.
     """
-    spec = program_spec(config)
+    program_spec(config)
     split = load_split(config.data, config.seed)
+    split.meta[LANGUAGE] = check_task(config, divide(config, split))
     task = divide(config, split)
-    check_task(config, task, spec)
+    spec = program_spec(config, task)
     if config.sft.checkpoint is not None:
         load_start(config, config.sft.checkpoint, task.pool)
     asks = config.evaluation.asks(config.llm)
@@ -171,8 +172,8 @@ def plan(config: Config) -> list[str]:
     Raises:
         RCRError: as `load_checked`.
     """
-    spec = program_spec(config)
     task = divide(config, load_checked(config))
+    spec = program_spec(config, task)
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
     calls, shown = 0, 0
     queries: list[Example] = []
@@ -241,12 +242,13 @@ def sft_stage(
     from rcr_trainer import sft
 
     config, task = run.config, _task_of(run)
+    spec = program_spec(config, task)
     if config.sft.checkpoint is not None:
         if run.writes:
             logger.info("taken from %s, not trained", config.sft.checkpoint)
             save_checkpoint(run.checkpoint, load_start(config, config.sft.checkpoint, task.pool, known), task.pool)
         return
-    model = build_model(config, [Item(example.source, example.target) for example in task.pool], known)
+    model = build_model(config, [Item(example.source, example.target) for example in task.pool], known, spec=spec)
     model.to(device_of(config))
     if not run.state.is_dir():
         run.drop_metrics("sft")
@@ -261,7 +263,7 @@ def sft_stage(
         task.pool,
         task.queries,
         task.dev,
-        program_spec(config),
+        spec,
         config.sft,
         seed=config.seed,
         state_folder=run.state,
@@ -346,7 +348,8 @@ def grpo_stage(
     from rcr_trainer import grpo
     from rcr_trainer.training import Processes
 
-    config, task, spec = run.config, _task_of(run), program_spec(run.config)
+    config, task = run.config, _task_of(run)
+    spec = program_spec(config, task)
     reward, processes = build_reward(config, spec), processes or Processes()
     with processes.together():
         if run.writes and not run.sft_checkpoint.is_dir():

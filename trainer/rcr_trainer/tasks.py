@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,9 @@ logger = logging.getLogger(__name__)
 _MOST_DEV = 200
 """Development queries taken out of training where nothing else is said: enough to tell a point of coverage."""
 
+LANGUAGE = "program_language"
+"""Where a run's split.json says by which language its programs are read, whatever the settings ask for."""
+
 CORPUS = Path("data/geoquery/corpus.xml")
 """Where a downloaded GeoQuery corpus is kept, in the working directory."""
 
@@ -35,6 +38,7 @@ class Task:
         dev: development queries; where the split brings none, candidates that were taken out of `queries`.
         test: held-out queries.
         reinforced: training queries of GRPO: `queries`, or such as were taken out of the pool for it.
+        language: of the programs, as `check_task` found; None: that of the settings.
     """
 
     pool: list[Example]
@@ -42,6 +46,7 @@ class Task:
     dev: list[Example]
     test: list[Example]
     reinforced: list[Example]
+    language: str | None = None
 
     def held_out(self, split: str) -> list[Example]:
         """The queries of "dev" or "test"."""
@@ -114,15 +119,15 @@ def divide(config: Config, split: Split) -> Task:
     size = config.data.dev_size
     if size is None:
         size = min(_MOST_DEV, len(split.train) // 5)
-    dev, queries = split.dev, split.train
+    dev, queries, language = split.dev, split.train, split.meta.get(LANGUAGE)
     if not split.dev and size:
         dev, queries = _drawn(split.train, size, config.seed, "data.dev_size")
     if not config.grpo.enabled or config.grpo.queries is None:
-        return Task(split.train, queries, dev, split.test, queries)
+        return Task(split.train, queries, dev, split.test, queries, language)
     reinforced, queries = _drawn(queries, config.grpo.queries, [config.seed, 1], "grpo.queries")
     gone = {id(example) for example in reinforced}
     pool = [example for example in split.train if id(example) not in gone]
-    return Task(pool, queries, dev, split.test, reinforced)
+    return Task(pool, queries, dev, split.test, reinforced, language)
 
 
 def _drawn(
@@ -140,16 +145,17 @@ def _drawn(
     return drawn, [example for example, chosen in zip(examples, is_drawn, strict=True) if not chosen]
 
 
-def check_task(config: Config, task: Task, spec: ProgramSpec) -> None:
-    """Find out now what would stop the run later.
+def check_task(config: Config, task: Task) -> str:
+    """Find out now what would stop the run later, and how its programs are to be read.
+
+    Returns:
+        The program language of the settings; `tokens` where no program of the user's own files is of that language.
 
     Raises:
         PoolError: fewer candidates than picks.
-        DataError: no program of the pool parses.
-        ConfigError: there are no queries to evaluate on.
+        DataError: no program of the pool parses though its language is known, or none of the queries to evaluate on.
+        ConfigError: there are no queries to evaluate on, or no such language.
     """
-    from rcr_trainer.data import unparsed
-
     # A training query never retrieves itself, hence one more than k.
     needs = [("sft.k", config.sft.k, 1), ("evaluation.k", config.evaluation.k, 0)]
     if config.grpo.enabled:
@@ -158,23 +164,62 @@ def check_task(config: Config, task: Task, spec: ProgramSpec) -> None:
         if len(task.pool) < k + more:
             msg = f"the pool has {len(task.pool)} examples, too few for {field} = {k}"
             raise PoolError(msg)
-    broken = unparsed(task.pool, spec)
-    if len(broken) == len(task.pool):
-        first = " ".join(task.pool[0].target.split())[:80]
-        msg = f"no program of the pool parses with program.language = '{config.program.language}' (the first: {first})"
-        raise DataError(msg)
-    if broken:
-        logger.warning(
-            "%d of %d programs don't parse (id %s first) and count as empty", len(broken), len(task.pool), broken[0]
-        )
-    if not task.held_out(config.evaluation.split):
-        how = "set data.dev or data.dev_size" if config.evaluation.split == "dev" else "set evaluation.split: dev"
-        msg = f"there are no {config.evaluation.split} queries to evaluate on: {how}"
+    language = _language_of(config, task.pool)
+    split = config.evaluation.split
+    queries, spec = task.held_out(split), program_spec(config, replace(task, language=language))
+    if not queries:
+        how = "set data.dev or data.dev_size" if split == "dev" else "set evaluation.split: dev"
+        msg = f"there are no {split} queries to evaluate on: {how}"
         raise ConfigError(msg)
+    if all(spec.tree(query.target) is None for query in queries):
+        msg = (
+            f"none of the {len(queries)} {split} queries has a program that parses as '{language}', so nothing can be "
+            "compared on them: set program.language (tokens reads any text), or check the programs"
+        )
+        raise DataError(msg)
+    return language
 
 
-def program_spec(config: Config) -> ProgramSpec:
+def _language_of(config: Config, pool: Sequence[Example]) -> str:
+    """The language by which the pool's programs are to be read; see `check_task`."""
+    from rcr_trainer.data import unparsed
+    from rcr_trainer.programs import TOKENS
+
+    language, broken = config.program.language, unparsed(pool, program_spec(config))
+    if not broken:
+        return language
+    if len(broken) < len(pool):
+        hint = "; set program.language if they are of another" if 2 * len(broken) > len(pool) else ""
+        logger.warning(
+            "%d of %d programs don't parse as '%s' (id %s first): they stay in the pool, cover nothing and train "
+            "nothing%s",
+            len(broken),
+            len(pool),
+            language,
+            broken[0],
+            hint,
+        )
+        return language
+    first = " ".join(pool[0].target.split())[:80]
+    if config.data.task != "files":
+        msg = f"no program of the pool parses with program.language = '{language}' (the first: {first})"
+        raise DataError(msg)
+    logger.warning(
+        "none of the %d programs parses as '%s' (the first is '%s'): token n-grams stand for structures; "
+        "set program.language if they are of another language",
+        len(pool),
+        language,
+        first,
+    )
+    return TOKENS
+
+
+def program_spec(config: Config, task: Task | None = None) -> ProgramSpec:
     """How programs are read.
+
+    Args:
+        config: the settings.
+        task: whose language counts where it says one; None: the settings alone.
 
     Raises:
         ConfigError: no such language.
@@ -182,4 +227,5 @@ def program_spec(config: Config) -> ProgramSpec:
     from rcr_trainer.programs import ProgramSpec, get_parser
 
     get_parser(config.program.language)
-    return ProgramSpec(**config.program.model_dump())
+    spec = ProgramSpec(**config.program.model_dump())
+    return replace(spec, language=task.language) if task is not None and task.language else spec

@@ -38,7 +38,7 @@ class Split:
         train: the pool that examples are picked from, and what is trained on.
         dev: for choosing settings; may be empty.
         test: for reporting.
-        meta: how the split was made; written to ``split.json``, never read by the library.
+        meta: how the split was made, and by which language a run reads its programs; written to ``split.json``.
     """
 
     name: str
