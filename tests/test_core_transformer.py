@@ -200,3 +200,21 @@ def test_a_folder_of_another_tokenizer_is_refused(encoder, tmp_path):
     shutil.copy(tmp_path / "other" / "tokenizer.json", tmp_path / "one" / "tokenizer.json")
     with pytest.raises(CheckpointError, match=r"tokenizer.json is not the one that one/encoder.json was written with"):
         TransformerEncoder.load(tmp_path / "one", {})
+
+
+def test_texts_and_their_tokens_in_one_pass(encoder, monkeypatch):
+    text, sources = encoder.text, [item.source for item in ITEMS]
+    vectors, tokens = text.read(sources, batch_size=2)
+    np.testing.assert_allclose(2 * vectors, encoder.encode([Item(source) for source in sources]), rtol=1e-4, atol=1e-5)
+    with torch.inference_mode():
+        ids = torch.tensor([text.tokenizer(sources[2])["input_ids"]])
+        layers = text.model(input_ids=ids, output_hidden_states=True).hidden_states
+    layer = layers[round(0.75 * (len(layers) - 1))][0]
+    np.testing.assert_allclose(tokens[2], layer[1:-1].numpy(), rtol=1e-4, atol=1e-5)
+    assert tokens[4].shape == (0, 16)
+    passes = []
+    monkeypatch.setattr(
+        text.model, "forward", lambda *_, _own=text.model.forward, **more: passes.append(1) or _own(**more)
+    )
+    text.read(sources, batch_size=5)
+    assert len(passes) == 1

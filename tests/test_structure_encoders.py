@@ -36,8 +36,8 @@ class FakeBackbone:
 
     dim, symmetric = 16, True
 
-    def tokens(self, texts):
-        return [np.stack([self._word(word) for word in text.split()]) for text in texts]
+    def read(self, texts):
+        return self.embed(texts), [np.stack([self._word(word) for word in text.split()]) for text in texts]
 
     def embed(self, texts, *, queries=False):
         if not texts:
@@ -330,3 +330,18 @@ def test_few_examples():
         model = TriEncoder.build("structure", items(few), ngrams=2, scale=1.0, state="saturating", spec=SPEC)
         train(model, few, few, SPLIT.dev, SPEC, SFTConfig(epochs=0, k=2))
         assert np.isfinite(model.encode_queries(["is there a dog ?", ""])).all()
+
+
+def test_a_question_is_read_once():
+    class Counting(FakeBackbone):
+        seen = 0
+
+        def embed(self, texts, *, queries=False):
+            self.seen += len(texts)
+            return super().embed(texts, queries=queries)
+
+    backbone = Counting()
+    model = fitted(backbone)[0]
+    before = backbone.seen
+    model.encode_queries(["which cat is round ?", "is there a dog ?"])
+    assert backbone.seen == before + 2

@@ -1,6 +1,6 @@
 """The `embeddings` family: frozen vectors of a pretrained encoder, small trainable heads, optional n-gram residual.
 
-Trains in seconds on a CPU, because the frozen part runs once a text; the default family.
+Trains in seconds on a CPU, because the frozen part runs once a text.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ _PROBE = "what is the number of states that border the largest one ?"
 
 Known = dict[tuple[bool, str], NDArray[np.float32]]
 """(is a question asked, text) → its frozen vector (d,)."""
+Read = tuple[NDArray[np.float32], list[NDArray[np.float32]]]
+"""Unit vectors (N, d) of texts, and the vectors (T, d) of each one's tokens."""
 
 
 class Backbone(Protocol):
@@ -70,9 +72,10 @@ class TransformerBackbone:
         """(N, d) unit vectors."""
         return self._encoder.encode([Item(text) for text in texts])
 
-    def tokens(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
-        """For each text the vectors (T, d) of its tokens in their context, three quarters of the way up."""
-        return self._encoder.text.token_vectors(texts)
+    def read(self, texts: Sequence[str]) -> Read:
+        """What `embed` gives, and for each text the vectors (T, d) of its tokens in their context, in one pass."""
+        vectors, tokens = self._encoder.text.read(texts)
+        return _unit(vectors), tokens
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """Its settings; a model from a local folder is copied into the checkpoint, others are named."""
@@ -151,17 +154,17 @@ class RememberingBackbone:
         return np.stack([self._known[role, text] for text in texts])
 
     @property
-    def tokens(self) -> Callable[[Sequence[str]], list[NDArray[np.float32]]] | None:
-        """`TransformerBackbone.tokens` from memory; None where the inner backbone shows no tokens."""
-        inner = getattr(self._backbone, "tokens", None)
+    def read(self) -> Callable[[Sequence[str]], Read] | None:
+        """`TransformerBackbone.read` from memory; None where the inner backbone shows no tokens."""
+        inner = getattr(self._backbone, "read", None)
         if inner is None:
             return None
 
-        def remembered(texts: Sequence[str]) -> list[NDArray[np.float32]]:
+        def remembered(texts: Sequence[str]) -> Read:
             fresh = [text for text in dict.fromkeys(texts) if text not in self._tokens]
-            for text, vectors in zip(fresh, inner(fresh), strict=True):
-                self._tokens[text] = vectors
-            return [self._tokens[text] for text in texts]
+            for text, vector, tokens in zip(fresh, *inner(fresh), strict=True):
+                self._known[False, text], self._tokens[text] = vector, tokens
+            return self.embed(texts), [self._tokens[text] for text in texts]
 
         return remembered
 
@@ -298,9 +301,15 @@ class EmbeddingsEncoder(Encoder):
             NgramEmbedding(len(vocabulary), self.dim, init * ngram_init, generator) if vocabulary is not None else None
         )
 
-    def featurize(self, items: Sequence[Item]) -> FrozenVectors:
-        """Frozen vectors of the questions, and n-gram bags."""
-        vectors = self.backbone.embed([render(item, "source") for item in items], queries=self.queries)
+    def featurize(self, items: Sequence[Item], vectors: NDArray[np.float32] | None = None) -> FrozenVectors:
+        """Frozen vectors of the questions, and n-gram bags.
+
+        Args:
+            items: what is read.
+            vectors: (N, d) the frozen vectors, where they are known already.
+        """
+        if vectors is None:
+            vectors = self.backbone.embed([render(item, "source") for item in items], queries=self.queries)
         return FrozenVectors(vectors, None if self.vocabulary is None else self.vocabulary.bags(items, self.view))
 
     def forward(self, features: FrozenVectors) -> Tensor:

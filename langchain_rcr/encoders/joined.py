@@ -64,10 +64,10 @@ class JoinedEncoder(Encoder):
 
     def featurize(self, items: Sequence[Item]) -> JoinedFeatures:
         """What each part sees of the items; both parts of E_x see the same frozen vectors, made once."""
-        text = self.text.featurize(items)
         if isinstance(self.structure, NeedEncoder):
-            return JoinedFeatures(self.structure.featurize(items, text.vectors), text)
-        return JoinedFeatures(self.structure.featurize(items), text)
+            views = self.structure.views(items)
+            return JoinedFeatures(self.structure.featurize(items, views), self.text.featurize(items, views.vectors))
+        return JoinedFeatures(self.structure.featurize(items), self.text.featurize(items))
 
     def join(self, structure: Features, items: Sequence[Item]) -> JoinedFeatures:
         """The structure part's features of the items, made elsewhere, with the text part's."""

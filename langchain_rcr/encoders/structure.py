@@ -175,10 +175,10 @@ class NeedEncoder(StructureEncoder):
     def learn(self, items: Sequence[Item]) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted."""
         labels = self._vectors([Item(label) for label in self.inventory.words[0]])
-        tokens = getattr(self.backbone, "tokens", None)
-        if tokens is not None and items:
-            self.token_bags = TokenBags.of(tokens([item.source for item in items])).to(self.mean.device)
-        self.landmarks = Landmarks.of(self._views(items), labels).to(self.mean.device)
+        read = getattr(self.backbone, "read", None)
+        if read is not None and items:
+            self.token_bags = TokenBags.of(read([item.source for item in items])[1]).to(self.mean.device)
+        self.landmarks = Landmarks.of(self.views(items), labels).to(self.mean.device)
         self.dual = nn.Parameter(self.mean.new_zeros(len(items), self.dim))
         self.learnt = torch.from_numpy(self._names(items)).to(self.mean.device)
 
@@ -199,14 +199,14 @@ class NeedEncoder(StructureEncoder):
         hashed = b"".join(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in texts)
         return np.frombuffer(hashed, dtype="<i8").astype(np.int64).reshape(-1, 2)
 
-    def featurize(self, items: Sequence[Item], vectors: NDArray[np.float32] | None = None) -> Needs:
+    def featurize(self, items: Sequence[Item], views: Views | None = None) -> Needs:
         """Likeness to the landmarks, and what the questions say of the labels.
 
         Args:
             items: the questions.
-            vectors: (N, d) their frozen vectors, where they are known already.
+            views: what `views` gives for them, where it is known already.
         """
-        views = self._views(items, vectors)
+        views = views or self.views(items)
         likeness = self.landmarks.likeness(views, len(self.vocabulary))
         evidence = [
             self.landmarks.relevance(views.vectors),
@@ -214,14 +214,14 @@ class NeedEncoder(StructureEncoder):
         ]
         return Needs(likeness, np.stack(evidence, axis=1))
 
-    def _views(self, items: Sequence[Item], vectors: NDArray[np.float32] | None = None) -> Views:
-        tokens = np.zeros((len(items), 0), dtype=np.float32)
-        if self.token_bags.rank:
-            embed: Any = getattr(self.backbone, "tokens", None)
-            tokens = self.token_bags.vectors(embed([item.source for item in items]))
-        return Views(
-            self._vectors(items) if vectors is None else vectors, tokens, self.vocabulary.bags(items, "source")
-        )
+    def views(self, items: Sequence[Item]) -> Views:
+        """The questions as the kernel sees them; the backbone reads each once."""
+        bags = self.vocabulary.bags(items, "source")
+        if not self.token_bags.rank:
+            return Views(self._vectors(items), np.zeros((len(items), 0), dtype=np.float32), bags)
+        read: Any = getattr(self.backbone, "read", None)
+        vectors, tokens = read([item.source for item in items])
+        return Views(vectors, self.token_bags.vectors(tokens), bags)
 
     def _vectors(self, items: Sequence[Item]) -> NDArray[np.float32]:
         if self.backbone is None:

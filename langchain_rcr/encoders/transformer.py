@@ -138,7 +138,10 @@ class PooledTransformer(nn.Module):
     def forward(self, tokens: Tokens) -> Tensor:
         """(N, D), pooled last hidden states."""
         ids, mask = self._padded(tokens)
-        hidden: Tensor = self.model(input_ids=ids, attention_mask=mask).last_hidden_state
+        return self._pooled(self.model(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
+
+    def _pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
+        """(N, D) of last hidden states (N, T, D)."""
         if self.pooling == "cls":
             return hidden[:, 0]
         weight = mask.to(hidden.dtype).unsqueeze(-1)
@@ -156,21 +159,28 @@ class PooledTransformer(nn.Module):
         return ids.to(self.model.device), mask.to(self.model.device)
 
     @torch.inference_mode()
-    def token_vectors(self, texts: Sequence[str], batch_size: int = 64) -> list[NDArray[np.float32]]:
-        """For each text the vectors (T, D) of its tokens, special ones left out, three quarters of the way up."""
+    def read(self, texts: Sequence[str], batch_size: int = 64) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+        """Texts and their tokens in one pass.
+
+        Returns:
+            What `forward` gives (N, D), and for each text the vectors (T, D) of its tokens, special ones left out,
+            three quarters of the way up.
+        """
         sequences = self.tokenize(texts).ids
         special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
         layer = round(0.75 * self.model.config.num_hidden_layers)
-        out: list[NDArray[np.float32]] = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
+        pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
+        tokens: list[NDArray[np.float32]] = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
         order = sorted(range(len(texts)), key=lambda row: -len(sequences[row]))
         for start in range(0, len(order), batch_size):
             rows = order[start : start + batch_size]
             ids, mask = self._padded(Tokens([sequences[row] for row in rows]))
-            states = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True).hidden_states[layer]
-            for row, vectors in zip(rows, states.float().cpu().numpy(), strict=True):
+            states = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
+            pooled[rows] = self._pooled(states.last_hidden_state, mask).float().cpu().numpy()
+            for row, vectors in zip(rows, states.hidden_states[layer].float().cpu().numpy(), strict=True):
                 kept = [at for at, token in enumerate(sequences[row]) if token not in special]
-                out[row] = vectors[kept]
-        return out
+                tokens[row] = vectors[kept]
+        return pooled, tokens
 
 
 class TransformerEncoder(Encoder):
