@@ -345,3 +345,28 @@ def test_a_question_is_read_once():
     before = backbone.seen
     model.encode_queries(["which cat is round ?", "is there a dog ?"])
     assert backbone.seen == before + 2
+
+
+def test_what_is_left_out_together_is_chosen_on_development_questions(monkeypatch):
+    monkeypatch.setattr(needs, "_FEWEST_GROUPS", 2)
+    asked = []
+
+    def fit(said, choices=needs.CHOICES):
+        left, model = list(said), structure()
+
+        def judge():
+            asked.append(model.query.composition.nets[0][0].weight.clone())
+            return left.pop(0)
+
+        needs.fit_needs(model.query, SPLIT.train, own_program=False, seed=0, choices=choices, judge=judge)
+        assert not left
+        return model.query
+
+    assert fit([50.0, 50.2, 50.1]).alike == needs.CHOICES[0]  # less than a quarter of a point
+    query = fit([50.0, 50.3, 50.4])
+    assert query.alike == needs.CHOICES[1]
+    assert torch.equal(query.composition.nets[0][0].weight, asked[4])
+    assert not torch.equal(asked[4], asked[5])
+    assert fit([50.0, 40.0, 50.3]).alike == needs.CHOICES[2]
+    again = fit([50.0], [needs.CHOICES[1]])
+    assert torch.equal(again.composition.nets[0][0].weight, asked[4])

@@ -171,6 +171,8 @@ class NeedEncoder(StructureEncoder):
         self.register_buffer("mean", torch.zeros(self.dim))
         self.register_buffer("frequency", torch.zeros(self.dim))
         self.composition = Composition(inventory)
+        self.alike: tuple[float, ...] = ()
+        """How alike programs had to be to be left out together in the fit; not kept in checkpoints."""
 
     def learn(self, items: Sequence[Item]) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted."""

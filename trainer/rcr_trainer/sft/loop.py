@@ -43,8 +43,10 @@ from rcr_trainer.sft.batches import Batch, grouped, info_nce_batches, listwise_b
 from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
 from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
 from rcr_trainer.training import Processes, TrainingState, fixed, linear, resume
-from rcr_trainer.training.needs import fit_needs
+from rcr_trainer.training.needs import CHOICES, fit_needs
 
+_ENOUGH_DEV = 50
+"""Development queries that can tell one fit of E_x from another."""
 Log = Callable[[int, dict[str, float]], None]
 """Called with the epoch and its figures after every epoch, in every process."""
 
@@ -167,13 +169,14 @@ class _Trainer:
                 "programs"
             )
             raise DataError(msg)
-        self.query_features = self._query_features()
-        processes.alike(model.parameters())
         items = [Item(e.source, e.target) for e in pool]
         self.candidate_features, self.context_features = model.featurize_pool(items)
-        self.dev_features = model.query.featurize([Item(e.source) for e in dev])
         keys = [spec.key(e.target) for e in pool] if config.mask_duplicates else []
         self.groups = np.unique(keys, return_inverse=True)[1] if keys else None
+        dev_items = [Item(e.source) for e in dev]
+        self.query_features = self._query_features(dev_items)
+        processes.alike(model.parameters())
+        self.dev_features = model.query.featurize(dev_items)
         self.negatives = None
         if config.loss == "infonce" and config.bm25_worst:
             self.negatives = HardNegatives(
@@ -184,13 +187,24 @@ class _Trainer:
                 forbidden=self.supervision.forbidden,
             )
 
-    def _query_features(self) -> Features:
-        """Features of the training queries; E_x of structures is fitted first."""
+    def _query_features(self, dev: Sequence[Item]) -> Features:
+        """Features of the training queries; E_x of structures is fitted first, as is best for development queries."""
         query, items = self.model.query, [Item(e.source) for e in self.queries]
         need = structure_part(query)
         if not isinstance(need, NeedEncoder):
             return query.featurize(items)
-        needs = fit_needs(need, self.queries, own_program=not self.config.exclude_own_program, seed=self.seed)
+
+        def judge() -> float:
+            return self._dev_coverage(query.featurize(dev))
+
+        needs = fit_needs(
+            need,
+            self.queries,
+            own_program=not self.config.exclude_own_program,
+            seed=self.seed,
+            choices=CHOICES,
+            judge=judge if len(dev) >= _ENOUGH_DEV else None,
+        )
         return query.join(needs, items) if isinstance(query, JoinedEncoder) else needs
 
     # ------------------------------------------------------------------ the loop
@@ -249,7 +263,8 @@ class _Trainer:
         need = structure_part(self.model.query)
         if isinstance(need, NeedEncoder) and self._lent and (self._in_stages or not result.steps):
             own = not self.config.exclude_own_program
-            fit_needs(need, [*self.queries, *self._lent], own_program=own, seed=self.seed)
+            queries, choices = [*self.queries, *self._lent], [need.alike] if need.alike else CHOICES[:1]
+            fit_needs(need, queries, own_program=own, seed=self.seed, choices=choices)
             self.processes.alike(self.model.parameters())
 
     def _step(
@@ -279,8 +294,7 @@ class _Trainer:
     def _evaluate(self, state: TrainingState[SFTResult], figures: dict[str, float], log: Log | None) -> None:
         result = state.result
         if self.dev is not None:
-            picks = self._greedy(self.dev_features, np.arange(len(self.dev_features)), self.dev)
-            coverage = float(100 * self.dev.coverage(picks).mean())
+            coverage = self._dev_coverage(self.dev_features)
             figures["dev_coverage"] = coverage
             better = not coverage <= result.best_dev_coverage  # true for the first, NaN
         else:
@@ -294,6 +308,13 @@ class _Trainer:
         with self.processes.together():
             if log is not None:
                 log(int(figures["epoch"]), figures)
+
+    def _dev_coverage(self, features: Features) -> float:
+        """Coverage of the policy as it stands on the development queries, of which there are some, in percent."""
+        if self.dev is None:
+            return float("nan")
+        picks = self._greedy(features, np.arange(len(features)), self.dev)
+        return float(100 * self.dev.coverage(picks).mean())
 
     def _out_of_patience(self, result: SFTResult) -> bool:
         patience = self.config.patience

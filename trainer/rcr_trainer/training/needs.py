@@ -10,7 +10,7 @@ Two steps, both before any step of gradient descent on the policy:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -30,16 +30,27 @@ from rcr_trainer.data import Example
 MOST_LANDMARKS = 4000
 """Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""
 RIDGE = 0.01
-_ALIKE = (0.15, 0.25)
-"""Programs whose structures' Jaccard is above this on average are left out together, once for each of these."""
+CHOICES = ((0.15, 0.25), (0.15,), (0.25,))
+"""Programs whose structures' Jaccard is above this on average are left out together; above either of two: both ways."""
+MARGIN = 0.25
+"""Points of development coverage by which a later choice must be better than those before it."""
 _FEWEST_GROUPS = 5
 _STEPS, _BATCH, _LR = 600, 2048, 0.01
 _CHUNK = 128
+_Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 _ABSENT = 0.1
 """The share of the plainly absent structures that the nets learn on, so that they know them."""
 
 
-def fit_needs(encoder: NeedEncoder, queries: Sequence[Example], *, own_program: bool, seed: int) -> Needs:
+def fit_needs(
+    encoder: NeedEncoder,
+    queries: Sequence[Example],
+    *,
+    own_program: bool,
+    seed: int,
+    choices: Sequence[tuple[float, ...]] = CHOICES[:1],
+    judge: Callable[[], float] | None = None,
+) -> Needs:
     """Fit E_x to the training queries' programs.
 
     Args:
@@ -47,13 +58,16 @@ def fit_needs(encoder: NeedEncoder, queries: Sequence[Example], *, own_program: 
         queries: the training queries; those whose program doesn't parse are no landmarks.
         own_program: whether held-out questions may find their own program in the pool: then predictions leave out the
             question alone, not its program.
-        seed: of the sample and of the net.
+        seed: of the sample and of the nets.
+        choices: which programs to leave out together while the nets learn: how unlike those of training the held-out
+            programs will be. Of several, `encoder.alike` says which was taken.
+        judge: development coverage of the policy as it stands, in percent; None: the first choice is taken.
 
     Returns:
         The queries' features for further training: likelihoods predicted without the query's own program.
     """
     rng = np.random.default_rng([seed, 5])
-    spec, device = encoder.inventory.spec, encoder.mean.device
+    spec = encoder.inventory.spec
     gold = dense(encoder.inventory.rows([query.target for query in queries]), encoder.dim)
     known: NDArray[np.int64] = np.flatnonzero(gold.any(axis=1))
     if len(known) > MOST_LANDMARKS:
@@ -72,16 +86,17 @@ def fit_needs(encoder: NeedEncoder, queries: Sequence[Example], *, own_program: 
         encoder.mean.copy_(torch.from_numpy(mean))
         encoder.frequency.copy_(torch.from_numpy(mean))
 
-    own = np.unique([query.source if own_program else spec.key(query.target) for query in chosen], return_inverse=True)[
-        1
-    ]
-    alone = _without_group(inverse, dual, targets, own)
-    groupings = [groups for groups in _clusters(targets, encoder.inventory.sizes) if groups.max() + 1 >= _FEWEST_GROUPS]
-    parts = [_without_group(inverse, dual, targets, groups) for groups in groupings] or [alone]
-    composition, evidence = encoder.composition.cpu(), features.evidence[known]
-    pairs = [_pairs(composition, *part, evidence, targets, rng) for part in parts]
-    _train(composition, *(np.concatenate(column) for column in zip(*pairs, strict=True)), seed=seed)
-    composition.to(device)
+    names = [query.source if own_program else spec.key(query.target) for query in chosen]
+    alone = _without_group(inverse, dual, targets, np.unique(names, return_inverse=True)[1])
+    evidence = features.evidence[known]
+    pairs: dict[float, _Pairs] = {}
+    for alike, groups in _clusters(targets, encoder.inventory.sizes).items():
+        if groups.max() + 1 >= _FEWEST_GROUPS and any(alike in choice for choice in choices):
+            part = _without_group(inverse, dual, targets, groups)
+            pairs[alike] = _pairs(encoder.composition, *part, evidence, targets, rng)
+    if not pairs:
+        pairs[1.0], choices = _pairs(encoder.composition, *alone, evidence, targets, rng), [(1.0,)]
+    _learn(encoder, pairs, choices if judge is not None else choices[:1], judge, seed)
 
     landmark = np.full(len(queries), -1)
     landmark[known] = np.arange(size)
@@ -168,16 +183,41 @@ def _without_group(
     return raw, frequency
 
 
-def _clusters(targets: NDArray[np.float32], sizes: NDArray[np.float32]) -> list[NDArray[np.int64]]:
-    """Groups of programs that are alike by the Jaccard of their structures, for each of `_ALIKE`."""
+def _learn(
+    encoder: NeedEncoder,
+    pairs: Mapping[float, _Pairs],
+    choices: Sequence[tuple[float, ...]],
+    judge: Callable[[], float] | None,
+    seed: int,
+) -> None:
+    """Train the nets for each choice of what is left out together, and keep those that the judge finds best."""
+    composition, device = encoder.composition, encoder.mean.device
+    best, kept = -np.inf, None
+    for choice in dict.fromkeys(tuple(alike for alike in choice if alike in pairs) for choice in choices):
+        if not choice:
+            continue
+        inputs, labels, weights = (np.concatenate(part) for part in zip(*(pairs[a] for a in choice), strict=True))
+        _train(composition.cpu(), inputs, labels, weights, seed=seed)
+        composition.to(device)
+        coverage = judge() if judge is not None else 0.0
+        if kept is None or coverage >= best + MARGIN:
+            best, encoder.alike = coverage, choice
+            kept = {name: tensor.clone() for name, tensor in composition.state_dict().items()}
+    if kept is not None:
+        composition.load_state_dict(kept)
+
+
+def _clusters(targets: NDArray[np.float32], sizes: NDArray[np.float32]) -> dict[float, NDArray[np.int64]]:
+    """Groups of programs that are alike by the Jaccard of their structures, for each number of `CHOICES`."""
     if len(targets) < 2:
-        return []
+        return {}
     shared = (targets * sizes) @ targets.T
     own = np.diag(shared)
     distance = 1 - shared / np.maximum(own[:, None] + own - shared, 1e-6)
     np.fill_diagonal(distance, 0)
     tree = linkage(squareform(np.maximum(distance, 0), checks=False), "average")
-    return [fcluster(tree, 1 - alike, "distance").astype(np.int64) - 1 for alike in _ALIKE]
+    levels = sorted({alike for choice in CHOICES for alike in choice})
+    return {alike: fcluster(tree, 1 - alike, "distance").astype(np.int64) - 1 for alike in levels}
 
 
 def _pairs(
@@ -187,7 +227,7 @@ def _pairs(
     evidence: NDArray[np.float32],
     targets: NDArray[np.float32],
     rng: np.random.Generator,
-) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
+) -> _Pairs:
     """What the nets learn on: P pairs of a question and a structure that other groups have, too.
 
     Of the structures that are plainly absent, which are most, a sample. Those that always go together count as one.
@@ -195,6 +235,7 @@ def _pairs(
     Returns:
         Inputs (P, INPUTS), targets (P,), weights (P,).
     """
+    composition.cpu()
     owner = composition.owner.numpy()
     share = 1 / np.bincount(owner).astype(np.float32)[owner]
     inputs, labels, weights = [np.empty((0, INPUTS), np.float32)], [np.empty(0, np.float32)], [np.empty(0, np.float32)]
@@ -217,7 +258,6 @@ def _train(
     inputs: NDArray[np.float32],
     labels: NDArray[np.float32],
     weights: NDArray[np.float32],
-    *,
     seed: int,
 ) -> None:
     if not len(inputs):
