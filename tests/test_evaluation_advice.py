@@ -184,6 +184,11 @@ def test_a_simulator_is_called_one_and_decides_nothing():
     assert text.endswith("95 % interval -13.9 to -6.1. rcr is worth deploying.")
 
 
+def test_nothing_answered_whoever_picks():
+    text = advise(answered(0.0, 0.0))
+    assert "With nobody's picks gpt-x answers any of 200 queries exactly." in text
+
+
 def test_selectors_without_answers():
     nobody = make(answers=AnswersAsked("gpt-x", False, 200, "the budget …"))
     assert "gpt-x" not in advise(nobody)
