@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from fake_backbone import FakeBackbone
 from rcr_trainer import cli, grpo, sft
 from rcr_trainer.comparison import _embedder
 from rcr_trainer.config import Config
@@ -27,27 +28,6 @@ torch.set_num_threads(1)
 SPEC = ProgramSpec()
 SPLIT = covr_split("110", 0, 40, 0, dev=20)
 PARTS = ("query", "context", "candidate")
-
-
-class FakeBackbone:
-    """Hashed words as unit vectors, and as tokens."""
-
-    dim, symmetric = 16, True
-
-    def read(self, texts):
-        return self.embed(texts), [np.stack([self._word(word) for word in text.split()]) for text in texts]
-
-    def embed(self, texts, *, queries=False):
-        if not texts:
-            return np.zeros((0, self.dim), dtype=np.float32)
-        rows = np.stack([sum(self._word(word) for word in text.split() or ["_"]) for text in texts])
-        return (rows / np.linalg.norm(rows, axis=1, keepdims=True)).astype(np.float32)
-
-    def _word(self, word):
-        return np.random.default_rng(list(word.encode())).normal(size=self.dim).astype(np.float32)
-
-    def describe(self, folder):
-        return {"kind": "langchain", "class": "Fake"}
 
 
 BACKBONE = RememberingBackbone(FakeBackbone())
