@@ -350,3 +350,13 @@ def test_what_is_left_out_together_is_chosen_on_development_questions(monkeypatc
     assert fit([50.0, 40.0, 50.3]).alike == needs.CHOICES[2]
     again = fit([50.0], [needs.CHOICES[1]])
     assert torch.equal(again.composition.nets[0][0].weight, asked[4])
+
+
+def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
+    monkeypatch.setattr(needs, "_STEPS", 5)
+    monkeypatch.setattr("rcr_trainer.sft.loop._ENOUGH_DEV", 10)
+    with caplog.at_level("INFO", logger="rcr_trainer.sft.loop"):
+        fitted()
+    assert caplog.messages[0] == "fitting to 60 training questions …"
+    assert sum(message.startswith("fitted: development coverage") for message in caplog.messages) >= 1
+    assert caplog.messages[-1].startswith("left out together")

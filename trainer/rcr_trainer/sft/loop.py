@@ -18,6 +18,7 @@ candidates are the batch's own, is as much larger, and each process takes a shar
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -44,6 +45,8 @@ from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
 from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
 from rcr_trainer.training import Processes, TrainingState, fixed, linear, resume
 from rcr_trainer.training.needs import CHOICES, fit_needs
+
+logger = logging.getLogger(__name__)
 
 _ENOUGH_DEV = 50
 """Development queries that can tell one fit of E_x from another."""
@@ -187,6 +190,11 @@ class _Trainer:
                 forbidden=self.supervision.forbidden,
             )
 
+    def _say(self, message: str, *values: object) -> None:
+        """The fit takes seconds to minutes without a step to count."""
+        if self.processes.first:
+            logger.info(message, *values)
+
     def _query_features(self, dev: Sequence[Item]) -> Features:
         """Features of the training queries; E_x of structures is fitted first, as is best for development queries."""
         query, items = self.model.query, [Item(e.source) for e in self.queries]
@@ -195,8 +203,11 @@ class _Trainer:
             return query.featurize(items)
 
         def judge() -> float:
-            return self._dev_coverage(query.featurize(dev))
+            coverage = self._dev_coverage(query.featurize(dev))
+            self._say("fitted: development coverage %.2f", coverage)
+            return coverage
 
+        self._say("fitting to %d training questions …", len(items))
         needs = fit_needs(
             need,
             self.queries,
@@ -204,6 +215,9 @@ class _Trainer:
             seed=self.seed,
             choices=CHOICES,
             judge=judge if len(dev) >= _ENOUGH_DEV else None,
+        )
+        self._say(
+            "left out together: programs whose structures' Jaccard is above %s", " or ".join(map(str, need.alike))
         )
         return query.join(needs, items) if isinstance(query, JoinedEncoder) else needs
 
@@ -264,6 +278,7 @@ class _Trainer:
         if isinstance(need, NeedEncoder) and self._lent and (self._in_stages or not result.steps):
             own = not self.config.exclude_own_program
             queries, choices = [*self.queries, *self._lent], [need.alike] if need.alike else CHOICES[:1]
+            self._say("fitting to all %d questions …", len(queries))
             fit_needs(need, queries, own_program=own, seed=self.seed, choices=choices)
             self.processes.alike(self.model.parameters())
 
