@@ -173,6 +173,10 @@ def test_answers_count_for_more_than_coverage():
     assert "rcr is not worth deploying here" in advise(answered(41.0, 40.0, rcr=60.0))
 
 
+def test_answers_that_do_not_tell_leave_a_worse_coverage_open():
+    assert advise(answered(41.0, 40.0, rcr=60.0)).endswith("use set_bsr, unless more answers decide otherwise.")
+
+
 def test_few_answers_count_for_nothing():
     text = advise(answered(30.0, 60.0, by=AnswersAsked("gpt-x", False, 29)))
     assert "-30.0 points, too few to tell. rcr is worth deploying; the answers don't tell yet." in text

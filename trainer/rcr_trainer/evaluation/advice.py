@@ -192,7 +192,8 @@ def _verdict(report: EvaluationReport, gap: Gap, answers: Gap | None) -> str:
 def _by_coverage(gap: Gap, error: float, room: float | None, *, asked: bool) -> str:
     """The verdict where answers tell nothing; `asked` says that there are some."""
     if gap.clear < 0:
-        return f"rcr is not worth deploying here: use {gap.name}."
+        unless = ", unless more answers decide otherwise" if asked else ""
+        return f"rcr is not worth deploying here: use {gap.name}{unless}."
     if room is not None and room < LITTLE_ROOM and gap.points < LITTLE_ROOM:
         return f"{gap.name} leaves less than a point to the oracle and needs no training: use it."
     if gap.clear > 0 and gap.points < LITTLE_ROOM:
