@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from langchain_rcr.index.pgvector import PgVectorIndex
     from langchain_rcr.index.qdrant import QdrantIndex
     from langchain_rcr.items import Item
+    from langchain_rcr.policy import TriEncoder
     from langchain_rcr.pool import ExamplePool
     from langchain_rcr.prompting import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
     from langchain_rcr.retriever import SequentialCompositionalRetriever
     from langchain_rcr.store import ExampleStore
-    from langchain_rcr.tri_encoder import TriEncoder
 
 __all__ = [
     "CheckpointError",
@@ -62,7 +62,7 @@ _HOME = {
     "QdrantIndex": "index.qdrant",
     "SemanticParsingChain": "chains",
     "SequentialCompositionalRetriever": "retriever",
-    "TriEncoder": "tri_encoder",
+    "TriEncoder": "policy",
     "chat_few_shot_prompt": "prompting",
     "few_shot_prompt": "prompting",
     "semantic_parsing_chain": "chains",

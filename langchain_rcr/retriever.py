@@ -25,10 +25,10 @@ from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, Tok
 from langchain_rcr.errors import InputError
 from langchain_rcr.explaining import Explanation, Structures
 from langchain_rcr.filters import Filter, parse_filter
+from langchain_rcr.policy import TriEncoder
 from langchain_rcr.pool import Example, ExamplePool
 from langchain_rcr.selection import Constraint, Options
 from langchain_rcr.store import ExampleStore, Pick, check_query, checkpoint_folder, pool_of, stored_pool
-from langchain_rcr.tri_encoder import TriEncoder
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from langchain_rcr.index.base import AsyncCandidateIndex, CandidateIndex
-    from langchain_rcr.tri_encoder import TriEncoder
+    from langchain_rcr.policy import TriEncoder
 
 CHECKPOINT_FOLDER = "checkpoint"
 """Where a run folder keeps its checkpoint."""

@@ -29,7 +29,7 @@ from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
 
 from langchain_rcr.items import Item
-from langchain_rcr.tri_encoder import TriEncoder
+from langchain_rcr.policy import TriEncoder
 
 SPEC = ProgramSpec()
 # 37 queries: the last batch of an epoch is a smaller one, and some steps leave nothing for the second process.

@@ -8,7 +8,7 @@ import pytest
 from rcr_trainer import cli
 from rcr_trainer.runs import Run
 
-from langchain_rcr.tri_encoder import TriEncoder
+from langchain_rcr.policy import TriEncoder
 
 CONFIG = """
 data: {split: 110, train_size: 40, test_size: 8, dev_size: 0}

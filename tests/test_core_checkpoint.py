@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
 
-from langchain_rcr import tri_encoder
-from langchain_rcr.encoders.joined import structure_part, text_part
-from langchain_rcr.encoders.lexical import LexicalEncoder
-from langchain_rcr.encoders.ngrams import NgramVocabulary
+from langchain_rcr import policy
 from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.joined import structure_part, text_part
+from langchain_rcr.families.lexical import LexicalEncoder
+from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.items import Item
+from langchain_rcr.policy import FAMILIES, PolicyConfig, TriEncoder
 from langchain_rcr.selection import greedy
-from langchain_rcr.tri_encoder import FAMILIES, PolicyConfig, TriEncoder
 
 torch.set_num_threads(1)
 
@@ -286,7 +286,7 @@ def test_what_is_no_checkpoint_folder(tmp_path, checkpoints):
 def test_an_interrupted_save_keeps_the_good_checkpoint(family, bert, checkpoint, monkeypatch):
     before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
     other = make(family, bert, seed=1)
-    monkeypatch.setattr(tri_encoder, "library_versions", lambda: 1 / 0)  # just before the last file is written
+    monkeypatch.setattr(policy, "library_versions", lambda: 1 / 0)  # just before the last file is written
     with pytest.raises(ZeroDivisionError):
         other.save_pretrained(checkpoint)
     assert {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()} == before

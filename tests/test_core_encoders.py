@@ -10,7 +10,8 @@ import torch
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from tiny_bert import tiny_bert
 
-from langchain_rcr.encoders.embeddings import (
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.embeddings import (
     EmbeddingsEncoder,
     LangChainBackbone,
     RememberingBackbone,
@@ -18,11 +19,10 @@ from langchain_rcr.encoders.embeddings import (
     load_backbone,
     save_backbone,
 )
-from langchain_rcr.encoders.lexical import LexicalEncoder
-from langchain_rcr.encoders.ngrams import NgramVocabulary
-from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.lexical import LexicalEncoder
+from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.items import Item
-from langchain_rcr.tri_encoder import TriEncoder
+from langchain_rcr.policy import TriEncoder
 
 torch.set_num_threads(1)
 

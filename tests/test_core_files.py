@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from langchain_rcr import files
-from langchain_rcr.encoders._io import write_tensors
 from langchain_rcr.errors import InputError
+from langchain_rcr.families._io import write_tensors
 from langchain_rcr.files import atomic_directory, write_json, write_text
 
 CRASHES = """

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from langchain_rcr.encoders.ngrams import NgramEmbedding, NgramVocabulary, ngrams
+from langchain_rcr.families.ngrams import NgramEmbedding, NgramVocabulary, ngrams
 from langchain_rcr.items import Item, render
 
 torch.set_num_threads(1)

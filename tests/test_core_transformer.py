@@ -10,8 +10,8 @@ import pytest
 import torch
 from tiny_bert import tiny_bert
 
-from langchain_rcr.encoders.transformer import PooledTransformer, TransformerEncoder, model_folder
 from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.transformer import PooledTransformer, TransformerEncoder, model_folder
 from langchain_rcr.items import Item
 
 torch.set_num_threads(1)

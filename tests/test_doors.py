@@ -12,11 +12,11 @@ HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer
 # Rooms on one line may use each other as long as they don't do so in a circle.
 LEVELS = {
     "langchain_rcr": [
-        ["errors", "items", "files", "answers"],
+        ["errors", "items", "files", "answers", "background", "section"],
         ["state", "programs", "filters"],
-        ["encoders"],
+        ["families"],
         ["pool", "index"],
-        ["selection", "tri_encoder", "constraints"],
+        ["selection", "policy", "constraints"],
         ["explaining", "arguments"],
         ["store"],
         ["retriever"],
@@ -33,7 +33,7 @@ LEVELS = {
     ],
 }
 LANGCHAIN = {
-    "langchain_rcr": ("retriever.py", "prompting.py", "chains.py", "encoders/embeddings.py"),
+    "langchain_rcr": ("retriever.py", "prompting.py", "chains.py", "families/embeddings.py"),
     "rcr_trainer": ("llm/", "baselines/"),
 }
 ARRAYS_ONLY = ("langchain_rcr/state.py", "langchain_rcr/selection.py")
@@ -192,18 +192,18 @@ def test_array_code_loads_neither_langchain_nor_transformers(doors: list[Door], 
     [
         ("langchain_rcr/pool.py", "from rcr_trainer.data import Example", "serving knows no trainer"),
         ("langchain_rcr/pool.py", "import langchain_core.documents", "LangChain has no business"),
-        ("langchain_rcr/encoders/lexical.py", "import langchain_core", "LangChain has no business"),
+        ("langchain_rcr/families/lexical.py", "import langchain_core", "LangChain has no business"),
         ("langchain_rcr/index/memory.py", "from langchain_rcr.retriever import Pick", "down only"),
         ("langchain_rcr/state.py", "from .selection import greedy", "down only"),
         ("langchain_rcr/state.py", "from langchain_rcr import TriEncoder", "down only"),
-        ("langchain_rcr/encoders/base.py", "def f():\n    from ..pool import ExamplePool", "down only"),
+        ("langchain_rcr/families/base.py", "def f():\n    from ..pool import ExamplePool", "down only"),
         ("langchain_rcr/novel.py", "import json", "no such room"),
         ("rcr_trainer/sft/loop.py", "from rcr_trainer.grpo.loop import train", "don't know each other"),
         ("rcr_trainer/grpo/loop.py", "from rcr_trainer import sft", "don't know each other"),
         ("rcr_trainer/data/covr.py", "from rcr_trainer.evaluation import evaluate", "down only"),
         ("rcr_trainer/runs.py", "from rcr_trainer import cli", "down only"),
         ("rcr_trainer/evaluation/table.py", "from langchain_core.documents import Document", "LangChain has no"),
-        ("rcr_trainer/sft/loop.py", "from langchain_rcr.encoders._io import read_json", "private"),
+        ("rcr_trainer/sft/loop.py", "from langchain_rcr.families._io import read_json", "private"),
     ],
 )
 def test_a_wrong_door_is_found(tmp_path: Path, file: str, line: str, complaint: str) -> None:
@@ -214,8 +214,8 @@ def test_a_wrong_door_is_found(tmp_path: Path, file: str, line: str, complaint: 
     ("file", "line"),
     [
         ("langchain_rcr/retriever.py", "from langchain_core.documents import Document"),
-        ("langchain_rcr/encoders/embeddings.py", "from langchain_core.embeddings import Embeddings"),
-        ("langchain_rcr/tri_encoder.py", "if TYPE_CHECKING:\n    from langchain_core.embeddings import Embeddings"),
+        ("langchain_rcr/families/embeddings.py", "from langchain_core.embeddings import Embeddings"),
+        ("langchain_rcr/policy.py", "if TYPE_CHECKING:\n    from langchain_core.embeddings import Embeddings"),
         ("langchain_rcr/selection.py", "from langchain_rcr.index.base import PoolVectors"),
         ("rcr_trainer/baselines/base.py", "from langchain_core.example_selectors import BaseExampleSelector"),
         ("rcr_trainer/sft/loop.py", "from langchain_rcr import TriEncoder\nfrom rcr_trainer.programs import parse"),

@@ -15,7 +15,7 @@ from rcr_trainer.training import own_positions
 from tiny_bert import tiny_bert
 
 from langchain_rcr.items import Item
-from langchain_rcr.tri_encoder import TriEncoder
+from langchain_rcr.policy import TriEncoder
 
 torch.set_num_threads(1)
 

@@ -8,9 +8,9 @@ from rcr_trainer.grpo import train
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.schema import GRPOConfig
 
-from langchain_rcr.encoders.base import Encoder
+from langchain_rcr.families.base import Encoder
 from langchain_rcr.items import Item
-from langchain_rcr.tri_encoder import PolicyConfig, TriEncoder
+from langchain_rcr.policy import PolicyConfig, TriEncoder
 
 torch.set_num_threads(1)
 

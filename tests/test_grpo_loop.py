@@ -18,7 +18,7 @@ from tiny_bert import tiny_bert
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.items import Item, compose
-from langchain_rcr.tri_encoder import TriEncoder
+from langchain_rcr.policy import TriEncoder
 
 torch.set_num_threads(1)
 

@@ -13,7 +13,7 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.runs import Run
 from rcr_trainer.tasks import divide, load_split
 
-from langchain_rcr.tri_encoder import TriEncoder
+from langchain_rcr.policy import TriEncoder
 
 CONFIG = """
 data: {split: 110, train_size: 40, test_size: 8, dev_size: 8}

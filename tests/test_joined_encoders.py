@@ -14,14 +14,14 @@ from rcr_trainer.schema import GRPOConfig, SFTConfig
 from rcr_trainer.training import needs, state
 from tiny_bert import tiny_bert
 
-from langchain_rcr import SequentialCompositionalRetriever, tri_encoder
-from langchain_rcr.encoders.embeddings import RememberingBackbone
-from langchain_rcr.encoders.joined import JoinedEncoder, structure_part, text_part
+from langchain_rcr import SequentialCompositionalRetriever, policy
 from langchain_rcr.errors import InputError
+from langchain_rcr.families.embeddings import RememberingBackbone
+from langchain_rcr.families.joined import JoinedEncoder, structure_part, text_part
 from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
-from langchain_rcr.tri_encoder import TriEncoder
 
 torch.set_num_threads(1)
 
@@ -240,7 +240,7 @@ def test_reinforcement_moves_both_parts(train_candidates):
 def test_a_checkpoint_holds_the_frozen_encoder_once(tmp_path, monkeypatch):
     model, _ = trained()
     model.save_pretrained(tmp_path / "c")
-    monkeypatch.setattr(tri_encoder, "load_backbone", lambda *_: BACKBONE)
+    monkeypatch.setattr(policy, "load_backbone", lambda *_: BACKBONE)
     again = TriEncoder.from_pretrained(tmp_path / "c")
     questions = [example.source for example in SPLIT.dev]
     np.testing.assert_allclose(again.encode_queries(questions), model.encode_queries(questions), atol=1e-5)

@@ -14,7 +14,7 @@ from langchain_rcr.filters import AllOf, AnyOf, Compare, Not, matches, parse_fil
 psycopg = pytest.importorskip("psycopg")
 from psycopg import sql  # noqa: E402
 
-from langchain_rcr.index.pgvector_sql import (  # noqa: E402
+from langchain_rcr.index.pgvector.statements import (  # noqa: E402
     compile_filter,
     from_vector,
     storable,

@@ -13,8 +13,8 @@ from langchain_rcr.index.base import PoolVectors, Row
 psycopg = pytest.importorskip("psycopg")
 from psycopg.conninfo import conninfo_to_dict, make_conninfo  # noqa: E402
 
-from langchain_rcr.index import pgvector_schema  # noqa: E402
 from langchain_rcr.index.pgvector import PgVectorIndex  # noqa: E402
+from langchain_rcr.index.pgvector import schema as pgvector_schema  # noqa: E402
 
 DIM = 4
 NEXT = (*pgvector_schema.MIGRATIONS, "ALTER TABLE {schema}.rcr_pools ADD COLUMN note text NOT NULL DEFAULT 'new'")

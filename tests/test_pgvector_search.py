@@ -15,8 +15,8 @@ from langchain_rcr.state import AdditiveState
 psycopg = pytest.importorskip("psycopg")
 from psycopg.conninfo import conninfo_to_dict, make_conninfo  # noqa: E402
 
-from langchain_rcr.index import pgvector_reader  # noqa: E402
 from langchain_rcr.index.pgvector import PgVectorIndex  # noqa: E402
+from langchain_rcr.index.pgvector import reader as pgvector_reader  # noqa: E402
 
 DIM = 8
 NOTHING = np.empty(0, dtype=np.int64)

@@ -17,9 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
+from langchain_rcr.background import BackgroundLoop
 from langchain_rcr.errors import PoolError
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.looping import BackgroundLoop
 
 psycopg = pytest.importorskip("psycopg")
 from langchain_rcr.index.pgvector import PgVectorIndex  # noqa: E402

@@ -11,7 +11,7 @@ from rcr_trainer import cli
 from rcr_trainer.runs import Run
 from several_processes import end, start
 
-from langchain_rcr.tri_encoder import TriEncoder
+from langchain_rcr.policy import TriEncoder
 
 CONFIG = """
 data: {split: 110, train_size: 45, test_size: 8, dev_size: 8}

@@ -16,8 +16,8 @@ from tiny_bert import tiny_bert
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
 from langchain_rcr.selection import greedy
-from langchain_rcr.tri_encoder import TriEncoder
 
 torch.set_num_threads(1)
 

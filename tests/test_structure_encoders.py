@@ -16,15 +16,15 @@ from rcr_trainer.schema import GRPOConfig, SFTConfig
 from rcr_trainer.sft import train
 from rcr_trainer.training import needs, own_positions, state
 
-from langchain_rcr.encoders.embeddings import RememberingBackbone
-from langchain_rcr.encoders.inventory import Inventory, dense
-from langchain_rcr.encoders.landmarks import lexical_evidence
-from langchain_rcr.encoders.tokens import TokenBags
 from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.embeddings import RememberingBackbone
+from langchain_rcr.families.structure.inventory import Inventory, dense
+from langchain_rcr.families.structure.kernel import lexical_evidence
+from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
-from langchain_rcr.tri_encoder import TriEncoder
 
 torch.set_num_threads(1)
 
@@ -135,7 +135,7 @@ def test_features_for_training_leave_the_own_program_out():
 
 @pytest.mark.parametrize("own_program", [False, True])
 def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypatch, own_program):
-    from langchain_rcr import tri_encoder
+    from langchain_rcr import policy
 
     backbone = RememberingBackbone(FakeBackbone())
     twice = [*SPLIT.train, Example("again", SPLIT.train[3].source, SPLIT.train[3].target)]
@@ -143,7 +143,7 @@ def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypa
     model = structure(backbone)
     fitted = needs.fit_needs(model.query, twice, own_program=own_program, seed=0)
     model.save_pretrained(tmp_path / "c")
-    monkeypatch.setattr(tri_encoder, "load_backbone", lambda *_: backbone)
+    monkeypatch.setattr(policy, "load_backbone", lambda *_: backbone)
     query = TriEncoder.from_pretrained(tmp_path / "c").query
     again = needs.held_out_features(query, twice, own_program=own_program)
     for name in ("likeness", "evidence", "raw", "frequency"):
@@ -174,11 +174,11 @@ def test_gradient_descent_goes_on_from_the_fit(state):
 
 @pytest.mark.parametrize("backbone", [None, FakeBackbone()])
 def test_a_checkpoint_comes_back(tmp_path, monkeypatch, backbone):
-    from langchain_rcr import tri_encoder
+    from langchain_rcr import policy
 
     model = fitted(None if backbone is None else RememberingBackbone(backbone))[0]
     model.save_pretrained(tmp_path / "c")
-    monkeypatch.setattr(tri_encoder, "load_backbone", lambda *_: backbone)
+    monkeypatch.setattr(policy, "load_backbone", lambda *_: backbone)
     again = TriEncoder.from_pretrained(tmp_path / "c")
     questions = [example.source for example in SPLIT.dev]
     np.testing.assert_allclose(again.encode_queries(questions), model.encode_queries(questions), atol=1e-4)

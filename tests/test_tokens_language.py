@@ -8,7 +8,7 @@ from rcr_trainer.llm.answers import default_stop, programs_of
 from rcr_trainer.llm.model import Answer
 from rcr_trainer.programs import ProgramSpec, local_structures, parse
 
-from langchain_rcr.encoders.inventory import Inventory
+from langchain_rcr.families.structure.inventory import Inventory
 
 
 def tokens(text):

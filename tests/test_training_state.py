@@ -7,7 +7,7 @@ from rcr_trainer.training import TrainingState, linear
 from rcr_trainer.training import state as training_state
 
 from langchain_rcr.items import Item
-from langchain_rcr.tri_encoder import TriEncoder
+from langchain_rcr.policy import TriEncoder
 
 
 @dataclass

@@ -23,8 +23,8 @@ from qdrant_client import AsyncQdrantClient, QdrantClient
 from qdrant_client.common.client_exceptions import QdrantException
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
+from langchain_rcr.background import BackgroundLoop, background
 from langchain_rcr.errors import EngineError, InputError
-from langchain_rcr.index.looping import BackgroundLoop, background
 
 _FAILURES = (ApiException, QdrantException, OSError, ValueError, RuntimeError, sqlite3.Error)
 _THREADS = 8

@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 from qdrant_client import models
 
+from langchain_rcr.background import BackgroundLoop
 from langchain_rcr.filters import Filter, matches
 from langchain_rcr.index.base import FloatArray, IntArray, Row
-from langchain_rcr.index.looping import BackgroundLoop
 from langchain_rcr.index.memory import in_order, log_sums, slack
 from langchain_rcr.index.qdrant_filters import compile_filter, row_of
 from langchain_rcr.index.qdrant_link import Link

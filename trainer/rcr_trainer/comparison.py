@@ -15,7 +15,7 @@ from rcr_trainer.runs import Run
 from rcr_trainer.tasks import Task, divide, program_spec
 
 if TYPE_CHECKING:
-    from langchain_rcr.tri_encoder import TriEncoder
+    from langchain_rcr.policy import TriEncoder
     from rcr_trainer.baselines import Embed, EmbedTokens
     from rcr_trainer.data import Example
     from rcr_trainer.evaluation import Answerer, EvaluationReport, PlainSelectors
@@ -41,7 +41,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
         InputError: k is more than the pool offers.
         LLMError: the language model can't be asked. That its budget is spent is no error: see the report's `missing`.
     """
-    from langchain_rcr.tri_encoder import TriEncoder
+    from langchain_rcr.policy import TriEncoder
     from rcr_trainer.data import read_split
     from rcr_trainer.evaluation import evaluate, plot_coverage
 
@@ -153,8 +153,8 @@ def _embedder(
     The pool's vectors are computed once, for the retriever too; queries are embedded anew each time, because their
     encoding is a part of the latencies that are measured.
     """
-    from langchain_rcr.encoders.embeddings import Backbone, EmbeddingsEncoder, RememberingBackbone, TransformerBackbone
-    from langchain_rcr.encoders.joined import text_part
+    from langchain_rcr.families.embeddings import Backbone, EmbeddingsEncoder, RememberingBackbone, TransformerBackbone
+    from langchain_rcr.families.joined import text_part
 
     name = evaluation.embeddings or config.model.pretrained
     if not {"dense", "mmr", "dpp"} & set(evaluation.selectors) or name is None:

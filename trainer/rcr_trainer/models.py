@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from langchain_rcr.items import Item
-    from langchain_rcr.tri_encoder import TriEncoder
+    from langchain_rcr.policy import TriEncoder
     from rcr_trainer.data import Example
     from rcr_trainer.evaluation import PickFunction
     from rcr_trainer.llm import LanguageModel
@@ -42,9 +42,9 @@ def build_model(
     """
     import torch
 
-    from langchain_rcr.encoders.embeddings import Backbone, LangChainBackbone, RememberingBackbone, TransformerBackbone
+    from langchain_rcr.families.embeddings import Backbone, LangChainBackbone, RememberingBackbone, TransformerBackbone
+    from langchain_rcr.policy import TriEncoder
     from langchain_rcr.programs import ProgramSpec
-    from langchain_rcr.tri_encoder import TriEncoder
 
     torch.manual_seed(config.seed)
     options = {**config.model.model_dump(), "base": config.model.pretrained}
@@ -88,8 +88,8 @@ def load_model(config: Config, checkpoint: Path, known: Known | None = None) -> 
         checkpoint: the folder.
         known: frozen vectors computed before, to which training adds.
     """
-    from langchain_rcr.encoders.embeddings import RememberingBackbone
-    from langchain_rcr.tri_encoder import TriEncoder
+    from langchain_rcr.families.embeddings import RememberingBackbone
+    from langchain_rcr.policy import TriEncoder
 
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config))
     if model.backbone is not None:
@@ -105,7 +105,7 @@ def load_beside(config: Config, model: TriEncoder, checkpoint: Path) -> TriEncod
         model: the one whose vectors are shared.
         checkpoint: the other's folder.
     """
-    from langchain_rcr.tri_encoder import TriEncoder
+    from langchain_rcr.policy import TriEncoder
 
     other = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config))
     if model.backbone is not None:

@@ -33,7 +33,7 @@ from rcr_trainer.runs import Run
 from rcr_trainer.tasks import LANGUAGE, Task, check_task, divide, load_split, program_spec
 
 if TYPE_CHECKING:
-    from langchain_rcr.tri_encoder import TriEncoder
+    from langchain_rcr.policy import TriEncoder
     from rcr_trainer.data import Example, Split
     from rcr_trainer.llm import Estimate, LanguageModel
     from rcr_trainer.models import Known

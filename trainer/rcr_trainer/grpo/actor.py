@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.encoders.base import Features
+from langchain_rcr.families.base import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
-from langchain_rcr.tri_encoder import TriEncoder
+from langchain_rcr.policy import TriEncoder
 from rcr_trainer.data import Example
 from rcr_trainer.grpo.leaf import Leaf
 from rcr_trainer.grpo.policy import Sequences, draw, masked, sequence_log_probs, states

@@ -32,10 +32,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.encoders.base import Features
+from langchain_rcr.families.base import Features
 from langchain_rcr.items import Item, compose
+from langchain_rcr.policy import TriEncoder
 from langchain_rcr.selection import greedy
-from langchain_rcr.tri_encoder import TriEncoder
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.evaluation.metrics import recall_by_step

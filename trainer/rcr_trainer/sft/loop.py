@@ -29,13 +29,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.encoders.base import Features
-from langchain_rcr.encoders.joined import JoinedEncoder, structure_part
-from langchain_rcr.encoders.structure import NeedEncoder
+from langchain_rcr.families.base import Features
+from langchain_rcr.families.joined import JoinedEncoder, structure_part
+from langchain_rcr.families.structure.encoders import NeedEncoder
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
 from langchain_rcr.selection import greedy
-from langchain_rcr.tri_encoder import TriEncoder
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.programs import ProgramSpec

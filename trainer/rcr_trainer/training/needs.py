@@ -19,11 +19,11 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.linalg import cho_factor, cho_solve
 from scipy.spatial.distance import squareform
 
-from langchain_rcr.encoders.base import Encoder, Features
-from langchain_rcr.encoders.composition import INPUTS, Composition
-from langchain_rcr.encoders.inventory import dense
-from langchain_rcr.encoders.joined import JoinedEncoder
-from langchain_rcr.encoders.structure import NeedEncoder, Needs
+from langchain_rcr.families.base import Encoder, Features
+from langchain_rcr.families.joined import JoinedEncoder
+from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
+from langchain_rcr.families.structure.inventory import dense
+from langchain_rcr.families.structure.nets import INPUTS, Composition
 from langchain_rcr.items import Item
 from rcr_trainer.data import Example
 

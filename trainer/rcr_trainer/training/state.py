@@ -20,7 +20,7 @@ from langchain_rcr.files import atomic_directory, write_json
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
-    from langchain_rcr.tri_encoder import TriEncoder
+    from langchain_rcr.policy import TriEncoder
 
     class _Progress(DataclassInstance, Protocol):
         steps: int

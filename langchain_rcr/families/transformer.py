@@ -15,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.encoders._io import check_digest, digest, read_json
-from langchain_rcr.encoders.base import Encoder
 from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families._io import check_digest, digest, read_json
+from langchain_rcr.families.base import Encoder
 from langchain_rcr.files import write_json
 from langchain_rcr.items import Item, View, render
 

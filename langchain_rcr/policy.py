@@ -15,22 +15,22 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from langchain_rcr.encoders._io import digest, read_json
-from langchain_rcr.encoders.base import Encoder, Features
-from langchain_rcr.encoders.embeddings import (
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families._io import digest, read_json
+from langchain_rcr.families.base import Encoder, Features
+from langchain_rcr.families.embeddings import (
     Backbone,
     EmbeddingsEncoder,
     TransformerBackbone,
     load_backbone,
     save_backbone,
 )
-from langchain_rcr.encoders.inventory import Inventory
-from langchain_rcr.encoders.joined import JoinedEncoder
-from langchain_rcr.encoders.lexical import LexicalEncoder
-from langchain_rcr.encoders.ngrams import NgramVocabulary
-from langchain_rcr.encoders.structure import NeedEncoder, ProgramEncoder, StructureEncoder
-from langchain_rcr.encoders.transformer import Pooling, TransformerEncoder
-from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.joined import JoinedEncoder
+from langchain_rcr.families.lexical import LexicalEncoder
+from langchain_rcr.families.ngrams import NgramVocabulary
+from langchain_rcr.families.structure.encoders import NeedEncoder, ProgramEncoder, StructureEncoder
+from langchain_rcr.families.structure.inventory import Inventory
+from langchain_rcr.families.transformer import Pooling, TransformerEncoder
 from langchain_rcr.files import atomic_directory, write_json
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item

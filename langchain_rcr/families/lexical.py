@@ -9,9 +9,9 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from langchain_rcr.encoders._io import check_digest, read_json, read_tensors, write_tensors
-from langchain_rcr.encoders.base import Encoder
-from langchain_rcr.encoders.ngrams import Bags, NgramEmbedding, NgramVocabulary
+from langchain_rcr.families._io import check_digest, read_json, read_tensors, write_tensors
+from langchain_rcr.families.base import Encoder
+from langchain_rcr.families.ngrams import Bags, NgramEmbedding, NgramVocabulary
 from langchain_rcr.files import write_json
 from langchain_rcr.items import Item, View
 

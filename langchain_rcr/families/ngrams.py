@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.encoders._io import digest
+from langchain_rcr.families._io import digest
 from langchain_rcr.items import Item, View
 
 _TOKEN = re.compile(r"\w+|[<>=!+*/%&|^~$@#:-]+")

@@ -12,9 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.encoders.base import Encoder, Features
-from langchain_rcr.encoders.embeddings import Backbone, EmbeddingsEncoder
-from langchain_rcr.encoders.structure import NeedEncoder, StructureEncoder
+from langchain_rcr.families.base import Encoder, Features
+from langchain_rcr.families.embeddings import Backbone, EmbeddingsEncoder
+from langchain_rcr.families.structure.encoders import NeedEncoder, StructureEncoder
 from langchain_rcr.items import Item
 
 

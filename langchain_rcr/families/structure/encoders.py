@@ -19,15 +19,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.encoders._io import check_digest, read_json, read_tensors, write_tensors
-from langchain_rcr.encoders.base import Encoder
-from langchain_rcr.encoders.composition import Composition
-from langchain_rcr.encoders.embeddings import Backbone
-from langchain_rcr.encoders.inventory import Inventory
-from langchain_rcr.encoders.landmarks import Landmarks, Views, lexical_evidence
-from langchain_rcr.encoders.ngrams import Bags, NgramVocabulary
-from langchain_rcr.encoders.tokens import TokenBags
 from langchain_rcr.errors import CheckpointError, RCRError
+from langchain_rcr.families._io import check_digest, read_json, read_tensors, write_tensors
+from langchain_rcr.families.base import Encoder
+from langchain_rcr.families.embeddings import Backbone
+from langchain_rcr.families.ngrams import Bags, NgramVocabulary
+from langchain_rcr.families.structure.inventory import Inventory
+from langchain_rcr.families.structure.kernel import Landmarks, Views, lexical_evidence
+from langchain_rcr.families.structure.nets import Composition
+from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.files import write_json
 from langchain_rcr.items import Item
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from langchain_rcr.encoders.inventory import Inventory
+from langchain_rcr.families.structure.inventory import Inventory
 
 INPUTS = 15
 """What the nets see of a structure."""

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.encoders.ngrams import Bags
+from langchain_rcr.families.ngrams import Bags
 
 _WIDTH = 1.5
 """γ of the radial kernel exp(−γ · |u − v|²) of unit vectors."""

@@ -10,14 +10,14 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import sql
 
+from langchain_rcr.background import BackgroundLoop
 from langchain_rcr.errors import InputError
 from langchain_rcr.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.base import FloatArray, IntArray, Row
-from langchain_rcr.index.looping import BackgroundLoop
 from langchain_rcr.index.memory import in_order, slack
-from langchain_rcr.index.pgvector_database import READING, Connection, Database
-from langchain_rcr.index.pgvector_schema import Names, Pool, check_pool, find_pool
-from langchain_rcr.index.pgvector_sql import compile_filter, from_vector, to_vectors
+from langchain_rcr.index.pgvector.database import READING, Connection, Database
+from langchain_rcr.index.pgvector.schema import Names, Pool, check_pool, find_pool
+from langchain_rcr.index.pgvector.statements import compile_filter, from_vector, to_vectors
 
 _STATES, _LOGITS = 64, 8_000_000
 """At most so many states are searched by one statement, and with so many logits: it has a time limit."""

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.encoders._io import digest
-from langchain_rcr.encoders.ngrams import Bags
+from langchain_rcr.families._io import digest
+from langchain_rcr.families.ngrams import Bags
 from langchain_rcr.programs import ProgramSpec
 
 _LINK = re.compile(" (->|<->) ")

@@ -9,10 +9,10 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Literal
 
+from langchain_rcr.background import BackgroundLoop, background
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.filters import Filter
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.looping import BackgroundLoop, background
 from langchain_rcr.index.memory import longest
 
 try:
@@ -20,9 +20,9 @@ try:
 except ImportError:
     raise MissingExtraError("psycopg", "pgvector") from None
 
-from langchain_rcr.index.pgvector_database import Connection, Database, Settings
-from langchain_rcr.index.pgvector_reader import AsyncPgVectorReader, PgVectorReader, Snapshot
-from langchain_rcr.index.pgvector_schema import (
+from langchain_rcr.index.pgvector.database import Connection, Database, Settings
+from langchain_rcr.index.pgvector.reader import AsyncPgVectorReader, PgVectorReader, Snapshot
+from langchain_rcr.index.pgvector.schema import (
     Names,
     Pool,
     check_pool,
@@ -31,8 +31,8 @@ from langchain_rcr.index.pgvector_schema import (
     has_hnsw,
     make_hnsw,
 )
-from langchain_rcr.index.pgvector_sql import shown, storable
-from langchain_rcr.index.pgvector_writing import Packed, copy_rows, delete_rows, digest_of, pack, refuse_taken
+from langchain_rcr.index.pgvector.statements import shown, storable
+from langchain_rcr.index.pgvector.writing import Packed, copy_rows, delete_rows, digest_of, pack, refuse_taken
 
 _LONGEST_VECTOR = 16_000
 _LONGEST_INDEXED = 2_000

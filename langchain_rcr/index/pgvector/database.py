@@ -19,8 +19,8 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
 
 from langchain_rcr.errors import EngineError, InputError
-from langchain_rcr.index.pgvector_schema import Names, prepare
-from langchain_rcr.index.pgvector_sql import Vector, VectorDumper
+from langchain_rcr.index.pgvector.schema import Names, prepare
+from langchain_rcr.index.pgvector.statements import Vector, VectorDumper
 
 Connection = AsyncConnection[tuple[Any, ...]]
 

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.encoders._io import check_digest, read_json, read_tensors, write_tensors
-from langchain_rcr.encoders.base import Encoder
-from langchain_rcr.encoders.ngrams import Bags, NgramEmbedding, NgramVocabulary
-from langchain_rcr.encoders.transformer import Pooling, TransformerEncoder
 from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families._io import check_digest, read_json, read_tensors, write_tensors
+from langchain_rcr.families.base import Encoder
+from langchain_rcr.families.ngrams import Bags, NgramEmbedding, NgramVocabulary
+from langchain_rcr.families.transformer import Pooling, TransformerEncoder
 from langchain_rcr.files import write_json
 from langchain_rcr.items import Item, View, render
 

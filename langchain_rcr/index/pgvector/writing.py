@@ -15,7 +15,7 @@ from psycopg.types.numeric import Int8
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.pgvector_sql import shown, storable, to_json, to_vectors
+from langchain_rcr.index.pgvector.statements import shown, storable, to_json, to_vectors
 
 Connection = AsyncConnection[tuple[Any, ...]]
 
