@@ -83,13 +83,6 @@ def pgvector(kind: Any) -> Callable[[], CandidateIndex]:
     return make
 
 
-def qdrant() -> CandidateIndex:
-    """Qdrant's local mode, which is plain NumPy: no figure of a server."""
-    from langchain_rcr.index.qdrant import QdrantIndex
-
-    return QdrantIndex(":memory:", "examples")
-
-
 ENGINES: dict[str, Callable[[], CandidateIndex]] = {
     "memory": memory,
     "faiss-flat": faiss("flat"),
@@ -99,11 +92,10 @@ ENGINES: dict[str, Callable[[], CandidateIndex]] = {
     "faiss-ivf-fp16": faiss("ivf", fp16=True),
     "pgvector": pgvector("exact"),
     "pgvector-hnsw": pgvector("hnsw"),
-    "qdrant-local": qdrant,
 }
 """Each makes an empty engine; memory comes first, the others are compared with it."""
 
-SLOW = ("pgvector-hnsw", "qdrant-local")
+SLOW = ("pgvector-hnsw",)
 """Not run unless they are named: filling them with 100,000 examples takes many minutes."""
 
 

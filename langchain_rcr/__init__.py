@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from langchain_rcr.index.faiss import FaissIndex
     from langchain_rcr.index.memory import MemoryIndex
     from langchain_rcr.index.pgvector import PgVectorIndex
-    from langchain_rcr.index.qdrant import QdrantIndex
     from langchain_rcr.items import Item
     from langchain_rcr.policy import TriEncoder
     from langchain_rcr.pool import ExamplePool
@@ -39,7 +38,6 @@ __all__ = [
     "ParsedProgram",
     "PgVectorIndex",
     "PoolError",
-    "QdrantIndex",
     "RCRError",
     "SemanticParsingChain",
     "SequentialCompositionalRetriever",
@@ -59,7 +57,6 @@ _HOME = {
     "MemoryIndex": "index.memory",
     "ParsedProgram": "chains",
     "PgVectorIndex": "index.pgvector",
-    "QdrantIndex": "index.qdrant",
     "SemanticParsingChain": "chains",
     "SequentialCompositionalRetriever": "retriever",
     "TriEncoder": "policy",

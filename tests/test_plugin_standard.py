@@ -12,11 +12,10 @@ from langchain_rcr import ExamplePool, ExampleStore, SequentialCompositionalRetr
 from langchain_rcr.index.faiss import FaissIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.pgvector import PgVectorIndex
-from langchain_rcr.index.qdrant import QdrantIndex
 
 EXAMPLES = [{"source": f"what is {n} plus {n}", "target": f"add({n}, {n})", "n": n} for n in range(8)]
 POOL = ExamplePool(EXAMPLES, ids=[str(n) for n in range(8)])
-ENGINES = ("memory", "faiss", "pgvector", "qdrant")
+ENGINES = ("memory", "faiss", "pgvector")
 
 
 @pytest.fixture(params=ENGINES)
@@ -25,11 +24,7 @@ def index(request: pytest.FixtureRequest) -> Iterator[Any]:
     if request.param == "pgvector":
         made = PgVectorIndex(request.getfixturevalue("postgres_url"), pool=request.node.name)
     else:
-        made = {
-            "memory": MemoryIndex,
-            "faiss": FaissIndex,
-            "qdrant": lambda: QdrantIndex(":memory:", "examples"),
-        }[request.param]()
+        made = {"memory": MemoryIndex, "faiss": FaissIndex}[request.param]()
     yield made
     made.close()
 
