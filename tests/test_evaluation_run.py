@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rcr_trainer import cli, comparison
 from rcr_trainer.baselines import BM25Selector
-from rcr_trainer.config import Config, EvaluationConfig, LLMConfig, load_config
+from rcr_trainer.config import Config, EvaluationConfig, LLMSettings, load_config
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import EvaluationReport
 from rcr_trainer.llm import AccessError, AnswerCache, Budget, StructureBoundLLM, wrap
@@ -55,7 +55,7 @@ def exact(folder="runs/demo"):
     ("kind", "by_default"), [("completion", False), ("chat", False), ("local", True), ("simulator", True)]
 )
 def test_only_what_is_free_is_asked_unasked_for(kind, by_default):
-    named, nobody = LLMConfig(kind=kind, model="m"), LLMConfig(kind=kind)
+    named, nobody = LLMSettings(kind=kind, model="m"), LLMSettings(kind=kind)
     assert EvaluationConfig().asks(named) is by_default
     assert EvaluationConfig().asks(nobody) is (kind == "simulator")
     assert EvaluationConfig(answers=True).asks(named) is True

@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer
-from rcr_trainer.llm import AnswerCache, open_llm
+from rcr_trainer.llm import AnswerCache, LLMSettings, open_llm
 from rcr_trainer.llm.identity import key
 from rcr_trainer.runs import Run
 
@@ -219,7 +219,7 @@ def test_what_a_killed_run_has_written_is_not_asked_again(nursery: Nursery) -> N
         prompts = set(server.paid)
         assert len(server.paid) == len(prompts) > 60
         server.requests.clear()
-        with open_llm({"kind": "completion", "model": "m", "base_url": server.base_url}, None) as llm:
+        with open_llm(LLMSettings(kind="completion", model="m", base_url=server.base_url), None) as llm:
             keys = {key(llm._backend.identity, prompt): prompt for prompt in prompts}
         written: list[tuple[int, set[str]]] = []
         for number in range(1, kills + 1):

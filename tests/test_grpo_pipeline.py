@@ -165,9 +165,7 @@ def test_a_reward_of_ones_own(capsys, here):
         "few.needs_llm = False\n",
         encoding="utf-8",
     )
-    assert cli.main(["run", "demo.yaml", "--reward.names=mine_own:few"]) == 2
-    assert "llm.model = null contradicts reward.names" in capsys.readouterr().err
-    flags = ["--reward.names=mine_own:few", "--llm.kind=simulator"]
+    flags = ["--reward.names=mine_own:few"]
     assert cli.main(["run", "demo.yaml", *flags]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[-1].startswith("rcr-train: error: reward 'few' raised LookupError on example ")
@@ -177,12 +175,24 @@ def test_a_reward_of_ones_own(capsys, here):
     (here / "mine_own.py").write_text(source, encoding="utf-8")
     del sys.modules["mine_own"]
     assert cli.main(["run", "demo.yaml", *flags, "--resume"]) == 0
+    assert not [name for name in rows(here / "runs/demo")[-1] if name.startswith("llm_")]
+
+
+def test_a_reward_that_needs_a_language_model_says_so_before_there_is_a_folder(capsys, here):
+    (here / "mine_right.py").write_text(
+        "def right(predictions, references, *, queries, contexts):\n"
+        "    return [float(p == r) for p, r in zip(predictions, references)]\n",
+        encoding="utf-8",
+    )
+    for name in ("mine_right:right", "structure_coverage"):
+        assert cli.main(["run", "demo.yaml", f"--reward.names={name}"]) == 2
+        assert f"llm.model = null contradicts reward.names = ['{name}']: name a model" in capsys.readouterr().err
+    assert not (here / "runs").exists()
 
 
 def test_a_bad_reward_is_found_before_there_is_a_folder(capsys, here):
     for flags, message in (
-        (["--reward.names=structure_coverge"], "contradicts"),
-        (["--reward.names=structure_coverge", "--llm.kind=simulator"], "did you mean 'structure_coverage'?"),
+        (["--reward.names=structure_coverge"], "did you mean 'structure_coverage'?"),
         (
             ["--reward.names=execution", "--reward.database=no.sqlite", "--llm.kind=simulator"],
             "no.sqlite can't be read",
@@ -233,7 +243,6 @@ def test_a_larger_budget_continues_a_run():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"grpo": {"enabled": True}}, r"llm.model = null contradicts reward.names = \['structure_coverage'\]"),
         ({"reward": {"names": ["correctness"], "weights": [1, 2]}}, "reward.weights = .* contradicts reward.names"),
         ({"reward": {"names": ["correctness"], "weights": [0]}}, "each must be above 0"),
         ({"reward": {"names": ["correctness", "correctness"]}}, "each once"),

@@ -8,7 +8,7 @@ import pytest
 from rcr_trainer import pipeline
 from rcr_trainer.config import Config
 from rcr_trainer.data import Example
-from rcr_trainer.llm import open_llm
+from rcr_trainer.llm import LLMSettings, open_llm
 from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.tasks import Task
@@ -96,7 +96,7 @@ def test_no_prompt_has_more_tokens_by_the_models_own_tokenizer(folder: str) -> N
 def test_a_server_counts_no_more_tokens_than_there_are_bytes(kind: str, folder: str) -> None:
     server = {"kind": kind, "model": "m", "base_url": "http://127.0.0.1:1/v1", "max_tokens": 5}
     said, prompts = cost(config(**server))
-    with open_llm(server, None) as llm:
+    with open_llm(LLMSettings(**server), None) as llm:
         most = max(map(llm.count_tokens, prompts))
     assert said.startswith(f"at most 10 calls for 10 prompts, {10 * most:,} prompt and 50 completion tokens, $")
     assert said.endswith(" (a token for each byte of a prompt; real use is about a third)")

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer, each, prompts_of
-from rcr_trainer.llm import AccessError, Answer, LanguageModel, LLMError, RequestError, open_llm, wrap
+from rcr_trainer.llm import AccessError, Answer, LanguageModel, LLMError, LLMSettings, RequestError, open_llm, wrap
 
 KINDS = ["completion", "chat"]
 KEY = "sk-very-secret-0123456789"
@@ -40,7 +40,7 @@ def expected(count: int, start: int = 0) -> list[str]:
 
 def model(server: OpenAIServer, kind: str, cache: Path | None = None, **options: Any) -> LanguageModel:
     settings = {"kind": kind, "model": "m", "base_url": server.base_url, "timeout": 20, "backoff": 0.02, **options}
-    return open_llm(settings, cache)
+    return open_llm(LLMSettings(**settings), cache)
 
 
 def texts(answers: list[Answer]) -> list[str | None]:
@@ -192,7 +192,7 @@ def test_no_server_at_all() -> None:
     with OpenAIServer() as server:
         url = server.base_url
     settings = {"kind": "completion", "model": "m", "base_url": url, "attempts": 2, "backoff": 0.01}
-    with open_llm(settings, None) as llm, pytest.raises(LLMError, match="connection failed"):
+    with open_llm(LLMSettings(**settings), None) as llm, pytest.raises(LLMError, match="connection failed"):
         llm.generate(["a"])
     assert llm.spent.calls == 0
 
@@ -273,9 +273,9 @@ CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from openai_server import prompts_of
-from rcr_trainer.llm import open_llm
+from rcr_trainer.llm import LLMSettings, open_llm
 settings = {"kind": sys.argv[2], "model": "m", "base_url": sys.argv[3], "concurrency": 4, "timeout": 30}
-with open_llm(settings, sys.argv[4]) as llm:
+with open_llm(LLMSettings(**settings), sys.argv[4]) as llm:
     print([answer.text for answer in llm.generate(prompts_of(int(sys.argv[5])))])
 """
 
@@ -310,7 +310,7 @@ def test_after_kill_9_nothing_that_was_paid_is_asked_again(kind: str, tmp_path: 
         assert sorted(server.paid) == sorted(prompts_of(18))
         server.fault_of = None
         settings = {"kind": kind, "model": "m", "base_url": server.base_url}
-        with open_llm(settings, cache) as llm:
+        with open_llm(LLMSettings(**settings), cache) as llm:
             assert texts(llm.generate(prompts_of(30))) == expected(30)
             assert (llm.stats.cached, llm.stats.paid) == (18, 12)
         assert len(set(server.paid)) == len(server.paid) == 30

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm import open_llm, wrap
+from rcr_trainer.llm import LLMSettings, open_llm, wrap
 from rcr_trainer.llm.local import LocalLM
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -90,7 +90,7 @@ def test_other_stop_sequences(folder: str) -> None:
 def test_a_prompt_that_does_not_fit_is_no_program(folder: str) -> None:
     # 3 + 34 tokens and 12 more are one too many for 48 positions.
     long = f"Source: {'a ' * 34}\nTarget:"
-    with open_llm({"kind": "local", "model": folder, "max_tokens": 12, "device": "cpu"}, None) as llm:
+    with open_llm(LLMSettings(kind="local", model=folder, max_tokens=12, device="cpu"), None) as llm:
         assert [answer.reason == "too_long" for answer in llm.generate([long, PROMPTS[0]])] == [True, False]
         fitting = llm.generate([f"Source: {'a ' * 33}\nTarget:"])[0]
         assert fitting.reason != "too_long"
@@ -99,7 +99,7 @@ def test_a_prompt_that_does_not_fit_is_no_program(folder: str) -> None:
 
 def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str, tmp_path: Path) -> None:
     settings = {"kind": "local", "model": folder, "max_tokens": 12, "batch_size": 4, "device": "cpu"}
-    with open_llm(settings, tmp_path / "a.sqlite") as llm:
+    with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite") as llm:
         answers = llm.generate([*PROMPTS, *PROMPTS])
         assert (llm.stats.nominal, llm.stats.paid, llm.stats.counted) == (18, 9, 0)
         assert llm.estimate(["Source: a b"]).prompt_tokens == 3
@@ -110,7 +110,7 @@ def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str
         assert (answer.text, answer.reason) == (
             (None, "truncated") if end == "length" else (text, "") if text else (None, "empty")
         )
-    with open_llm(settings, tmp_path / "a.sqlite") as llm:
+    with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite") as llm:
         llm.generate(PROMPTS)
         assert llm.stats.paid == 0
 
@@ -133,7 +133,7 @@ def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> N
 def test_a_folder_that_is_none(tmp_path: Path) -> None:
     for name in (str(tmp_path), str(tmp_path / "missing")):
         with pytest.raises(ConfigError, match="can't be loaded"):
-            open_llm({"kind": "local", "model": name}, None)
+            open_llm(LLMSettings(kind="local", model=name), None)
 
 
 def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import ValidationError
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm import LLMSettings, Prices, open_llm
+from rcr_trainer.llm import LLMSettings, open_llm
 from rcr_trainer.llm.backend import LangChainBackend
 
 
@@ -20,7 +20,7 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def backend(**settings: Any) -> tuple[LangChainBackend, Any]:
-    with open_llm({"model": "m", "base_url": "http://127.0.0.1:1/v1", **settings}, None) as llm:
+    with open_llm(LLMSettings(**{"model": "m", "base_url": "http://127.0.0.1:1/v1", **settings}), None) as llm:
         found = llm._backend
         assert isinstance(found, LangChainBackend)
         return found, found._model
@@ -31,25 +31,33 @@ def backend(**settings: Any) -> tuple[LangChainBackend, Any]:
     [
         ({}, "llm.model is required"),
         ({"model": " "}, "llm.model is required"),
-        ({"model": None}, "llm.model is required"),
-        ({"model": "m", "kind": "complete"}, "llm.kind must be one of completion, chat, local"),
-        ({"model": "m", "temprature": 1}, "llm.temprature: there is no such setting"),
         ({"model": "m"}, "set the environment variable OPENAI_API_KEY"),
         ({"model": "m", "base_url": "https://api.openai.com/v1", "api_key_env": "MINE"}, "environment variable MINE"),
-        ({"model": "m", "kind": "local", "temperature": 0.7}, "greedily"),
-        ({"model": "m", "kind": "local", "base_url": "http://x"}, "llm.base_url"),
-        ({"model": "m", "price_prompt": 1}, "both or neither"),
-        ({"model": "m", "max_tokens": 0}, "llm.max_tokens must be above 0"),
-        ({"model": "m", "stop": "\n"}, "llm.stop = .* give a list of texts"),
-        ({"model": "m", "stop": ["a", ""]}, "none of them empty"),
-        ({"model": "m", "base_url": "http://x", "budget_calls": -1}, "negative"),
-        ({"model": "m", "base_url": "http://x", "budget_money": 1.0}, "needs prices"),
-        ("m", "mapping"),
     ],
 )
-def test_settings_that_cannot_be(settings: Any, complaint: str) -> None:
+def test_models_that_cannot_be_opened(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ConfigError, match=complaint):
-        open_llm(settings, None)
+        open_llm(LLMSettings(**settings), None)
+
+
+@pytest.mark.parametrize(
+    ("settings", "complaint"),
+    [
+        ({"kind": "complete"}, "'completion', 'chat', 'local' or 'simulator'"),
+        ({"temprature": 1}, "temprature"),
+        ({"kind": "local", "temperature": 0.7}, "greedily"),
+        ({"kind": "local", "base_url": "http://x"}, "llm.base_url"),
+        ({"price_prompt": 1}, "both or neither"),
+        ({"max_tokens": 0}, "greater than or equal to 1"),
+        ({"stop": "\n"}, "list"),
+        ({"stop": ["a", ""]}, "at least 1 character"),
+        ({"budget_calls": -1}, "greater than or equal to 0"),
+        ({"budget_money": 1.0}, "needs llm.price_prompt"),
+    ],
+)
+def test_settings_that_cannot_be(settings: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ValidationError, match=complaint):
+        LLMSettings(**settings)
 
 
 def test_a_server_of_ones_own_needs_no_key_and_gets_max_tokens() -> None:
@@ -84,7 +92,7 @@ def test_stop_and_instruction_depend_on_the_kind_unless_given() -> None:
     assert "Answer with the program" in chat._instruction
     server = {"model": "m", "base_url": "http://127.0.0.1:1/v1"}
     for given, stop in (({}, ["\nSource:"]), ({"stop": [";"]}, [";"]), ({"stop": []}, [])):
-        with open_llm({**server, **given}, None, language="sql:sqlite") as llm:
+        with open_llm(LLMSettings(**{**server, **given}), None, language="sql:sqlite") as llm:
             assert isinstance(llm._backend, LangChainBackend)
             assert llm._backend._stop == stop
     own = backend(kind="chat", stop=[], instruction="")[0]
@@ -98,16 +106,17 @@ def test_passwords_in_an_address_stay_out_of_identity_and_messages() -> None:
     assert "127.0.0.1:1/v1" in found.diagnose.who
 
 
-def test_any_pydantic_section_with_these_fields_will_do(tmp_path: Path) -> None:
-    class Section(BaseModel):
-        kind: str = "chat"
-        model: str = "m"
-        base_url: str = "http://127.0.0.1:1/v1"
-        price_prompt: float = 1.0
-        price_completion: float = 2.0
-        budget_money: float = 3.0
-
-    with open_llm(Section(), tmp_path / "a.sqlite") as llm:
-        assert llm.stats.prices == Prices(1.0, 2.0)
+def test_prices_and_budget_are_the_settings(tmp_path: Path) -> None:
+    settings = LLMSettings(
+        kind="chat",
+        model="m",
+        base_url="http://127.0.0.1:1/v1",
+        price_prompt=1.0,
+        price_completion=2.0,
+        budget_money=3.0,
+    )
+    with open_llm(settings, tmp_path / "a.sqlite") as llm:
         assert llm.name == "m"
-        assert llm.estimate(["Source: a\nTarget:"]).calls == 1
+        estimate = llm.estimate(["Source: a\nTarget:"])
+        assert estimate.calls == 1
+        assert estimate.money == pytest.approx((estimate.prompt_tokens + 2 * 256) / 1e6)

