@@ -1,0 +1,86 @@
+"""The settings of the language model: section `llm` of a run, and what everything in this package takes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from langchain_rcr.section import Section
+
+
+class LLMSettings(Section):
+    """The language model that answers the prompts, while GRPO trains and in the comparison."""
+
+    kind: Literal["completion", "chat", "local", "simulator"] = Field(
+        "completion",
+        description="completion or chat: a server that speaks OpenAI's protocol; local: a folder for transformers; "
+        "simulator: no language model, but a stand-in that knows the gold programs (StructureBoundLLM).",
+    )
+    model: str | None = Field(
+        None, description="Name of the model on the server, or folder or hub name of a local one; there is no default."
+    )
+    base_url: str | None = Field(None, description="The server (vLLM, Ollama, llama.cpp, …); null: OpenAI's own.")
+    api_key_env: str = Field("OPENAI_API_KEY", description="The environment variable that holds the API key.")
+    temperature: float | None = Field(0.0, ge=0, description="0: the likeliest answer; null: not sent.")
+    max_tokens: int = Field(256, ge=1, description="Tokens of the longest answer, a model's thoughts included.")
+    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(
+        None,
+        description="Texts at which an answer ends. null: a line break, or, for chat and for programs of several lines "
+        "(SQL, Python, tokens), a line break and Source: after it. An empty list: none, for models that refuse them.",
+    )
+    instruction: str | None = Field(
+        None, description="What is said before the prompt; null: for chat a sentence about its form, else nothing."
+    )
+    timeout: float = Field(60.0, gt=0, description="Seconds for an attempt.")
+    concurrency: int = Field(16, ge=1, description="Calls that run at the same time.")
+    attempts: int = Field(6, ge=1, description="Calls for a prompt before the run stops.")
+    backoff: float = Field(1.0, ge=0, description="Seconds before the second attempt, doubled for each further one.")
+    batch_size: int = Field(16, ge=1, description="kind local: prompts that are decoded together.")
+    device: str = Field("auto", description="kind local: auto, cpu, cuda, mps.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="kind local: numbers it computes with; auto: as its folder says."
+    )
+    extra_body: dict[str, Any] = Field({}, description="Further JSON parameters of the server's own.")
+    cache: Path | None = Field(
+        None, description="SQLite file of answers, shared by runs; null: answers.sqlite beside the run folder."
+    )
+    price_prompt: float | None = Field(None, ge=0, description="Dollars for a million prompt tokens.")
+    price_completion: float | None = Field(None, ge=0, description="Dollars for a million completion tokens.")
+    budget_calls: int | None = Field(None, ge=0, description="Calls at most; null: no limit.")
+    budget_tokens: int | None = Field(None, ge=0, description="Tokens at most, read and written.")
+    budget_money: float | None = Field(None, ge=0, description="Dollars at most; needs the prices.")
+    simulator_size: int = Field(
+        2, ge=1, description="kind simulator: nodes of the largest structures that a prompt must show."
+    )
+    simulator_noise: float = Field(
+        0.0, ge=0, le=1, description="kind simulator: share of the answers that get a wrong symbol."
+    )
+
+    @property
+    def given(self) -> bool:
+        """Whether there is a model to ask."""
+        return self.kind == "simulator" or bool((self.model or "").strip())
+
+    def money(self, prompt_tokens: int, completion_tokens: int) -> float | None:
+        """What so many tokens cost, in dollars; None without prices."""
+        if self.price_prompt is None or self.price_completion is None:
+            return None
+        return (prompt_tokens * self.price_prompt + completion_tokens * self.price_completion) / 1e6
+
+    @model_validator(mode="after")
+    def _agree(self) -> LLMSettings:
+        if self.kind == "local" and self.temperature:
+            msg = f"llm.temperature = {self.temperature} contradicts llm.kind = local: it decodes greedily, set it to 0"
+            raise ValueError(msg)
+        if self.kind == "local" and self.base_url:
+            msg = f"llm.base_url = {self.base_url} contradicts llm.kind = local: it has no server, set kind: completion"
+            raise ValueError(msg)
+        if (self.price_prompt is None) != (self.price_completion is None):
+            msg = "llm.price_prompt and llm.price_completion: give both or neither"
+            raise ValueError(msg)
+        if self.budget_money is not None and self.price_prompt is None:
+            msg = f"llm.budget_money = {self.budget_money} needs llm.price_prompt and llm.price_completion"
+            raise ValueError(msg)
+        return self
