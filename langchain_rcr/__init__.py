@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, MissingExtraError, PoolError, RCRError
 
 if TYPE_CHECKING:
+    __version__: str
+
     from langchain_rcr.chains import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
     from langchain_rcr.explaining import Explanation
     from langchain_rcr.index.faiss import FaissIndex
@@ -65,10 +67,22 @@ _HOME = {
     "semantic_parsing_chain": "chains",
 }
 
+
+def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("langchain-rcr")
+    except PackageNotFoundError:
+        return "0+unknown"  # run from source, not installed
+
+
 # Hidden from type checkers: they would take it as "any name exists here".
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
+        if name == "__version__":
+            return _version()
         if name not in _HOME:
             msg = f"module '{__name__}' has no attribute '{name}'"
             raise AttributeError(msg)

@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -109,7 +110,7 @@ def test_help_is_fast_and_loads_nothing_heavy():
 
 
 def test_version(capsys):
-    assert shown(capsys, "--version").startswith("rcr-train ")
+    assert shown(capsys, "--version") == f"rcr-train {version('langchain-rcr')}\n"
 
 
 def test_init_writes_a_file_that_is_the_defaults(capsys, here):

@@ -107,6 +107,40 @@ def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(caps
     assert Run.open(folder).status == "finished"
 
 
+HANGS = """
+import sys, time
+from rcr_trainer import cli, runs
+def hang(*_):
+    print("there", flush=True)
+    time.sleep(60)
+runs.Run.log = hang
+cli.main(sys.argv[1:])
+"""
+
+
+def test_a_second_run_in_the_folder_of_a_running_one_is_refused(capsys, here):
+    folder = here / "runs" / "demo"
+    running = subprocess.Popen(
+        [sys.executable, "-c", HANGS, "run", "demo.yaml"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    try:
+        assert running.stdout.readline() == b"there\n"
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for flags in (["--seed=1"], ["--seed=1", "--overwrite"], ["--resume"]):
+            assert cli.main(["run", "demo.yaml", *flags]) == 2
+        assert cli.main(["evaluate", "runs/demo"]) == 2
+        errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert len(errors) == 4
+        for line in errors:
+            assert line.startswith(f"rcr-train: error: runs/demo is in use by process {running.pid} on ")
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    finally:
+        running.kill()
+        running.communicate()
+    assert cli.main(["run", "demo.yaml", "--resume"]) == 0
+    assert not (folder / "run.lock").exists()
+
+
 def test_progress_and_results_part_ways(here):
     result = subprocess.run(
         [sys.executable, "-m", "rcr_trainer.cli", "sft", "demo.yaml"],

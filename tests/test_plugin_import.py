@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,11 @@ def test_every_promised_name_exists_and_is_listed() -> None:
     for name in langchain_rcr.__all__:
         assert getattr(langchain_rcr, name).__name__ == name
     assert set(langchain_rcr.__all__) <= set(dir(langchain_rcr))
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    assert langchain_rcr.__version__ == version("langchain-rcr")
+    assert "torch" not in _modules_after("import langchain_rcr; langchain_rcr.__version__")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

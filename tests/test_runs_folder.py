@@ -1,15 +1,18 @@
 """A run folder: what it refuses, what it continues, and what a kill leaves of it."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from rcr_trainer.config import Config, DataConfig, load_config
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.runs import Run
+from rcr_trainer.runs import LOCK, Run, hold
 
 from langchain_rcr.errors import CheckpointError
 
@@ -142,8 +145,60 @@ def test_a_foreign_folder_is_never_touched(folder, overwrite):
 
 def test_a_file_in_the_place_of_the_folder(tmp_path):
     (tmp_path / "x").write_text("mine")
-    with pytest.raises(ConfigError, match="is a file"):
-        Run.create(tmp_path / "x", CONFIG)
+    with pytest.raises(ConfigError, match="is a file"), hold(tmp_path / "x"):
+        pass
+
+
+def test_a_held_folder_is_refused_by_name_of_its_process_and_free_afterwards(folder):
+    with hold(folder):
+        with (
+            pytest.raises(ConfigError, match=rf"in use by process {os.getpid()} on .* \(since 20.*another name"),
+            hold(folder),
+        ):
+            pass
+        assert (folder / LOCK).is_file()
+    with hold(folder):
+        pass
+    assert not (folder / LOCK).exists()
+
+
+@pytest.mark.parametrize("left", ['{"pid": 1, "host": "gone", "started": "x"}', "", "[1"])
+def test_a_lock_file_that_a_dead_process_left_holds_nothing(folder, left):
+    folder.mkdir(parents=True)
+    (folder / LOCK).write_text(left)
+    with hold(folder):
+        Run.create(folder, CONFIG)
+
+
+def test_a_file_system_without_locks_is_told_of(folder, monkeypatch, caplog):
+    fcntl = pytest.importorskip("fcntl")
+
+    def none(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", none)
+    with hold(folder):
+        assert "No locks available" in caplog.text
+
+
+def test_one_of_many_gets_the_folder_whenever_it_is_free(folder):
+    inside, most, got = [0], [], []
+
+    def work():
+        for _ in range(200):
+            with suppress(ConfigError), hold(folder):
+                inside[0] += 1
+                most.append(inside[0])
+                got.append(1)
+                inside[0] -= 1
+
+    threads = [Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(most) == 1
+    assert len(got) > 4
 
 
 def test_open_takes_the_run_or_its_checkpoint(folder):

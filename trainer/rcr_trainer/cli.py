@@ -113,14 +113,14 @@ def _evaluate(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
     from rcr_trainer.comparison import evaluation_stage
     from rcr_trainer.config import load_config
-    from rcr_trainer.runs import Run
+    from rcr_trainer.runs import Run, hold
 
     run = Run.open(given.run)
     # The run's own settings, then flags: a variable that is set for the next training must not alter this run.
     run.config = load_config(run.path / "config.yaml", _flags(given), environ={})
     _check_extra(run.config)
     pipeline.set_threads(run.config.threads)
-    with _progress(), run.stage("evaluation"):
+    with _progress(), hold(run.path), run.stage("evaluation"):
         report = evaluation_stage(run, run.config.evaluation)
     _show_report(report)
     _show(f"written: {run.path / 'evaluation.json'}, {run.path / 'coverage.png'}")
@@ -308,13 +308,9 @@ class _Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from importlib.metadata import PackageNotFoundError, version
+        from langchain_rcr import __version__
 
-        try:
-            number = version("langchain-rcr")
-        except PackageNotFoundError:
-            number = "(not installed: running from source)"
-        _show(f"{PROG} {number}")
+        _show(f"{PROG} {__version__}")
         parser.exit()
 
 

@@ -12,7 +12,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +29,7 @@ from rcr_trainer.models import (
     open_language_model,
     save_checkpoint,
 )
-from rcr_trainer.runs import Run
+from rcr_trainer.runs import Run, hold
 from rcr_trainer.tasks import LANGUAGE, Task, check_task, divide, load_split, program_spec
 
 if TYPE_CHECKING:
@@ -78,23 +78,25 @@ def run(
 
     known: Known = {}
     wanted = STAGES[: STAGES.index(until) + 1]
-    with join(config.device) as processes:
-        with processes.together():
-            if processes.first:
-                # Bad data is found before there is a folder.
-                split = None if (config.folder / "run.json").is_file() else load_checked(config)
-                current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
-                _take(current, "data", lambda: data_stage(current, split))
-        if not processes.first:
-            current = Run.follow(config.folder, config)
-        if "sft" in wanted:
-            _take(current, "sft", lambda: sft_stage(current, progress, known, processes), processes.size)
-        if "grpo" in wanted and config.grpo.enabled:
-            _take(current, "grpo", lambda: grpo_stage(current, progress, known, processes), processes.size)
-    if processes.first:
-        if "evaluation" in wanted:
-            _take(current, "evaluation", lambda: evaluation_stage(current, config.evaluation, known))
-        current.finish()
+    with ExitStack() as holding:
+        with join(config.device) as processes:
+            with processes.together():
+                if processes.first:
+                    # Bad data is found before there is a folder.
+                    split = None if (config.folder / "run.json").is_file() else load_checked(config)
+                    holding.enter_context(hold(config.folder))
+                    current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
+                    _take(current, "data", lambda: data_stage(current, split))
+            if not processes.first:
+                current = Run.follow(config.folder, config)
+            if "sft" in wanted:
+                _take(current, "sft", lambda: sft_stage(current, progress, known, processes), processes.size)
+            if "grpo" in wanted and config.grpo.enabled:
+                _take(current, "grpo", lambda: grpo_stage(current, progress, known, processes), processes.size)
+        if processes.first:
+            if "evaluation" in wanted:
+                _take(current, "evaluation", lambda: evaluation_stage(current, config.evaluation, known))
+            current.finish()
     return current
 
 

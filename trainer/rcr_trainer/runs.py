@@ -9,6 +9,7 @@
     checkpoint/       the trained policy and pool.jsonl, its candidates
     checkpoint-sft/   where GRPO follows: the policy that SFT left, from which GRPO began
     evaluation.json   the comparison; coverage.png, its plot
+    run.lock          while a process works on the run: which one (`hold`)
 
 A stage counts only once run.json says so, and it says so after the stage's files are in place: after a crash at any
 moment the folder is either as before the stage or as after it.
@@ -17,6 +18,7 @@ moment the folder is either as before the stage or as after it.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
@@ -29,14 +31,17 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from langchain_rcr.errors import CheckpointError, MissingExtraError
 from langchain_rcr.files import write_json, write_text
 from rcr_trainer.config import Config, differences, load_config, to_yaml
 from rcr_trainer.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 FORMAT_VERSION = 1
+LOCK = "run.lock"
 _LIBRARIES = ("langchain-rcr", "langchain-core", "numpy", "torch", "transformers")
 _RESULTS = (
     "data",
@@ -57,6 +62,79 @@ _INCIDENTAL = (
     *(f"llm.{name}" for name in ("price_prompt", "price_completion", "budget_calls", "budget_tokens", "budget_money")),
 )
 """Settings that change no result: a run may be continued with others, a larger budget say."""
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing into a run folder until the block ends.
+
+    The kernel frees the lock once its process is gone, however that ended. On a file system without locks (NFS has
+    them) a warning takes their place.
+
+    Args:
+        folder: the run folder; made if it is missing.
+
+    Raises:
+        ConfigError: another process works on the run, or nothing can be written there.
+    """
+    if folder.exists() and not folder.is_dir():
+        msg = f"{folder} is a file: give the run another name, or output"
+        raise ConfigError(msg)
+    path = folder / LOCK
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = _locked(path)
+    except OSError as error:
+        msg = f"{folder} can't be written: {error.strerror}"
+        raise ConfigError(msg) from None
+    with file:
+        file.truncate(0)
+        file.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "started": _now()}))
+        file.flush()
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # Windows removes no open file; it does no harm there.
+                path.unlink()
+
+
+def _locked(path: Path) -> TextIO:
+    """The lock file, open and locked by this process."""
+    while True:
+        file = path.open("a+", encoding="utf-8")
+        try:
+            _lock(file)
+        except (BlockingIOError, PermissionError):
+            file.close()
+            msg = f"{path.parent} is in use by {_holder(path)}: wait until that ends, or give this run another name"
+            raise ConfigError(msg) from None
+        except OSError as error:
+            logger.warning("%s can't be locked (%s): don't start a second run in it", path.parent, error.strerror)
+            return file
+        with suppress(FileNotFoundError):
+            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
+                return file
+        file.close()  # Removed by its last holder after we had opened it.
+
+
+def _lock(file: TextIO) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(1 << 20)  # Behind the text, which others could not read otherwise.
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        return f"process {holder['pid']} on {holder['host']} (since {holder['started']})"
+    except (OSError, ValueError):
+        return "another process"
 
 
 class Run:
@@ -85,6 +163,7 @@ class Run:
         A new folder is made. A finished run of the same configuration is returned with its stages done, so that
         only stages it lacks remain. A run that was interrupted is continued with `resume`. Anything else that
         is there is refused unless `overwrite`, which clears the results of a run but never a foreign folder.
+        The caller holds the folder (`hold`).
 
         Args:
             path: the run folder.
@@ -96,16 +175,13 @@ class Run:
             ConfigError: the folder holds something else, another configuration, or an interrupted run.
         """
         folder = Path(path)
-        if folder.exists() and not folder.is_dir():
-            msg = f"{folder} is a file: give the run another name, or output"
-            raise ConfigError(msg)
         names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
         if {"run.json", "config.yaml"} <= names:
             nothing_to_lose = not {"checkpoint", "state"} & names and not resume
             if not (overwrite or nothing_to_lose):
                 return cls._continue(folder, config, resume=resume)
         # run.json alone: killed as it began, so there is nothing to lose.
-        elif any(name != "run.json" and not name.startswith(".") for name in names):
+        elif any(name not in ("run.json", LOCK) and not name.startswith(".") for name in names):
             msg = f"{folder} is not empty and no run folder: give the run another name, or output"
             raise ConfigError(msg)
         run = cls(folder, config, _provenance(config))
