@@ -308,9 +308,9 @@ class _Version(argparse.Action):
     """Looks the version up only when it is asked for."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        from langchain_rcr import __version__
+        import langchain_rcr
 
-        _show(f"{PROG} {__version__}")
+        _show(f"{PROG} {langchain_rcr.__version__}")
         parser.exit()
 
 
