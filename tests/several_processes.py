@@ -3,13 +3,13 @@
 As a script it trains: `several_processes.py FOLDER NAME…` leaves what comes of each training in FOLDER.
 """
 
+import contextlib
 import dataclasses
 import json
 import os
 import socket
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -122,7 +122,7 @@ def outcome(name, processes, folder, *, stop=False):
 
     state = folder / f"state of {name}"
     if stop:
-        with suppress(StopError):
+        with contextlib.suppress(StopError):
             train(name, settings, processes, folder, build(name, processes.rank, folder), kill, state)
         processes._stopped = False
     result = train(name, settings, processes, folder, model, log, state if stop else None)
@@ -175,6 +175,15 @@ def check_exchanges(processes):
     assert np.isnan(processes.gather(np.array([np.nan])[processes.part(1)], 1)).all()
     assert processes.of_first(np.array([rank + 7])).tolist() == [7]
     assert processes.say("ä" * rank) == ["", "ä"]
+    fitted = torch.nn.BatchNorm1d(2)  # which has parameters, and buffers of two types
+    torch.nn.init.constant_(fitted.weight, rank + 7)
+    fitted.running_mean.fill_(rank + 8)
+    fitted.num_batches_tracked.fill_(rank + 9)
+    processes.broadcast(fitted)
+    assert (fitted.weight[0], fitted.running_mean[1], fitted.num_batches_tracked) == (7, 8, 9)
+    with contextlib.suppress(ConfigError):
+        processes.broadcast(torch.nn.BatchNorm1d(2 + rank))
+        raise AssertionError
     parameters = [torch.zeros(2, requires_grad=True) for _ in range(3)]
     parameters[0].grad = torch.full((2,), 1.0 + rank)
     if rank:

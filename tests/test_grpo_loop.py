@@ -95,6 +95,27 @@ def test_the_best_weights_may_be_those_of_sft():
     assert same_weights(model, before)
 
 
+def test_a_development_figure_that_is_no_number_never_replaces_the_best_weights():
+    class FirstOnly:
+        """Scores development queries in the first evaluation alone."""
+
+        name, needs_llm, maximum = "first_only", False, 1.0
+        evaluations = 0
+
+        def __call__(self, predictions, references, *, queries, contexts):
+            if list(queries) == [e.source for e in SPLIT.dev]:
+                self.evaluations += 1
+                if self.evaluations > 1:
+                    return [None] * len(queries)
+            return COVERAGE(predictions, references, queries=queries, contexts=contexts)
+
+    model, before = lexical(), lexical()
+    result = run(model, FAST, FirstOnly())
+    assert [math.isfinite(row["dev_reward"]) for row in result.history] == [True, False, False]
+    assert (result.best_step, result.best_dev) == (0, result.history[0]["dev_reward"])
+    assert same_weights(model, before)
+
+
 def test_candidates_move_only_where_they_are_trained():
     model, before = lexical(), lexical()
     run(model, FAST.model_copy(update={"epochs": 1, "train_candidates": True}), dev=[])

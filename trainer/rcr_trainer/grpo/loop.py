@@ -46,7 +46,7 @@ from rcr_trainer.grpo.policy import Sequences
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.schema import GRPOConfig
-from rcr_trainer.training import Processes, TrainingState, fixed, linear, own_positions, resume
+from rcr_trainer.training import Processes, TrainingState, fixed, is_better, linear, own_positions, resume
 from rcr_trainer.training.needs import held_out_features
 
 if TYPE_CHECKING:
@@ -188,7 +188,7 @@ class _Trainer:
     ) -> None:
         self.model, self.config, self.reward, self.llm, self.seed = model.eval(), config, reward, llm, seed
         self.processes, self.batch_size = processes, config.batch_size * processes.size
-        processes.alike(model.parameters())
+        processes.broadcast(model)
         self.pool, self.language = list(pool), spec.language
         with processes.together():
             scorable = check_reward(reward, queries)
@@ -382,7 +382,7 @@ class _Trainer:
             if scores:
                 figures["dev_reward"] = float(np.nanmean(rewards)) if np.isfinite(rewards).any() else float("nan")
         best = figures.get(f"dev_{config.best_by}", float("nan"))
-        if not best <= result.best_dev:  # true for the first, and without development queries
+        if is_better(best, result.best_dev):
             result.best_step, result.best_dev = result.steps, best
             state.keep_best()
         result.history.append({"step": float(result.steps), **figures})

@@ -43,7 +43,7 @@ from rcr_trainer.schema import SFTConfig
 from rcr_trainer.sft.batches import Batch, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
 from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
-from rcr_trainer.training import Processes, TrainingState, fixed, linear, resume
+from rcr_trainer.training import Processes, TrainingState, fixed, is_better, linear, resume
 from rcr_trainer.training.needs import CHOICES, fit_needs
 
 logger = logging.getLogger(__name__)
@@ -178,7 +178,7 @@ class _Trainer:
         self.groups = np.unique(keys, return_inverse=True)[1] if keys else None
         dev_items = [Item(e.source) for e in dev]
         self.query_features = self._query_features(dev_items)
-        processes.alike(model.parameters())
+        processes.broadcast(model)
         self.dev_features = model.query.featurize(dev_items)
         self.negatives = None
         if config.loss == "infonce" and config.bm25_worst:
@@ -280,7 +280,7 @@ class _Trainer:
             queries, choices = [*self.queries, *self._lent], [need.alike] if need.alike else CHOICES[:1]
             self._say("fitting to all %d questions …", len(queries))
             fit_needs(need, queries, own_program=own, seed=self.seed, choices=choices)
-            self.processes.alike(self.model.parameters())
+            self.processes.broadcast(self.model)
 
     def _step(
         self, group: Sequence[Batch], optimizer: torch.optim.Optimizer, parameters: Sequence[torch.nn.Parameter]
@@ -311,7 +311,7 @@ class _Trainer:
         if self.dev is not None:
             coverage = self._dev_coverage(self.dev_features)
             figures["dev_coverage"] = coverage
-            better = not coverage <= result.best_dev_coverage  # true for the first, NaN
+            better = is_better(coverage, result.best_dev_coverage)
         else:
             better = True
         if better:

@@ -7,6 +7,16 @@ from rcr_trainer.training.fixing import fixed
 from rcr_trainer.training.joining import join, resume
 from rcr_trainer.training.processes import ProcessError, Processes
 from rcr_trainer.training.schedule import linear
-from rcr_trainer.training.state import TrainingState
+from rcr_trainer.training.state import TrainingState, is_better
 
-__all__ = ["ProcessError", "Processes", "TrainingState", "fixed", "join", "linear", "own_positions", "resume"]
+__all__ = [
+    "ProcessError",
+    "Processes",
+    "TrainingState",
+    "fixed",
+    "is_better",
+    "join",
+    "linear",
+    "own_positions",
+    "resume",
+]

@@ -9,6 +9,8 @@ one. No process then waits for what another will never send.
 
 from __future__ import annotations
 
+import itertools
+import json
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -18,9 +20,10 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from langchain_rcr.errors import RCRError
+from rcr_trainer.errors import ConfigError
 
 _MENDABLE, _INTERRUPTED, _BUG = 1, 2, 3
 
@@ -109,16 +112,25 @@ class Processes:
         """The first process's array, where all have one of that shape and type."""
         return self.sum(values if self.first else np.zeros_like(values))
 
-    def alike(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite tensors by the first process's."""
-        if self.size > 1:
-            import torch.distributed as dist
+    def broadcast(self, module: nn.Module) -> None:
+        """Overwrite a module's parameters and buffers, so also what was fitted in closed form, by the first process's.
 
-            with self.together():
-                pass  # whoever failed before says so
-            for tensor in tensors:
-                with connected():
-                    dist.broadcast(tensor.detach(), 0, group=self._group)
+        Raises:
+            ConfigError: the modules differ in more than values: in the names, shapes or types of their tensors.
+        """
+        if self.size == 1:
+            return
+        import torch.distributed as dist
+
+        tensors = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
+        with self.together():
+            shapes = {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+        if len(set(self.say(json.dumps(shapes)))) > 1:
+            msg = "the processes have different models: give all of them the same data and settings"
+            raise ConfigError(msg)
+        for tensor in tensors.values():
+            with connected():
+                dist.broadcast(tensor.detach(), 0, group=self._group)
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
         """Replace every gradient by its sum over the processes, in one exchange; None stays where all have None."""

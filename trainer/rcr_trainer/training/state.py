@@ -133,6 +133,16 @@ class TrainingState(Generic[ProgressT]):
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
 
+def is_better(score: float, best: float) -> bool:
+    """Whether a development score is the best so far. NaN never beats a number, and anything beats NaN.
+
+    Args:
+        score: of the weights as they are; NaN where there is nothing to judge by, so that the last weights are kept.
+        best: the best before; NaN at first.
+    """
+    return score > best or math.isnan(best)
+
+
 def _part(tensors: dict[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
