@@ -1,6 +1,7 @@
 """Few-shot examples picked step by step: a LangChain example selector and retriever.
 
-Importing this package loads neither torch nor transformers: every name below is imported when it is first used.
+Importing this package loads neither torch nor transformers: every name below is imported when it is first used. An
+engine whose extra is not installed can still be imported; creating one raises the `MissingExtraError` that names it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,6 @@ from typing import TYPE_CHECKING
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, MissingExtraError, PoolError, RCRError
 
 if TYPE_CHECKING:
-    __version__: str
-
     from langchain_rcr.chains import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
     from langchain_rcr.explaining import Explanation
     from langchain_rcr.index.faiss import FaissIndex
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
     from langchain_rcr.prompting import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
     from langchain_rcr.retriever import SequentialCompositionalRetriever
     from langchain_rcr.store import ExampleStore
+
+__version__ = "0.1.0"
 
 __all__ = [
     "CheckpointError",
@@ -67,29 +68,30 @@ _HOME = {
     "semantic_parsing_chain": "chains",
 }
 
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version
-
-    try:
-        return version("langchain-rcr")
-    except PackageNotFoundError:
-        return "0+unknown"  # run from source, not installed
-
-
-# Hidden from type checkers: they would take it as "any name exists here".
+# Hidden from type checkers, which would conclude that any name exists here.
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
-        if name == "__version__":
-            return _version()
         if name not in _HOME:
             msg = f"module '{__name__}' has no attribute '{name}'"
             raise AttributeError(msg)
-        value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        try:
+            value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+        except MissingExtraError as error:
+            value = _unavailable(name, error)
         globals()[name] = value
         return value
 
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _unavailable(name: str, error: MissingExtraError) -> type:
+    """A class in place of one whose module needs a missing extra, so that `import *` and `help` work without it."""
+    package, extra = error.package, error.extra
+
+    def refuse(self: object, *args: object, **kwargs: object) -> None:
+        raise MissingExtraError(package, extra)
+
+    return type(name, (), {"__doc__": f"Unavailable: {error}", "__init__": refuse, "__module__": __name__})

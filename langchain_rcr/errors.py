@@ -32,4 +32,5 @@ class MissingExtraError(RCRError, ImportError):
     """
 
     def __init__(self, package: str, extra: str) -> None:
+        self.package, self.extra = package, extra
         super().__init__(f"{package} is not installed: pip install 'langchain-rcr[{extra}]'")

@@ -173,6 +173,14 @@ def test_a_model_in_an_installed_package(tmp_path, monkeypatch):
     assert PooledTransformer("package:some_model_package").dim == 16
 
 
+def test_a_dotted_package_name_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "outer_package" / "inner").mkdir(parents=True)
+    (tmp_path / "outer_package" / "__init__.py").write_text("raise SystemExit('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="is not installed"):
+        model_folder("package:outer_package.inner")
+
+
 @pytest.mark.parametrize("damage", ["truncated", "text", "foreign config", "no weights", "code"])
 def test_a_damaged_model_folder_is_one_line(bert, tmp_path, damage):
     folder = Path(shutil.copytree(bert, tmp_path / "model"))

@@ -10,11 +10,15 @@ from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import langchain_rcr
+
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT = PYPROJECT["project"]
 EXTRAS = PROJECT["optional-dependencies"]
 PINS = dict(
     line.split("==")
@@ -76,12 +80,50 @@ def test_pins_are_plain_versions_in_order() -> None:
 
 def test_the_changelog_begins_with_this_version() -> None:
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE)[0] == PROJECT["version"]
+    versions = [name for name in re.findall(r"^## \[(.+?)\]", changelog, re.MULTILINE) if name != "Unreleased"]
+    assert versions[0] == langchain_rcr.__version__
 
 
 def test_both_packages_say_that_they_are_typed() -> None:
     assert (ROOT / "langchain_rcr" / "py.typed").is_file()
     assert (ROOT / "trainer" / "rcr_trainer" / "py.typed").is_file()
+
+
+def test_the_source_distribution_includes_only_what_exists() -> None:
+    included = PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    assert [name for name in included if not (ROOT / name).exists()] == []
+    assert PYPROJECT["tool"]["hatch"]["version"]["path"] == "langchain_rcr/__init__.py"
+
+
+# ---------------------------------------------------------------- what GitHub shows
+
+
+def test_the_citation_names_this_version_and_the_paper() -> None:
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
+    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert (citation["title"], citation["version"]) == (PROJECT["name"], langchain_rcr.__version__)
+    assert citation["repository-code"] == PROJECT["urls"]["Source"]
+    paper = citation["preferred-citation"]
+    assert paper["title"].startswith("Reinforcing Compositional Retrieval")
+    assert [author["family-names"] for author in paper["authors"]] == ["Long", "Chen", "Liu", "Chen", "Wang", "Pan"]
+
+
+@pytest.mark.parametrize("name", ["bug_report", "feature_request"])
+def test_an_issue_form_is_one_that_github_accepts(name: str) -> None:
+    form = yaml.safe_load((ROOT / ".github" / "ISSUE_TEMPLATE" / f"{name}.yml").read_text(encoding="utf-8"))
+    assert {"name", "description", "body"} <= form.keys()
+    for field in form["body"]:
+        assert field["type"] in {"markdown", "textarea", "input", "dropdown", "checkboxes"}
+        assert field["attributes"]["label"]
+    ids = [field["id"] for field in form["body"]]
+    assert len(ids) == len(set(ids))
+
+
+def test_all_links_to_the_project_lead_to_its_one_address() -> None:
+    files = [ROOT / name for name in ("pyproject.toml", "CITATION.cff", "SECURITY.md")]
+    for path in [*files, *(ROOT / ".github").rglob("*.yml")]:
+        for address in re.findall(r"https://github\.com/[\w-]+/[\w-]+", path.read_text(encoding="utf-8")):
+            assert address == PROJECT["urls"]["Source"], path
 
 
 # ---------------------------------------------------------------- Makefile
@@ -156,8 +198,6 @@ def test_continuous_integration_runs_make_test() -> None:
 
 
 def test_the_hooks_are_valid_and_run_the_pinned_tools() -> None:
-    import yaml
-
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"]
     assert [repo["repo"] for repo in hooks] == ["local"]
     done = subprocess.run(

@@ -1,5 +1,6 @@
-"""`import langchain_rcr` is light, and every name it promises is there."""
+"""`import langchain_rcr` is light, and every name it promises is there, whichever extras are installed."""
 
+import json
 import subprocess
 import sys
 from importlib.metadata import version
@@ -10,12 +11,27 @@ import pytest
 import langchain_rcr
 
 ROOT = Path(__file__).parent.parent
+ENGINES = {"FaissIndex": "faiss", "PgVectorIndex": "pgvector"}
+"""Those that need an extra → the extra."""
+
+WITHOUT_EXTRAS = """
+import sys
+class Blocked:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {"faiss", "psycopg", "sqlglot", "matplotlib"}:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Blocked())
+"""
+
+
+def _python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def _modules_after(statement: str) -> set[str]:
-    code = f"{statement}\nimport sys\nprint(*sorted({{name.split('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    return set(done.stdout.split())
+    return set(_python(f"{statement}\nimport sys\nprint(*{{name.split('.')[0] for name in sys.modules}})").split())
 
 
 def test_importing_the_package_loads_nothing_heavy() -> None:
@@ -41,6 +57,52 @@ def test_every_promised_name_exists_and_is_listed() -> None:
 def test_the_version_is_that_of_the_distribution() -> None:
     assert langchain_rcr.__version__ == version("langchain-rcr")
     assert "torch" not in _modules_after("import langchain_rcr; langchain_rcr.__version__")
+
+
+@pytest.fixture(scope="module")
+def without_extras() -> dict[str, str]:
+    """What a process without any extra prints: the page of `pydoc`, and what creating each engine says."""
+    engines = ", ".join(ENGINES)
+    return json.loads(
+        _python(
+            f"""{WITHOUT_EXTRAS}
+import json, pydoc
+from langchain_rcr import *
+assert set(__import__("langchain_rcr").__all__) <= set(globals())
+said = {{"help": pydoc.plain(pydoc.render_doc("langchain_rcr"))}}
+for engine in ({engines}):
+    try:
+        engine("postgresql://localhost/none")
+    except MissingExtraError as error:
+        said[engine.__name__] = str(error)
+print(json.dumps(said))
+"""
+        )
+    )
+
+
+def test_the_help_works_without_any_extra(without_extras: dict[str, str]) -> None:
+    assert [name for name in langchain_rcr.__all__ if name not in without_extras["help"]] == []
+
+
+@pytest.mark.parametrize(("name", "extra"), ENGINES.items())
+def test_an_engine_without_its_extra_names_the_pip_command(
+    without_extras: dict[str, str], name: str, extra: str
+) -> None:
+    assert without_extras[name].endswith(f"is not installed: pip install 'langchain-rcr[{extra}]'")
+
+
+def test_a_language_without_its_extra_names_the_pip_command() -> None:
+    code = f"""{WITHOUT_EXTRAS}
+from langchain_rcr import MissingExtraError
+from langchain_rcr.programs import ProgramSpec
+assert ProgramSpec("functional").structures("f(a)")
+try:
+    ProgramSpec("sql")
+except MissingExtraError as error:
+    print(error)
+"""
+    assert _python(code).strip() == "sqlglot is not installed: pip install 'langchain-rcr[sql]'"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

