@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from rcr_trainer.runs import Run
 
 COVR = ("8", "25", "34", "43", "48", "51", "99", "100", "110", "115")
-PLAIN = ("random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr")
 
 
 def parser(description: str | None, *, threads: int) -> argparse.ArgumentParser:

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common import PLAIN, cell, limit_threads, parser, run_or_read, settings_of
+from common import cell, limit_threads, parser, run_or_read, settings_of
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Example, Split
@@ -149,7 +149,10 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
         unbroken: the examples, found by their ids.
         spec: how these are read.
     """
-    from rcr_trainer.baselines import OracleSelector, TransformerTokens
+    from rcr_trainer.baselines import get_baseline
+    from rcr_trainer.baselines.base import Resources
+    from rcr_trainer.baselines.oracle import OracleSelector
+    from rcr_trainer.baselines.set_bsr import TransformerTokens
     from rcr_trainer.data import read_split
     from rcr_trainer.evaluation import evaluate, plain_selectors
     from rcr_trainer.models import load_model, policy_picks
@@ -163,21 +166,25 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
     base = config.model.base
     plain = plain_selectors(
         task.pool,
-        read,
-        None if model.backbone is None else model.backbone.embed,
-        config.seed,
-        embed_tokens=None if base is None else TransformerTokens(base, max_length=config.model.max_length),
+        Resources(
+            read,
+            config.seed,
+            None if model.backbone is None else model.backbone.embed,
+            None if base is None else TransformerTokens(base, max_length=config.model.max_length),
+        ),
         dev=task.dev,
         k=evaluation.k,
         exclude_dev=own_positions(task.dev, task.pool, read, same_program=config.sft.exclude_own_program),
-        mmr_grid=evaluation.mmr_grid,
-        names=evaluation.selectors,
-    )
+        names=[name for name in evaluation.selectors if not get_baseline(name).oracle],
+    ).selectors
     targets = {example.id: example.target for example in unbroken}
     meant = [replace(example, target=targets[example.id]) for example in task.pool]
-    plain["oracle"] = OracleSelector([{"source": e.source, "target": e.target} for e in meant], spec=spec)
     return evaluate(
-        {"rcr": policy_picks(model, task.pool, read, mask_duplicates=evaluation.mask_duplicates), **plain},
+        {
+            "rcr": policy_picks(model, task.pool, read, mask_duplicates=evaluation.mask_duplicates),
+            **plain,
+            "oracle": OracleSelector([{"source": e.source, "target": e.target} for e in meant], spec=spec),
+        },
         meant,
         task.test,
         spec,
@@ -190,8 +197,8 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
 
 
 def _figures(report: EvaluationReport) -> dict[str, Any]:
-    name, best = report.best_plain(PLAIN)
-    ours, oracle = report.selectors["rcr"].coverage, report.selectors["oracle"].coverage
+    name, best = report.best_plain()
+    ours, oracle = report.selectors["rcr"].coverage, report.oracle.coverage
     return {
         "best_plain": round(best, 2),
         "best_plain_name": name,

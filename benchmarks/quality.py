@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from common import COVR, PLAIN, cell, limit_threads, parser, run_or_read, settings_of
+from common import COVR, cell, limit_threads, parser, run_or_read, settings_of
 
 SPLITS = {
     "geoquery": ("standard", "template_1", "tmcd_1", "length_1", "template_2", "tmcd_2"),
@@ -82,9 +82,9 @@ def _geography(data: Path, kind: str) -> Path:
 
 
 def _figures(report: Any) -> dict[str, Any]:
-    name, best = report.best_plain(PLAIN)
-    ours, oracle = report.selectors["rcr"], report.selectors["oracle"].coverage
-    gains = {metric: getattr(ours, metric) - report.best_plain(PLAIN, metric)[1] for metric in GAINS}
+    name, best = report.best_plain()
+    ours, oracle = report.selectors["rcr"], report.oracle.coverage
+    gains = {metric: getattr(ours, metric) - report.best_plain(metric)[1] for metric in GAINS}
     return {
         "best_plain": round(best, 2),
         "best_plain_name": name,

@@ -18,7 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import COVR, PLAIN, cell, limit_threads, parser, run_or_read, settings_of
+from common import COVR, cell, limit_threads, parser, run_or_read, settings_of
+from rcr_trainer.baselines import get_baseline, names
 
 Cells = dict[str, dict[str, dict[str, dict[str, float]]]]
 """Split → seed → column → figures, in percent."""
@@ -45,7 +46,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 TEMPLATES = ("template_1", "template_2", "template_3")
 WITHOUT = "w/o RL"
 VARIANTS: dict[str, dict[str, Any]] = {
-    "GRPO": {"evaluation": {"selectors": [*PLAIN, "oracle"]}},
+    "GRPO": {"evaluation": {"selectors": names()}},
     "NB": {"grpo": {"advantage": "nb"}},
     "ReMax": {"grpo": {"advantage": "remax"}},
     "RLOO": {"grpo": {"advantage": "rloo"}},
@@ -184,7 +185,8 @@ def _figure(row: Mapping[str, Mapping[str, float]], name: str, metric: str) -> f
     """A column's figure; `best plain` is the best of the plain selectors in this metric."""
     if name != "best plain":
         return row[name][metric]
-    return max(row[plain][metric] for plain in PLAIN if metric in row.get(plain, {}))
+    plain = [name for name in names() if not get_baseline(name).oracle]
+    return max(row[name][metric] for name in plain if metric in row.get(name, {}))
 
 
 def main() -> int:

@@ -7,8 +7,7 @@ import sys
 import numpy as np
 import pytest
 from rank_bm25 import BM25Okapi
-from rcr_trainer.baselines import BM25Scorer, BM25Selector
-from rcr_trainer.baselines.bm25 import tokenize
+from rcr_trainer.baselines.bm25 import BM25Scorer, BM25Selector, tokenize
 
 from langchain_rcr.errors import MissingExtraError
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from langchain_core.vectorstores.utils import maximal_marginal_relevance as langchain_mmr
-from rcr_trainer.baselines import DenseSelector, MMRSelector
 from rcr_trainer.baselines.base import top_k
+from rcr_trainer.baselines.dense import DenseSelector
+from rcr_trainer.baselines.mmr import MMRSelector
 
 from langchain_rcr.errors import InputError
 
@@ -74,21 +75,6 @@ def test_mmr_equals_langchain_and_a_slow_loop(lambda_mult):
         assert masked[row].tolist() == slow_mmr(vectors[query], candidates, 6, lambda_mult, allowed)
 
 
-def test_mmr_among_the_most_similar():
-    vectors, embed = lookup(2, 40)
-    candidates = [vectors[str(i)] for i in range(30)]
-    queries = [str(i) for i in range(30, 40)]
-    exclude = [[int(q) % 7] for q in queries]
-    picked = MMRSelector(pool(30), embed=embed, lambda_mult=0.4, fetch_k=9).pick(queries, 5, exclude)
-    for row, query in enumerate(queries):
-        allowed = sorted(
-            (i for i in range(30) if i not in exclude[row]), key=lambda c: -cosine(vectors[query], candidates[c])
-        )[:9]
-        assert picked[row].tolist() == slow_mmr(vectors[query], candidates, 5, 0.4, allowed)
-    whole = MMRSelector(pool(30), embed=embed, lambda_mult=0.4).pick(queries, 5, exclude)
-    assert (MMRSelector(pool(30), embed=embed, lambda_mult=0.4, fetch_k=30).pick(queries, 5, exclude) == whole).all()
-
-
 def test_mmr_by_hand():
     vectors = {"query": [1, 0], "same": [1, 0], "near": [0.9, 0.1], "far": [0, 1]}
 
@@ -127,21 +113,6 @@ def test_each_question_of_the_pool_is_embedded_once():
     assert sorted(asked) == sorted([["0", "1", "2", "3", "4"], ["7"], ["7", "8"], ["6"], ["9"]])
 
 
-def test_known_vectors_are_not_computed_again():
-    _, embed = lookup(5, 10)
-    questions = ["1", "0", "2", "1", "3"]
-    examples = [{"source": q} for q in questions]
-    plain = MMRSelector(examples, embed=embed)
-    known = MMRSelector(examples, embed=embed, vectors=embed(questions))
-    assert (plain.pick(["9", "8"], 5) == known.pick(["9", "8"], 5)).all()
-    asked = []
-    dense = DenseSelector(examples, embed=lambda texts: asked.extend(texts) or embed(texts), vectors=embed(questions))
-    assert (dense.pick(["9"], 5) == DenseSelector(examples, embed=embed).pick(["9"], 5)).all()
-    assert asked == ["9"]
-    with pytest.raises(InputError, match="4 vectors for 5 examples"):
-        MMRSelector(examples, embed=embed, vectors=embed(questions[:4]))
-
-
 @pytest.mark.parametrize(
     ("embed", "message"),
     [
@@ -159,9 +130,8 @@ def test_bad_options_are_refused():
     _, embed = lookup(6, 10)
     with pytest.raises(InputError, match=r"lambda_mult is 1\.5"):
         MMRSelector(pool(5), embed=embed, lambda_mult=1.5)
-    with pytest.raises(InputError, match="k is 4, but fetch_k is only 3"):
-        MMRSelector(pool(5), embed=embed, fetch_k=3).pick(["1"], 4)
-    _, wider = lookup(6, 10, dimensions=5)
-    selector = DenseSelector(pool(5), embed=wider, vectors=embed([str(i) for i in range(5)]))
+    selector = DenseSelector(pool(5), embed=embed)
+    selector.pick(["6"], 1)
+    _, selector.embed = lookup(6, 10, dimensions=5)
     with pytest.raises(InputError, match="5 dimensions"):
         selector.pick(["7"], 2)

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rcr_trainer.baselines import DenseSelector, DPPSelector
+from rcr_trainer.baselines.dense import DenseSelector
+from rcr_trainer.baselines.dpp import DPPSelector
 
 from langchain_rcr.errors import InputError
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rcr_trainer.baselines import SetBSRSelector, TokenVectors, TransformerTokens
+from rcr_trainer.baselines.set_bsr import SetBSRSelector, TransformerTokens
 from tiny_bert import tiny_bert
 
 from langchain_rcr.errors import InputError
@@ -21,27 +21,19 @@ WORDS = {
     "e": [0, 0.6, 0.8],
     "f": [-0.6, 0, 0.8],
 }
-NUMBERS = {word: number for number, word in enumerate(WORDS)}
 
 
 def embed_tokens(texts):
-    words = [text.split() for text in texts]
-    ids = np.array([NUMBERS[word] for own in words for word in own], dtype=np.int64)
     # Lengths don't matter: the selector compares directions.
-    vectors = np.array([WORDS[word] for own in words for word in own], dtype=np.float64).reshape(-1, 3) * 2.5
-    return TokenVectors(np.array([len(own) for own in words]), ids, vectors)
+    return [np.array([WORDS[word] for word in text.split()], dtype=np.float64).reshape(-1, 3) * 2.5 for text in texts]
 
 
 def make(texts, **options):
     return SetBSRSelector([{"source": text} for text in texts], **{"embed_tokens": embed_tokens, **options})
 
 
-def slow(texts, query, allowed, k, idf=False):
+def slow(texts, query, allowed, k):
     """Eq. 5 and 6 and Algorithm 1 of Gupta et al. (2023), token by token; without tokens, a text is like nothing."""
-    documents = [set(text.split()) for text in texts]
-
-    def weight(token):
-        return np.log((len(texts) + 1) / (sum(token in words for words in documents) + 1)) if idf else 1.0
 
     def like(token, text):
         cosines = [float(np.dot(WORDS[token], WORDS[other])) for other in text.split()]
@@ -59,7 +51,7 @@ def slow(texts, query, allowed, k, idf=False):
                     more = [max(0.0, s - known) for s, known in zip(table[c], best, strict=True)]
                 else:
                     more = table[c]
-                gains[c] = sum(weight(token) * gain for token, gain in zip(tokens, more, strict=True))
+                gains[c] = sum(more)
         best = max(gains, key=lambda c: (gains[c], -c))
         if cover and gains[best] <= 0:
             cover = []
@@ -88,19 +80,6 @@ def test_copies_texts_without_tokens_and_empty_queries():
     assert make(["", ""]).pick(["a", ""], 2).tolist() == [[0, 1], [0, 1]]
 
 
-def test_rare_tokens_count_more_with_idf():
-    texts = ["a", "b", "a c", "a c", "a"]
-    # ln(6 / 5) for a, ln(6 / 2) for b.
-    assert make(texts).pick(["a b"], 1).tolist() == [[0]]
-    assert make(texts, idf=True).pick(["a b"], 2).tolist() == [[1, 0]]
-    selector = make(texts[:1], idf=True)
-    for text in texts[1:]:
-        selector.add_example({"source": text})
-    assert selector.pick(["a b"], 2).tolist() == [[1, 0]]
-    # e is in no question: ln 6.
-    assert make([*texts, "f"], idf=True).pick(["e a a"], 1).tolist() == [[2]]
-
-
 TEXTS = st.lists(st.sampled_from(list(WORDS)), max_size=5).map(" ".join)
 
 
@@ -125,28 +104,12 @@ def many():
     return [" ".join(rng.choice(list(WORDS), size=rng.integers(0, 7))) for _ in range(60)]
 
 
-@pytest.mark.parametrize("idf", [False, True])
-def test_blocks_change_nothing(many, idf, monkeypatch):
-    whole = make(many[:40], idf=idf).pick(many[40:], 6)
-    assert whole.tolist() == [slow(many[:40], query, range(40), 6, idf) for query in many[40:]]
+def test_blocks_change_nothing(many, monkeypatch):
+    whole = make(many[:40]).pick(many[40:], 6)
+    assert whole.tolist() == [slow(many[:40], query, range(40), 6) for query in many[40:]]
     monkeypatch.setattr("rcr_trainer.programs.coverage._BLOCK_ELEMENTS", 700)
     monkeypatch.setattr("rcr_trainer.baselines.set_bsr._PRODUCTS", 90)
-    monkeypatch.setattr("rcr_trainer.baselines.set_bsr._TEXTS", 7)
-    selector = make(many[:40], idf=idf)
-    assert (selector.pick(many[40:], 6) == whole).all()
-    assert len(list(selector._parts(10))) > 5
-
-
-def test_a_large_pool_is_kept_in_half_precision(monkeypatch):
-    monkeypatch.setattr("rcr_trainer.baselines.set_bsr._FULL_PRECISION", 30)
-    monkeypatch.setattr("rcr_trainer.baselines.set_bsr._TEXTS", 2)
-    selector = make(["d", "a", "b", "c", "c c c c c c"])
-    assert selector.pick(["a b c"], 4).tolist() == [[0, 3, 1, 2]]
-    assert selector._vectors.dtype == np.float32
-    selector.add_example({"source": "e"})
-    assert selector.pick(["a b c"], 2).tolist() == [[0, 3]]
-    assert selector._vectors.dtype == np.float16
-    assert len(selector._vectors) == 11
+    assert (make(many[:40]).pick(many[40:], 6) == whole).all()
 
 
 def test_each_question_of_the_pool_is_embedded_once():
@@ -166,10 +129,10 @@ def test_each_question_of_the_pool_is_embedded_once():
 @pytest.mark.parametrize(
     ("tokens", "message"),
     [
-        (TokenVectors(np.array([1]), np.zeros(1, int), np.ones((1, 3))), "for 2 texts"),
-        (TokenVectors(np.array([1, 2]), np.zeros(2, int), np.ones((2, 3))), r"vectors \(2, 3\)"),
-        (TokenVectors(np.array([1, 1]), np.zeros(2, int), np.ones(2)), r"vectors \(2,\)"),
-        (TokenVectors(np.array([1, 1]), np.zeros(2, int), np.full((2, 3), np.nan)), "not finite"),
+        ([np.ones((1, 3))], "1 arrays .* for 2 texts"),
+        ([np.ones((1, 3)), np.ones((1, 4))], r"\(1, 3\), \(1, 4\)"),
+        ([np.ones(3), np.ones(3)], r"\(3,\), \(3,\)"),
+        ([np.full((1, 3), np.nan)] * 2, "not finite"),
     ],
 )
 def test_bad_embeddings_are_refused(tokens, message):
@@ -180,8 +143,8 @@ def test_bad_embeddings_are_refused(tokens, message):
 def test_another_width_is_refused():
     selector = make(["a", "b"])
     selector.pick(["a"], 1)
-    selector.embed_tokens = lambda _: TokenVectors(np.array([1]), np.zeros(1, int), np.ones((1, 4)))
-    with pytest.raises(InputError, match="gave 4 dimensions, the pool's tokens have 3"):
+    selector.embed_tokens = lambda _: [np.ones((1, 4))]
+    with pytest.raises(InputError, match=r"\(1, 4\).* the pool's tokens have 3 dimensions"):
         selector.pick(["a"], 1)
 
 
@@ -197,31 +160,23 @@ def bert(tmp_path_factory):
     return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
 
 
-@pytest.mark.parametrize(("layer", "read"), [(None, 1), (2, 2), (0, 0)])
-def test_token_vectors_are_those_of_the_layer_without_special_tokens(bert, layer, read):
+def test_token_vectors_are_those_of_the_layer_without_special_tokens(bert):
     from transformers import AutoModel, AutoTokenizer
 
     tokenizer, model = AutoTokenizer.from_pretrained(bert), AutoModel.from_pretrained(bert).eval()
     texts = ["what is the capital", "", "river unheardof", "how long is the river of texas", "[SEP]"]
-    tokens = TransformerTokens(bert, layer=layer, batch_size=2)(texts)
-    assert tokens.lengths.tolist() == [4, 0, 2, 7, 0]
-    assert tokens.vectors.shape == (13, 16)
-    start = 0
-    for text, length in zip(texts, tokens.lengths, strict=True):
-        encoded = tokenizer(text, return_tensors="pt")
+    tokens = TransformerTokens(bert)(texts)
+    assert [own.shape for own in tokens] == [(4, 16), (0, 16), (2, 16), (7, 16), (0, 16)]
+    for text, own in zip(texts, tokens, strict=True):
         with torch.inference_mode():
-            hidden = model(**encoded, output_hidden_states=True).hidden_states[read][0].numpy()
-        own = slice(start, start + length)
-        assert tokens.ids[own].tolist() == encoded["input_ids"][0, 1 : 1 + length].tolist()
-        np.testing.assert_allclose(tokens.vectors[own], hidden[1 : 1 + length], atol=1e-5)
-        start += length
-    assert TransformerTokens(bert)([]).vectors.shape == (0, 16)
+            out = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
+        # Of two layers, the first.
+        np.testing.assert_allclose(own, out.hidden_states[1][0].numpy()[1 : 1 + len(own)], atol=1e-5)
+    assert TransformerTokens(bert)([]) == []
 
 
-def test_a_text_is_cut_and_a_layer_must_exist(bert):
-    assert TransformerTokens(bert, max_length=6)(["what is the capital of texas"]).lengths.tolist() == [4]
-    with pytest.raises(InputError, match=r"layer is 3, but .* has 2 layers"):
-        TransformerTokens(bert, layer=3)(["a"])
+def test_a_text_is_cut_and_a_model_must_exist(bert):
+    assert len(TransformerTokens(bert, max_length=6)(["what is the capital of texas"])[0]) == 4
     with pytest.raises(InputError, match="can't be loaded"):
         TransformerTokens(str(bert) + "-gone")(["a"])
 

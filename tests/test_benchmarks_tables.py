@@ -93,7 +93,7 @@ def quality(monkeypatch):
 
 
 def scores(coverage, full, exact):
-    return SelectorScores(coverage, full, 3.0, 1.0, 0.1, [coverage], [full], [3.0], exact, exact, 0.0)
+    return SelectorScores("plain", coverage, full, 3.0, 1.0, 0.1, [coverage], [full], [3.0], exact, exact, 0.0)
 
 
 def report(**changes):
@@ -104,6 +104,7 @@ def report(**changes):
         "oracle": scores(85.0, 60.0, 90.0),
     }
     selectors = {**selectors, **changes}
+    selectors["rcr"].kind, selectors["oracle"].kind = "trained", "oracle"
     return EvaluationReport(4, 100, "toy", 0, selectors, 1, 300, answers=AnswersAsked("StructureBoundLLM", True, 100))
 
 

@@ -49,7 +49,6 @@ def test_data_of_the_tests_is_no_setting():
         ("program.anonymize", "false", False),
         ("sft.patience", "null", None),
         ("evaluation.selectors", "bm25, mmr", ["bm25", "mmr"]),
-        ("evaluation.mmr_grid", "[0.1,0.9]", [0.1, 0.9]),
         ("llm.stop", r"""["\nSource:", ';', a]""", ["\nSource:", ";", "a"]),
         ("llm.stop", "[;", [";"]),
         ("llm.stop", "[]", []),
@@ -137,7 +136,6 @@ def test_a_bad_file_is_named_with_line_field_and_value(yaml_file, text, parts):
         ("program: {covr_classes: true, anonymize: false}", "program.covr_classes", "program.anonymize"),
         ("program: {covr_classes: true, language: sql}", "program.covr_classes", "program.language = 'sql'"),
         ("sft: {bm25_top: 3}", "sft.bm25_worst = 5", "sft.bm25_top = 3"),
-        ("evaluation: {mmr_grid: []}", "evaluation.mmr_grid = []", "evaluation.selectors"),
     ],
 )
 def test_a_contradiction_names_both_fields(yaml_file, text, one, other):

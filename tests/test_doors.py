@@ -25,9 +25,9 @@ LEVELS = {
     ],
     "rcr_trainer": [
         ["errors", "__init__"],
-        ["rewards", "llm", "programs", "data", "runs", "config", "schema"],
+        ["rewards", "llm", "programs", "baselines", "data", "runs", "config", "schema"],
         ["training"],
-        ["sft", "grpo", "evaluation", "baselines"],
+        ["sft", "grpo", "evaluation"],
         ["pipeline", "comparison", "tasks", "models"],
         ["cli", "__main__"],
     ],

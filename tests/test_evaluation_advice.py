@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import AnswersAsked, EvaluationReport, SelectorScores, advise, evaluate
 from rcr_trainer.evaluation.metrics import paired_error
@@ -18,8 +19,15 @@ DEPLOY = "rcr is worth deploying"
 def scores(coverage, error=None, exact=None, exact_error=None, later=None):
     later = coverage if later is None else later
     curve = [coverage, later]
-    figures = (coverage, 10.0, 0.0, 1.0, 0.1, curve, [10.0] * 2, [0.0] * 2, exact, exact, 0.0)
+    figures = ("plain", coverage, 10.0, 0.0, 1.0, 0.1, curve, [10.0] * 2, [0.0] * 2, exact, exact, 0.0)
     return SelectorScores(*figures, error, exact_error)
+
+
+def with_kinds(selectors):
+    """Give each its kind by its name."""
+    for name, figures in selectors.items():
+        figures.kind = "oracle" if name == "oracle" else "trained" if name.startswith("rcr") else "plain"
+    return selectors
 
 
 def make(rcr=80.0, best=70.0, error=1.0, oracle=90.0, *, n=200, more=None, **about):
@@ -31,7 +39,7 @@ def make(rcr=80.0, best=70.0, error=1.0, oracle=90.0, *, n=200, more=None, **abo
     }
     if oracle is not None:
         selectors["oracle"] = scores(oracle, error) if isinstance(oracle, float) else oracle
-    return EvaluationReport(4, n, "toy", 0, {**selectors, **(more or {})}, 2, 300, **about)
+    return EvaluationReport(4, n, "toy", 0, with_kinds({**selectors, **(more or {})}), 2, 300, **about)
 
 
 # ---------------------------------------------------------------- verdicts on coverage
@@ -119,7 +127,7 @@ def test_too_few_queries(rcr, n):
 
 def test_no_verdict_on_nothing():
     assert "evaluate again to learn whether rcr is worth deploying" in advise(make(error=None))
-    alone = EvaluationReport(4, 200, "toy", 0, {"rcr": scores(80.0), "oracle": scores(90.0, 1.0)}, 2, 300)
+    alone = EvaluationReport(4, 200, "toy", 0, with_kinds({"rcr": scores(80.0), "oracle": scores(90.0, 1.0)}), 2, 300)
     assert advise(alone).endswith(
         "rcr covers 80.0 %. No plain selector was run beside it, so nothing is said of whether it is worth deploying."
     )
@@ -138,8 +146,6 @@ def test_what_was_not_run_and_what_is_odd_is_said():
         "rcr is worth deploying. set_bsr, as a rule the strongest plain selector, was not run: it may come closer."
     )
     assert "was not run" not in advise(make())
-    fixed = advise(make(more={"fixed": scores(75.0, 1.0)}))
-    assert "The best plain selector, fixed (one set for every query), covers 75.0 %" in fixed
 
 
 def test_development_queries_are_called_so():
@@ -246,7 +252,7 @@ def drawn(rng):
     answers = AnswersAsked("gpt-x", bool(rng.random() < 0.5), int(rng.integers(1, 200))) if exact else None
     n = int(rng.choice([5, 29, 30, 200, 5000]))
     part, gold = str(rng.choice(["test", "dev"])), str(rng.choice(["all", "pool"]))
-    return EvaluationReport(4, n, "toy", 0, selectors, 2, 300, part, 0, gold, answers=answers)
+    return EvaluationReport(4, n, "toy", 0, with_kinds(selectors), 2, 300, part, 0, gold, answers=answers)
 
 
 VERDICTS = {
@@ -338,6 +344,19 @@ def test_paired_error():
     assert paired_error(ours[:1], other[:1]) is None
 
 
+class Always(Baseline):
+    """A plain selector that gives every query the same positions."""
+
+    name = "always"
+
+    def __init__(self, pool, *positions):
+        self.positions = positions
+        super().__init__([{"source": example.source} for example in pool])
+
+    def _pick(self, queries, k, excluded, references):
+        return np.array([self.positions[:k]] * len(queries))
+
+
 def test_the_harness_measures_what_the_paragraph_says():
     pool = [Example(str(i), f"q{i}", target) for i, target in enumerate(["a ( b )", "c", "a ( d )", "e"])]
     queries = [Example(str(i), f"x{i}", ["a ( b )", "c", "e"][i % 3]) for i in range(60)]
@@ -345,7 +364,7 @@ def test_the_harness_measures_what_the_paragraph_says():
     def always(*positions):
         return lambda questions, k, exclude, references: np.array([positions[:k]] * len(questions))
 
-    selectors = {"rcr": always(0, 1, 2, 3), "set_bsr": always(1, 2, 3, 0)}
+    selectors = {"rcr": always(0, 1, 2, 3), "set_bsr": Always(pool, 1, 2, 3, 0)}
     report = evaluate(selectors, pool, queries, ProgramSpec(), k=1, steps=4, split="toy", seed=0)
     # Of a ( b ), c and e rcr has the first, set_bsr the second; each query's difference is 1, −1 or 0.
     spread = np.std([1, -1, 0] * 20, ddof=1) / 60**0.5

@@ -1,16 +1,23 @@
-"""evaluate(), choose_mmr and plain_selectors, end to end on a handful of examples."""
+"""evaluate(), choose and plain_selectors, end to end on a handful of examples."""
 
 from __future__ import annotations
 
+import io
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
-from rcr_trainer.baselines import Baseline, TokenVectors
+from pydantic import ValidationError
+from rcr_trainer import baselines
+from rcr_trainer.baselines.base import Baseline, Resources, TradeOff
+from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation import choose_mmr, evaluate, plain_selectors
-from rcr_trainer.evaluation.plain import choose_dpp
+from rcr_trainer.evaluation import EvaluationReport, PlainSelectors, choose, evaluate, plain_selectors
+from rcr_trainer.evaluation.table import write_table
 from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.schema import EvaluationConfig
 
 from langchain_rcr.errors import InputError
 
@@ -32,13 +39,26 @@ def embed(texts):
 
 
 def embed_tokens(texts):
-    ids = np.concatenate([[NAMES.index(word) for word in text.split() if word in NAMES] for text in texts])
-    lengths = np.array([sum(word in NAMES for word in text.split()) for text in texts])
-    return TokenVectors(lengths, ids, np.eye(len(NAMES), dtype=np.float32)[ids])
+    tokens = np.eye(len(NAMES), dtype=np.float32)
+    return [tokens[[NAMES.index(word) for word in text.split() if word in NAMES]] for text in texts]
+
+
+EVERYTHING = Resources(SPEC, 1, embed, embed_tokens)
+NO_EMBEDDINGS = Resources(SPEC, 1)
 
 
 def run(selectors, queries=QUERIES, pool=POOL, **options):
+    if isinstance(selectors, PlainSelectors):
+        plain, selectors = selectors, selectors.selectors
+        options = {"left_out": plain.left_out, "trade_offs": plain.trade_offs, **options}
     return evaluate(selectors, pool, queries, SPEC, **{"split": "toy", "seed": 5, **options})
+
+
+def chosen(name, pool=POOL, dev=QUERIES, k=3, **options):
+    selector = baselines.get_baseline(name).build([{"source": e.source} for e in pool], EVERYTHING)
+    choice = choose(selector, pool, dev, SPEC, k, **options)
+    assert choice.value == getattr(selector, choice.parameter)
+    return choice
 
 
 def always(*positions):
@@ -80,8 +100,8 @@ def test_only_what_the_pool_has_counts_by_hand():
 
 @pytest.mark.parametrize("gold", ["all", "pool"])
 def test_coverage_equals_a_slow_plain_loop(gold):
-    pool, selectors = POOL[:7], plain_selectors(POOL[:7], SPEC, None, 3, names=["random", "bm25", "oracle"])
-    report = run(selectors, pool=pool, k=2, steps=2, gold=gold)
+    pool, plain = POOL[:7], plain_selectors(POOL[:7], NO_EMBEDDINGS, names=["random", "bm25", "oracle"])
+    report, selectors = run(plain, pool=pool, k=2, steps=2, gold=gold), plain.selectors
     inside = set().union(*(SPEC.structures(example.target) for example in pool))
     for name, scores in report.selectors.items():
         found = []
@@ -97,25 +117,25 @@ def test_coverage_equals_a_slow_plain_loop(gold):
 
 
 def test_trade_offs_are_chosen_by_what_counts():
-    pool, everything = POOL[:7], choose_mmr(embed, POOL[:7], QUERIES, SPEC, 3)
-    inside = choose_mmr(embed, pool, QUERIES, SPEC, 3, gold="pool")
+    pool, everything = POOL[:7], chosen("mmr", POOL[:7])
+    inside = chosen("mmr", pool, gold="pool")
     assert all(inside.coverage[value] > everything.coverage[value] for value in inside.coverage)
-    selectors = plain_selectors(pool, SPEC, embed, 0, dev=QUERIES, k=3, gold="pool", names=["mmr", "dpp"])
-    assert selectors.mmr == inside
-    report = run(selectors, pool=pool, k=3, gold="pool")
-    assert report.selectors["mmr"].coverage == pytest.approx(max(inside.coverage.values()))
-    assert report.selectors["dpp"].coverage == pytest.approx(max(selectors.dpp.coverage.values()))
+    plain = plain_selectors(pool, EVERYTHING, dev=QUERIES, k=3, gold="pool", names=["mmr", "dpp"])
+    assert plain.trade_offs["mmr"] == inside
+    report = run(plain, pool=pool, k=3, gold="pool")
+    for name, choice in plain.trade_offs.items():
+        assert report.selectors[name].coverage == pytest.approx(max(choice.coverage.values()))
 
 
 def test_all_plain_selectors_end_to_end():
-    selectors = plain_selectors(POOL, SPEC, embed, 1, embed_tokens=embed_tokens, dev=QUERIES[:4])
-    plain = ["random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr"]
-    assert list(selectors) == [*plain, "oracle"]
-    assert [selector.name for selector in selectors.values()] == list(selectors)
-    assert all(isinstance(selector, Baseline) for selector in selectors.values())
-    report = run(selectors)
+    plain = plain_selectors(POOL, EVERYTHING, dev=QUERIES[:4])
+    assert list(plain.selectors) == baselines.names()
+    assert all(isinstance(selector, Baseline) for selector in plain.selectors.values())
+    report = run(plain)
     assert report.left_out == {}
-    assert report.mmr == selectors.mmr
+    assert report.trade_offs == plain.trade_offs
+    assert [name for name, scores in report.selectors.items() if scores.kind != "plain"] == ["oracle"]
+    assert report.oracle is report.selectors["oracle"]
     for scores in report.selectors.values():
         assert len(scores.coverage_by_step) == report.steps == 8
         assert (np.diff(scores.coverage_by_step) >= 0).all()
@@ -126,48 +146,85 @@ def test_all_plain_selectors_end_to_end():
     assert report.selectors["oracle"].coverage_by_step[0] == best
 
 
+class Longest(DenseSelector):
+    """A baseline from elsewhere, to be registered: by length and, on development queries, a trade-off."""
+
+    name = "longest"
+    trade_off = TradeOff("power", (1.0, 2.0))
+
+    def __init__(self, examples, *, power=0.0, **options):
+        self.power = power
+        super().__init__(examples, **options)
+
+    def _scorer_of(self, queries):
+        return lambda block: np.array([[len(text) ** self.power for text in self._questions]] * len(queries[block]))
+
+
+def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch):
+    monkeypatch.setitem(baselines.BASELINES, "longest", f"{__name__}:Longest")
+    assert EvaluationConfig(selectors=["longest", "bm25"]).selectors == ["longest", "bm25"]
+    plain = plain_selectors(POOL, EVERYTHING, dev=QUERIES, names=["bm25", "longest"])
+    assert plain.trade_offs["longest"].parameter == "power"
+    assert plain_selectors(POOL, NO_EMBEDDINGS, names=["longest"]).left_out == {"longest": "no embeddings were given"}
+    report = EvaluationReport.from_json(run(plain).to_json())
+    assert report.selectors["longest"].kind == "plain"
+    assert report.best_plain() is not None
+    stream = io.StringIO()
+    write_table(report, stream)
+    assert "longest: power = 1 (best of 2 on dev)." in stream.getvalue()
+
+
+def test_a_baseline_that_nobody_registered_is_no_setting():
+    with pytest.raises(ValidationError, match="Input should be 'random', .*'oracle'"):
+        EvaluationConfig(selectors=["longest"])
+
+
+def test_the_registry_and_the_settings_load_no_baseline():
+    heavy = {"torch", "scipy", "numpy", "langchain_core"}
+    code = f"import sys, rcr_trainer.schema; print(sorted({heavy} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "[]\n"
+
+
 def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
-    selectors = plain_selectors(POOL, SPEC, None, 1)
-    report = run(selectors)
+    plain = plain_selectors(POOL, NO_EMBEDDINGS)
+    report = run(plain)
     assert list(report.selectors) == ["random", "fixed", "bm25", "bm25_coverage", "oracle"]
     assert report.left_out == {
         **dict.fromkeys(("dense", "mmr", "dpp"), "no embeddings were given"),
         "set_bsr": "no embeddings of tokens were given",
     }
-    assert report.mmr is None
-    assert selectors.dpp is None
-    mixed = run({"rcr": always(*range(8)), **selectors}, left_out=selectors.left_out, mmr=selectors.mmr)
-    assert mixed.left_out == report.left_out
+    assert report.trade_offs == {}
 
 
 def test_nothing_is_spent_on_selectors_that_nobody_asked_for():
     def never(texts):
         raise AssertionError
 
-    selectors = plain_selectors(POOL, SPEC, never, 1, embed_tokens=never, dev=QUERIES, names=["oracle", "bm25"])
-    assert list(selectors) == ["bm25", "oracle"]
-    assert (selectors.left_out, selectors.mmr, selectors.dpp) == ({}, None, None)
-    some = plain_selectors(POOL, SPEC, embed, 1, dev=QUERIES, names=["dense", "mmr", "set_bsr"], mmr_grid=(0.2,))
-    assert list(some) == ["dense", "mmr"]
+    plain = plain_selectors(POOL, Resources(SPEC, 1, never, never), dev=QUERIES, names=["oracle", "bm25"])
+    assert list(plain.selectors) == ["bm25", "oracle"]
+    assert (plain.left_out, plain.trade_offs) == ({}, {})
+    some = plain_selectors(POOL, Resources(SPEC, 1, embed), dev=QUERIES, names=["dense", "mmr", "set_bsr"])
+    assert list(some.selectors) == ["dense", "mmr"]
     assert list(some.left_out) == ["set_bsr"]
-    assert (some.mmr.lambda_mult, some.dpp) == (0.2, None)
+    assert list(some.trade_offs) == ["mmr"]
 
 
-def test_the_pool_is_embedded_once_for_all():
+def test_each_selector_embeds_the_pool_once():
     calls = []
 
     def recording(texts):
         calls.append(len(texts))
         return embed(texts)
 
-    run(plain_selectors(POOL, SPEC, recording, 1, dev=QUERIES[:4]))
-    assert calls.count(24) == 1
+    run(plain_selectors(POOL, Resources(SPEC, 1, recording), dev=QUERIES[:4]))
+    assert calls.count(24) == 3
     assert max(calls) == 24
 
 
 def test_exclusion_reaches_the_selectors_and_is_checked():
     exclude = [[i, i + 1] for i in range(10)]
-    run(plain_selectors(POOL, SPEC, embed, 1), exclude=exclude)
+    run(plain_selectors(POOL, EVERYTHING), exclude=exclude)
     with pytest.raises(InputError, match="selector rcr picked an excluded position"):
         run({"rcr": always(*range(8))}, exclude=exclude)
 
@@ -187,12 +244,12 @@ def test_exclusion_follows_the_queries_that_count():
 
 
 def test_steps_are_capped_by_what_can_be_picked():
-    assert run(plain_selectors(POOL[:6], SPEC, None, 0), pool=POOL[:6]).steps == 6
-    report = run(plain_selectors(POOL[:6], SPEC, None, 0), pool=POOL[:6], exclude=[[0], *[[]] * 9])
+    assert run(plain_selectors(POOL[:6], NO_EMBEDDINGS), pool=POOL[:6]).steps == 6
+    report = run(plain_selectors(POOL[:6], NO_EMBEDDINGS), pool=POOL[:6], exclude=[[0], *[[]] * 9])
     assert report.steps == 5
     assert run({"rcr": always(*range(12))}, k=10).steps == 10
     with pytest.raises(InputError, match=r"k is 7.* 6 examples"):
-        run(plain_selectors(POOL[:6], SPEC, None, 0), pool=POOL[:6], k=7)
+        run(plain_selectors(POOL[:6], NO_EMBEDDINGS), pool=POOL[:6], k=7)
 
 
 @pytest.mark.parametrize(
@@ -225,55 +282,47 @@ def test_latency_is_that_of_k_picks_for_one_query():
     assert scores.latency_batch_ms < 2
 
 
-def test_mmr_is_chosen_by_coverage_on_dev():
-    choice = choose_mmr(embed, POOL, QUERIES, SPEC, 3, grid=(0.0, 0.5, 1.0))
-    assert choice.n == 10
-    assert list(choice.coverage) == [0.0, 0.5, 1.0]
-    assert choice.coverage[choice.lambda_mult] == max(choice.coverage.values())
-    assert choose_mmr(embed, POOL, QUERIES, SPEC, 3, grid=(0.5, 0.5000001)).lambda_mult == 0.5
-    selectors = plain_selectors(POOL, SPEC, embed, 0, dev=QUERIES, k=3)
-    report = run({"mmr": selectors["mmr"]}, k=3)
-    assert report.selectors["mmr"].coverage == pytest.approx(max(selectors.mmr.coverage.values()))
+@pytest.mark.parametrize(("name", "k"), [("mmr", 3), ("dpp", 2)])
+def test_a_trade_off_is_chosen_by_coverage_on_dev(name, k):
+    choice = chosen(name, k=k)
+    assert (choice.n, choice.chosen_on) == (10, "dev")
+    assert tuple(choice.coverage) == baselines.get_baseline(name).trade_off.grid
+    assert choice.coverage[choice.value] == max(choice.coverage.values())
+    plain = plain_selectors(POOL, EVERYTHING, dev=QUERIES, k=k, names=[name])
+    assert plain.trade_offs == {name: choice}
+    report = run(plain, k=k)
+    assert report.selectors[name].coverage == pytest.approx(max(choice.coverage.values()))
 
 
-def test_mmr_without_a_usable_dev_is_chosen_on_the_pool():
-    expected = choose_mmr(embed, POOL, POOL, SPEC, 3, exclude=[[i] for i in range(24)])
+def test_the_first_of_equals_is_chosen(monkeypatch):
+    monkeypatch.setattr(baselines.get_baseline("mmr"), "trade_off", TradeOff("lambda_mult", (0.5, 0.5000001)))
+    assert chosen("mmr").value == 0.5
+
+
+def test_different_trade_offs_cover_differently(monkeypatch):
+    monkeypatch.setattr(baselines.get_baseline("dpp"), "trade_off", TradeOff("lam", (0.01, 0.1, 1.0)))
+    assert len(set(chosen("dpp", k=2).coverage.values())) > 1
+
+
+@pytest.mark.parametrize(("name", "default"), [("mmr", 0.5), ("dpp", 0.1)])
+def test_without_a_usable_dev_the_choice_is_made_on_the_pool(name, default):
+    expected = chosen(name, dev=POOL, exclude=[[i] for i in range(24)])
     assert len({example.source for example in POOL}) == 24
     for dev in ([], [Example("0", "a", "( (")]):
-        choice = choose_mmr(embed, POOL, dev, SPEC, 3)
+        choice = chosen(name, dev=dev)
         assert choice.coverage == pytest.approx(expected.coverage)
-        assert (choice.lambda_mult, choice.n, choice.chosen_on) == (expected.lambda_mult, 24, "pool")
+        assert (choice.value, choice.n, choice.chosen_on) == (expected.value, 24, "pool")
+    small = chosen(name, POOL[:4], [], k=4)
+    assert (small.value, small.coverage, small.n, small.chosen_on) == (default, {}, 0, "nothing")
 
 
 def test_on_the_pool_a_question_may_not_pick_its_copy():
-    pool = [*POOL[:6], *POOL[:6]]
-    choice = choose_mmr(embed, pool, [], SPEC, 1, grid=(1.0,))
-    assert choice.coverage[1.0] < 100
+    choice = chosen("mmr", [*POOL[:6], *POOL[:6]], [], k=1)
+    assert max(choice.coverage.values()) < 100
 
 
-def test_mmr_with_too_small_a_pool_keeps_the_default():
-    choice = choose_mmr(embed, POOL[:4], [], SPEC, 4)
-    assert (choice.lambda_mult, choice.coverage, choice.n, choice.chosen_on) == (0.5, {}, 0, "nothing")
-
-
-def test_dpp_is_chosen_as_mmr_is():
-    choice = choose_dpp(embed, POOL, QUERIES, SPEC, 2, grid=(0.01, 0.1, 1.0))
-    assert (choice.n, choice.chosen_on, list(choice.coverage)) == (10, "dev", [0.01, 0.1, 1.0])
-    assert len(set(choice.coverage.values())) > 1
-    assert choice.coverage[choice.lambda_mult] == max(choice.coverage.values())
-    selectors = plain_selectors(POOL, SPEC, embed, 0, dev=QUERIES, k=2)
-    assert selectors["dpp"].lam == selectors.dpp.lambda_mult
-    report = run({"dpp": selectors["dpp"]}, k=2)
-    assert report.selectors["dpp"].coverage == pytest.approx(max(selectors.dpp.coverage.values()))
-    on_pool = choose_dpp(embed, POOL, [], SPEC, 3)
-    expected = choose_dpp(embed, POOL, POOL, SPEC, 3, exclude=[[i] for i in range(24)])
-    assert (on_pool.coverage, on_pool.chosen_on) == (expected.coverage, "pool")
-    assert choose_dpp(embed, POOL[:4], [], SPEC, 4).lambda_mult == 0.1
-
-
-def test_mmr_choice_respects_exclusion():
-    exclude = [range(20)] * 10
-    choice = choose_mmr(embed, POOL, QUERIES, SPEC, 4, grid=(0.3, 0.9), exclude=exclude)
+def test_the_choice_respects_exclusion():
+    choice = chosen("mmr", k=4, exclude=[range(20)] * 10)
     # Only four are left, so that every trade-off picks the same ones.
-    assert choice.coverage[0.3] == pytest.approx(choice.coverage[0.9])
-    assert choice.lambda_mult == 0.3
+    assert len(set(choice.coverage.values())) == 1
+    assert choice.value == 0.3

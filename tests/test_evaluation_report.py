@@ -8,15 +8,14 @@ import sys
 
 import pytest
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation import EvaluationReport, MMRChoice, SelectorScores, plot_coverage, write_table
-from rcr_trainer.evaluation.plot import spread
+from rcr_trainer.evaluation import Choice, EvaluationReport, SelectorScores, plot_coverage, write_table
 
 from langchain_rcr.errors import InputError, MissingExtraError
 
 
-def scores(coverage, duplicates=3.0):
+def scores(coverage, duplicates=3.0, kind="plain"):
     curve = [coverage - 20.0, coverage - 10.0, coverage - 5.0, coverage]
-    return SelectorScores(coverage, 12.3456, duplicates, 1.23456, 0.01234, curve, [0.0] * 4, [0.0] * 4)
+    return SelectorScores(kind, coverage, 12.3456, duplicates, 1.23456, 0.01234, curve, [0.0] * 4, [0.0] * 4)
 
 
 def make(**changes):
@@ -30,15 +29,17 @@ def make(**changes):
             "fixed": scores(50.0),
             "bm25": scores(54.321),
             "mmr": scores(59.0),
-            "oracle": scores(80.0),
-            "rcr": scores(67.0),
+            "oracle": scores(80.0, kind="oracle"),
+            "rcr": scores(67.0, kind="trained"),
         },
         "steps": 4,
         "pool_size": 3000,
         "skipped_queries": 2,
         "left_out": {"dense": "no embeddings were given"},
-        "mmr": MMRChoice(0.5, {0.3: 57.128, 0.5: 59.0}, 50),
-        "dpp": MMRChoice(0.1, {}, 0, "nothing"),
+        "trade_offs": {
+            "mmr": Choice("lambda_mult", 0.5, {0.3: 57.128, 0.5: 59.0}, 50),
+            "dpp": Choice("lam", 0.1, {}, 0, "nothing"),
+        },
         "versions": {"numpy": "2.0"},
     }
     return EvaluationReport(**{**values, **changes})
@@ -53,22 +54,24 @@ def test_json_has_the_agreed_keys_and_rounding():
     assert bm25["duplicate_rate"] == 3.0
     assert (bm25["latency_ms"], bm25["latency_batch_ms"]) == (1.235, 0.012)
     assert bm25["coverage_by_step"] == [34.32, 44.32, 49.32, 54.32]
-    assert values["mmr"] == {"lambda_mult": 0.5, "coverage": {"0.3": 57.13, "0.5": 59.0}, "n": 50, "chosen_on": "dev"}
+    coverage = {"0.3": 57.13, "0.5": 59.0}
+    mmr = {"parameter": "lambda_mult", "value": 0.5, "coverage": coverage, "n": 50, "chosen_on": "dev"}
+    assert values["trade_offs"]["mmr"] == mmr
     assert (values["skipped_queries"], values["left_out"]) == (2, {"dense": "no embeddings were given"})
 
 
 def test_written_and_read_back(tmp_path):
-    path = make(mmr=None).write(tmp_path / "run")
+    path = make(trade_offs={}).write(tmp_path / "run")
     assert path == tmp_path / "run" / "evaluation.json"
     assert [entry.name for entry in path.parent.iterdir()] == ["evaluation.json"]
     report = EvaluationReport.read(path)
     assert report == EvaluationReport.read(path.parent)
     assert report.to_json() == path.read_text(encoding="utf-8")
-    assert report.mmr is None
+    assert report.trade_offs == {}
     read = EvaluationReport.from_json(make(gold="pool", none_in_pool=3, advice="use it").to_json())
     assert (read.gold, read.none_in_pool, read.advice) == ("pool", 3, "use it")
-    assert read.mmr.coverage == {0.3: 57.13, 0.5: 59.0}
-    assert (read.dpp.lambda_mult, read.dpp.chosen_on) == (0.1, "nothing")
+    assert read.trade_offs["mmr"].coverage == {0.3: 57.13, 0.5: 59.0}
+    assert (read.trade_offs["dpp"].value, read.trade_offs["dpp"].chosen_on) == (0.1, "nothing")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
@@ -117,9 +120,8 @@ def test_best_plain_selector():
     assert make().best_plain() == ("mmr", 59.0)
     stronger = {name: scores(60.0 + n) for n, name in enumerate(("bm25_coverage", "dpp", "set_bsr"))}
     assert make(selectors={**make().selectors, **stronger}).best_plain() == ("set_bsr", 62.0)
-    assert make().best_plain(("bm25", "dense")) == ("bm25", 54.321)
-    with pytest.raises(InputError, match="none of dense"):
-        make().best_plain(("dense",))
+    assert make().best_plain("exact_match") is None
+    assert make(selectors={"rcr": scores(67.0, kind="trained")}).best_plain() is None
 
 
 def test_table_as_plain_text():
@@ -135,8 +137,8 @@ def test_table_as_plain_text():
     assert "2 queries left out: their gold program doesn't parse." in text
     assert "pool has" not in text
     assert "dense left out: no embeddings were given." in text
-    assert "mmr: lambda = 0.5 (best of 2 on dev)." in text
-    assert "dpp: lambda = 0.1 (default)." in text
+    assert "mmr: lambda_mult = 0.5 (best of 2 on dev)." in text
+    assert "dpp: lam = 0.1 (default)." in text
     assert text.isascii() or "─" in text
 
 
@@ -184,16 +186,9 @@ def test_every_selector_has_its_own_look(tmp_path, monkeypatch):
     monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: drawn.append(k) or plot(self, *a, **k))
     selectors = {**make().selectors, "dense": scores(40.0), "mine": scores(41.0), "yours": scores(42.0)}
     plot_coverage(make(selectors=selectors), tmp_path / "a.png")
+    assert [options["label"] for options in drawn][:2] == ["oracle (sees gold)", "rcr (ours)"]
     looks = {(options["color"], options["marker"]) for options in drawn}
     assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 9
-
-
-def test_labels_are_spread():
-    assert spread([1.0, 5.0, 9.0], 2.0) == [1.0, 5.0, 9.0]
-    assert spread([4.0, 4.0], 2.0) == [3.0, 5.0]
-    assert spread([0.0, 4.0, 4.5, 5.0], 2.0) == pytest.approx([0.0, 2.5, 4.5, 6.5])
-    assert spread([1.5, 4.0, 4.5, 5.0], 2.0) == pytest.approx([0.75, 2.75, 4.75, 6.75])
-    assert spread([], 1.0) == []
 
 
 def test_missing_extras_are_named(monkeypatch, tmp_path):

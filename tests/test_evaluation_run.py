@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer import cli, comparison
-from rcr_trainer.baselines import BM25Selector
+from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.config import Config, EvaluationConfig, LLMSettings, load_config
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import EvaluationReport
@@ -282,4 +282,5 @@ def test_every_selector_in_a_whole_run(here):
     assert cli.main(["run", "demo.yaml", *flags]) == 0
     found = report()
     assert list(found.selectors) == ["rcr", *names.split(",")]
-    assert (found.mmr.chosen_on, found.dpp.chosen_on, found.left_out) == ("dev", "dev", {})
+    assert {name: choice.chosen_on for name, choice in found.trade_offs.items()} == {"mmr": "dev", "dpp": "dev"}
+    assert found.left_out == {}

@@ -6,9 +6,11 @@ import time
 import warnings
 
 import pytest
-from rcr_trainer.programs import LANGUAGES, ProgramParser, get_parser, parse
+from rcr_trainer.programs import LANGUAGES, ProgramParser, ProgramSpec, Tree, get_parser, parse
+from rcr_trainer.schema import ProgramConfig
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.programs.languages import PARSERS
 
 SEXPR = {
     '(Yield :output (CreateEvent :subject "x" #(Number 3)))': 'Yield(:output, CreateEvent(:subject, "x", Number(3)))',
@@ -175,3 +177,25 @@ else:
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+class Reversed:
+    """A language from elsewhere, to be registered: words from the last, which is the root, to the first."""
+
+    def parse(self, text):
+        tree = None
+        for word in text.split():
+            tree = Tree(word, () if tree is None else (tree,))
+        return tree
+
+
+def test_a_new_language_is_a_file_and_a_line_of_the_registry(monkeypatch):
+    with pytest.raises(InputError, match="unknown 'reversed'"):
+        ProgramSpec("reversed")
+    monkeypatch.setitem(PARSERS, "reversed", f"{__name__}:Reversed")
+    assert "reversed" in LANGUAGES
+    spec = ProgramSpec("reversed")
+    assert str(parse("all city answer", "reversed")) == "answer(city(all))"
+    assert spec.structures("3 f") == ProgramSpec().structures("f ( 4 )")
+    assert spec.key("3 f") == spec.key(" 4  f")
+    assert ProgramConfig(language="reversed").language == "reversed"

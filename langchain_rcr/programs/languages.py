@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-import importlib
+import pkgutil
 from collections.abc import Iterable
 from functools import cache
 from typing import Protocol, runtime_checkable
@@ -11,19 +11,20 @@ from typing import Protocol, runtime_checkable
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs.tree import Tree
 
-_PARSERS = {
-    "functional": ("langchain_rcr.programs.functional", "FunctionalParser"),
-    "json": ("langchain_rcr.programs.json_", "JsonParser"),
-    "python": ("langchain_rcr.programs.python_", "PythonParser"),
-    "sexpr": ("langchain_rcr.programs.sexpr", "SExpressionParser"),
-    "sql": ("langchain_rcr.programs.sql", "SqlParser"),
-    "tokens": ("langchain_rcr.programs.tokens", "TokensParser"),
+PARSERS = {
+    "functional": "langchain_rcr.programs.functional:FunctionalParser",
+    "json": "langchain_rcr.programs.json_:JsonParser",
+    "python": "langchain_rcr.programs.python_:PythonParser",
+    "sexpr": "langchain_rcr.programs.sexpr:SExpressionParser",
+    "sql": "langchain_rcr.programs.sql:SqlParser",
+    "tokens": "langchain_rcr.programs.tokens:TokensParser",
 }
+"""Language → module:class of its parser."""
 
 TOKENS = "tokens"
 """The language of any text: a chain of tokens, whose local structures are n-grams."""
 
-LANGUAGES = tuple(_PARSERS)
+LANGUAGES = PARSERS.keys()
 """The known languages; `sql` may name a dialect of sqlglot, as in `sql:postgres`."""
 
 
@@ -48,10 +49,9 @@ def get_parser(language: str = "functional") -> ProgramParser:
         MissingExtraError: SQL without sqlglot.
     """
     name, _, dialect = language.partition(":")
-    if name not in _PARSERS or (dialect and name != "sql"):
+    if name not in PARSERS or (dialect and name != "sql"):
         raise InputError(f"language: {unknown(language, LANGUAGES)}")
-    module, parser = _PARSERS[name]
-    made: ProgramParser = getattr(importlib.import_module(module), parser)(*[dialect] if dialect else [])
+    made: ProgramParser = pkgutil.resolve_name(PARSERS[name])(*[dialect] if dialect else [])
     return made
 
 

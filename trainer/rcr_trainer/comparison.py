@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError
+from rcr_trainer.baselines import get_baseline
 from rcr_trainer.config import Config, EvaluationConfig
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.models import device_of, embeddings_of, load_beside, open_language_model, policy_picks
@@ -16,8 +17,7 @@ from rcr_trainer.tasks import Task, divide, program_spec
 
 if TYPE_CHECKING:
     from langchain_rcr.policy import TriEncoder
-    from rcr_trainer.baselines import Embed, EmbedTokens
-    from rcr_trainer.data import Example
+    from rcr_trainer.baselines.base import Embed, EmbedTokens
     from rcr_trainer.evaluation import Answerer, EvaluationReport, PlainSelectors
     from rcr_trainer.models import Known
     from rcr_trainer.programs import ProgramSpec
@@ -59,7 +59,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
 
     model = TriEncoder.from_pretrained(run.checkpoint, embeddings=embeddings_of(run.config))
     model.to(device_of(run.config))
-    embed = _embedder(run.config, evaluation, model, task.pool, known)
+    embed = _embedder(run.config, evaluation, model, task, known)
     plain = _plain(run.config, evaluation, task, spec, embed)
     policies = {"rcr": model}
     if run.config.grpo.enabled:
@@ -82,7 +82,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
 
     with _answerer(run, evaluation, task, spec) as answerer:
         report = evaluate(
-            {**ours, **plain},
+            {**ours, **plain.selectors},
             task.pool,
             queries,
             spec,
@@ -94,8 +94,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
             exclude=_barred(run.config, evaluation, task, evaluation.split),
             gold=evaluation.gold,
             left_out=plain.left_out,
-            mmr=plain.mmr,
-            dpp=plain.dpp,
+            trade_offs=plain.trade_offs,
             answerer=answerer,
             keep=keep,
         )
@@ -127,10 +126,11 @@ def _answerer(run: Run, evaluation: EvaluationConfig, task: Task, spec: ProgramS
 
 def count_selectors(config: Config, evaluation: EvaluationConfig) -> int:
     """How many selectors the comparison has, ours included."""
-    without = set() if evaluation.embeddings or config.model.pretrained else {"dense", "mmr", "dpp"}
+    without = {"embed"} if evaluation.embeddings is None and config.model.pretrained is None else set()
     if _token_embedder(config, evaluation) is None:
-        without.add("set_bsr")
-    return 1 + config.grpo.enabled + len(set(evaluation.selectors) - without)
+        without.add("embed_tokens")
+    plain = [name for name in evaluation.selectors if without.isdisjoint(get_baseline(name).needs)]
+    return 1 + config.grpo.enabled + len(plain)
 
 
 def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str) -> list[Any]:
@@ -146,18 +146,18 @@ def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str
 
 
 def _embedder(
-    config: Config, evaluation: EvaluationConfig, model: TriEncoder, pool: Sequence[Example], known: Known | None
+    config: Config, evaluation: EvaluationConfig, model: TriEncoder, task: Task, known: Known | None
 ) -> Embed | None:
-    """The embeddings of dense, mmr and dpp: those named in the settings, or the model's own; None for a lexical one.
+    """The baselines' embeddings: those named in the settings, or the model's own; None for a lexical one.
 
-    The pool's vectors are computed once, for the retriever too; queries are embedded anew each time, because their
-    encoding is a part of the latencies that are measured.
+    The vectors of the pool, for the retriever too, and of the queries that trade-offs are chosen on are computed once.
+    The queries that are measured are embedded anew each time, because their encoding is a part of the latencies.
     """
     from langchain_rcr.families.embeddings import Backbone, EmbeddingsEncoder, RememberingBackbone, TransformerBackbone
     from langchain_rcr.families.joined import text_part
 
     name = evaluation.embeddings or config.model.pretrained
-    if not {"dense", "mmr", "dpp"} & set(evaluation.selectors) or name is None:
+    if name is None or not any("embed" in get_baseline(selector).needs for selector in evaluation.selectors):
         return None
     shared: list[Any] = []
     if name != config.model.pretrained:
@@ -168,19 +168,20 @@ def _embedder(
         shared = [encoder for encoder in texts if isinstance(encoder, EmbeddingsEncoder)]
     else:
         raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
-    memory, in_pool = RememberingBackbone(raw, known), {example.source for example in pool}
+    memory = RememberingBackbone(raw, known)
+    remembered = {example.source for example in (*task.pool, *(task.dev if evaluation.split != "dev" else ()))}
     for encoder in shared:
         encoder.backbone = memory
 
     def embed(texts: Sequence[str]) -> Any:
-        return (memory if in_pool.issuperset(texts) else raw).embed(texts)
+        return (memory if remembered.issuperset(texts) else raw).embed(texts)
 
     return embed
 
 
 def _token_embedder(config: Config, evaluation: EvaluationConfig) -> EmbedTokens | None:
-    """The embeddings of set_bsr: of the same model, loaded when it is asked; None where that gives none of tokens."""
-    from rcr_trainer.baselines import TransformerTokens
+    """The same model's embeddings of tokens, loaded at the first call; None where it gives none."""
+    from rcr_trainer.baselines.set_bsr import TransformerTokens
 
     name = evaluation.embeddings or config.model.pretrained
     if name is None or name.startswith("langchain:"):
@@ -192,18 +193,15 @@ def _plain(
     config: Config, evaluation: EvaluationConfig, task: Task, spec: ProgramSpec, embed: Embed | None
 ) -> PlainSelectors:
     """The selectors that were asked for, with the reasons for those left out; trade-offs are chosen on dev."""
+    from rcr_trainer.baselines.base import Resources
     from rcr_trainer.evaluation import plain_selectors
 
     return plain_selectors(
         task.pool,
-        spec,
-        embed,
-        config.seed,
-        embed_tokens=_token_embedder(config, evaluation),
+        Resources(spec, config.seed, embed, _token_embedder(config, evaluation)),
         dev=task.dev,
         k=evaluation.k,
         exclude_dev=_barred(config, evaluation, task, "dev"),
-        mmr_grid=evaluation.mmr_grid,
         gold=evaluation.gold,
         names=evaluation.selectors,
     )

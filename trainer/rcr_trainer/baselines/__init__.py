@@ -1,35 +1,44 @@
-"""Every selector that a trained retriever is compared with: LangChain example selectors that also pick in batches."""
+"""Every selector that a trained retriever is compared with: LangChain example selectors that also pick in batches.
+
+A new one is a file with a class derived from `Baseline` and a line in `BASELINES`: the class says what it needs and
+what is chosen on development queries. Asking for the names loads none of them.
+"""
 
 from __future__ import annotations
 
-from rcr_trainer.baselines.base import Baseline, Exclude
-from rcr_trainer.baselines.bm25 import BM25Scorer, BM25Selector
-from rcr_trainer.baselines.bm25_coverage import BM25CoverageSelector
-from rcr_trainer.baselines.dense import DenseSelector, Embed
-from rcr_trainer.baselines.dpp import DPPSelector
-from rcr_trainer.baselines.fixed import FixedSelector
-from rcr_trainer.baselines.mmr import MMRSelector, maximal_marginal_relevance
-from rcr_trainer.baselines.oracle import OracleSelector
-from rcr_trainer.baselines.random import RandomSelector
-from rcr_trainer.baselines.set_bsr import SetBSRSelector
-from rcr_trainer.baselines.tokens import EmbedTokens, TokenVectors, TransformerTokens
+import pkgutil
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "BM25CoverageSelector",
-    "BM25Scorer",
-    "BM25Selector",
-    "Baseline",
-    "DPPSelector",
-    "DenseSelector",
-    "Embed",
-    "EmbedTokens",
-    "Exclude",
-    "FixedSelector",
-    "MMRSelector",
-    "OracleSelector",
-    "RandomSelector",
-    "SetBSRSelector",
-    "TokenVectors",
-    "TransformerTokens",
-    "maximal_marginal_relevance",
-]
+if TYPE_CHECKING:
+    from rcr_trainer.baselines.base import Baseline
+
+BASELINES = {
+    "random": "rcr_trainer.baselines.random:RandomSelector",
+    "fixed": "rcr_trainer.baselines.fixed:FixedSelector",
+    "bm25": "rcr_trainer.baselines.bm25:BM25Selector",
+    "bm25_coverage": "rcr_trainer.baselines.bm25:BM25CoverageSelector",
+    "dense": "rcr_trainer.baselines.dense:DenseSelector",
+    "mmr": "rcr_trainer.baselines.mmr:MMRSelector",
+    "dpp": "rcr_trainer.baselines.dpp:DPPSelector",
+    "set_bsr": "rcr_trainer.baselines.set_bsr:SetBSRSelector",
+    "oracle": "rcr_trainer.baselines.oracle:OracleSelector",
+}
+"""Name → module:class, in the order of reports."""
+
+STRONGEST = "set_bsr"
+"""The one to beat: in most tables of docs/results.md no other without training covers more."""
+
+
+def names() -> list[str]:
+    """The names of all baselines, in the order of reports."""
+    return list(BASELINES)
+
+
+def get_baseline(name: str) -> type[Baseline]:
+    """The class of a baseline; its module is imported when it is first asked for.
+
+    Args:
+        name: one of `names()`.
+    """
+    found: type[Baseline] = pkgutil.resolve_name(BASELINES[name])
+    return found

@@ -5,16 +5,58 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
 
 from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.programs.coverage import checked_exclude, excluded_entries, row_blocks
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
 """Per query, the positions in the pool that it may not pick; None: none for any query."""
+
+Embed: TypeAlias = Callable[[Sequence[str]], np.ndarray]
+"""Embeds n texts: (n, D) floats, of any length."""
+
+EmbedTokens: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
+"""Embeds every token of n texts in its context: per text (tokens, D) floats, of any length."""
+
+
+@dataclass(frozen=True)
+class Resources:
+    """What baselines may need beside the pool; a field's name is also that of the constructor's argument.
+
+    Args:
+        spec: how programs are read.
+        seed: of random draws.
+        embed: embeds questions.
+        embed_tokens: embeds the tokens of questions.
+    """
+
+    spec: ProgramSpec
+    seed: int = 0
+    embed: Embed | None = None
+    embed_tokens: EmbedTokens | None = None
+
+    def missing(self, baseline: type[Baseline]) -> str:
+        """Why the baseline can't be built; empty: it can."""
+        said = {"embed": "no embeddings were given", "embed_tokens": "no embeddings of tokens were given"}
+        return next((said[need] for need in baseline.needs if getattr(self, need) is None), "")
+
+
+class TradeOff(NamedTuple):
+    """A number that is chosen on development queries, since a selector left untuned would be too easy to beat.
+
+    Args:
+        parameter: the attribute of the selector; as built it has the value for where there is nothing to choose on.
+        grid: the values to try.
+    """
+
+    parameter: str
+    grid: tuple[float, ...]
 
 
 class Baseline(BaseExampleSelector, ABC):
@@ -23,20 +65,23 @@ class Baseline(BaseExampleSelector, ABC):
     Owns the pool, the reading of questions and programs out of examples, and every check of arguments. A subclass
     says how it prepares (`_fit`, called when the pool has changed, before the next pick) and ranks (`_pick`).
 
+    Class attributes:
+        name: as in settings and reports.
+        needs: the fields of `Resources` that the constructor takes; with `spec` it reads the pool's programs.
+        oracle: whether it sees the queries' gold programs: a ceiling for the others, not a competitor.
+        trade_off: what is chosen on development queries; None: nothing.
+
     Args:
         examples: the pool, one dict per example.
         k: examples that `select_examples` returns.
         source_key: the example's key for its question.
         target_key: the example's key for its program.
-        input_keys: as in LangChain's own selectors: the variables whose values, joined by a blank in the order of
-            their keys, make up the text of examples and queries alike. None: an example's text is its question, a
-            query's text all the variables given, less the target.
-        example_keys: the keys to return of each example; None: all.
     """
 
     name: ClassVar[str]
-    needs_references: ClassVar[bool] = False
-    reads_programs: ClassVar[bool] = False
+    needs: ClassVar[tuple[str, ...]] = ()
+    oracle: ClassVar[bool] = False
+    trade_off: ClassVar[TradeOff | None] = None
 
     def __init__(
         self,
@@ -45,20 +90,27 @@ class Baseline(BaseExampleSelector, ABC):
         k: int = 4,
         source_key: str = "source",
         target_key: str = "target",
-        input_keys: Sequence[str] | None = None,
-        example_keys: Sequence[str] | None = None,
     ) -> None:
         self.k = k
         self.source_key = source_key
         self.target_key = target_key
-        self.input_keys = list(input_keys) if input_keys is not None else None
-        self.example_keys = list(example_keys) if example_keys is not None else None
         self._lock = threading.RLock()  # LangChain's async methods run these in threads
         self._examples: list[dict[str, Any]] = []
         self._questions: list[str] = []
         self._fitted = False
         for example in examples:
             self.add_example(example)
+
+    @classmethod
+    def build(cls, examples: Sequence[Mapping[str, Any]], resources: Resources, **options: Any) -> Self:
+        """The baseline with what it needs of the resources.
+
+        Args:
+            examples: the pool, one dict per example.
+            resources: nothing that the baseline needs may be missing.
+            **options: as for `Baseline`.
+        """
+        return cls(examples, **{need: getattr(resources, need) for need in cls.needs}, **options)
 
     @property
     def examples(self) -> list[dict[str, Any]]:
@@ -74,9 +126,9 @@ class Baseline(BaseExampleSelector, ABC):
         Raises:
             PoolError: a key is missing, or its value is not a string.
         """
-        question = _text(example, self.input_keys or [self.source_key], PoolError, "the example")
-        if self.reads_programs:
-            _text(example, [self.target_key], PoolError, "the example")
+        question = _text(example, self.source_key, PoolError, "the example")
+        if "spec" in self.needs:
+            _text(example, self.target_key, PoolError, "the example")
         with self._lock:
             self._examples.append(dict(example))
             self._questions.append(question)
@@ -87,22 +139,20 @@ class Baseline(BaseExampleSelector, ABC):
         """The k examples picked for one query, in pick order.
 
         Args:
-            input_variables: the query; for a selector that needs references also the gold program, by target_key.
+            input_variables: the query, all variables but the target joined by blanks in the order of their keys, as
+                LangChain's selectors do; for an oracle also the gold program, by target_key.
 
         Raises:
             InputError: a key is missing, a value is not a string, or the pool holds fewer than k examples.
         """
-        keys = self.input_keys or sorted(set(input_variables) - {self.target_key})
+        keys = sorted(set(input_variables) - {self.target_key})
         if not keys:
             raise InputError(f"the query has no variable besides {self.target_key!r}")
-        query = _text(input_variables, keys, InputError, "the query")
-        references = None
-        if self.needs_references:
-            references = [_text(input_variables, [self.target_key], InputError, "the query")]
+        query = " ".join(_text(input_variables, key, InputError, "the query") for key in keys)
+        references = [_text(input_variables, self.target_key, InputError, "the query")] if self.oracle else None
         with self._lock:
             positions = self.pick([query], self.k, references=references)[0]
-            picked = [self._examples[position] for position in positions]
-        return [{key: example[key] for key in self.example_keys or example} for example in picked]
+            return [dict(self._examples[position]) for position in positions]
 
     def pick(
         self,
@@ -117,7 +167,7 @@ class Baseline(BaseExampleSelector, ABC):
             queries: the B queries' texts.
             k: picks per query.
             exclude: per query, the positions it may not pick.
-            references: the queries' gold programs; only the oracle reads them.
+            references: the queries' gold programs; only an oracle reads them.
 
         Returns:
             (B, k) int64: positions in the pool, in pick order, no position twice in a row; ties go to the lowest.
@@ -132,7 +182,7 @@ class Baseline(BaseExampleSelector, ABC):
                 raise InputError(f"a query is not a string but {type(query).__name__}")
         if references is not None and len(references) != len(queries):
             raise InputError(f"{len(references)} references for {len(queries)} queries")
-        if references is None and self.needs_references:
+        if references is None and self.oracle:
             raise InputError(f"the {self.name} selector needs the queries' gold programs (references)")
         with self._lock:
             excluded = checked_exclude(exclude, len(queries), len(self._examples), k)
@@ -156,6 +206,31 @@ class Baseline(BaseExampleSelector, ABC):
         return [example[self.target_key] for example in self._examples]
 
 
+class TopK(Baseline):
+    """Base of the selectors that score every example by itself and pick the k best."""
+
+    def _pick(
+        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
+    ) -> np.ndarray:
+        score = self._scorer_of(queries)
+
+        def pick(block: slice) -> np.ndarray:
+            scores = score(block)
+            scores[excluded_entries(excluded[block])] = -np.inf
+            return top_k(scores, k)
+
+        return in_blocks(pick, len(queries), len(self._questions))
+
+    @abstractmethod
+    def _scorer_of(self, queries: Sequence[str]) -> Callable[[slice], np.ndarray]:
+        """A function from b of the queries to the scores (b, N) of all examples."""
+
+
+def in_blocks(pick: Callable[[slice], np.ndarray], n_queries: int, width: int) -> np.ndarray:
+    """Positions (B, k) from `pick(block)` → (b, k), asked for blocks whose dense arrays (b, width) fit in memory."""
+    return np.concatenate([pick(block) for block in row_blocks(n_queries, width)])
+
+
 def top_k(scores: np.ndarray, k: int) -> np.ndarray:
     """Positions (B, k) int64 of the k largest of each row of scores (B, N), best first, ties to the lowest position."""
     threshold = np.partition(scores, scores.shape[1] - k, axis=1)[:, -k]
@@ -166,23 +241,10 @@ def top_k(scores: np.ndarray, k: int) -> np.ndarray:
     return picked
 
 
-def top_k_of(
-    score: Callable[[slice], np.ndarray], n_queries: int, n_pool: int, k: int, excluded: list[np.ndarray]
-) -> np.ndarray:
-    """Positions (B, k) of the best scores, `score(block)` -> (b, N) being asked for blocks that fit in memory."""
-    picked = np.empty((n_queries, k), dtype=np.int64)
-    for block in row_blocks(n_queries, n_pool):
-        scores = score(block)
-        scores[excluded_entries(excluded[block])] = -np.inf
-        picked[block] = top_k(scores, k)
-    return picked
-
-
-def _text(values: Mapping[str, Any], keys: Sequence[str], error: type[InputError | PoolError], what: str) -> str:
-    """The values of the keys, joined as LangChain's selectors join them."""
-    for key in keys:
-        if key not in values:
-            raise error(f"{what} has no key {key!r}; it has {', '.join(map(repr, sorted(values)))}")
-        if not isinstance(values[key], str):
-            raise error(f"{what}'s {key!r} is not a string but {type(values[key]).__name__}")
-    return " ".join(values[key] for key in sorted(keys))
+def _text(values: Mapping[str, Any], key: str, error: type[InputError | PoolError], what: str) -> str:
+    if key not in values:
+        raise error(f"{what} has no key {key!r}; it has {', '.join(map(repr, sorted(values)))}")
+    value = values[key]
+    if not isinstance(value, str):
+        raise error(f"{what}'s {key!r} is not a string but {type(value).__name__}")
+    return value

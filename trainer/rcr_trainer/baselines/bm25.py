@@ -1,10 +1,18 @@
-"""BM25 over the questions: rank_bm25's model, scored as one sparse product."""
+"""BM25 over the questions (rank_bm25's model, scored as one sparse product), and BM25 with coverage (Set-BM25).
+
+BM25 is a sum over the query's distinct words of a weight of (word, question), so it is a measure of coverage, and its
+set version takes each word's largest weight over the picks: Eq. 2, 3 and 6 of Gupta, Gardner and Singh, "Coverage-based
+Example Selection for In-Context Learning", Findings of EMNLP 2023 ("BM25 + Coverage" in their Table 4), maximised by
+their Algorithm 1. As in their Eq. 2, a word that the query repeats counts once; `BM25Selector`, like rank_bm25, counts
+it as often as it occurs. Departure: the picks stay in the order of picking, where the paper orders a prompt by the
+examples' own scores (section 6.4).
+"""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from typing import ClassVar
 
@@ -12,7 +20,8 @@ import numpy as np
 from scipy import sparse
 
 from langchain_rcr.errors import MissingExtraError
-from rcr_trainer.baselines.base import Baseline, top_k_of
+from rcr_trainer.baselines.base import Baseline, TopK, in_blocks
+from rcr_trainer.baselines.set_cover import greedy_set_cover
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -47,9 +56,8 @@ class BM25Scorer:
             return  # rank_bm25 divides by zero here
         model = BM25Okapi(tokens)
         self._columns = {word: i for i, word in enumerate(model.idf)}
-        words = np.fromiter((self._columns[word] for word in chain.from_iterable(model.doc_freqs)), dtype=np.int32)
-        documents = np.repeat(np.arange(len(tokens)), [len(counts) for counts in model.doc_freqs])
-        counts = np.fromiter(chain.from_iterable(c.values() for c in model.doc_freqs), dtype=np.float64)
+        frequency = self._bags(model.doc_freqs).tocoo()
+        documents, words, counts = frequency.row, frequency.col, frequency.data
         idf = np.fromiter(model.idf.values(), dtype=np.float64)
         length = np.asarray(model.doc_len)[documents] / model.avgdl
         weights = idf[words] * counts * (model.k1 + 1) / (counts + model.k1 * (1 - model.b + model.b * length))
@@ -57,15 +65,18 @@ class BM25Scorer:
 
     def scores(self, queries: Sequence[str]) -> np.ndarray:
         """(B, N) float64: the score of every document for each of the B queries; unknown words add nothing."""
-        found = [Counter(w for w in tokenize(query) if w in self._columns) for query in queries]
+        known = [Counter(w for w in tokenize(query) if w in self._columns) for query in queries]
+        return (self._bags(known) @ self._weights).toarray()
+
+    def _bags(self, found: Sequence[dict[str, int]]) -> sparse.csr_array:
+        """(B, words) float64: how often each text has each word."""
         words = np.fromiter((self._columns[word] for word in chain.from_iterable(found)), dtype=np.int32)
-        rows = np.repeat(np.arange(len(found)), [len(c) for c in found])
+        rows = np.repeat(np.arange(len(found)), [len(counts) for counts in found])
         counts = np.fromiter(chain.from_iterable(c.values() for c in found), dtype=np.float64)
-        bags = sparse.csr_array((counts, (rows, words)), shape=(len(found), len(self._columns)))
-        return (bags @ self._weights).toarray()
+        return sparse.csr_array((counts, (rows, words)), shape=(len(found), len(self._columns)))
 
 
-class BM25Selector(Baseline):
+class BM25Selector(TopK):
     """Picks the k examples whose questions score highest for the query."""
 
     name: ClassVar[str] = "bm25"
@@ -73,10 +84,32 @@ class BM25Selector(Baseline):
     def _fit(self) -> None:
         self._scorer = BM25Scorer(self._questions)
 
+    def _scorer_of(self, queries: Sequence[str]) -> Callable[[slice], np.ndarray]:
+        return lambda block: self._scorer.scores(queries[block])
+
+
+class BM25CoverageSelector(Baseline):
+    """Picks, one after the other, the example that adds most to the query words' best BM25 weights so far."""
+
+    name: ClassVar[str] = "bm25_coverage"
+
+    def _fit(self) -> None:
+        self._scorer = BM25Scorer(self._questions)
+
     def _pick(
         self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
     ) -> np.ndarray:
-        def score(block: slice) -> np.ndarray:
-            return self._scorer.scores(queries[block])
+        words = [list(dict.fromkeys(tokenize(query))) for query in queries]
+        every_position = np.arange(len(self._questions))
 
-        return top_k_of(score, len(queries), len(self._questions), k, excluded)
+        def pick(block: slice) -> np.ndarray:
+            owner = np.repeat(np.arange(block.stop - block.start), [len(own) for own in words[block]])
+            weights = self._weights([word for own in words[block] for word in own])
+            return greedy_set_cover(weights, owner, every_position, excluded[block], k)
+
+        return in_blocks(pick, len(queries), max(1, *map(len, words)) * len(self._questions))
+
+    def _weights(self, words: Sequence[str]) -> np.ndarray:
+        """(T, N) float64: the BM25 score of every question for each word alone; 0 for an unknown word."""
+        distinct = {word: row for row, word in enumerate(dict.fromkeys(words))}
+        return self._scorer.scores(list(distinct))[[distinct[word] for word in words]]

@@ -22,9 +22,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import top_k
+from rcr_trainer.baselines.base import TradeOff, in_blocks, top_k
 from rcr_trainer.baselines.dense import EmbeddingSelector
-from rcr_trainer.programs.coverage import excluded_entries, row_blocks
+from rcr_trainer.programs.coverage import excluded_entries
 
 _NO_VOLUME = 1e-5  # what is left of a candidate's volume of 1 is rounding below this
 
@@ -43,6 +43,7 @@ class DPPSelector(EmbeddingSelector):
     """
 
     name: ClassVar[str] = "dpp"
+    trade_off: ClassVar[TradeOff | None] = TradeOff("lam", (0.01, 0.02, 0.05, 0.1, 0.2, 0.5))
 
     def __init__(
         self, examples: Sequence[Mapping[str, Any]], *, lam: float = 0.1, fetch_k: int = 100, **options: Any
@@ -63,40 +64,35 @@ class DPPSelector(EmbeddingSelector):
     def _pick(
         self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
     ) -> np.ndarray:
-        vectors = self._embed_queries(queries)
+        vectors = self._embed_checked(queries)
         n_fetched = min(self.fetch_k, len(self._questions))
         steps = min(k, n_fetched)
-        picked = np.empty((len(queries), k), dtype=np.int64)
-        for block in row_blocks(len(queries), max(len(self._questions), steps * n_fetched)):
+
+        def pick(block: slice) -> np.ndarray:
             relevance = self._similarity(vectors[block])
             relevance[excluded_entries(excluded[block])] = -np.inf
             # In ascending order of position, so that ties go to the lowest here too.
             fetched = np.sort(top_k(relevance, n_fetched), axis=1)
-            chosen = greedy_map(
-                np.take_along_axis(relevance, fetched, axis=1) / self.lam,
-                self._own_volume[self._row_of[fetched]],
-                self._similar_to(fetched),
-                steps,
-            )
-            picked[block, :steps] = np.take_along_axis(fetched, chosen, axis=1)
-            if k > steps:
-                np.put_along_axis(relevance, fetched, -np.inf, axis=1)
-                picked[block, steps:] = top_k(relevance, k - steps)
-        return picked
+            rows = np.arange(len(fetched))
+
+            def similar_to(last: np.ndarray) -> np.ndarray:
+                to_pick = self._similarity(self._vectors[self._row_of[fetched[rows, last]]])
+                return np.take_along_axis(to_pick, fetched, axis=1)
+
+            quality = np.take_along_axis(relevance, fetched, axis=1) / self.lam
+            chosen = greedy_map(quality, self._own_volume[self._row_of[fetched]], similar_to, steps)
+            picked = np.take_along_axis(fetched, chosen, axis=1)
+            if k == steps:
+                return picked
+            np.put_along_axis(relevance, fetched, -np.inf, axis=1)
+            return np.concatenate([picked, top_k(relevance, k - steps)], axis=1)
+
+        return in_blocks(pick, len(queries), max(len(self._questions), steps * n_fetched))
 
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
         """(b, N) float64 in [0, 1]; rounded, so that what is a tie on paper is one here, whatever BLAS does."""
         cosines = np.round(vectors @ self._vectors.T, 6).astype(np.float64)
         return ((1 + cosines) / 2)[:, self._row_of]
-
-    def _similar_to(self, fetched: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-        rows = np.arange(len(fetched))
-
-        def similar_to(last: np.ndarray) -> np.ndarray:
-            to_pick = self._similarity(self._vectors[self._row_of[fetched[rows, last]]])
-            return np.take_along_axis(to_pick, fetched, axis=1)
-
-        return similar_to
 
 
 def greedy_map(

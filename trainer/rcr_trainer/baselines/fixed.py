@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy import sparse
 
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.programs.coverage import PoolStructures, greedy_coverage
 
 
@@ -26,7 +26,7 @@ class FixedSelector(Baseline):
     """
 
     name: ClassVar[str] = "fixed"
-    reads_programs: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("spec",)
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.programs.coverage import PoolStructures, greedy_coverage
 
 
@@ -24,8 +24,8 @@ class OracleSelector(Baseline):
     """
 
     name: ClassVar[str] = "oracle"
-    needs_references: ClassVar[bool] = True
-    reads_programs: ClassVar[bool] = True
+    needs: ClassVar[tuple[str, ...]] = ("spec",)
+    oracle: ClassVar[bool] = True
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], *, spec: ProgramSpec, **options: Any) -> None:
         self.spec = spec

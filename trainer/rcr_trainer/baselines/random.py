@@ -23,6 +23,7 @@ class RandomSelector(Baseline):
     """
 
     name: ClassVar[str] = "random"
+    needs: ClassVar[tuple[str, ...]] = ("seed",)
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], *, seed: int = 0, **options: Any) -> None:
         self.seed = seed

@@ -1,141 +1,105 @@
 """Greedy Set-BERTScore-Recall: every token of the query is to have a token like it, in its context, in some pick.
 
-BSR(x, z) = Σ_i w(x_i) max_j x_iᵀ z_j over unit vectors of contextual tokens; for a set of examples the maximum goes
-over the tokens of all of them. Eq. 5 and 6 of Gupta, Gardner and Singh, "Coverage-based Example Selection for
-In-Context Learning", Findings of EMNLP 2023, arXiv 2305.14907, maximised by their Algorithm 1.
+BSR(x, z) = Σ_i max_j x_iᵀ z_j over unit vectors of contextual tokens; for a set of examples the maximum goes over the
+tokens of all of them. Eq. 5 and 6 of Gupta, Gardner and Singh, "Coverage-based Example Selection for In-Context
+Learning", Findings of EMNLP 2023, arXiv 2305.14907, maximised by their Algorithm 1. As there, all tokens weigh the
+same.
 
-As in the paper all tokens weigh the same unless `idf` is set; then w(t) = log((M + 1) / (df(t) + 1)) over the pool's M
-questions, as in BERTScore (Zhang et al., ICLR 2020). The weights aren't divided by their sum, which is the same for all
-candidates. Departures: the encoder is the caller's (default: the MiniLM that the embedding selectors use, three
-quarters of the way up; the paper's is deberta-large-mnli, which BERTScore reads there); special tokens are left out of
-the candidates, too, where BERTScore gives them no weight in the query but lets them be matched; the picks stay in the
-order of picking, where the paper orders a prompt by each example's own BSR (section 6.4).
+Departures: the encoder is the caller's (`TransformerTokens` over the MiniLM that the embedding selectors use; the
+paper's is deberta-large-mnli); special tokens are left out of the candidates, too, where BERTScore gives them no weight
+in the query but lets them be matched; the picks stay in the order of picking, where the paper orders a prompt by each
+example's own BSR (section 6.4).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.baselines.base import Baseline, EmbedTokens, in_blocks
 from rcr_trainer.baselines.dense import unit_vectors
 from rcr_trainer.baselines.set_cover import greedy_set_cover
-from rcr_trainer.baselines.tokens import EmbedTokens, TokenVectors, TransformerTokens
-from rcr_trainer.programs.coverage import row_blocks
+
+if TYPE_CHECKING:
+    from langchain_rcr.families.transformer import PooledTransformer
 
 _PRODUCTS = 1 << 22  # similarities of single tokens that are in memory at once: 16 MiB
-_FULL_PRECISION = 1 << 26  # numbers that the pool's tokens may take in float32 (256 MiB); more are kept in float16
-_TEXTS = 4096  # texts embedded in one call
+_BATCH = 64  # texts in a forward pass
 
 
 class SetBSRSelector(Baseline):
     """Picks, one after the other, the example that adds most to the set's BERTScore-Recall of the query.
 
     Each distinct question of the pool is embedded once. Its tokens' vectors take 4 bytes a number (3,000 questions of
-    20 tokens by MiniLM: 92 MB), 2 bytes where they would take more than 256 MiB.
+    20 tokens by MiniLM: 92 MB).
 
     Args:
         examples: the pool, one dict per example.
-        embed_tokens: embeds the tokens of texts; None: those of the default MiniLM.
-        idf: whether tokens that are rare in the pool count more.
+        embed_tokens: embeds the tokens of texts.
         **options: as for `Baseline`.
+
+    Raises:
+        InputError: token vectors of a wrong shape or with values that are not finite.
     """
 
     name: ClassVar[str] = "set_bsr"
+    needs: ClassVar[tuple[str, ...]] = ("embed_tokens",)
 
-    def __init__(
-        self,
-        examples: Sequence[Mapping[str, Any]],
-        *,
-        embed_tokens: EmbedTokens | None = None,
-        idf: bool = False,
-        **options: Any,
-    ) -> None:
-        self.embed_tokens = embed_tokens if embed_tokens is not None else TransformerTokens()
-        self.idf = idf
+    def __init__(self, examples: Sequence[Mapping[str, Any]], *, embed_tokens: EmbedTokens, **options: Any) -> None:
+        self.embed_tokens = embed_tokens
         self._rows: dict[str, int] = {}  # question → row: its place among the distinct questions
         self._lengths = np.empty(0, dtype=np.int64)  # (U,)
-        self._ids = np.empty(0, dtype=np.int64)  # (P,)
         self._vectors = np.empty((0, 0), dtype=np.float32)  # (P, D)
         super().__init__(examples, **options)
 
     def _fit(self) -> None:
         new = [text for text in dict.fromkeys(self._questions) if text not in self._rows]
-        for start in range(0, len(new), _TEXTS):
-            texts = new[start : start + _TEXTS]
-            self._append(texts, self._embed(texts))
+        if new:
+            lengths, vectors = self._embed(new)
+            self._vectors = np.concatenate([self._vectors, vectors]) if self._rows else vectors
+            self._lengths = np.concatenate([self._lengths, lengths])
+            self._rows.update(zip(new, range(len(self._rows), len(self._lengths)), strict=True))
         self._row_of = np.array([self._rows[text] for text in self._questions], dtype=np.int64)
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
-        if self.idf:
-            self._count_documents()
 
-    def _append(self, texts: Sequence[str], tokens: TokenVectors) -> None:
-        known = self._vectors if self._rows else tokens.vectors[:0]
-        narrow = known.dtype == np.float16 or known.size + tokens.vectors.size > _FULL_PRECISION
-        dtype = np.float16 if narrow else np.float32
-        self._vectors = np.concatenate([known.astype(dtype, copy=False), tokens.vectors.astype(dtype, copy=False)])
-        self._lengths = np.concatenate([self._lengths, tokens.lengths])
-        self._ids = np.concatenate([self._ids, tokens.ids])
-        self._rows.update(zip(texts, range(len(self._rows), len(self._lengths)), strict=True))
-
-    def _embed(self, texts: Sequence[str]) -> TokenVectors:
-        """Checked tokens, with unit vectors in float32."""
-        lengths, ids, vectors = (np.asarray(part) for part in self.embed_tokens(list(texts)))
-        total = int(lengths.sum()) if lengths.shape == (len(texts),) else -1
-        if vectors.ndim != 2 or not len(ids) == len(vectors) == total:
+    def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """How many tokens each text has (n,), and unit vectors of all of them (P, D) in float32, text after text."""
+        found = [np.asarray(vectors) for vectors in self.embed_tokens(list(texts))]
+        widths = {vectors.shape[1:] for vectors in found} | ({self._vectors.shape[1:]} if self._rows else set())
+        if len(found) != len(texts) or len(widths) != 1 or len(min(widths)) != 1:
+            shapes = ", ".join(str(vectors.shape) for vectors in found[:3])
+            known = f"; the pool's tokens have {self._vectors.shape[1]} dimensions" if self._rows else ""
             raise InputError(
-                f"embed_tokens returned lengths {lengths.shape}, ids {ids.shape} and vectors {vectors.shape} for "
-                f"{len(texts)} texts"
+                f"embed_tokens returned {len(found)} arrays ({shapes}, …) for {len(texts)} texts, not one "
+                f"(tokens, dimensions) each{known}"
             )
-        if self._rows and vectors.shape[1] != self._vectors.shape[1]:
-            raise InputError(
-                f"embed_tokens gave {vectors.shape[1]} dimensions, the pool's tokens have {self._vectors.shape[1]}"
-            )
-        return TokenVectors(lengths.astype(np.int64), ids, unit_vectors(vectors))
+        return np.array([len(vectors) for vectors in found], dtype=np.int64), unit_vectors(np.concatenate(found))
 
     def _pick(
         self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
     ) -> np.ndarray:
-        tokens = self._embed(queries)
-        starts = np.concatenate([[0], np.cumsum(tokens.lengths)])
-        weights = self._weights(tokens.ids)
-        picked = np.empty((len(queries), k), dtype=np.int64)
-        longest = max(1, int(tokens.lengths.max()))
-        for block in row_blocks(len(queries), longest * len(self._questions)):
-            own = slice(starts[block.start], starts[block.stop])
-            owner = np.repeat(np.arange(block.stop - block.start), tokens.lengths[block])
-            similarity = self._similarity(tokens.vectors[own])
-            picked[block] = greedy_set_cover(similarity, weights[own], owner, self._row_of, excluded[block], k)
-        return picked
+        lengths, vectors = self._embed(queries)
+        starts = np.concatenate([[0], np.cumsum(lengths)])
 
-    def _count_documents(self) -> None:
-        """The pool's vocabulary, ascending, and how many questions hold each token; −1 stands for those unknown."""
-        questions = np.bincount(self._row_of, minlength=len(self._lengths))
-        rows = np.repeat(np.arange(len(self._lengths)), self._lengths)
-        ids, rows = np.unique(np.stack([self._ids, rows]), axis=1)
-        vocabulary, place = np.unique(ids, return_inverse=True)
-        self._vocabulary = np.concatenate([[-1], vocabulary])
-        self._frequency = np.bincount(place + 1, weights=questions[rows], minlength=len(self._vocabulary))
+        def pick(block: slice) -> np.ndarray:
+            owner = np.repeat(np.arange(block.stop - block.start), lengths[block])
+            similarity = self._similarity(vectors[starts[block.start] : starts[block.stop]])
+            return greedy_set_cover(similarity, owner, self._row_of, excluded[block], k)
 
-    def _weights(self, ids: np.ndarray) -> np.ndarray:
-        """(T,) what each of the query's tokens counts."""
-        if not self.idf:
-            return np.ones(len(ids))
-        place = np.searchsorted(self._vocabulary, ids, side="right") - 1
-        frequency = np.where(self._vocabulary[place] == ids, self._frequency[place], 0)
-        return np.log((len(self._questions) + 1) / (frequency + 1))
+        return in_blocks(pick, len(queries), max(1, int(lengths.max())) * len(self._questions))
 
     def _similarity(self, tokens: np.ndarray) -> np.ndarray:
         """(T, U) float32: the largest cosine of each token (T, D) with those of each question; −1 where it has none."""
         best = np.full((len(tokens), len(self._lengths)), -1, dtype=np.float32)
         for part in self._parts(len(tokens)):
             first, last = self._starts[part.start], self._starts[part.stop]
-            products = tokens @ self._vectors[first:last].astype(np.float32, copy=False).T
             filled = np.flatnonzero(self._lengths[part]) + part.start
             if len(filled) and len(tokens):
+                products = tokens @ self._vectors[first:last].T
                 best[:, filled] = np.maximum.reduceat(products, self._starts[filled] - first, axis=1)
         return best
 
@@ -147,3 +111,58 @@ class SetBSRSelector(Baseline):
             stop = max(start + 1, stop)
             yield slice(start, stop)
             start = stop
+
+
+class TransformerTokens:
+    """Contextual token vectors of a frozen transformer, loaded at the first call; special tokens are left out.
+
+    They are the output of the layer three quarters of the way up, where BERTScore (Zhang et al., ICLR 2020) reads BERT
+    and DeBERTa: 9 of 12 layers, 18 of 24.
+
+    Args:
+        base: hub name, local folder or `package:NAME`.
+        max_length: tokens read of a text.
+
+    Raises:
+        InputError: at the first call: the model can't be loaded.
+    """
+
+    def __init__(self, base: str, *, max_length: int = 256) -> None:
+        self.base, self.max_length = base, max_length
+
+    @cached_property
+    def _text(self) -> PooledTransformer:
+        from langchain_rcr.families.transformer import PooledTransformer
+
+        return PooledTransformer(self.base, max_length=self.max_length).eval().requires_grad_(False)
+
+    def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Per text (tokens, D) float32, D the model's width."""
+        sequences = self._text.tokenize(texts).ids
+        tokenizer = self._text.tokenizer
+        special = sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
+        vectors: list[np.ndarray] = [np.empty((0, self._text.dim), dtype=np.float32)] * len(texts)
+        order = sorted(range(len(texts)), key=lambda i: -len(sequences[i]))  # texts of a length together: no padding
+        for start in range(0, len(order), _BATCH):
+            batch = order[start : start + _BATCH]
+            for i, rows in zip(batch, self._hidden([sequences[i] for i in batch]), strict=True):
+                vectors[i] = rows[: len(sequences[i])][~np.isin(sequences[i], special)]
+        return vectors
+
+    def _hidden(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
+        """The layer's output (b, longest, D) of one batch."""
+        import torch
+        from torch.nn.utils.rnn import pad_sequence
+
+        model = self._text.model
+        ids = pad_sequence(
+            [torch.tensor(sequence, dtype=torch.long) for sequence in sequences],
+            batch_first=True,
+            padding_value=self._text.tokenizer.pad_token_id or 0,
+        )
+        lengths = torch.tensor([len(sequence) for sequence in sequences])
+        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
+        with torch.inference_mode():
+            out = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), output_hidden_states=True)
+            hidden = out.hidden_states[3 * model.config.num_hidden_layers // 4].float().cpu().numpy()
+        return np.asarray(hidden)

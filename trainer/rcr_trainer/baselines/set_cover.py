@@ -21,7 +21,6 @@ _GRID = 2.0**-16
 
 def greedy_set_cover(
     coverage: np.ndarray,
-    weights: np.ndarray,
     owner: np.ndarray,
     row_of: np.ndarray,
     excluded: Sequence[np.ndarray],
@@ -34,7 +33,6 @@ def greedy_set_cover(
 
     Args:
         coverage: (T, U) floats; coverage[t, u] says how well the text u covers the aspect t.
-        weights: (T,) floats, how much each aspect counts.
         owner: (T,) int, ascending; the query that each aspect belongs to. A query may have none: it gets the lowest
             positions.
         row_of: (N,) int; candidate n has the text row_of[n].
@@ -49,7 +47,8 @@ def greedy_set_cover(
     coverage *= _GRID
     aspects, queries = np.arange(len(owner)), np.arange(len(excluded))
     ends = np.searchsorted(owner, np.arange(len(excluded) + 1))
-    total = sparse.csr_array((weights.astype(coverage.dtype), aspects, ends), shape=(len(excluded), len(owner)))
+    ones = np.ones(len(owner), dtype=coverage.dtype)
+    total = sparse.csr_array((ones, aspects, ends), shape=(len(excluded), len(owner)))
     alone = (total @ coverage)[:, row_of]  # what each candidate covers on its own; −inf: not to be picked
     alone[excluded_entries(excluded)] = -np.inf
     positions = np.empty((len(excluded), k), dtype=np.int64)

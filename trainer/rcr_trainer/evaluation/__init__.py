@@ -11,24 +11,23 @@ from rcr_trainer.evaluation.metrics import (
     full_coverage_by_step,
     recall_by_step,
 )
-from rcr_trainer.evaluation.plain import PlainSelectors, choose_mmr, plain_selectors
+from rcr_trainer.evaluation.plain import PlainSelectors, choose, plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
-from rcr_trainer.evaluation.report import PLAIN, AnswersAsked, EvaluationReport, MMRChoice, SelectorScores
+from rcr_trainer.evaluation.report import AnswersAsked, Choice, EvaluationReport, SelectorScores
 from rcr_trainer.evaluation.table import build_table, write_table
 
 __all__ = [
-    "PLAIN",
     "AnswerFunction",
     "Answerer",
     "AnswersAsked",
+    "Choice",
     "EvaluationReport",
-    "MMRChoice",
     "PickFunction",
     "PlainSelectors",
     "SelectorScores",
     "advise",
     "build_table",
-    "choose_mmr",
+    "choose",
     "coverage_by_step",
     "duplicates_by_step",
     "evaluate",

@@ -9,15 +9,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from langchain_rcr.errors import InputError
-from rcr_trainer.evaluation.report import ORACLE, OURS, WITHOUT_RL, EvaluationReport, Metric, SelectorScores
+from rcr_trainer.baselines import STRONGEST
+from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Metric, SelectorScores
 
 FEW_QUERIES = 30
 LITTLE_ROOM = 1.0
 """Points that are not worth a trained retriever."""
 LOW_CEILING = 60.0
 """Oracle coverage, %, below which examples are wanted more than selectors."""
-STRONGEST = "set_bsr"
 MORE_PICKS = 5.0
 """Points of oracle coverage that make more picks worth naming."""
 _Z = 1.96
@@ -78,17 +77,16 @@ def advise(report: EvaluationReport) -> str:
     if ours is None:
         return "The trained retriever was not evaluated."
     sentences = [_on_data(report)]
-    try:
-        name, _ = report.best_plain()
-    except InputError:
+    best = report.best_plain()
+    if best is None:
         sentences.append(
             f"rcr covers {_shown(ours.coverage):.1f} %. No plain selector was run beside it, so nothing is said of "
             "whether it is worth deploying."
         )
         return " ".join([*sentences, *_on_reinforcement(report), *_on_part(report)])
-    gap, answers = _gap(report, name, "coverage"), _answers_gap(report)
+    gap, answers = _gap(report, best[0], "coverage"), _answers_gap(report)
     sentences.append(_standing(gap, _room(report, gap)))
-    sentences += [*_on_answers(report, answers, name), _verdict(report, gap, answers)]
+    sentences += [*_on_answers(report, answers, gap.name), _verdict(report, gap, answers)]
     if gap.clear > 0 and STRONGEST not in report.selectors:
         sentences.append(f"{STRONGEST}, as a rule the strongest plain selector, was not run: it may come closer.")
     return " ".join([*sentences, *_on_reinforcement(report), *_on_part(report)])
@@ -119,16 +117,13 @@ def _answers_gap(report: EvaluationReport) -> Gap | None:
     """Exact match, beside the plain selector that is best in it; None where ours or all of those were not answered."""
     if report.answers is None or report.selectors[OURS].exact_match is None:
         return None
-    try:
-        name, _ = report.best_plain(metric="exact_match")
-    except InputError:
-        return None
-    return _gap(report, name, "exact_match")
+    best = report.best_plain("exact_match")
+    return None if best is None else _gap(report, best[0], "exact_match")
 
 
 def _room(report: EvaluationReport, gap: Gap) -> float | None:
     """Points between the best plain selector and the oracle; None without an oracle."""
-    oracle = report.selectors.get(ORACLE)
+    oracle = report.oracle
     return None if oracle is None else _shown(oracle.coverage - report.selectors[gap.name].coverage)
 
 
@@ -136,7 +131,7 @@ def _room(report: EvaluationReport, gap: Gap) -> float | None:
 
 
 def _on_data(report: EvaluationReport) -> str:
-    oracle, k = report.selectors.get(ORACLE), report.k
+    oracle, k = report.oracle, report.k
     if oracle is None:
         return "What the data allows is not known: no oracle was run."
     ceiling, most = _shown(oracle.coverage), _shown(oracle.coverage_by_step[-1])
@@ -151,8 +146,7 @@ def _on_data(report: EvaluationReport) -> str:
 
 
 def _standing(gap: Gap, room: float | None) -> str:
-    note = " (one set for every query)" if gap.name == "fixed" else ""
-    said = f"The best plain selector, {gap.name}{note}, covers {gap.other:.1f} %, rcr {gap.ours:.1f} %: {gap}"
+    said = f"The best plain selector, {gap.name}, covers {gap.other:.1f} %, rcr {gap.ours:.1f} %: {gap}"
     if gap.clear > 0 and room is not None and room >= LITTLE_ROOM:
         closed = round(100 * gap.points / room)
         share = f"{closed} %" if closed < 100 else "all"

@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines import Baseline, Exclude
+from rcr_trainer.baselines.base import Baseline, Exclude
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.answers import Answerer, ask
@@ -25,7 +25,7 @@ from rcr_trainer.evaluation.metrics import (
     recall_by_step,
     within_pool,
 )
-from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, Gold, MMRChoice, SelectorScores
+from rcr_trainer.evaluation.report import OURS, AnswersAsked, Choice, EvaluationReport, Gold, Kind, SelectorScores
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.programs.coverage import checked_exclude
 
@@ -50,8 +50,7 @@ def evaluate(
     exclude: Exclude = None,
     gold: Gold = "all",
     left_out: Mapping[str, str] | None = None,
-    mmr: MMRChoice | None = None,
-    dpp: MMRChoice | None = None,
+    trade_offs: Mapping[str, Choice] | None = None,
     answerer: Answerer | None = None,
     keep: Callable[[EvaluationReport], None] | None = None,
 ) -> EvaluationReport:
@@ -72,9 +71,8 @@ def evaluate(
         exclude: per query, the positions it may not pick.
         gold: "pool" counts of each gold program only the structures that some candidate has, excluded ones included;
             queries that have none are left out and counted.
-        left_out: selectors that could not be run, with the reason; by default those of a `PlainSelectors`.
-        mmr: how MMR's trade-off was chosen; by default that of a `PlainSelectors`.
-        dpp: how that of the determinantal point process was chosen; by default likewise.
+        left_out: selectors that could not be run, with the reason.
+        trade_offs: how those of the selectors were chosen that have one.
         answerer: a language model that is asked with each selector's k picks, after everything else is measured.
         keep: given the report before the model is asked, so that what is measured isn't lost with it.
 
@@ -102,7 +100,7 @@ def evaluate(
         pool=pool_structures,
         programs=np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1],
     )
-    measured = {name: task.measure(name, _pick_of(selectors[name]), k, steps) for name in selectors}
+    measured = {name: task.measure(name, selector, k, steps) for name, selector in selectors.items()}
     if OURS in measured:
         _, _, ours = measured[OURS]
         for name, (scores, _, recall) in measured.items():
@@ -119,9 +117,8 @@ def evaluate(
         skipped_queries=len(queries) - parsed,
         gold=gold,
         none_in_pool=parsed - len(kept),
-        left_out=dict(getattr(selectors, "left_out", {}) if left_out is None else left_out),
-        mmr=getattr(selectors, "mmr", None) if mmr is None else mmr,
-        dpp=getattr(selectors, "dpp", None) if dpp is None else dpp,
+        left_out=dict(left_out or {}),
+        trade_offs=dict(trade_offs or {}),
         versions=library_versions(),
     )
     report.advice = advise(report)
@@ -168,9 +165,13 @@ class _Task:
     programs: np.ndarray
 
     def measure(
-        self, name: str, pick: PickFunction, k: int, steps: int
+        self, name: str, selector: PickFunction | Baseline, k: int, steps: int
     ) -> tuple[SelectorScores, np.ndarray, np.ndarray]:
         """Figures, the picks (B, steps) they are of, and the share (B,) of each query's structures in its first k."""
+        kind: Kind = "trained"
+        pick = selector
+        if isinstance(selector, Baseline):
+            kind, pick = "oracle" if selector.oracle else "plain", selector.pick
         # First, so that whatever a selector prepares at its first pick is not in the latencies.
         positions = self.pick(pick, slice(None), steps)
         self.check(name, positions, steps)
@@ -180,6 +181,7 @@ class _Task:
         sample = np.linspace(0, len(self.questions) - 1, min(LATENCY_QUERIES, len(self.questions))).astype(int)
         batch = min(LATENCY_BATCH, len(self.questions))
         scores = SelectorScores(
+            kind=kind,
             coverage=float(coverage[k - 1]),
             full_coverage=float(full[k - 1]),
             duplicate_rate=float(duplicates[k - 1]),
@@ -226,7 +228,3 @@ def library_versions() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[name] = "not installed"
     return versions
-
-
-def _pick_of(selector: PickFunction | Baseline) -> PickFunction:
-    return selector.pick if isinstance(selector, Baseline) else selector

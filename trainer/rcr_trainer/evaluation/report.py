@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from langchain_rcr.errors import InputError
 from langchain_rcr.files import write_text
 from rcr_trainer.errors import DataError
 
@@ -18,13 +16,12 @@ FILE_NAME = "evaluation.json"
 FORMAT_VERSION = 1
 OURS = "rcr"
 WITHOUT_RL = "rcr_without_rl"
-ORACLE = "oracle"
-PLAIN = ("random", "fixed", "bm25", "bm25_coverage", "dense", "mmr", "dpp", "set_bsr")
-"""The selectors that need neither training nor the gold program."""
 
 Gold: TypeAlias = Literal["all", "pool"]
 """Which structures of a gold program count: all, or those that some candidate has."""
 Metric: TypeAlias = Literal["coverage", "full_coverage", "exact_match"]
+Kind: TypeAlias = Literal["trained", "plain", "oracle"]
+"""Ours are trained; plain selectors need neither training nor the gold program; an oracle sees the gold program."""
 
 
 @dataclass(slots=True)
@@ -32,6 +29,7 @@ class SelectorScores:
     """One selector's figures; those without `by_step` in their name are for the report's k.
 
     Args:
+        kind: what it needs to pick.
         coverage: share of the gold program's structures found in the union of the picks, mean over queries, %.
         full_coverage: queries with all of them found, %.
         duplicate_rate: queries whose picks hold the same program twice or more, %.
@@ -48,6 +46,7 @@ class SelectorScores:
         exact_match_error: the same for exact match.
     """
 
+    kind: Kind
     coverage: float
     full_coverage: float
     duplicate_rate: float
@@ -64,17 +63,19 @@ class SelectorScores:
 
 
 @dataclass(slots=True)
-class MMRChoice:
-    """How the trade-off of MMR, or of the determinantal point process, was chosen.
+class Choice:
+    """How a selector's trade-off was chosen.
 
     Args:
-        lambda_mult: the one chosen. MMR's goes up to 1, similarity alone; that of dpp has similarity alone near 0.
+        parameter: its name.
+        value: the one chosen.
         coverage: coverage by trade-off, %, on the queries it was chosen on.
         n: how many queries those were.
         chosen_on: "dev"; "pool" where there was no dev to choose on; "nothing" where the default was kept.
     """
 
-    lambda_mult: float
+    parameter: str
+    value: float
     coverage: dict[float, float] = field(default_factory=dict)
     n: int = 0
     chosen_on: str = "dev"
@@ -114,8 +115,7 @@ class EvaluationReport:
         gold: which structures of the gold programs count.
         none_in_pool: queries left out since the pool has none of their structures, where only those in the pool count.
         left_out: selectors that were not run, with the reason.
-        mmr: the trade-off of MMR, where it was run.
-        dpp: that of the determinantal point process, where it was run.
+        trade_offs: how those of the selectors were chosen that have one.
         answers: the language model that was asked; None: none was.
         advice: what all this comes to, in a paragraph; empty in files of earlier versions.
         versions: of the libraries.
@@ -134,30 +134,25 @@ class EvaluationReport:
     gold: Gold = "all"
     none_in_pool: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
-    mmr: MMRChoice | None = None
-    dpp: MMRChoice | None = None
+    trade_offs: dict[str, Choice] = field(default_factory=dict)
     answers: AnswersAsked | None = None
     advice: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION
 
-    def best_plain(self, among: Sequence[str] = PLAIN, metric: Metric = "coverage") -> tuple[str, float]:
-        """Name and figure (%) of the best selector among those named; the first of equals.
+    @property
+    def oracle(self) -> SelectorScores | None:
+        """The figures of the oracle; None where it was not run."""
+        return next((scores for scores in self.selectors.values() if scores.kind == "oracle"), None)
 
-        Args:
-            among: the names.
-            metric: what is compared.
-
-        Raises:
-            InputError: none of them has that figure.
-        """
-        figures = {name: getattr(self.selectors[name], metric) for name in among if name in self.selectors}
-        present = {name: float(figure) for name, figure in figures.items() if figure is not None}
-        if not present:
-            what = "" if metric == "coverage" else f"{metric} for "
-            raise InputError(f"the evaluation has {what}none of {', '.join(among)}")
-        best = max(present, key=lambda name: present[name])
-        return best, present[best]
+    def best_plain(self, metric: Metric = "coverage") -> tuple[str, float] | None:
+        """Name and figure (%) of the best plain selector, the first of equals; None where none has that figure."""
+        figures = {
+            name: float(figure)
+            for name, scores in self.selectors.items()
+            if scores.kind == "plain" and (figure := getattr(scores, metric)) is not None
+        }
+        return max(figures.items(), key=lambda item: item[1], default=None)
 
     def to_json(self) -> str:
         """The report as JSON: rates rounded to 2 decimals, latencies to 3."""

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TextIO
 
 from langchain_rcr.errors import MissingExtraError
-from rcr_trainer.evaluation.report import ORACLE, OURS, WITHOUT_RL, EvaluationReport
+from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Kind
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 WIDTH = 80
-_NOTES = {OURS: "rcr (ours)", WITHOUT_RL: "rcr_without_rl (SFT)", ORACLE: "oracle (sees gold)"}
-_STYLES = {OURS: "bold green", WITHOUT_RL: "green", ORACLE: "dim"}
+_NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
+_STYLES = {"trained": "green", "oracle": "dim"}
 
 
 def build_table(report: EvaluationReport) -> Table:
@@ -46,14 +46,20 @@ def build_table(report: EvaluationReport) -> Table:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, scores in report.selectors.items():
         table.add_row(
-            _NOTES.get(name, name),
+            label(name, scores.kind),
             _rate(scores.coverage),
             *([_rate(scores.exact_match)] if answered else []),
             *(_rate(rate) for rate in (scores.full_coverage, scores.duplicate_rate)),
             *(_milliseconds(value) for value in (scores.latency_ms, scores.latency_batch_ms)),
-            style=_STYLES.get(name),
+            style="bold green" if name == OURS else _STYLES.get(scores.kind),
         )
     return table
+
+
+def label(name: str, kind: Kind) -> str:
+    """A selector's name with a note on what it is."""
+    note = "sees gold" if kind == "oracle" else _NOTES.get(name)
+    return f"{name} ({note})" if note else name
 
 
 def write_table(report: EvaluationReport, stream: TextIO) -> None:
@@ -77,10 +83,9 @@ def write_table(report: EvaluationReport, stream: TextIO) -> None:
 
 def _caption(report: EvaluationReport) -> str:
     lines = _on_answers(report)
-    for name, choice in (("mmr", report.mmr), ("dpp", report.dpp)):
-        if choice is not None:
-            how = f"best of {len(choice.coverage)} on {choice.chosen_on}" if choice.coverage else "default"
-            lines.append(f"{name}: lambda = {choice.lambda_mult:g} ({how}).")
+    for name, choice in report.trade_offs.items():
+        how = f"best of {len(choice.coverage)} on {choice.chosen_on}" if choice.coverage else "default"
+        lines.append(f"{name}: {choice.parameter} = {choice.value:g} ({how}).")
     if report.gold == "pool":
         lines.append("Of the gold programs only what the pool has counts.")
     if report.skipped_queries:
