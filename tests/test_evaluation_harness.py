@@ -175,7 +175,7 @@ def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch):
 
 
 def test_a_baseline_that_nobody_registered_is_no_setting():
-    with pytest.raises(ValidationError, match="Input should be 'random', .*'oracle'"):
+    with pytest.raises(ValidationError, match=r"Input should be 'random', .*'oracle'"):
         EvaluationConfig(selectors=["longest"])
 
 
