@@ -127,7 +127,7 @@ def measure(index: CandidateIndex, pool: PoolVectors, queries: np.ndarray) -> tu
     import numpy as np
 
     from langchain_rcr.index.base import PoolVectors, Row
-    from langchain_rcr.selection import greedy
+    from langchain_rcr.selection import Options, select
     from langchain_rcr.state import AdditiveState
 
     size, state = len(pool.candidate), AdditiveState(LAM)
@@ -140,19 +140,23 @@ def measure(index: CandidateIndex, pool: PoolVectors, queries: np.ndarray) -> tu
         index.add([Row(str(n), {"source": f"q {n}", "target": f"p {n}"}, n) for n in names], part)
     added = time.perf_counter() - start
     alone, together = [], []
-    with index.read() as reader:
-        greedy(queries[:2], reader, state, K)
-        for query in queries:
-            start = time.perf_counter()
-            greedy(query[None], reader, state, K)
-            alone.append(time.perf_counter() - start)
-        for _ in range(CALLS):
-            start = time.perf_counter()
-            keys = greedy(queries, reader, state, K).positions
-            together.append(time.perf_counter() - start)
-        found = [int(row.id) for row in reader.rows(keys.ravel())]
+
+    async def picks(some: np.ndarray) -> list[list[int]]:
+        async with index.read() as reader:
+            found = await select(some, state, Options(K), reader)
+        return [[int(hit.row.id) for hit in hits] for hits in found.hits]
+
+    index.run(picks(queries[:2]))
+    for query in queries:
+        start = time.perf_counter()
+        index.run(picks(query[None]))
+        alone.append(time.perf_counter() - start)
+    for _ in range(CALLS):
+        start = time.perf_counter()
+        found = index.run(picks(queries))
+        together.append(time.perf_counter() - start)
     figures = {"add_s": added, "ms_alone": 1e3 * median(alone), "ms_of_64": 1e3 * median(together) / QUERIES}
-    return figures, np.array(found).reshape(keys.shape)
+    return figures, np.array(found)
 
 
 def run(size: int, engines: list[str], seed: int) -> dict[str, dict[str, float]]:

@@ -40,45 +40,25 @@ class BackgroundLoop:
             raise
 
     def later(self, work: Coroutine[Any, Any, Any]) -> None:
-        """`submit` for what nobody waits for, and nobody misses once the process ends."""
+        """`submit` for work whose result nobody needs; dropped without an error if the process is ending."""
         with contextlib.suppress(RuntimeError):
             self.submit(work)
 
-    def run(self, work: Coroutine[Any, Any, T], late: Callable[[T], Coroutine[Any, Any, None]] | None = None) -> T:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await a coroutine on this loop, from a thread that has none or may block its own.
 
-        Args:
-            work: what to await. It is cancelled when the caller is interrupted, unless there is `late`.
-            late: what to do with a result that came after the caller was interrupted.
+        It is cancelled when the caller is interrupted.
         """
         future = self.submit(work)
         try:
             return future.result()
         except BaseException:
-            self._left(future, late)
+            future.cancel()
             raise
 
-    async def arun(
-        self, work: Coroutine[Any, Any, T], late: Callable[[T], Coroutine[Any, Any, None]] | None = None
-    ) -> T:
-        """`run` for a caller on an event loop, which goes on with other work meanwhile; `late`: once cancelled."""
-        future = self.submit(work)
-        if late is None:
-            return await asyncio.wrap_future(future)
-        theirs = asyncio.get_running_loop()
-        done = asyncio.Event()
-
-        def wake(_: Future[T]) -> None:
-            with contextlib.suppress(RuntimeError):  # their loop is closed
-                theirs.call_soon_threadsafe(done.set)
-
-        future.add_done_callback(wake)
-        try:
-            await done.wait()
-        except asyncio.CancelledError:
-            self._left(future, late)
-            raise
-        return future.result()
+    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
+        """`run` for a caller on an event loop, which goes on with other work meanwhile."""
+        return await asyncio.wrap_future(self.submit(work))
 
     def stop(self) -> None:
         """End the loop and its thread, once what is in `at_end` is done."""
@@ -92,17 +72,6 @@ class BackgroundLoop:
             task.cancel()
         for close in tuple(self.at_end):
             await close()
-
-    def _left(self, future: Future[T], late: Callable[[T], Coroutine[Any, Any, None]] | None) -> None:
-        if late is None:
-            future.cancel()
-            return
-
-        def tidy(done: Future[T]) -> None:
-            if done.exception() is None:
-                self.later(late(done.result()))
-
-        future.add_done_callback(tidy)
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

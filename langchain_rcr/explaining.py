@@ -13,8 +13,8 @@ import numpy as np
 
 from langchain_rcr.errors import MissingExtraError
 from langchain_rcr.files import atomic_file
-from langchain_rcr.index.base import FloatArray, IntArray, Row
-from langchain_rcr.selection import Asking, Options, select
+from langchain_rcr.index.base import FloatArray, Reader, Search
+from langchain_rcr.selection import Options, select
 from langchain_rcr.state import State
 
 if TYPE_CHECKING:
@@ -109,41 +109,42 @@ class Explanation:
             figure.savefig(file, format=ending)
 
 
-def explain(
+async def explain(
     query: str,
     vector: FloatArray,
     state: State[Any],
     options: Options,
+    reader: Reader,
     *,
     runner_ups: int,
     keys: tuple[str, str],
     structures: Structures | None,
-) -> Asking[Explanation]:
-    """Select for one question, and explain every step; asks a reader as `select` does.
+) -> Explanation:
+    """Select for one question, and explain every step.
 
     Args:
         query: the question.
         vector: E_x of it, (1, D) float32.
         state: how picks compose.
         options: of the selection.
+        reader: the pool.
         runner_ups: candidates shown at each step beside the pick.
         keys: of an example's question and program.
         structures: of a program; None: nothing is said of structures.
     """
-    picks = (yield from select(vector, state, options)).positions[0]
-    picks = picks[picks >= 0]
+    ((*picks,),) = (await select(vector, state, options, reader)).hits
     current, start = state.start(vector), state.start(vector).vector()
     steps: list[Step] = []
     seen: set[str] = set()
     for number, pick in enumerate(picks):
-        before: IntArray = picks[:number]
         here = current.vector()
-        others, _ = yield "search", (here, runner_ups + 1, [before])
-        shown = [pick, *others[0][(others[0] >= 0) & (others[0] != pick)][:runner_ups]]
-        at = np.array(shown, dtype=np.int64)
-        vectors = yield "candidates", (at,)
-        rows: list[Row] = yield "rows", (at,)
-        total = float((yield "log_partition", (here, options.tau, [before]))[0])
+        before = np.array([one.key for one in picks[:number]], dtype=np.int64)
+        hits = await reader.search(Search(here, runner_ups + 1, [before], options.tau))
+        pairs = zip(hits.keys[0].tolist(), hits.rows[0], strict=False)
+        others = [(key, row) for key, row in pairs if key != pick.key][:runner_ups]
+        shown = [(pick.key, pick.row), *others]
+        vectors = await reader.candidates(np.array([key for key, _ in shown], dtype=np.int64))
+        total = 0.0 if hits.log_partition is None else float(hits.log_partition[0])
         logits, relevance = vectors @ here[0], vectors @ start[0]
         scored = [
             Scored(
@@ -155,12 +156,12 @@ def explain(
                 float(logit - alone),
                 min(1.0, float(np.exp(logit / options.tau - total))),
             )
-            for row, logit, alone in zip(rows, logits, relevance, strict=True)
+            for (_, row), logit, alone in zip(shown, logits, relevance, strict=True)
         ]
         has = frozenset(structures(scored[0].target)) if structures else frozenset()
         steps.append(Step(scored[0], tuple(scored[1:]), tuple(sorted(has - seen))))
         seen |= has
-        current = current.update((yield "vectors", (at[:1],)))
+        current = current.update(pick.context[None])
     return Explanation(query, tuple(steps))
 
 

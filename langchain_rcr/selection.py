@@ -1,27 +1,18 @@
-"""The step-by-step loop: each pick is one inner-product search with a state made of the picks before it.
-
-The loop is a generator. It yields what it asks of the reader, (name of a method, arguments), and is sent the answer, so
-that one loop serves engines that are called (`run`) and engines that are awaited (`arun`). "advance" is a hint that a
-reader may do without: how the coming states follow from the last ones.
-"""
+"""The step-by-step loop: each pick is one inner-product search with a state made of the picks before it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
-from dataclasses import dataclass, field
-from itertools import chain
-from typing import Any, Protocol, TypeVar
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import AsyncReader, FloatArray, IntArray, PoolVectors, Row, Searcher
+from langchain_rcr.index.base import FloatArray, Follows, IntArray, PoolVectors, Reader, Row, Search, Searcher
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.state import AdditiveState, State
-
-T = TypeVar("T")
-Asking = Generator[tuple[str, tuple[Any, ...]], Any, T]
+from langchain_rcr.state import State
 
 _NONE = np.empty(0, dtype=np.int64)
 _SHORTLIST = 8
@@ -67,6 +58,16 @@ class Options:
         return self.probabilities or self.beam_width > 1 or self.min_probability > 0
 
 
+class Hit(NamedTuple):
+    """A candidate found at one step."""
+
+    key: int
+    logit: float
+    context: FloatArray
+    """E_z, (D,)."""
+    row: Row
+
+
 @dataclass(frozen=True, slots=True)
 class Picks:
     """What was picked for B queries.
@@ -76,11 +77,13 @@ class Picks:
             matrix); −1 where its sequence ended before.
         logits: (B, k) float32; the pick's logit (Eq. 4) in the state it was picked in; −inf where there is none.
         probabilities: (B, k) float64; π of the pick among the candidates left; NaN where it wasn't asked for.
+        hits: for each query its picks with their examples; `greedy` leaves it empty.
     """
 
     positions: IntArray
     logits: FloatArray
     probabilities: NDArray[np.float64]
+    hits: tuple[tuple[Hit, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,37 +91,21 @@ class _Sequence:
     """One partial context of a query."""
 
     query: int
-    picks: tuple[int, ...] = ()
-    logits: tuple[float, ...] = ()
+    hits: tuple[Hit, ...] = ()
     log_probs: tuple[float, ...] = ()
     score: float = 0.0
-    rows: tuple[Row, ...] = ()
     ended: bool = False
     parent: int = 0
     """Which of the step before it continues."""
 
-    def with_pick(self, key: int, logit: float, log_prob: float, row: Row | None, parent: int) -> _Sequence:
+    @property
+    def keys(self) -> IntArray:
+        return np.array([hit.key for hit in self.hits], dtype=np.int64)
+
+    def with_pick(self, hit: Hit, log_prob: float, parent: int) -> _Sequence:
         return _Sequence(
-            self.query,
-            (*self.picks, key),
-            (*self.logits, logit),
-            (*self.log_probs, log_prob),
-            self.score + log_prob,
-            self.rows if row is None else (*self.rows, row),
-            parent=parent,
+            self.query, (*self.hits, hit), (*self.log_probs, log_prob), self.score + log_prob, parent=parent
         )
-
-    def end(self) -> _Sequence:
-        return _Sequence(self.query, self.picks, self.logits, self.log_probs, self.score, self.rows, ended=True)
-
-
-@dataclass(slots=True)
-class _Found:
-    """The best allowed candidates of one sequence, best first."""
-
-    keys: list[int] = field(default_factory=list)
-    logits: list[float] = field(default_factory=list)
-    rows: list[Row | None] = field(default_factory=list)
 
 
 def greedy(
@@ -177,158 +164,114 @@ def greedy(
     return Picks(positions, logits, np.full((batch, k), np.nan))
 
 
-def select(queries: FloatArray, state: State[Any], options: Options) -> Asking[Picks]:
+async def select(queries: FloatArray, state: State[Any], options: Options, reader: Reader) -> Picks:
     """Pick examples for B queries together: every step is one search for all their sequences.
 
     Args:
         queries: E_x of the queries, (B, D) float32.
         state: how picks compose (its `start` is called here).
         options: k, beams, when to stop, what to keep to.
-
-    Yields:
-        What is asked of the reader; see `run` and `arun`.
+        reader: the pool; see `CandidateIndex.run` for where to await this.
 
     Returns:
         Picks of up to k distinct candidates a query. With beams: the sequence of the most picks, among them that with
         the largest Π π. Of two that hold the same picks in another order the more probable one is kept.
     """
     beams = [[_Sequence(query)] for query in range(len(queries))]
-    contexts: dict[int, FloatArray] = {}
     for step in range(options.k):
         active = [sequence for beam in beams for sequence in beam if not sequence.ended]
         if not active:
             break
-        states = _states(queries, state, active, contexts)
-        if step and isinstance(state, AdditiveState) and not options.constraints:
-            parents, last = [one.parent for one in active], [one.picks[-1] for one in active]
-            yield "advance", (states, _keys(parents), _keys(last), state.lam)
-        found = yield from _candidates(states, active, options)
-        totals = np.full(len(active), np.nan)
-        if options.scored:
-            totals = yield "log_partition", (states, options.tau, [_keys(one.picks) for one in active])
-        grown = [
-            list(_grown(at, *row, options)) for at, row in enumerate(zip(active, found, totals.tolist(), strict=True))
-        ]
+        follows = None
+        if step and state.linear is not None and not options.constraints:
+            parents, last = [one.parent for one in active], [one.hits[-1].key for one in active]
+            follows = Follows(np.array(parents), np.array(last), state.linear)
+        states = _states(queries, state, active)
+        tau = options.tau if options.scored else None
+        search = Search(states, options.beam_width, [one.keys for one in active], tau, follows)
+        found, totals = await _candidates(search, active, options, reader)
         beams = [[sequence for sequence in beam if sequence.ended] for beam in beams]
-        for sequence in chain.from_iterable(grown):
-            beams[sequence.query].append(sequence)
+        for at, (sequence, hits) in enumerate(zip(active, found, strict=True)):
+            total = None if totals is None else float(totals[at])
+            beams[sequence.query].extend(_grown(at, sequence, hits, total, options))
         beams = [_best(beam, options.beam_width) for beam in beams]
-        new = list(dict.fromkeys(one.picks[-1] for beam in beams for one in beam if one.picks and not one.ended))
-        lacking = [key for key in new if key not in contexts]
-        if lacking:
-            vectors = yield "vectors", (_keys(lacking),)
-            contexts |= zip(lacking, vectors, strict=True)
     return _picks([beam[0] for beam in beams], options)
 
 
-def run(selection: Asking[T], reader: Searcher) -> T:
-    """Answer what a selection asks, and return its result."""
-    answer: Any = None
-    while True:
-        try:
-            name, arguments = selection.send(answer)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        answer = None if _unheeded(reader, name) else getattr(reader, name)(*arguments)
-
-
-async def arun(selection: Asking[T], reader: AsyncReader) -> T:
-    """`run` with a reader that is awaited."""
-    answer: Any = None
-    while True:
-        try:
-            name, arguments = selection.send(answer)
-        except StopIteration as stop:
-            result: T = stop.value
-            return result
-        answer = None if _unheeded(reader, name) else await getattr(reader, name)(*arguments)
-
-
-def _unheeded(reader: Searcher | AsyncReader, name: str) -> bool:
-    return name == "advance" and not hasattr(reader, name)
-
-
-def _states(
-    queries: FloatArray, state: State[Any], sequences: Sequence[_Sequence], contexts: dict[int, FloatArray]
-) -> FloatArray:
+def _states(queries: FloatArray, state: State[Any], sequences: Sequence[_Sequence]) -> FloatArray:
     """The vectors (R, D) of R sequences of equal length."""
     current = state.start(queries[[sequence.query for sequence in sequences]])
-    for picks in zip(*(sequence.picks for sequence in sequences), strict=True):
-        current = current.update(np.stack([contexts[key] for key in picks]))
+    for hits in zip(*(sequence.hits for sequence in sequences), strict=True):
+        current = current.update(np.stack([hit.context for hit in hits]))
     vectors: FloatArray = current.vector()
     return vectors
 
 
-def _candidates(states: FloatArray, sequences: Sequence[_Sequence], options: Options) -> Asking[list[_Found]]:
-    """The best `beam_width` candidates of each sequence that the constraints allow; fewer where there are no more."""
-    width = options.beam_width
-    if not options.constraints:
-        keys, logits = yield "search", (states, width, [_keys(sequence.picks) for sequence in sequences])
-        return [
-            _Found(row[row >= 0].tolist(), values[row >= 0].tolist(), [None] * int((row >= 0).sum()))
-            for row, values in zip(keys, logits, strict=True)
-        ]
-    found = yield from _allowed(states, sequences, options.constraints, width)
-    short = [at for at, one in enumerate(found) if not one.keys]
+async def _candidates(
+    search: Search, sequences: Sequence[_Sequence], options: Options, reader: Reader
+) -> tuple[list[list[Hit]], NDArray[np.float64] | None]:
+    """For each sequence the best `search.t` candidates that the constraints allow, fewer where there are no more."""
+    found, totals = await _allowed(search, sequences, options.constraints, reader)
+    short = [at for at, hits in enumerate(found) if not hits]
     hard = tuple(constraint for constraint in options.constraints if not constraint.soft)
     if short and len(hard) < len(options.constraints):
-        again = yield from _allowed(states[short], [sequences[at] for at in short], hard, width)
-        for at, one in zip(short, again, strict=True):
-            found[at] = one
-    return found
+        some = Search(search.states[short], search.t, [search.exclude[at] for at in short])
+        again, _ = await _allowed(some, [sequences[at] for at in short], hard, reader)
+        for at, hits in zip(short, again, strict=True):
+            found[at] = hits
+    return found, totals
 
 
-def _allowed(
-    states: FloatArray, sequences: Sequence[_Sequence], constraints: Sequence[Constraint], width: int
-) -> Asking[list[_Found]]:
-    found = [_Found() for _ in sequences]
-    seen = [_keys(sequence.picks) for sequence in sequences]
-    open_, fetch = list(range(len(sequences))), max(_SHORTLIST, 2 * width)
+async def _allowed(
+    search: Search, sequences: Sequence[_Sequence], constraints: Sequence[Constraint], reader: Reader
+) -> tuple[list[list[Hit]], NDArray[np.float64] | None]:
+    found: list[list[Hit]] = [[] for _ in sequences]
+    seen, open_, asked, totals = list(search.exclude), list(range(len(sequences))), search, None
+    if constraints:
+        asked = replace(search, t=max(_SHORTLIST, 2 * search.t))
     while open_:
-        keys, logits = yield "search", (states[open_], fetch, [seen[at] for at in open_])
-        distinct = np.unique(keys[keys >= 0])
-        rows = dict(zip(distinct.tolist(), (yield "rows", (distinct,)), strict=True)) if len(distinct) else {}
+        hits = await reader.search(asked)
+        totals = hits.log_partition if asked.tau is not None else totals
         still = []
-        for at, row_keys, row_logits in zip(open_, keys.tolist(), logits.tolist(), strict=True):
-            one = found[at]
-            for key, logit in zip(row_keys, row_logits, strict=True):
-                if key < 0 or len(one.keys) == width:
+        each = zip(open_, hits.keys, hits.logits.tolist(), hits.contexts, hits.rows, strict=True)
+        for at, keys, logits, contexts, rows in each:
+            picked = [one.row for one in sequences[at].hits]
+            # One by one: constraints ask a tokenizer, which need not see more than it must.
+            for hit in map(Hit, keys.tolist(), logits, contexts, rows):
+                if len(found[at]) == search.t:
                     break
-                row = rows[key]
-                if all(constraint.allows(sequences[at].rows, row) for constraint in constraints):
-                    one.keys.append(key)
-                    one.logits.append(logit)
-                    one.rows.append(row)
-            if len(one.keys) < width and row_keys[-1] >= 0:
-                seen[at] = np.concatenate([seen[at], _keys(row_keys)])
+                if all(constraint.allows(picked, hit.row) for constraint in constraints):
+                    found[at].append(hit)
+            if constraints and len(found[at]) < search.t and keys[-1] >= 0:
+                seen[at] = np.concatenate([seen[at], keys])
                 still.append(at)
-        open_, fetch = still, 4 * fetch
-    return found
+        open_ = still
+        asked = Search(search.states[open_], 4 * asked.t, [seen[at] for at in open_])
+    return found, totals
 
 
 def _grown(
-    at: int, sequence: _Sequence, found: _Found, total: float, options: Options
-) -> Generator[_Sequence, None, None]:
+    at: int, sequence: _Sequence, hits: Sequence[Hit], total: float | None, options: Options
+) -> Iterator[_Sequence]:
     """The sequence with each candidate that may follow; itself, ended, where none may."""
     grown = 0
-    for key, logit, row in zip(found.keys, found.logits, found.rows, strict=True):
+    for hit in hits:
         # Above 0 where the total is over the best candidates alone, or by rounding.
-        log_prob = min(0.0, logit / options.tau - total) if options.scored else 0.0
-        if (options.stop_early and logit <= 0) or np.exp(log_prob) < options.min_probability:
+        log_prob = 0.0 if total is None else min(0.0, hit.logit / options.tau - total)
+        if (options.stop_early and hit.logit <= 0) or np.exp(log_prob) < options.min_probability:
             continue
         grown += 1
-        yield sequence.with_pick(key, logit, log_prob, row, at)
+        yield sequence.with_pick(hit, log_prob, at)
     if not grown:
-        yield sequence.end()
+        yield replace(sequence, ended=True)
 
 
 def _best(beam: list[_Sequence], width: int) -> list[_Sequence]:
     """The best sequences of one query: longest first, then most probable; one for each set of picks."""
-    ranked = sorted(beam, key=lambda sequence: (-len(sequence.picks), -sequence.score))
+    ranked = sorted(beam, key=lambda sequence: (-len(sequence.hits), -sequence.score))
     distinct: dict[frozenset[int], _Sequence] = {}
     for sequence in ranked:
-        distinct.setdefault(frozenset(sequence.picks), sequence)
+        distinct.setdefault(frozenset(hit.key for hit in sequence.hits), sequence)
     return list(distinct.values())[:width]
 
 
@@ -338,16 +281,12 @@ def _picks(sequences: Sequence[_Sequence], options: Options) -> Picks:
     logits = np.full((len(sequences), k), -np.inf, dtype=np.float32)
     probabilities = np.full((len(sequences), k), np.nan)
     for at, sequence in enumerate(sequences):
-        length = len(sequence.picks)
-        positions[at, :length] = sequence.picks
-        logits[at, :length] = sequence.logits
+        length = len(sequence.hits)
+        positions[at, :length] = sequence.keys
+        logits[at, :length] = [hit.logit for hit in sequence.hits]
         if options.scored:
             probabilities[at, :length] = np.exp(sequence.log_probs)
-    return Picks(positions, logits, probabilities)
-
-
-def _keys(keys: Sequence[int]) -> IntArray:
-    return np.array(keys, dtype=np.int64)
+    return Picks(positions, logits, probabilities, tuple(sequence.hits for sequence in sequences))
 
 
 def _positions(row: Collection[int]) -> IntArray:

@@ -13,6 +13,11 @@ Array = TypeVar("Array")
 class State(Protocol[Array]):
     """A batch of partly built contexts [x, z_1, …, z_{t-1}]. Values, never changed in place."""
 
+    @property
+    def linear(self) -> float | None:
+        """λ, if `update` adds λ · E_z to the vector, whatever it is: then logits add up, too. None if it doesn't."""
+        ...
+
     def start(self, query: Array) -> State[Array]:
         """The state before the first pick; `query` is E_x(x), (B, D)."""
         ...
@@ -34,6 +39,11 @@ class AdditiveState(Generic[Array]):
     """
 
     name = "additive"
+
+    @property
+    def linear(self) -> float:
+        """λ."""
+        return self.lam
 
     def __init__(self, lam: float) -> None:
         self.lam = float(lam)  # a NumPy scalar would turn float32 vectors into float64
@@ -75,6 +85,7 @@ class SaturatingState(Generic[Array]):
     """
 
     name = "saturating"
+    linear = None
 
     def __init__(self, lam: float, structures: int) -> None:
         self.lam, self.structures = float(lam), structures

@@ -9,10 +9,9 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.explaining import Explanation, Structures, explain
@@ -22,12 +21,12 @@ from langchain_rcr.index.base import FloatArray, PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, load_vectors, save_vectors
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
-from langchain_rcr.selection import Asking, Options, Picks, arun, run, select
+from langchain_rcr.selection import Options, select
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from langchain_rcr.index.base import AsyncCandidateIndex, CandidateIndex
+    from langchain_rcr.index.base import CandidateIndex
     from langchain_rcr.policy import TriEncoder
 
 CHECKPOINT_FOLDER = "checkpoint"
@@ -116,13 +115,8 @@ class ExampleStore:
     async def aadd(
         self, examples: Sequence[Example], ids: Sequence[str] | None = None, *, replace: bool = False
     ) -> list[str]:
-        """`add`; encoding happens in a thread."""
-        rows, vectors = await asyncio.to_thread(self._encoded, examples, ids)
-        if is_async(self.index):
-            await self.index.aadd(rows, vectors, replace=replace)
-        else:
-            await asyncio.to_thread(self.index.add, rows, vectors, replace=replace)
-        return [row.id for row in rows]
+        """`add` in a thread; once begun, it goes on when its caller is cancelled."""
+        return await asyncio.to_thread(self.add, examples, ids, replace=replace)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples; no query that begins later can pick them. Unknown ids are ignored.
@@ -133,10 +127,8 @@ class ExampleStore:
         return self.index.delete(_ids(ids))
 
     async def adelete(self, ids: Sequence[str]) -> int:
-        """`delete`, awaited."""
-        if is_async(self.index):
-            return await self.index.adelete(_ids(ids))
-        return await asyncio.to_thread(self.index.delete, _ids(ids))
+        """`delete` in a thread; once begun, it goes on when its caller is cancelled."""
+        return await asyncio.to_thread(self.delete, ids)
 
     def _encoded(self, examples: Sequence[Example], ids: Sequence[str] | None) -> tuple[list[Row], PoolVectors]:
         pool = self.schema.extended(examples, ids)
@@ -168,21 +160,14 @@ class ExampleStore:
             PoolError: the pool is empty.
             EngineError: the engine can't be reached.
         """
-        vectors = self._queries(queries)
-        with self.index.read(where) as reader:
-            self._check(options.k, reader.size, where)
-            return run(self._selection(vectors, options, relevance), reader)
+        return self.index.run(self._selection(self._queries(queries), options, where, relevance))
 
     async def aselect(
         self, queries: Sequence[str], options: Options, where: Filter | None = None, *, relevance: bool = False
     ) -> list[list[Pick]]:
-        """`select`: computation happens in a thread, the engine is awaited where it is natively async."""
-        if not is_async(self.index):
-            return await asyncio.to_thread(self.select, queries, options, where, relevance=relevance)
+        """`select`: encoding happens in a thread; searching, too, or where a network engine has its connections."""
         vectors = await asyncio.to_thread(self._queries, queries)
-        async with self.index.aread(where) as reader:
-            self._check(options.k, reader.size, where)
-            return await arun(self._selection(vectors, options, relevance), reader)
+        return await self.index.arun(self._selection(vectors, options, where, relevance))
 
     def explain(
         self,
@@ -196,43 +181,49 @@ class ExampleStore:
         """Pick examples for a question, and say why. Arguments: see `langchain_rcr.explaining.explain`."""
         vectors = self._queries([query])
         keys = (self.schema.source_key, self.schema.target_key)
-        with self.index.read(where) as reader:
-            self._check(options.k, reader.size, where)
-            explaining = explain(
-                query, vectors, self.encoder.state(), options, runner_ups=runner_ups, keys=keys, structures=structures
-            )
-            return run(explaining, reader)
+
+        async def explained() -> Explanation:
+            async with self.index.read(where) as reader:
+                self._check(options.k, reader.size, where)
+                state = self.encoder.state()
+                return await explain(
+                    query, vectors, state, options, reader, runner_ups=runner_ups, keys=keys, structures=structures
+                )
+
+        return self.index.run(explained())
 
     def _queries(self, queries: Sequence[str]) -> FloatArray:
         for query in queries:
             check_query(query)
         return self.encoder.encode_queries(queries)
 
-    def _selection(self, vectors: FloatArray, options: Options, relevance: bool) -> Asking[list[list[Pick]]]:
+    async def _selection(
+        self, vectors: FloatArray, options: Options, where: Filter | None, relevance: bool
+    ) -> list[list[Pick]]:
         state = self.encoder.state()
-        picks = yield from select(vectors, state, options)
-        keys = np.unique(picks.positions[picks.positions >= 0])
-        if not len(keys):
-            return [[] for _ in vectors]
-        rows = dict(zip(keys.tolist(), (yield "rows", (keys,)), strict=True))
-        alone = np.full(picks.positions.shape, np.nan)
-        if relevance:
-            candidates = yield "candidates", (keys,)
-            # A step that wasn't taken (key −1) reads some candidate's, and is left out below.
-            at = np.searchsorted(keys, picks.positions).clip(0, len(keys) - 1)
-            alone = np.einsum("bd,bkd->bk", state.start(vectors).vector(), candidates[at])
-        return [self._picks(picks, at, rows, alone[at]) for at in range(len(vectors))]
-
-    def _picks(self, picks: Picks, at: int, rows: dict[int, Row], alone: NDArray[np.floating[Any]]) -> list[Pick]:
-        found = []
-        columns = (picks.positions[at], picks.logits[at], picks.probabilities[at], alone)
-        for step, (key, logit, *asked) in enumerate(zip(*(c.tolist() for c in columns), strict=True), start=1):
-            if key < 0:
-                break
-            row = rows[key]
-            known = [None if np.isnan(value) else value for value in asked]
-            found.append(Pick(row.id, self.schema.text(row.example), dict(row.example), step, logit, *known))
-        return found
+        async with self.index.read(where) as reader:
+            self._check(options.k, reader.size, where)
+            picks = await select(vectors, state, options, reader)
+            alone: dict[int, FloatArray] = {}
+            if relevance and (picks.positions >= 0).any():
+                keys = np.unique(picks.positions[picks.positions >= 0])
+                products = await reader.candidates(keys) @ state.start(vectors).vector().T
+                alone = dict(zip(keys.tolist(), products, strict=True))
+        return [
+            [
+                Pick(
+                    hit.row.id,
+                    self.schema.text(hit.row.example),
+                    hit.row.copied().example,
+                    step,
+                    hit.logit,
+                    float(picks.probabilities[query, step - 1]) if options.scored else None,
+                    float(alone[hit.key][query]) if relevance else None,
+                )
+                for step, hit in enumerate(hits, start=1)
+            ]
+            for query, hits in enumerate(picks.hits)
+        ]
 
     def _check(self, k: int, size: int, where: Filter | None) -> None:
         if k <= size:
@@ -285,11 +276,6 @@ class ExampleStore:
             chosen = PoolVectors(vectors.candidate[fresh], vectors.context[fresh])
             store.index.add([rows[at] for at in fresh], chosen)
         return store
-
-
-def is_async(index: CandidateIndex) -> TypeGuard[AsyncCandidateIndex]:
-    """Whether an engine is natively async."""
-    return hasattr(index, "aread")
 
 
 def check_query(query: object) -> None:

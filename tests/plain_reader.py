@@ -1,70 +1,104 @@
-"""A slow, plain engine for tests: the meaning of `Reader` in a few lines, called or awaited."""
+"""A slow, plain reader for tests, and a view of any engine's reader that asks one thing at a time."""
 
 from __future__ import annotations
 
 import asyncio
+from contextlib import contextmanager
 
 import numpy as np
 
-from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, Search
+
+
+def run(work):
+    """Run a coroutine over a reader that never waits."""
+    return InThisThread().run(work)
 
 
 class PlainReader:
-    """All rows and vectors in lists; counts what it is asked."""
+    """The meaning of `Reader` in a few lines: all rows and vectors in lists; counts its searches.
 
-    def __init__(self, vectors: PoolVectors, rows: list[Row] | None = None) -> None:
-        self.pool = vectors
+    Args:
+        waits: let other coroutines have their turn in between, as a network engine does.
+    """
+
+    def __init__(self, vectors: PoolVectors, rows: list[Row] | None = None, *, waits: bool = False) -> None:
+        self.pool, self._waits, self.searches = vectors, waits, 0
         self._rows = rows or [Row(str(n), {"source": f"q {n}", "target": f"p {n}"}, n) for n in range(self.size)]
-        self.asked: list[str] = []
 
     @property
     def size(self) -> int:
         return len(self.pool.candidate)
 
-    def search(self, states, t, exclude):
-        self.asked.append("search")
-        keys = np.full((len(states), t), -1, dtype=np.int64)
-        logits = np.full((len(states), t), -np.inf, dtype=np.float32)
-        for b, state in enumerate(states):
-            left = [n for n in range(self.size) if n not in set(exclude[b].tolist())]
-            ranked = sorted(left, key=lambda n: (-round(float(self.pool.candidate[n] @ state), 5), n))[:t]
-            keys[b, : len(ranked)] = ranked
-            logits[b, : len(ranked)] = [self.pool.candidate[n] @ state for n in ranked]
-        return keys, logits
+    async def search(self, search: Search) -> Hits:
+        self.searches += 1
+        if self._waits:
+            await asyncio.sleep(0)
+        t, dim = search.t, self.pool.candidate.shape[1]
+        keys = np.full((len(search.states), t), -1, dtype=np.int64)
+        logits = np.full((len(search.states), t), -np.inf, dtype=np.float32)
+        contexts = np.zeros((len(search.states), t, dim), dtype=np.float32)
+        rows, totals = [], []
+        for b, state in enumerate(search.states):
+            scores = self.pool.candidate @ state
+            left = [n for n in range(self.size) if n not in set(search.exclude[b].tolist())]
+            ranked = sorted(left, key=lambda n: (-round(float(scores[n]), 5), n))[:t]
+            found = len(ranked)
+            keys[b, :found], logits[b, :found], contexts[b, :found] = ranked, scores[ranked], self.pool.context[ranked]
+            rows.append([self._rows[n] for n in ranked])
+            if search.tau is not None:
+                totals.append(np.log(sum(np.exp(float(scores[n]) / search.tau) for n in left)))
+        return Hits(keys, logits, contexts, rows, None if search.tau is None else np.array(totals))
 
-    def vectors(self, keys):
-        self.asked.append("vectors")
-        return self.pool.context[keys]
-
-    def candidates(self, keys):
+    async def candidates(self, keys):
         return self.pool.candidate[keys]
 
-    def rows(self, keys):
-        self.asked.append("rows")
-        return [self._rows[key] for key in keys.tolist()]
+
+class Reading:
+    """A reader of an engine, one question at a time, from outside of any event loop."""
+
+    def __init__(self, index, reader) -> None:
+        self._index, self._reader, self._found = index, reader, {}
+        self.size = reader.size
+
+    def hits(self, states, t, exclude, tau=None) -> Hits:
+        hits = self._index.run(self._reader.search(Search(states, t, exclude, tau)))
+        for keys, contexts, rows in zip(hits.keys.tolist(), hits.contexts, hits.rows, strict=True):
+            self._found |= zip(keys, zip(contexts, rows, strict=False), strict=False)
+        return hits
+
+    def search(self, states, t, exclude):
+        hits = self.hits(states, t, exclude)
+        assert hits.keys.shape == hits.logits.shape == hits.contexts.shape[:2] == (len(states), t)
+        assert [len(rows) for rows in hits.rows] == (hits.keys >= 0).sum(axis=1).tolist()
+        assert not hits.contexts[hits.keys < 0].any()
+        return hits.keys, hits.logits
 
     def log_partition(self, states, tau, exclude):
-        self.asked.append("log_partition")
-        totals = []
-        for b, state in enumerate(states):
-            left = [n for n in range(self.size) if n not in set(exclude[b].tolist())]
-            totals.append(np.log(sum(np.exp(float(self.pool.candidate[n] @ state) / tau) for n in left)))
-        return np.array(totals)
+        return self.hits(states, 1, exclude, tau).log_partition
+
+    def vectors(self, keys):
+        return np.stack([self._found[key][0] for key in keys.tolist()])
+
+    def everything(self, dim):
+        """The rows of all that can be found, by key."""
+        states = np.zeros((1, dim), dtype=np.float32)
+        hits = self.hits(states, max(1, self.size), [np.empty(0, dtype=np.int64)])
+        return [row.copied() for row in hits.rows[0]]
+
+    def rows(self, keys):
+        return [self._found[key][1].copied() for key in keys.tolist()]
+
+    def candidates(self, keys):
+        return self._index.run(self._reader.candidates(keys))
 
 
-class AwaitedReader:
-    """The same, awaited; other coroutines get their turn in between."""
-
-    def __init__(self, plain: PlainReader) -> None:
-        self.plain = plain
-        self.size = plain.size
-
-    def __getattr__(self, name):
-        if not hasattr(PlainReader, name):
-            raise AttributeError(name)
-
-        async def answer(*arguments):
-            await asyncio.sleep(0)
-            return getattr(self.plain, name)(*arguments)
-
-        return answer
+@contextmanager
+def reading(index, where=None):
+    """The pool of an index as it is now."""
+    opened = index.read(where)
+    reader = index.run(opened.__aenter__())
+    try:
+        yield Reading(index, reader)
+    finally:
+        index.run(opened.__aexit__(None, None, None))

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_reader import AwaitedReader, PlainReader
+from plain_reader import PlainReader, run
 
 from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.selection import Options, arun, greedy, run, select
+from langchain_rcr.index.local import LocalReader
+from langchain_rcr.index.memory import CROSS_LIMIT, MatrixTable
+from langchain_rcr.selection import Options, greedy, select
 from langchain_rcr.state import AdditiveState
 
 TAU = 0.7
@@ -28,7 +29,7 @@ def queries_of(seed: int, batch: int = 3, dim: int = 4) -> np.ndarray:
 
 
 def picked(vectors: PoolVectors, queries: np.ndarray, rows: list[Row] | None = None, lam: float = 0.5, **options):
-    return run(select(queries, AdditiveState(lam), Options(**options)), PlainReader(vectors, rows))
+    return run(select(queries, AdditiveState(lam), Options(**options), PlainReader(vectors, rows)))
 
 
 def log_prob(pool: PoolVectors, query: np.ndarray, sequence: tuple[int, ...], lam: float = 0.5) -> float:
@@ -54,14 +55,19 @@ def test_one_beam_is_greedy_decoding(seed: int) -> None:
 
 def test_a_step_is_one_search_and_no_query_has_its_own() -> None:
     reader = PlainReader(pool_of(0))
-    run(select(queries_of(0, batch=9), AdditiveState(0.5), Options(k=3)), reader)
-    assert reader.asked == ["search", "vectors", "search", "vectors", "search", "vectors"]
+    run(select(queries_of(0, batch=9), AdditiveState(0.5), Options(k=3, beam_width=2), reader))
+    assert reader.searches == 3
+
+
+def test_a_reader_that_waits_has_to_be_awaited() -> None:
+    with pytest.raises(RuntimeError, match="waited for an event loop"):
+        run(select(queries_of(1), AdditiveState(0.5), Options(k=3), PlainReader(pool_of(1), waits=True)))
 
 
 async def test_awaited_it_is_the_same() -> None:
     pool, queries = pool_of(1), queries_of(1)
     options = Options(k=3, beam_width=2, tau=TAU)
-    awaited = await arun(select(queries, AdditiveState(0.5), options), AwaitedReader(PlainReader(pool)))
+    awaited = await select(queries, AdditiveState(0.5), options, PlainReader(pool, waits=True))
     np.testing.assert_array_equal(awaited.positions, picked(pool, queries, k=3, beam_width=2, tau=TAU).positions)
 
 
@@ -213,8 +219,10 @@ def test_tokens_are_counted_by_whatever_there_is() -> None:
 def test_steps_that_follow_from_the_last_give_what_products_give(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pool, queries = pool_of(5, n=40, dim=8), queries_of(5, batch=4, dim=8)
     options = Options(k=6, beam_width=width, tau=TAU, probabilities=True)
-    table = MatrixTable(pool)
-    plain = run(select(queries, AdditiveState(-0.3), options), table)
+    reader = LocalReader(MatrixTable(pool), rows_of(*range(40)))
+    monkeypatch.setattr("langchain_rcr.index.memory.CROSS_LIMIT", 0)
+    plain = run(select(queries, AdditiveState(-0.3), options, LocalReader(MatrixTable(pool), rows_of(*range(40)))))
+    monkeypatch.setattr("langchain_rcr.index.memory.CROSS_LIMIT", CROSS_LIMIT)
     products: list[int] = []
     scores = MatrixTable.scores
 
@@ -223,7 +231,7 @@ def test_steps_that_follow_from_the_last_give_what_products_give(width: int, mon
         return scores(self, states)
 
     monkeypatch.setattr(MatrixTable, "scores", counted)
-    followed = run(select(queries, AdditiveState(-0.3), options), table.opened())
+    followed = run(select(queries, AdditiveState(-0.3), options, reader))
     assert products == [4]  # one product, for the first step; its scores serve search and partition
     np.testing.assert_array_equal(followed.positions, plain.positions)
     np.testing.assert_allclose(followed.logits, plain.logits, atol=1e-4)

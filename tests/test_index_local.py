@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_reader import reading
 
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.filters import matches, parse_filter
@@ -55,7 +56,7 @@ def fill(index, size, seed=0, **fields):
 
 def everything(index, where=None):
     """Ids that a search for all finds, by key."""
-    with index.read(where) as reader:
+    with reading(index, where) as reader:
         keys, _ = reader.search(np.ones((1, 4), dtype=np.float32), max(reader.size, 1), [NOTHING])
         return [row.id for row in reader.rows(np.sort(keys[keys >= 0]))]
 
@@ -63,7 +64,7 @@ def everything(index, where=None):
 def test_shapes_and_rows(index):
     rows, pool = fill(index, 9)
     assert index.count() == 9
-    with index.read() as reader:
+    with reading(index) as reader:
         assert reader.size == 9
         keys, logits = reader.search(np.eye(4, dtype=np.float32)[:3], 2, [NOTHING] * 3)
         assert (keys.shape, keys.dtype, logits.shape, logits.dtype) == ((3, 2), np.int64, (3, 2), np.float32)
@@ -80,7 +81,7 @@ def test_an_empty_index(index):
     assert index.known(["a"]) == set()
     assert index.delete(["a"]) == 0
     index.add([], PoolVectors(np.empty((0, 4), np.float32), np.empty((0, 4), np.float32)))
-    with index.read() as reader:
+    with reading(index) as reader:
         keys, logits = reader.search(np.ones((2, 4), dtype=np.float32), 3, [NOTHING] * 2)
         assert keys.tolist() == [[-1] * 3] * 2
         assert np.isneginf(logits).all()
@@ -99,8 +100,8 @@ def test_rows_are_copies_on_both_ways(index):
     index.add([Row("one", {"source": "q", "tags": tags}, 1)], vectors(np.random.default_rng(0), 1))
     tags.append("changed")
     for _ in range(2):
-        with index.read() as reader:
-            (row,) = reader.rows(np.array([0]))
+        with reading(index) as reader:
+            (row,) = reader.everything(4)
         assert row.example == {"source": "q", "tags": ["a", {"b": 1}]}
         row.example["source"] = "changed"
         row.example["tags"][1]["b"] = "changed"
@@ -108,9 +109,9 @@ def test_rows_are_copies_on_both_ways(index):
 
 def test_what_is_added_is_found_at_once_and_deletes_are_gone_at_once(index):
     fill(index, 5)
-    with index.read() as before:
+    with reading(index) as before:
         index.add(rows_of("new"), PoolVectors(*np.full((2, 1, 4), 9, dtype=np.float32)))
-        with index.read() as reader:
+        with reading(index) as reader:
             keys, _ = reader.search(np.ones((1, 4), dtype=np.float32), 1, [NOTHING])
             assert (keys.tolist(), reader.rows(keys[0])[0].id) == ([[5]], "new")
             assert index.delete(["new", "unknown", "new", "0-0"]) == 2
@@ -129,7 +130,7 @@ def test_what_is_added_is_found_at_once_and_deletes_are_gone_at_once(index):
 def test_a_reader_that_began_between_two_deletes_sees_the_first_alone(index):
     fill(index, 9)
     index.delete(["0-1"])
-    with index.read() as reader:
+    with reading(index) as reader:
         index.delete(["0-2"])
         keys, _ = reader.search(np.ones((1, 4), dtype=np.float32), 9, [NOTHING])
         assert sorted(keys[0].tolist()) == [-1, 0, 2, 3, 4, 5, 6, 7, 8]
@@ -145,7 +146,7 @@ def test_replacing_gives_a_new_row_with_a_key_of_its_own(index):
     )
     assert index.count() == 5
     assert everything(index) == ["0-0", "0-1", "0-3", "0-2", "more"]
-    with index.read() as reader:
+    with reading(index) as reader:
         keys, _ = reader.search(np.ones((1, 4), dtype=np.float32), 1, [NOTHING])
         assert reader.rows(keys[0]) == [Row("0-2", {"source": "other", "kind": "x"}, 7)]
     assert everything(index, parse_filter({"level": 1})) == ["0-0", "0-1", "0-3"]
@@ -237,7 +238,7 @@ def test_fields_are_those_of_the_examples_that_are_there(index):
 def test_compaction_keeps_rows_vectors_filters_and_old_readers(index):
     rows, pool = fill(index, 300, level=1)
     index.add([Row("last", {"source": "q", "level": 2}, 5)], PoolVectors(*np.full((2, 1, 4), 9, dtype=np.float32)))
-    with index.read(parse_filter({"level": 1})) as old:
+    with reading(index, parse_filter({"level": 1})) as old:
         keys, logits = old.search(np.eye(4, dtype=np.float32), 2, [NOTHING] * 4)
         for n in range(0, 260, 20):
             index.delete([row.id for row in rows[n : n + 20]])
@@ -253,7 +254,7 @@ def test_compaction_keeps_rows_vectors_filters_and_old_readers(index):
     assert kept == [*rows[260:], Row("last", {"source": "q", "level": 2}, 5)]
     np.testing.assert_allclose(left.candidate[:-1], pool.candidate[260:], rtol=1e-3)
     np.testing.assert_array_equal(left.context[:-1], pool.context[260:])
-    with index.read() as reader:
+    with reading(index) as reader:
         keys, _ = reader.search(np.ones((1, 4), dtype=np.float32), 1, [NOTHING])
         assert reader.rows(keys[0])[0].id == "last"
     index.add(rows_of("0-0"), vectors(np.random.default_rng(1), 1))
@@ -266,7 +267,7 @@ def test_pickles_and_copies(index):
     states = np.random.default_rng(2).normal(size=(5, 4)).astype(np.float32)
     for other in (pickle.loads(pickle.dumps(index)), copy.deepcopy(index)):
         for where in (None, parse_filter({"level": 1})):
-            with index.read(where) as mine, other.read(where) as theirs:
+            with reading(index, where) as mine, reading(other, where) as theirs:
                 assert theirs.size == 128
                 answers = [one.search(states, 3, [NOTHING] * 5) for one in (mine, theirs)]
                 np.testing.assert_array_equal(answers[0][0], answers[1][0])
@@ -355,7 +356,7 @@ def test_any_history_gives_the_picks_of_the_plain_one(name, steps, asked, seed):
     for spec, t, barred in asked if plain.rows else []:
         condition = parse_filter(spec)
         states = rng.integers(-2, 3, size=(3, 2)).astype(np.float32)
-        with index.read(condition) as reader:
+        with reading(index, condition) as reader:
             key_of = {row.id: key for key, row in enumerate(index._now.rows)}
             exclude = [np.array([key_of.get(str(n), 99) for n in barred], dtype=np.int64)] * 3
             keys, _ = reader.search(states, t, exclude)

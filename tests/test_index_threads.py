@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from plain_reader import reading
 
 from langchain_rcr.filters import parse_filter
 from langchain_rcr.index.base import PoolVectors, Row
@@ -74,7 +75,7 @@ def test_32_readers_see_whole_changes_alone(name, monkeypatch):
         try:
             while not done.is_set():
                 where = only if which % 2 else None
-                with index.read(where) as reader:
+                with reading(index, where) as reader:
                     first = check(reader, where)
                     assert check(reader, where) == first
                     assert 3 in first
@@ -110,7 +111,7 @@ def test_32_readers_see_whole_changes_alone(name, monkeypatch):
         sys.setswitchinterval(interval)
     assert not wrong, wrong[0]
     assert min(reads) >= 1
-    with index.read() as reader:
+    with reading(index) as reader:
         assert index.count() == GROUP * len(check(reader, None))
 
 

@@ -3,7 +3,6 @@
 import json
 import math
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -16,10 +15,8 @@ from psycopg import sql  # noqa: E402
 
 from langchain_rcr.index.pgvector.statements import (  # noqa: E402
     compile_filter,
-    from_vector,
     storable,
     to_json,
-    to_vectors,
 )
 
 SETTINGS = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -139,12 +136,3 @@ def test_storable_texts(text):
 def test_numbers_that_json_has_not():
     with pytest.raises(PoolError, match="'k' contains inf"):
         to_json({"k": math.inf}, "x")
-
-
-def test_vectors_come_back_bit_by_bit(connection):
-    matrix = np.array([[0.1, -0.0, 3.4e38], [1e-45, 2.0, -7.25]], dtype=np.float32)
-    packed = to_vectors(matrix)
-    assert packed[0].raw[:8] == b"\0\3\0\0\x3d\xcc\xcc\xcd"  # 3 numbers; 0.1 is 0x3dcccccd
-    back = np.stack([from_vector(one.raw) for one in packed])
-    assert back.dtype == np.float32
-    np.testing.assert_array_equal(back.view(np.uint32), matrix.view(np.uint32))

@@ -11,6 +11,7 @@ import warnings
 
 import numpy as np
 import pytest
+from plain_reader import reading
 
 from langchain_rcr.errors import EngineError
 from langchain_rcr.index.base import PoolVectors, Row
@@ -118,7 +119,7 @@ def test_a_server_that_never_answers(new):
 
 def test_connections_that_died_while_idle_are_not_noticed(filled, admin):
     index = filled()
-    readers = [index.read() for _ in range(3)]
+    readers = [reading(index) for _ in range(3)]
     for reader in readers:
         reader.__enter__()
     for reader in readers:
@@ -127,20 +128,20 @@ def test_connections_that_died_while_idle_are_not_noticed(filled, admin):
     assert kill(admin) >= 3
     index.add(*rows("d"))
     assert kill(admin) >= 1
-    with index.read() as reader:
+    with reading(index) as reader:
         assert reader.size == 4
 
 
 def test_a_connection_killed_in_mid_selection(filled, admin):
     index = filled()
-    with index.read() as reader:
+    with reading(index) as reader:
         reader.search(STATE, 1, [NOTHING])
         assert kill(admin, "idle in transaction") == 1
         for _ in range(2):
             with pytest.raises(EngineError) as caught:
                 reader.search(STATE, 2, [NOTHING])
             one_line(caught)
-    with index.read() as reader:
+    with reading(index) as reader:
         assert reader.search(STATE, 3, [NOTHING])[0].min() > 0
 
 
@@ -169,7 +170,7 @@ def test_a_writer_killed_half_way_has_written_nothing(filled, admin):
 def test_time_limits(filled, admin):
     index = filled(read_timeout_s=0.15, write_timeout_s=0.15)
     with locked(admin):
-        for call in (index.count, lambda: index.add(*rows("x")), lambda: index.read().__enter__()):
+        for call in (index.count, lambda: index.add(*rows("x")), lambda: reading(index).__enter__()):
             with pytest.raises(EngineError, match=r"due to statement timeout \(set by read_timeout_s, write") as caught:
                 call()
             one_line(caught)
@@ -178,7 +179,7 @@ def test_time_limits(filled, admin):
 
 def test_all_connections_in_use(filled):
     index = filled(max_connections=2, wait_timeout_s=0.1)
-    with index.read(), index.read() as reader:
+    with reading(index), reading(index) as reader:
         with pytest.raises(EngineError, match=r"all 2 connections \(max_connections\) are in use") as caught:
             index.count()
         one_line(caught)
@@ -245,13 +246,13 @@ def test_a_server_restart_in_mid_use(server):
     index = PgVectorIndex(server.get_uri(), "p")
     index.bind("f", DIM)
     index.add(*rows("a", "b", "c"))
-    with index.read() as reader:
+    with reading(index) as reader:
         keys, _ = reader.search(STATE, 1, [NOTHING])
         server.stop()
         with pytest.raises(EngineError) as caught:
             reader.search(STATE, 1, [keys[0]])
         one_line(caught)
-        for call in (index.count, lambda: index.add(*rows("d")), lambda: index.delete(["a"]), index.read().__enter__):
+        for call in (index.count, lambda: index.add(*rows("d")), lambda: index.delete(["a"]), reading(index).__enter__):
             started = time.monotonic()
             with pytest.raises(EngineError) as caught:
                 call()
@@ -261,7 +262,7 @@ def test_a_server_restart_in_mid_use(server):
         # A selection is of one moment, and that is gone; the next begins anew.
         with pytest.raises(EngineError):
             reader.search(STATE, 1, [keys[0]])
-    with index.read() as reader:
+    with reading(index) as reader:
         assert reader.size == 3
         np.testing.assert_array_equal(reader.search(STATE, 1, [NOTHING])[0], keys)
     server.stop()

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from plain_reader import reading
 
 from langchain_rcr.errors import CheckpointError, EngineError
 from langchain_rcr.index.base import PoolVectors, Row
@@ -82,7 +83,7 @@ def test_an_older_format_is_brought_forward_and_a_newer_one_refused(postgres_url
     )
     monkeypatch.undo()
     late = PgVectorIndex(postgres_url, schema=schema)
-    for call in (late.count, lambda: late.bind("f", DIM), late.read().__enter__):
+    for call in (late.count, lambda: late.bind("f", DIM), reading(late).__enter__):
         with pytest.raises(CheckpointError, match=r"have format 2, from a newer langchain-rcr; this one knows up to 1"):
             call()
     for index in (old, new, late):
@@ -139,19 +140,19 @@ def test_roles_that_may_not(database):
         fill(index, "a", "b")
         connection.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
         # One that only reads may bind and search.
-        reading = PgVectorIndex(limited, kind="hnsw")
-        reading.bind("f", DIM)
-        with reading.read() as reader:
+        reader_only = PgVectorIndex(limited, kind="hnsw")
+        reader_only.bind("f", DIM)
+        with reading(reader_only) as reader:
             keys, _ = reader.search(np.ones((1, DIM), dtype=np.float32), 2, [np.empty(0, dtype=np.int64)])
             assert sorted(row.id for row in reader.rows(keys[0])) == ["a", "b"]
         with pytest.raises(EngineError, match="permission denied for table rcr_pools"):
-            fill(reading, "c")
+            fill(reader_only, "c")
         with pytest.raises(EngineError, match="permission denied for table rcr_pools"):
-            reading.delete(["a"])
+            reader_only.delete(["a"])
         assert index.count() == 2
         connection.execute(f"DROP OWNED BY {role}")
     index.close()
-    reading.close()
+    reader_only.close()
 
 
 def test_a_database_that_is_not_unicode(database):

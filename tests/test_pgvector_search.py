@@ -5,6 +5,7 @@ import uuid
 
 import numpy as np
 import pytest
+from plain_reader import reading
 
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.filters import AllOf, matches, parse_filter
@@ -97,7 +98,7 @@ def test_search_equals_the_slow_one(filled, monkeypatch, where, t):
     states = rng.normal(size=(9, DIM)).astype(np.float32)
     exclude = [rng.integers(0, 60, rng.integers(0, 9)) for _ in states]
     exclude[3] = np.arange(60)
-    with index.read(condition) as reader:
+    with reading(index, condition) as reader:
         assert reader.size == len(allowed)
         lookup = reader.search(states[:1], 70, [NOTHING])[0][0]
         by_position = dict(zip(positions(reader, rows, lookup[None])[0], lookup[lookup >= 0].tolist(), strict=True))
@@ -129,7 +130,7 @@ def test_a_selection_is_the_slow_one_step_by_step(filled):
         best = slow_search(state.vector(), vectors, 1, expected, set(range(200)))
         state = state.update(vectors.context[[row[0] for row in best]])
         expected = [row + pick for row, pick in zip(expected, best, strict=True)]
-    with index.read() as reader:
+    with reading(index) as reader:
         assert picks(reader, queries) == expected
         assert [picks(reader, queries[n : n + 1])[0] for n in range(3)] == expected[:3]
 
@@ -144,7 +145,7 @@ def test_the_oldest_of_equal_candidates_comes_first(new):
     vectors.candidate[0] *= 1 - 1e-7
     index.bind("f", DIM)
     index.add([Row(str(n), {}, 0) for n in range(100)], vectors)
-    with index.read() as reader:
+    with reading(index) as reader:
         keys, _ = reader.search(np.ones((1, DIM), dtype=np.float32), 3, [NOTHING])
         assert [row.id for row in reader.rows(keys[0])] == ["0", "1", "2"]
 
@@ -161,7 +162,7 @@ def test_the_oldest_of_very_many_equal_candidates_comes_first(new, postgres_url)
     index.add([Row(f"new {n}", {}, 0) for n in range(1200)], ones(1200))
     with psycopg.connect(postgres_url) as connection:
         assert connection.execute(f"SELECT id FROM rcr_examples_{number} LIMIT 1").fetchone()[0].startswith("new")
-    with index.read() as reader:
+    with reading(index) as reader:
         keys, _ = reader.search(np.ones((1, DIM), dtype=np.float32), 3, [NOTHING])
         assert [row.id for row in reader.rows(keys[0])] == ["1500", "1501", "1502"]
 
@@ -172,7 +173,7 @@ def test_log_partition_by_its_definition(filled, where, tau):
     index, rows, vectors = filled()
     condition = parse_filter(where or {})
     states = np.random.default_rng(3).normal(size=(3, DIM)).astype(np.float32)
-    with index.read(condition) as reader:
+    with reading(index, condition) as reader:
         keys, _ = reader.search(states, 4, [NOTHING] * 3)
         barred = [keys[0], NOTHING, reader.search(states[2:], 60, [NOTHING])[0][0]]
         totals = reader.log_partition(states, tau, barred)
@@ -186,14 +187,13 @@ def test_log_partition_by_its_definition(filled, where, tau):
 
 def test_the_vectors_of_what_was_found(filled):
     index, rows, vectors = filled()
-    with index.read() as reader:
+    with reading(index) as reader:
         keys, _ = reader.search(np.ones((1, DIM), dtype=np.float32), 60, [NOTHING])
         at = positions(reader, rows, keys)[0]
         mixed = [5, 5, 0, 59]
         np.testing.assert_array_equal(reader.vectors(keys[0][mixed]), vectors.context[[at[n] for n in mixed]])
         np.testing.assert_array_equal(reader.candidates(keys[0][mixed]), vectors.candidate[[at[n] for n in mixed]])
-        assert reader.vectors(NOTHING).shape == reader.candidates(NOTHING).shape == (0, DIM)
-        assert reader.rows(NOTHING) == []
+        assert reader.candidates(NOTHING).shape == (0, DIM)
         first, again = reader.rows(keys[0][[0, 0]])
         first.example["source"] = "changed"
         assert again.example["source"] == rows[at[0]].example["source"]
@@ -202,13 +202,13 @@ def test_the_vectors_of_what_was_found(filled):
 def test_a_reader_sees_the_pool_as_it_was(filled):
     index, rows, _ = filled(count=20)
     states = np.ones((1, DIM), dtype=np.float32)
-    with index.read() as before:
+    with reading(index) as before:
         assert index.delete([row.id for row in rows[:15]]) == 15
         index.add(*make(np.random.default_rng(9), 3, start=100))
         keys, _ = before.search(states, 30, [NOTHING])
         assert sorted(positions(before, rows, keys)[0]) == list(range(20))
         assert before.rows(keys[0, :1])[0].id in {row.id for row in rows}
-    with index.read() as after:
+    with reading(index) as after:
         assert after.size == index.count() == 8
 
 
@@ -222,14 +222,14 @@ def test_adding_replacing_and_deleting(filled):
     with pytest.raises(PoolError, match="'twice' is taken"):
         index.add([Row("twice", {}, 0)] * 2, make(np.random.default_rng(1), 2)[1])
     assert index.count() == 10
-    with index.read() as reader:
+    with reading(index) as reader:
         old = reader.search(state, 10, [NOTHING])[0]
         highest = old.max()
     new_rows, new_vectors = make(np.random.default_rng(2), 4, start=8)
     index.add(new_rows, new_vectors, replace=True)
     assert index.count() == 12
     assert index.known(["id 0", "id 11", "id 12", "", "\0", "\ud800"]) == {"id 0", "id 11"}
-    with index.read() as reader:
+    with reading(index) as reader:
         keys = reader.search(state, 12, [NOTHING])[0][0]
         there = {row.id: (key, row) for key, row in zip(keys.tolist(), reader.rows(keys), strict=True)}
         assert [there[f"id {n}"][1] for n in range(8, 12)] == new_rows
@@ -250,15 +250,15 @@ def test_an_empty_pool_and_one_that_nobody_made(new):
     for bound in (False, True):
         if bound:
             index.bind("f", DIM)
-        with index.read() as reader:
+        with reading(index) as reader:
             assert reader.size == 0
             keys, logits = reader.search(np.ones((2, DIM), dtype=np.float32), 3, [NOTHING] * 2)
             assert (keys == -1).all()
             assert np.isneginf(logits).all()
             assert np.isneginf(reader.log_partition(np.ones((2, DIM), dtype=np.float32), 1.0, [NOTHING] * 2)).all()
-        with pytest.raises(InputError, match="no example has a field 'db'"), index.read(parse_filter({"db": 1})):
+        with pytest.raises(InputError, match="no example has a field 'db'"), reading(index, parse_filter({"db": 1})):
             pass
-    with index.read(AllOf(())) as reader:
+    with reading(index, AllOf(())) as reader:
         assert reader.size == 0
 
 
@@ -266,8 +266,8 @@ def test_a_filter_about_a_field_that_no_example_has(filled):
     index, *_ = filled(count=5)
     condition = parse_filter({"db": "a", "year": {"$gt": 3}})
     with pytest.raises(InputError, match=r"no example has a field 'year' \(fields there: 'db', 'level', 'source', 'ta"):
-        index.read(condition).__enter__()
-    with index.read(parse_filter({"year": {"$exists": False}})) as reader:
+        reading(index, condition).__enter__()
+    with reading(index, parse_filter({"year": {"$exists": False}})) as reader:
         assert reader.size == 5
 
 
@@ -280,7 +280,7 @@ def test_several_pools_of_different_dimensions(new):
     first.delete(["id 0"])
     assert second.known(["id 0"]) == {"id 0"}
     vectors = make(np.random.default_rng(16_000), 2, dim=16_000)[1]
-    with second.read() as reader:
+    with reading(second) as reader:
         keys, logits = reader.search(vectors.context[:1], 2, [NOTHING])
         np.testing.assert_array_equal(reader.vectors(np.sort(keys[0])), vectors.context)
         np.testing.assert_allclose(np.sort(logits[0]), np.sort(vectors.candidate @ vectors.context[0]), rtol=1e-3)
@@ -300,7 +300,7 @@ def test_vectors_of_other_encoders_are_refused(new, postgres_url):
         other.add(*make(np.random.default_rng(0), 3, dim=5, start=3))
     with pytest.raises(CheckpointError, match="add the examples to a pool of another name"):
         other.bind("g", DIM)
-    with pytest.raises(CheckpointError, match=r"fingerprint g, D = 5"), other.read():
+    with pytest.raises(CheckpointError, match=r"fingerprint g, D = 5"), reading(other):
         pass
     assert index.count() == 3
     index.delete([row.id for row in rows])
@@ -320,7 +320,7 @@ def test_vectors_that_do_not_fit(filled, new, bad):
         index.add(more, PoolVectors(some.candidate[:2], some.context[:2]))
     with pytest.raises(InputError, match="vectors of 5 numbers can't enter"):
         index.add(*make(np.random.default_rng(4), 3, dim=5, start=3))
-    with index.read() as reader:
+    with reading(index) as reader:
         with pytest.raises(InputError, match="not finite"):
             reader.search(np.full((1, DIM), bad, dtype=np.float32), 1, [NOTHING])
         with pytest.raises(InputError, match="states have 5 numbers each, the vectors in the pool 8"):
@@ -336,13 +336,13 @@ def test_vectors_that_do_not_fit(filled, new, bad):
 
 def test_an_hnsw_index_is_made_and_used(filled, postgres_url, monkeypatch):
     index, rows, vectors = filled(count=1500, seed=6)
-    asked, plain = [], pgvector_reader.Snapshot._nearest
+    asked, plain = [], pgvector_reader.PgVectorReader._nearest
 
     async def nearest(self, states, width, *, exact, ship):
         asked.append(exact)
         return await plain(self, states, width, exact=exact, ship=ship)
 
-    monkeypatch.setattr(pgvector_reader.Snapshot, "_nearest", nearest)
+    monkeypatch.setattr(pgvector_reader.PgVectorReader, "_nearest", nearest)
     # With the index wherever PostgreSQL can use it, and not where it thinks it pays.
     given = conninfo_to_dict(postgres_url)
     url = make_conninfo(**given | {"options": f"{given.get('options', '')} -c enable_seqscan=off"})
@@ -354,17 +354,17 @@ def test_an_hnsw_index_is_made_and_used(filled, postgres_url, monkeypatch):
         one.bind("f", DIM)
     for where, allowed in ((None, everyone), (parse_filter({"level": 2}), set(range(2, 1500, 3)))):
         expected = slow_search(states, vectors, 60, none, allowed)
-        with approximate.read(where) as reader:
+        with reading(approximate, where) as reader:
             asked.clear()
             found = positions(reader, rows, reader.search(states, 60, none)[0])
             assert asked == [False]
             recall = np.mean([len(set(a) & set(b)) / 60 for a, b in zip(found, expected, strict=True)])
             assert 0.9 < recall < 1
             total = reader.log_partition(states, 0.2, none)
-        with exact.read(where) as reader:
+        with reading(exact, where) as reader:
             assert positions(reader, rows, reader.search(states, 60, none)[0]) == expected
             np.testing.assert_allclose(total, reader.log_partition(states, 0.2, none), rtol=0.02)
-    with approximate.read() as reader:
+    with reading(approximate) as reader:
         # An index may miss some for ever: where it gives too few, all are looked at.
         asked.clear()
         keys, _ = reader.search(states[:1], 1500, none[:1])
@@ -390,14 +390,14 @@ def test_what_a_row_may_hold(filled):
     ids = [nasty, "i" * 1_000_000]
     index.add([Row(one, example, -(2**63)) for one in ids], vectors)
     assert index.known([*ids, "id 0"]) == {*ids, "id 0"}
-    with index.read(parse_filter({nasty: nasty})) as reader:
+    with reading(index, parse_filter({nasty: nasty})) as reader:
         keys, _ = reader.search(np.ones((1, DIM), dtype=np.float32), 2, [NOTHING])
         found = reader.rows(np.sort(keys[0]))
     assert [row.id for row in found] == ids
     assert found[0].example == example | {"tuple": [1, 2]}
     assert found[0].program == -(2**63)
     assert [type(one) for one in found[0].example["numbers"][:4]] == [int, int, float, float]
-    with index.read(parse_filter({"long": {"$gte": "x" * 999_999}})) as reader:
+    with reading(index, parse_filter({"long": {"$gte": "x" * 999_999}})) as reader:
         assert reader.size == 2
     with pytest.raises(PoolError) as caught:
         index.add([Row(ids[1], {}, 0)], PoolVectors(vectors.candidate[:1], vectors.context[:1]))
@@ -472,7 +472,7 @@ def test_a_hundred_thousand_examples(new):
     states = np.concatenate([vectors.candidate[5:6] * 10, np.random.default_rng(1).normal(size=(3, dim))])
     states = states.astype(np.float32)
     for where, allowed in ((None, np.arange(count)), (parse_filter({"part": 5}), np.arange(5, count, 10))):
-        with index.read(where) as reader:
+        with reading(index, where) as reader:
             assert reader.size == len(allowed)
             keys, _ = reader.search(states, 8, [NOTHING] * 4)
             for n, state in enumerate(states):

@@ -10,7 +10,7 @@ from langchain_rcr.constraints import DifferentPrograms
 from langchain_rcr.filters import parse_filter
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.selection import Options, arun, run, select
+from langchain_rcr.selection import Options, select
 from langchain_rcr.state import AdditiveState
 
 pytest.importorskip("psycopg")
@@ -54,25 +54,17 @@ def test_same_picks_as_in_memory(both, options, where):
     queries = np.random.default_rng(1).normal(size=(7, DIM)).astype(np.float32)
     condition = None if where is None else parse_filter(where)
 
-    def selection(some=queries):
-        return select(some, AdditiveState(-0.4), options)
+    async def picks(index, some=queries):
+        async with index.read(condition) as reader:
+            return await select(some, AdditiveState(-0.4), options, reader)
 
-    def ids(reader, picks):
-        return [[row.id for row in reader.rows(line[line >= 0])] for line in picks.positions]
+    def ids(picks):
+        return [[hit.row.id for hit in hits] for hits in picks.hits]
 
     memory, postgres = both
-    with memory.read(condition) as reader:
-        expected = run(selection(), reader)
-        names = ids(reader, expected)
-    with postgres.read(condition) as reader:
-        picks = run(selection(), reader)
-        assert ids(reader, picks) == names
-        assert ids(reader, run(selection(queries[2:3]), reader)) == names[2:3]
-        np.testing.assert_allclose(picks.logits, expected.logits, rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(picks.probabilities, expected.probabilities, rtol=1e-4)
-
-    async def awaited():
-        async with postgres.aread(condition) as reader:
-            return await arun(selection(), reader)
-
-    np.testing.assert_array_equal(asyncio.run(awaited()).positions, picks.positions)
+    expected, found = memory.run(picks(memory)), postgres.run(picks(postgres))
+    assert ids(found) == ids(expected)
+    assert ids(postgres.run(picks(postgres, queries[2:3]))) == ids(expected)[2:3]
+    np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=1e-4)
+    np.testing.assert_array_equal(asyncio.run(postgres.arun(picks(postgres))).positions, found.positions)

@@ -16,10 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from plain_reader import reading
 
 from langchain_rcr.background import BackgroundLoop
 from langchain_rcr.errors import PoolError
-from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.base import PoolVectors, Row, Search
 
 psycopg = pytest.importorskip("psycopg")
 from langchain_rcr.index.pgvector import PgVectorIndex  # noqa: E402
@@ -74,17 +75,20 @@ def until(check):
 def test_two_event_loops_and_none(new):
     index = new()
 
-    async def use(one):
-        await index.aadd(*rows(one, one + "!"))
-        assert await index.adelete([one + "!", "nobody"]) == 1
-        async with index.aread() as reader:
-            found, logits = await reader.search(STATE, 50, [NOTHING])
-            keys = found[found >= 0]
-            assert logits.shape == (1, 50)
-            assert (await reader.vectors(keys)).shape == (await reader.candidates(keys)).shape == (len(keys), DIM)
-            assert np.isfinite(await reader.log_partition(STATE, 1.0, [NOTHING])).all()
-            assert one in {row.id for row in await reader.rows(keys)}
+    async def look(one):
+        async with index.read() as reader:
+            hits = await reader.search(Search(STATE, 50, [NOTHING], 1.0))
+            keys = hits.keys[hits.keys >= 0]
+            assert hits.logits.shape == (1, 50)
+            assert (await reader.candidates(keys)).shape == (len(keys), DIM)
+            assert np.isfinite(hits.log_partition).all()
+            assert one in {row.id for row in hits.rows[0]}
             return reader.size
+
+    async def use(one):
+        await asyncio.to_thread(index.add, *rows(one, one + "!"))
+        assert await asyncio.to_thread(index.delete, [one + "!", "nobody"]) == 1
+        return await index.arun(look(one))
 
     assert asyncio.run(use("a")) == 1
     assert index.count() == 1  # without a loop
@@ -108,38 +112,23 @@ def test_a_waiting_call_holds_up_no_loop_and_can_be_cancelled(new, admin):
     index = new(max_connections=1)
     index.add(*rows("a"))
 
+    async def look():
+        async with index.read() as reader:
+            return reader.size
+
     async def use():
-        ticks = 0
         with admin.transaction():
             admin.execute("LOCK TABLE rcr_pools IN ACCESS EXCLUSIVE MODE")
-            for call in (index.aread().__aenter__, lambda: index.aadd(*rows("b")), lambda: index.adelete(["a"])):
-                waiting = asyncio.create_task(call())
-                for _ in range(20):
-                    await asyncio.sleep(0.002)
-                    ticks += 1
-                assert not waiting.done()
-                waiting.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await waiting
-                if ticks == 20:
-                    break  # the reader's transaction waits for the lock until it is opened, and then is closed
-        return ticks
-
-    assert asyncio.run(use()) == 20
-    assert index.count() == 1
-
-    async def write():
-        with admin.transaction():
-            admin.execute("LOCK TABLE rcr_pools IN ACCESS EXCLUSIVE MODE")
-            waiting = asyncio.create_task(index.aadd(*rows("b")))
-            await asyncio.sleep(0.05)
+            waiting = asyncio.create_task(index.arun(look()))
+            for _ in range(20):
+                await asyncio.sleep(0.002)
+            assert not waiting.done()  # its transaction waits for the lock
             waiting.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await waiting
-            await asyncio.sleep(0.05)
 
-    asyncio.run(write())
-    assert index.known(["a", "b"]) == {"a"}
+    asyncio.run(use())
+    assert index.count() == 1
 
 
 def test_readers_never_see_half_a_change(new):
@@ -154,7 +143,7 @@ def test_readers_never_see_half_a_change(new):
 
     def read(_):
         for _ in range(4):
-            with index.read() as reader:
+            with reading(index) as reader:
                 found = reader.search(STATE, 8, [NOTHING])[0][0]
                 ids = {row.id for row in reader.rows(found[found >= 0])}
                 if len(ids) % 2 or len(ids) != reader.size or ("p1" in ids) != ("p2" in ids):
@@ -186,7 +175,7 @@ def test_concurrent_writers(new):
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(replace, range(24)))
-    with other.read() as reader:
+    with reading(other) as reader:
         assert reader.size == index.count() == 40
         found = reader.rows(reader.search(STATE, 40, [NOTHING])[0][0])
     assert len({row.example["value"] for row in found}) == 1  # all of one writer
@@ -227,7 +216,7 @@ def test_copies_and_pickles_open_their_own(new, postgres_url):
 def test_a_forked_process_opens_its_own(new):
     index = new()
     index.add(*rows("a"))
-    with index.read() as reader, warnings.catch_warnings():
+    with reading(index) as reader, warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for forking with threads
         context = multiprocessing.get_context("fork")
         answers = context.Queue()
@@ -252,14 +241,16 @@ def test_what_is_forgotten_is_closed(postgres_url, admin):
     name = f"rcr-{uuid.uuid4().hex}"
     index = PgVectorIndex(named(postgres_url, name), uuid.uuid4().hex)
     index.bind("f", DIM)
-    with index.read():
+    with reading(index):
         assert connections(admin, name) >= 1
     del index
     gc.collect()
     until(lambda: connections(admin, name) == 0)
 
 
-@pytest.mark.parametrize("ending", ["", "reader.__enter__()", "index.close()", "index.close(); index.count()"])
+@pytest.mark.parametrize(
+    "ending", ["", "index.run(reader.__aenter__())", "index.close()", "index.close(); index.count()"]
+)
 def test_a_process_may_end_without_closing(postgres_url, ending):
     code = f"""
 import numpy as np
@@ -275,29 +266,26 @@ reader = index.read()
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_what_comes_after_its_caller_left_is_tidied_up():
-    """`late` gets a result exactly where the caller didn't."""
-    loop, late = BackgroundLoop(), []
+def test_a_caller_that_leaves_cancels_its_work():
+    loop, ends = BackgroundLoop(), []
 
     async def work():
-        await asyncio.sleep(0.05)
+        try:
+            await asyncio.sleep(0.05)
+        finally:
+            ends.append(asyncio.current_task().cancelling())
         return "result"
-
-    async def tidy(result):
-        late.append(result)
 
     async def leave(seconds):
         async with asyncio.timeout(seconds):
-            return await loop.arun(work(), tidy)
+            return await loop.arun(work())
 
     try:
-        assert asyncio.run(leave(5)) == "result"
-        assert loop.run(work(), tidy) == "result"
-        assert late == []
+        assert asyncio.run(leave(5)) == loop.run(work()) == "result"
         with pytest.raises(TimeoutError):
             asyncio.run(leave(0.01))
-        until(lambda: late)
-        assert late == ["result"]
+        until(lambda: len(ends) == 3)
+        assert ends == [0, 0, 1]
     finally:
         loop.stop()
     assert loop.loop.is_closed()

@@ -1,19 +1,43 @@
-"""What an engine is: it holds the pool (examples and their vectors) and searches it by inner product (MIPS)."""
+"""What an engine is: it holds the pool (examples and their vectors) and searches it by inner product (MIPS).
+
+What every engine promises, each as far as its kind of search is exact:
+
+- The best candidate of a state s is the one with the largest logit E_c · s among those that aren't excluded.
+- Logits within `TIE` · |s| · max |E_c| of the best that is left are equal to it, and of equal ones the lowest key wins,
+  that is the one added first. float32 rounding of a product depends on its shape, and a pick may depend neither on how
+  many queries are searched together nor on the engine. Every engine fetches until the last of its t hits isn't equal to
+  anything it didn't fetch; one behind a network stops at 1,024 candidates.
+- A reader sees the pool as it was when it was opened.
+- `log_partition` is exact where the search is. Other engines sum over the 1,024 best candidates: the probabilities made
+  of it are then upper bounds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
+import asyncio
+import copy
+from collections.abc import Coroutine, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.filters import Filter
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
+T = TypeVar("T")
+
+TIE = 1e-6
+"""How far apart equal logits may lie, relative to |state| · max |E_c|: some ten times float32's rounding."""
+
+BEST = 1024
+"""Candidates whose logits make up a log partition where not all are looked at."""
+
+_PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +65,87 @@ class Row:
     Args:
         id: the user's or a random one; unique in the pool.
         example: its fields. Engines that persist keep them as JSON.
-        program: equal numbers for equal programs (white space aside), int64.
+        program: equal numbers for equal programs (`ProgramSpec.key`), int64.
     """
 
     id: str
     example: dict[str, Any]
     program: int
 
+    def copied(self) -> Row:
+        """The same row, sharing nothing that can be changed.
+
+        Raises:
+            PoolError: a field can't be copied.
+        """
+        if all(type(value) in _PLAIN for value in self.example.values()):
+            return Row(self.id, dict(self.example), self.program)
+        try:
+            return Row(self.id, copy.deepcopy(dict(self.example)), self.program)
+        except Exception as error:  # whatever a user's class raises
+            msg = f"example {self.id!r} has a field that can't be copied: {error}"
+            raise PoolError(msg) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Follows:
+    """How states follow from those of the search before: state = before[parent] + lam · E_z[key], row by row.
+
+    Args:
+        parents: rows of the states before, (B,).
+        keys: of the last picks, (B,).
+        lam: λ.
+    """
+
+    parents: IntArray
+    keys: IntArray
+    lam: float
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """All that one step of a selection asks of an engine.
+
+    A key is an int64 that names a candidate; one that was added later has a larger key.
+
+    Args:
+        states: state vectors, (B, D) float32.
+        t: how many candidates for each, at least 1.
+        exclude: for each of the B states the keys that may not come back (duplicates and unknown keys allowed). Few:
+            engines that can't leave them out fetch that many more.
+        tau: τ, where the log partition is wanted, too.
+        follows: how the states follow from the last search of this reader, where they do; saves some engines a product.
+    """
+
+    states: FloatArray
+    t: int
+    exclude: Sequence[IntArray]
+    tau: float | None = None
+    follows: Follows | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """What a search found, best first.
+
+    Args:
+        keys: (B, t) int64; −1 where a state has fewer than t candidates left.
+        logits: (B, t) float32; −inf there.
+        contexts: E_z of the hits, (B, t, D) float32; 0 there.
+        rows: for each state the examples of its hits, not to be changed; fewer than t where it has fewer hits.
+        log_partition: log Σ exp(logit / τ) over the candidates that aren't excluded, (B,) float64, −inf where there is
+            none; None where no τ was given.
+    """
+
+    keys: IntArray
+    logits: FloatArray
+    contexts: FloatArray
+    rows: list[list[Row]]
+    log_partition: NDArray[np.float64] | None = None
+
 
 class Searcher(Protocol):
-    """Candidates that can be searched. A key is an int64 that names one, by order of adding: later ones are larger."""
+    """Vectors that can be searched in this process; keys are row numbers."""
 
     @property
     def size(self) -> int:
@@ -58,57 +153,32 @@ class Searcher(Protocol):
         ...
 
     def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """The t candidates with the largest inner product for each state.
-
-        Args:
-            states: state vectors, (B, D) float32.
-            t: how many candidates a row, at least 1.
-            exclude: for each of the B rows the keys that may not come back (duplicates and unknown keys allowed). Few:
-                engines that can't leave them out fetch that many more.
-
-        Returns:
-            keys (B, t) int64 and logits (B, t) float32, best first; equal logits by lowest key, where equal means
-            within `TIE` (see `langchain_rcr.index.memory`); key −1 with logit −inf where a row has fewer than t
-            candidates left.
-        """
+        """Keys (B, t) and logits (B, t) of the t best candidates for (B, D) states; see `Search` and `Hits`."""
         ...
 
     def vectors(self, keys: IntArray) -> FloatArray:
-        """E_z (B, D) of the candidates `keys` (B,), as `State.update` takes it; each was found by this searcher."""
-        ...
-
-    def log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
-        """Log Σ exp(logit / τ) over the candidates that aren't excluded, (B,); −inf where there is none.
-
-        Engines that would have to read all of a large pool sum over the best ones alone, and say over how many: the
-        probabilities made of it are then upper bounds.
-        """
+        """E_z (B, D) of the candidates `keys` (B,), as `State.update` takes it."""
         ...
 
 
-class Reader(Searcher, Protocol):
-    """The pool at one moment, or the part of it that a filter lets through: later changes aren't seen.
+class Reader(Protocol):
+    """The pool at one moment, or the part of it that a filter lets through; for one selection.
 
-    For one selection, by one thread.
+    Its methods are awaited where the engine says (`CandidateIndex.run`); those of an engine in this process never wait.
     """
 
-    def rows(self, keys: IntArray) -> list[Row]:
-        """The examples of `keys` (n,), each found by this reader; copies, which the caller may change."""
+    @property
+    def size(self) -> int:
+        """How many candidates there are."""
         ...
 
+    async def search(self, search: Search) -> Hits:
+        """One step."""
+        ...
 
-class AsyncReader(Protocol):
-    """A `Reader` that is awaited."""
-
-    @property
-    def size(self) -> int: ...  # noqa: D102
-    async def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]: ...  # noqa: D102
-    async def vectors(self, keys: IntArray) -> FloatArray: ...  # noqa: D102
-    async def candidates(self, keys: IntArray) -> FloatArray: ...  # noqa: D102
-    async def log_partition(  # noqa: D102
-        self, states: FloatArray, tau: float, exclude: Sequence[IntArray]
-    ) -> NDArray[np.float64]: ...
-    async def rows(self, keys: IntArray) -> list[Row]: ...  # noqa: D102
+    async def candidates(self, keys: IntArray) -> FloatArray:
+        """E_c (n, D) of `keys` (n,), each found by this reader."""
+        ...
 
 
 class CandidateIndex(Protocol):
@@ -126,12 +196,20 @@ class CandidateIndex(Protocol):
         """How many examples there are."""
         ...
 
-    def read(self, where: Filter | None = None) -> AbstractContextManager[Reader]:
-        """The pool as it is now.
+    def read(self, where: Filter | None = None) -> AbstractAsyncContextManager[Reader]:
+        """The pool as it is now, for a coroutine that `run` or `arun` runs.
 
         Raises:
             InputError: the filter asks about a field that no example has.
         """
+        ...
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine that reads this engine, and return its result; from any thread."""
+        ...
+
+    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
+        """`run` for a caller on any event loop, which goes on with other work meanwhile."""
         ...
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
@@ -160,20 +238,43 @@ class CandidateIndex(Protocol):
         ...
 
 
-class AsyncCandidateIndex(CandidateIndex, Protocol):
-    """An engine behind a network, natively async: its calls hold up no event loop and need no thread each.
+class InThisThread:
+    """`run` and `arun` of an engine whose readers never wait for an event loop."""
 
-    The same object serves any number of event loops and threads.
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the caller's thread."""
+        try:
+            work.send(None)
+        except StopIteration as stop:
+            result: T = stop.value
+            return result
+        work.close()
+        msg = f"a reader of {type(self).__name__} waited for an event loop that isn't there"
+        raise RuntimeError(msg)
+
+    async def arun(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in a thread."""
+        return await asyncio.to_thread(self.run, work)
+
+
+def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
+    """Refuse vectors that can't enter an index.
+
+    Args:
+        count: how many examples they belong to.
+        vectors: theirs.
+        dim: D of the index; 0: any.
+
+    Raises:
+        InputError: vectors of another number or length, or with numbers that are not finite.
     """
-
-    def aread(self, where: Filter | None = None) -> AbstractAsyncContextManager[AsyncReader]:
-        """`read`, awaited."""
-        ...
-
-    async def aadd(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
-        """`add`, awaited."""
-        ...
-
-    async def adelete(self, ids: Sequence[str]) -> int:
-        """`delete`, awaited."""
-        ...
+    number, length = vectors.candidate.shape
+    if number != count:
+        msg = f"{count} examples came with {number} vectors"
+        raise InputError(msg)
+    if count and dim not in (0, length):
+        msg = f"vectors of {length} numbers can't enter an index that holds vectors of {dim}"
+        raise InputError(msg)
+    if not (np.isfinite(vectors.candidate).all() and np.isfinite(vectors.context).all()):
+        msg = "vectors of examples are not finite numbers: the encoder or its embeddings are broken"
+        raise InputError(msg)

@@ -13,16 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, MissingExtraError
-from langchain_rcr.index.base import FloatArray, IntArray, PoolVectors
+from langchain_rcr.index.base import BEST, FloatArray, IntArray, PoolVectors, Search
 from langchain_rcr.index.columns import BoolArray
 from langchain_rcr.index.growing import Growing
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import blocks, in_order, log_sums, longest, slack
 
 Kind = Literal["flat", "hnsw", "ivf"]
-
-BEST = 1024
-"""So many of the best candidates make up `log_partition` where not all are looked at."""
 
 _AT_ONCE = 2048
 """Rows added before searches get a turn."""
@@ -176,6 +173,12 @@ class FaissTable:
         """This table for one selection: itself."""
         return self
 
+    def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+        """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,)."""
+        found = self.search(search.states, search.t, search.exclude)
+        tau = search.tau
+        return *found, None if tau is None else self.log_partition(search.states, tau, search.exclude)
+
     def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (B, D) of the rows `keys` (B,); to half precision with `fp16`."""
         with self._shared.reading() as index:
@@ -185,7 +188,7 @@ class FaissTable:
             return found
 
     def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """The t best candidates for each state, as far as the kind of index finds them; see `Searcher.search`.
+        """The t best candidates for each state, as far as the kind of index finds them; see `Search`.
 
         Raises:
             InputError: a state is not finite.

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import os
 import threading
 from abc import ABC, abstractmethod
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -18,17 +17,26 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from langchain_rcr.errors import CheckpointError, InputError, PoolError
+from langchain_rcr.errors import CheckpointError, PoolError
 from langchain_rcr.files import write_bytes
 from langchain_rcr.filters import Filter, fields_of, unknown_field
-from langchain_rcr.index.base import FloatArray, IntArray, PoolVectors, Row, Searcher
+from langchain_rcr.index.base import (
+    FloatArray,
+    Hits,
+    IntArray,
+    InThisThread,
+    PoolVectors,
+    Row,
+    Search,
+    Searcher,
+    check_vectors,
+)
 from langchain_rcr.index.columns import BoolArray, Columns
 
 _FILTERS_KEPT = 32
 """Filters whose rows a snapshot remembers."""
 
 _FORMAT = "langchain-rcr pool vectors"
-_PLAIN = (str, int, float, bool, type(None))
 
 
 class Table(Searcher, Protocol):
@@ -47,8 +55,16 @@ class Table(Searcher, Protocol):
         """E_c (B, D) of the rows `keys` (B,)."""
         ...
 
-    def opened(self) -> Searcher:
+    def opened(self) -> Steps:
         """This table for one selection, by one thread: it may remember from one step to the next."""
+        ...
+
+
+class Steps(Protocol):
+    """A table for the steps of one selection."""
+
+    def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+        """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,)."""
         ...
 
 
@@ -56,44 +72,30 @@ class LocalReader:
     """A `Reader` of an engine in this process.
 
     Args:
-        table: what can be found, with more ways to ask than a `Searcher` has (see `MatrixTable`).
+        table: what can be found.
         rows: the rows of the table; may go on behind them.
     """
 
     def __init__(self, table: Table, rows: Sequence[Row]) -> None:
-        self.table = table
-        self._searcher = table.opened()
-        self._rows = rows
+        self._table, self._steps, self._rows = table, table.opened(), rows
 
     @property
     def size(self) -> int:
         """How many candidates there are."""
-        return self.table.size
+        return self._table.size
 
-    def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """See `Searcher.search`."""
-        return self._searcher.search(states, t, exclude)
+    async def search(self, search: Search) -> Hits:
+        """See `Reader.search`."""
+        keys, logits, totals = self._steps.found(search)
+        there = keys >= 0
+        contexts = np.zeros((*keys.shape, search.states.shape[1]), dtype=np.float32)
+        contexts[there] = self._table.vectors(keys[there])
+        rows = [[self._rows[key] for key in line if key >= 0] for line in keys.tolist()]
+        return Hits(keys, logits, contexts, rows, totals)
 
-    def vectors(self, keys: IntArray) -> FloatArray:
-        """E_z (B, D) of `keys` (B,)."""
-        return self.table.vectors(keys)
-
-    def candidates(self, keys: IntArray) -> FloatArray:
-        """E_c (B, D) of `keys` (B,)."""
-        return self.table.candidates(keys)
-
-    def log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
-        """See `Searcher.log_partition`."""
-        return self._searcher.log_partition(states, tau, exclude)
-
-    def advance(self, states: FloatArray, parents: IntArray, keys: IntArray, lam: float) -> None:
-        """How the next states follow from the last ones; a table that makes use of it has a method of that name."""
-        if hasattr(self._searcher, "advance"):
-            self._searcher.advance(states, parents, keys, lam)
-
-    def rows(self, keys: IntArray) -> list[Row]:
-        """The examples of `keys` (n,); copies, which the caller may change."""
-        return [_copied(self._rows[key]) for key in keys.tolist()]
+    async def candidates(self, keys: IntArray) -> FloatArray:
+        """E_c (n, D) of `keys` (n,)."""
+        return self._table.candidates(keys)
 
 
 class _Snapshot:
@@ -139,7 +141,7 @@ class _Snapshot:
         return table
 
 
-class LocalIndex(ABC):
+class LocalIndex(InThisThread, ABC):
     """An engine in this process: a `CandidateIndex`. Every change puts one new snapshot in the place of the old.
 
     Deleted rows stay in the table, where nothing finds them, until they are more than half of it; then it is made anew
@@ -186,8 +188,8 @@ class LocalIndex(ABC):
         """How many examples there are."""
         return self._now.count
 
-    @contextmanager
-    def read(self, where: Filter | None = None) -> Iterator[LocalReader]:
+    @asynccontextmanager
+    async def read(self, where: Filter | None = None) -> AsyncIterator[LocalReader]:
         """The pool as it is now; see `CandidateIndex.read`."""
         yield self._now.reader(where)
 
@@ -198,10 +200,10 @@ class LocalIndex(ABC):
             PoolError: an id is taken and `replace` is off, comes twice, or a field can't be copied.
             InputError: vectors of another number or length, or with numbers that are not finite.
         """
-        kept = [_copied(row) for row in rows]
+        kept = [row.copied() for row in rows]
         ids = [row.id for row in kept]
         with self._lock:
-            self._check_vectors(len(kept), vectors)
+            check_vectors(len(kept), vectors, self._dim)
             seen: set[str] = set()
             for one in ids:
                 if one in seen or (one in self._keys and not replace):
@@ -246,7 +248,7 @@ class LocalIndex(ABC):
         with self._lock:
             return {one for one in ids if one in self._keys}
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Nothing to let go of; for callers that close any engine."""
 
     def content(self) -> tuple[list[Row], PoolVectors]:
@@ -284,18 +286,6 @@ class LocalIndex(ABC):
         else:
             return
         raise CheckpointError(f"{msg}: encode the examples anew, into an index of their own")
-
-    def _check_vectors(self, count: int, vectors: PoolVectors) -> None:
-        number, dim = vectors.candidate.shape
-        if number != count:
-            msg = f"{count} examples came with {number} vectors"
-            raise InputError(msg)
-        if count and self._dim not in (0, dim):
-            msg = f"vectors of {dim} numbers can't enter an index that holds vectors of {self._dim}"
-            raise InputError(msg)
-        if not (np.isfinite(vectors.candidate).all() and np.isfinite(vectors.context).all()):
-            msg = "vectors of examples are not finite numbers: the encoder or its embeddings are broken"
-            raise InputError(msg)
 
 
 def save_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[str], vectors: PoolVectors) -> None:
@@ -373,15 +363,3 @@ def _no_vectors(dim: int) -> PoolVectors:
 
 def _vectors_of(table: Table, keys: IntArray) -> PoolVectors:
     return PoolVectors(table.candidates(keys), table.vectors(keys))
-
-
-def _copied(row: Row) -> Row:
-    """A row that shares nothing that can be changed."""
-    example = row.example
-    if all(type(value) in _PLAIN for value in example.values()):
-        return Row(row.id, dict(example), row.program)
-    try:
-        return Row(row.id, copy.deepcopy(dict(example)), row.program)
-    except Exception as error:  # whatever a user's class raises
-        msg = f"example {row.id!r} has a field that can't be copied: {error}"
-        raise PoolError(msg) from error

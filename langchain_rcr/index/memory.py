@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import FloatArray, IntArray, PoolVectors
+from langchain_rcr.index.base import TIE, FloatArray, Follows, IntArray, PoolVectors, Search
 from langchain_rcr.index.growing import Growing
 from langchain_rcr.index.local import LocalIndex
 
@@ -23,10 +23,6 @@ _FEW = 4
 
 CROSS_LIMIT = 4096
 """Pools up to this size keep the rows of E_c·E_zᵀ that were needed once (64 MiB of float32 at most)."""
-
-TIE = 1e-6
-"""Logits this close to a row's best, relative to |state| · max |E_c|, are equal: float32 rounding of a matrix product
-depends on its shape, and a pick may not depend on how many queries were searched together."""
 
 
 class MatrixTable:
@@ -86,7 +82,7 @@ class MatrixTable:
         return table
 
     def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """The t best candidates for each state; see `Searcher.search`.
+        """The t best candidates for each state; see `Search`.
 
         Raises:
             InputError: a state or a candidate is not finite.
@@ -146,7 +142,8 @@ class MatrixTable:
 class MatrixSteps:
     """A table for the steps of one selection: the scores of a step serve its search and its partition alike.
 
-    After `advance` they also serve the next step, which then needs no product. For one thread.
+    Where a step's states follow from the last ones, they also serve that step, which then needs no product. For one
+    thread.
 
     Args:
         table: what is searched.
@@ -154,48 +151,29 @@ class MatrixSteps:
 
     def __init__(self, table: MatrixTable) -> None:
         self._table = table
-        self._states: FloatArray | None = None
-        self._scores: FloatArray = np.empty((0, 0), dtype=np.float32)
-        self._slack: FloatArray = np.empty(0, dtype=np.float32)
+        self._last: tuple[FloatArray, FloatArray] | None = None
 
-    @property
-    def size(self) -> int:
-        """How many candidates can be found."""
-        return self._table.size
-
-    def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """See `MatrixTable.search`."""
+    def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+        """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,); see `MatrixTable.search`."""
+        states, t, exclude, tau = search.states, search.t, search.exclude, search.tau
         if len(states) * len(self._table) > _BLOCK:
-            return self._table.search(states, t, exclude)
-        self._score(states)
-        return best(self._scores, self._slack, t, exclude)
+            self._last = None
+            totals = None if tau is None else self._table.log_partition(states, tau, exclude)
+            return *self._table.search(states, t, exclude), totals
+        self._last = scores, margin = self._scored(states, search.follows)
+        keys, logits = best(scores, margin, t, exclude)
+        return keys, logits, None if tau is None else log_sums(scores.copy(), tau, exclude)
 
-    def log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
-        """See `MatrixTable.log_partition`."""
-        if len(states) * len(self._table) > _BLOCK:
-            return self._table.log_partition(states, tau, exclude)
-        self._score(states)
-        return log_sums(self._scores.copy(), tau, exclude)
-
-    def vectors(self, keys: IntArray) -> FloatArray:
-        """E_z (B, D) of the rows `keys` (B,)."""
-        return self._table.vectors(keys)
-
-    def candidates(self, keys: IntArray) -> FloatArray:
-        """E_c (B, D) of the rows `keys` (B,)."""
-        return self._table.candidates(keys)
-
-    def advance(self, states: FloatArray, parents: IntArray, keys: IntArray, lam: float) -> None:
-        """Say that `states` (B, D) are λ · E_z[keys] (B,) more than the rows `parents` (B,) of the last states."""
-        rows = self._table.cross(keys) if self._states is not None else None
-        if rows is not None:
-            self._states, self._scores = states, self._scores[parents] + np.float32(lam) * rows
-            self._slack = self._slack[parents] + abs(lam) * self._table.slack(self._table.vectors(keys))
-
-    def _score(self, states: FloatArray) -> None:
-        if states is not self._states:
-            self._states, self._scores = states, self._table.scores(states)
-            self._slack = self._table.slack(states)
+    def _scored(self, states: FloatArray, follows: Follows | None) -> tuple[FloatArray, FloatArray]:
+        """Scores (B, N) and slack (B,)."""
+        if follows is not None and self._last is not None:
+            scores, margin = self._last
+            cross = self._table.cross(follows.keys)
+            if cross is not None:
+                added = self._table.slack(self._table.vectors(follows.keys))
+                scores = scores[follows.parents] + np.float32(follows.lam) * cross
+                return scores, margin[follows.parents] + abs(follows.lam) * added
+        return self._table.scores(states), self._table.slack(states)
 
 
 class _Cross:

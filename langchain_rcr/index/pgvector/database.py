@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from pgvector.psycopg.vector import register_vector_info
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
+from psycopg.types import TypeInfo
 
 from langchain_rcr.errors import EngineError, InputError
 from langchain_rcr.index.pgvector.schema import Names, prepare
-from langchain_rcr.index.pgvector.statements import Vector, VectorDumper
 
 Connection = AsyncConnection[tuple[Any, ...]]
 
@@ -89,6 +90,11 @@ def _begin(mode: str, seconds: float) -> str:
     )
 
 
+async def _adapt(connection: Connection, names: Names) -> None:
+    """Teach a connection to send and receive NumPy vectors, wherever the extension is."""
+    register_vector_info(connection, await TypeInfo.fetch(connection, names.type))
+
+
 class Database:
     """The connections of one index in one process. Everything here runs on the background loop, so needs no locks.
 
@@ -115,6 +121,7 @@ class Database:
         if self._names is None:
             async with self.transaction() as connection:
                 self._names = await prepare(connection, self.settings.schema)
+                await _adapt(connection, self._names)
         return self._names
 
     @asynccontextmanager
@@ -151,6 +158,8 @@ class Database:
                 self._busy.add(connection)
                 try:
                     async with self.answering(connection, self.settings.connect_timeout_s):
+                        if fresh and self._names is not None:
+                            await _adapt(connection, self._names)
                         await connection.execute(_begin(mode, seconds))
                 except BaseException as error:
                     lost = isinstance(error, EngineError) and connection.closed
@@ -233,7 +242,6 @@ class Database:
                 client_encoding="utf8",
                 **options,
             )
-        connection.adapters.register_dumper(Vector, VectorDumper)
         return connection
 
     def _error(self, text: str) -> EngineError:

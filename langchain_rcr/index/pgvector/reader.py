@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from psycopg import sql
 
-from langchain_rcr.background import BackgroundLoop
 from langchain_rcr.errors import InputError
 from langchain_rcr.filters import Filter, fields_of, unknown_field
-from langchain_rcr.index.base import FloatArray, IntArray, Row
-from langchain_rcr.index.memory import in_order, slack
-from langchain_rcr.index.pgvector.database import READING, Connection, Database
-from langchain_rcr.index.pgvector.schema import Names, Pool, check_pool, find_pool
-from langchain_rcr.index.pgvector.statements import compile_filter, from_vector, to_vectors
+from langchain_rcr.index.base import BEST, FloatArray, Hits, IntArray, Row, Search
+from langchain_rcr.index.memory import in_order, log_sums, slack
+from langchain_rcr.index.pgvector.database import Connection, Database
+from langchain_rcr.index.pgvector.schema import Names, Pool
+from langchain_rcr.index.pgvector.statements import compile_filter
 
 _STATES, _LOGITS = 64, 8_000_000
 """At most so many states are searched by one statement, and with so many logits: it has a time limit."""
@@ -27,12 +26,6 @@ _MORE = 8
 
 _MOST = 1024
 """Candidates fetched to settle which of many equal ones comes first; further ones are not looked at."""
-
-_BEST = 1024
-"""Candidates whose logits a log partition is made of with an HNSW index."""
-
-_SMALL = 2048
-"""Bytes of an example, as stored, up to which it comes along with the search that finds it."""
 
 # Texts in <> are filled in by plain pieces of SQL, those in {} by names and parts with parameters.
 _SEARCH = """
@@ -45,9 +38,8 @@ SELECT n, key, distance, NULL::{vector}, NULL::text, NULL::text, NULL::bigint FR
 """
 _WITH_ROWS = """
 UNION ALL
-SELECT NULL, e.key, NULL, e.context, CASE WHEN small THEN e.id END, CASE WHEN small THEN e.example::text END, e.program
-FROM {table} e CROSS JOIN LATERAL (SELECT pg_column_size(e.example) + pg_column_size(e.id) <= %s) size (small)
-WHERE e.key IN (SELECT key FROM hit) AND e.key <> ALL (%s::bigint[])
+SELECT NULL, e.key, NULL, e.context, e.id, e.example::text, e.program
+FROM {table} e WHERE e.key IN (SELECT key FROM hit) AND e.key <> ALL (%s::bigint[])
 """
 # exp() of PostgreSQL raises an error where the result is too small for a number, below -708.
 _LOG_PARTITION = """
@@ -61,16 +53,15 @@ SELECT state.n, total.value FROM state CROSS JOIN LATERAL (
     FROM logit, (SELECT max(x) AS x FROM logit) top GROUP BY top.x
 ) total
 """
-_ALLOWED = "allowed AS MATERIALIZED (SELECT key FROM {table} WHERE {condition}),"
 
 
-class Snapshot:
-    """A pool, or the part that a filter lets through, as one transaction sees it. Runs on the background loop.
+class PgVectorReader:
+    """A `Reader` of a pool, or of the part that a filter lets through, as one transaction sees it.
 
     Args:
         database: the connections.
         names: where the tables are.
-        connection: one with a `READING` transaction; given back by `close`.
+        connection: one with a `READING` transaction.
         pool: the pool; None: there is none, so it is empty.
         approximate: whether to search by the HNSW index.
     """
@@ -83,133 +74,36 @@ class Snapshot:
         self._where: tuple[sql.Composable, list[Any]] = (sql.SQL("true"), [])
         self._filtered = False
         self._contexts: dict[int, FloatArray] = {}
-        self._rows: dict[int, tuple[str, str, int]] = {}
+        self._texts: dict[int, tuple[str, str, int]] = {}
+        self._rows: dict[int, Row] = {}
         self.size = 0 if pool is None else pool.examples
 
-    @classmethod
-    async def open(
-        cls, database: Database, name: str, where: Filter | None, bound: tuple[str, int] | None, ef_search: int | None
-    ) -> Snapshot:
-        """The pool as it is now.
-
-        Args:
-            database: the connections.
-            name: the pool's.
-            where: which examples can be found.
-            bound: fingerprint and D of the encoders in use, if known.
-            ef_search: how far to look in the HNSW index; None: exact.
-
-        Raises:
-            CheckpointError: the pool holds vectors of other encoders.
-            InputError: the filter asks about a field that no example has.
-        """
-        names = await database.names()
-        seconds = database.settings.read_timeout_s
-        connection = await database.begin(READING, seconds)
-        try:
-            async with database.answering(connection, seconds):
-                if ef_search is not None:
-                    # Strict order, and goes on where a filter leaves too few.
-                    await connection.execute(
-                        f"SET LOCAL hnsw.ef_search = {ef_search}; SET LOCAL hnsw.iterative_scan = strict_order"
-                    )
-                pool = await find_pool(connection, names, name)
-                if pool is not None and pool.examples and bound is not None:
-                    check_pool(pool, name, *bound)
-                snapshot = cls(database, names, connection, pool, approximate=ef_search is not None)
-                if where is not None:
-                    await snapshot._filter(where)
-        except BaseException:
-            await database.end(connection)
-            raise
-        return snapshot
-
-    async def close(self) -> None:
-        """End the transaction."""
-        await self._database.end(self._connection)
-
-    async def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """See `Searcher.search`."""
-        return await self._search(states, t, exclude, ship=True)
-
-    async def _search(
-        self, states: FloatArray, t: int, exclude: Sequence[IntArray], *, ship: bool
-    ) -> tuple[IntArray, FloatArray]:
-        keys = np.full((len(states), t), -1, dtype=np.int64)
-        logits = np.full((len(states), t), -np.inf, dtype=np.float32)
-        margins = self._margins(states)
-        if not self.size:
-            return keys, logits
-        barred = [np.unique(row) for row in exclude]
-        for part in self._parts(len(states)):
-            open_ = list(range(len(states)))[part]
-            width = t + max(len(barred[at]) for at in open_) + _MORE
-            exact, first = not self._approximate, True
-            while open_:
-                width = min(width, self.size)
-                still = []
-                near = await self._nearest(states[open_], width, exact=exact, ship=ship and first)
-                for at, (found, values) in zip(open_, near, strict=True):
-                    left = ~np.isin(found, barred[at])
-                    chosen, best = in_order(found[left], values[left], float(margins[at]), t)
-                    keys[at, : len(chosen)], logits[at, : len(chosen)] = chosen, best
-                    if not exact and len(found) < width:
-                        still.append(at)  # the index gave up before it had found enough
-                    elif exact and len(found) == width < self.size and values.min() >= best[-1] - margins[at]:
-                        still.append(at)  # what wasn't fetched may be equal to the last one, and older
-                if exact and width >= _MOST:
-                    break
-                width = min(8 * width, max(width, _MOST)) if exact else width
-                open_, exact, first = still, True, False
-        return keys, logits
-
-    async def vectors(self, keys: IntArray) -> FloatArray:
-        """E_z (B, D) of `keys` (B,)."""
-        lacking = sorted(set(keys.tolist()) - self._contexts.keys())
-        for key, raw in await self._by_key("key, context", lacking):
-            self._contexts[key] = from_vector(raw)
-        return self._stacked([self._contexts[key] for key in keys.tolist()])
+    async def search(self, search: Search) -> Hits:
+        """See `Reader.search`; the log partition is exact without an index, with HNSW over the best candidates."""
+        states, exclude = search.states, search.exclude
+        keys, logits = await self._search(states, search.t, exclude, ship=True)
+        contexts = np.zeros((*keys.shape, states.shape[1]), dtype=np.float32)
+        for place, key in np.ndenumerate(keys):
+            if key >= 0:
+                contexts[place] = self._contexts[int(key)]
+        rows = [[self._row(key) for key in line if key >= 0] for line in keys.tolist()]
+        totals = None if search.tau is None else await self._log_partition(states, search.tau, exclude)
+        return Hits(keys, logits, contexts, rows, totals)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
-        """E_c (B, D) of `keys` (B,)."""
-        found = await self._by_key("key, candidate", sorted(set(keys.tolist())))
-        by_key = {key: from_vector(raw) for key, raw in found}
-        return self._stacked([by_key[key] for key in keys.tolist()])
+        """E_c (n, D) of `keys` (n,)."""
+        if not len(keys):
+            return np.empty((0, 0 if self._pool is None else self._pool.dim), dtype=np.float32)
+        query = self._format("SELECT key, candidate FROM {table} WHERE key = ANY (%s::bigint[])")
+        found = dict(await self._fetch(query, [keys.tolist()]))
+        return np.stack([found[key] for key in keys.tolist()])
 
-    async def rows(self, keys: IntArray) -> list[Row]:
-        """The examples of `keys` (n,), copies."""
-        lacking = sorted(set(keys.tolist()) - self._rows.keys())
-        found = await self._by_key("key, id, example::text, program", lacking)
-        rows = self._rows | {key: (example_id, text, program) for key, example_id, text, program in found}
-        ordered = (rows[key] for key in keys.tolist())
-        return [Row(example_id, json.loads(text), program) for example_id, text, program in ordered]
+    async def filter(self, where: Filter) -> None:
+        """Let `where` decide what can be found, and count it.
 
-    async def log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
-        """See `Searcher.log_partition`: exact without an index; with HNSW over the best 1,024 candidates."""
-        totals = np.full(len(states), -np.inf)
-        if not self.size or not len(states):
-            return totals
-        if self._approximate:
-            _, logits = await self._search(states, min(_BEST, self.size), exclude, ship=False)
-            scaled = logits.astype(np.float64) / tau
-            top = scaled.max(axis=1)
-            some = np.isfinite(top)
-            totals[some] = top[some] + np.log(np.exp(scaled[some] - top[some, None]).sum(axis=1))
-            return totals
-        self._margins(states)
-        for part in self._parts(len(states)):
-            block = states[part]
-            allowed, condition, before, after = self._conditions(len(block))
-            text = _LOG_PARTITION.replace("<states>", _values(len(block), "%s::{vector}, %s::bigint[]"))
-            query = self._format(text, allowed=allowed, condition=condition)
-            pairs = zip(to_vectors(block), exclude[part], strict=True)
-            parameters = [value for vector, barred in pairs for value in (vector, barred.tolist())]
-            for n, value in await self._fetch(query, [*before, *parameters, tau, *after]):
-                totals[part.start + n] = value
-        return totals
-
-    async def _filter(self, where: Filter) -> None:
-        """Let `where` decide what can be found, and count it."""
+        Raises:
+            InputError: the filter asks about a field that no example has.
+        """
         asked = sorted(fields_of(where))
         if self._pool is None:
             if asked:
@@ -227,6 +121,55 @@ class Snapshot:
         count = self._format("SELECT count(*) FROM {table} WHERE {condition}", condition=self._where[0])
         ((self.size,),) = await self._fetch(count, self._where[1])
 
+    async def _search(
+        self, states: FloatArray, t: int, exclude: Sequence[IntArray], *, ship: bool
+    ) -> tuple[IntArray, FloatArray]:
+        keys = np.full((len(states), t), -1, dtype=np.int64)
+        logits = np.full((len(states), t), -np.inf, dtype=np.float32)
+        margins = self._margins(states)
+        if not self.size:
+            return keys, logits
+        barred = [np.unique(row) for row in exclude]
+        for part in self._parts(len(states)):
+            open_ = list(range(len(states)))[part]
+            width = t + max(len(barred[at]) for at in open_) + _MORE
+            exact = not self._approximate
+            while open_:
+                width = min(width, self.size)
+                still = []
+                near = await self._nearest(states[open_], width, exact=exact, ship=ship)
+                for at, (found, values) in zip(open_, near, strict=True):
+                    left = ~np.isin(found, barred[at])
+                    chosen, best = in_order(found[left], values[left], float(margins[at]), t)
+                    keys[at, : len(chosen)], logits[at, : len(chosen)] = chosen, best
+                    if not exact and len(found) < width:
+                        still.append(at)  # the index gave up before it had found enough
+                    elif exact and len(found) == width < self.size and values.min() >= best[-1] - margins[at]:
+                        still.append(at)  # what wasn't fetched may be equal to the last one, and older
+                if exact and width >= _MOST:
+                    break
+                width = min(8 * width, max(width, _MOST)) if exact else width
+                open_, exact = still, True
+        return keys, logits
+
+    async def _log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
+        totals = np.full(len(states), -np.inf)
+        if not self.size or not len(states):
+            return totals
+        if self._approximate:
+            _, logits = await self._search(states, min(BEST, self.size), exclude, ship=False)
+            return log_sums(logits, tau, [np.empty(0, dtype=np.int64)] * len(states))
+        for part in self._parts(len(states)):
+            block = states[part]
+            allowed, condition, before, after = self._conditions(len(block))
+            text = _LOG_PARTITION.replace("<states>", _values(len(block), "%s, %s::bigint[]"))
+            query = self._format(text, allowed=allowed, condition=condition)
+            pairs = zip(block, exclude[part], strict=True)
+            parameters = [value for state, barred in pairs for value in (state, barred.tolist())]
+            for n, value in await self._fetch(query, [*before, *parameters, tau, *after]):
+                totals[part.start + n] = value
+        return totals
+
     async def _nearest(
         self, states: FloatArray, width: int, *, exact: bool, ship: bool
     ) -> list[tuple[IntArray, FloatArray]]:
@@ -236,38 +179,37 @@ class Snapshot:
             states: (B, D).
             width: how many.
             exact: look at all.
-            ship: keep the candidates' vectors and small rows for later.
+            ship: keep the candidates' vectors and rows for later.
         """
         allowed, condition, before, after = self._conditions(len(states))
         # No index is made for this sum, so it keeps PostgreSQL from using one.
         distance = "(e.candidate {product} state.v)" + (" + 0" if exact else "")
         text = _SEARCH + (_WITH_ROWS if ship else "")
-        text = text.replace("<states>", _values(len(states), "%s::{vector}")).replace("<distance>", distance)
+        text = text.replace("<states>", _values(len(states), "%s")).replace("<distance>", distance)
         text = text.replace("<order>", "distance, e.key" if exact else distance)
         query = self._format(text, allowed=allowed, condition=condition)
-        parameters = [*before, *to_vectors(states), *after, width]
-        if ship:
-            parameters += [_SMALL, f"{{{','.join(map(str, self._contexts))}}}"]
+        parameters = [*before, *states, *after, width, *([list(self._contexts)] if ship else [])]
         near: list[list[tuple[int, float]]] = [[] for _ in states]
         for n, key, distance_, context, example_id, text, program in await self._fetch(query, parameters):
-            if n is not None:
+            if n is None:
+                self._contexts[key], self._texts[key] = context, (example_id, text, program)
+            else:
                 near[n].append((key, -distance_))
-                continue
-            self._contexts[key] = from_vector(context)
-            if text is not None:
-                self._rows[key] = (example_id, text, program)
         return [
             (np.array([key for key, _ in row], dtype=np.int64), np.array([value for _, value in row], dtype=np.float32))
             for row in near
         ]
 
+    def _row(self, key: int) -> Row:
+        if key not in self._rows:
+            example_id, text, program = self._texts[key]
+            self._rows[key] = Row(example_id, json.loads(text), program)
+        return self._rows[key]
+
     def _parts(self, states: int) -> list[slice]:
         """The states of each statement."""
-        step = (
-            _STATES
-            if self._approximate
-            else max(1, min(_STATES, _LOGITS // max(1, 0 if self._pool is None else self._pool.examples)))
-        )
+        examples = 0 if self._pool is None else self._pool.examples
+        step = _STATES if self._approximate else max(1, min(_STATES, _LOGITS // max(1, examples)))
         return [slice(start, start + step) for start in range(0, states, step)]
 
     def _conditions(self, states: int) -> tuple[sql.Composable, sql.Composable, list[Any], list[Any]]:
@@ -284,12 +226,6 @@ class Snapshot:
         )
         # As a value and not as a plain condition, which might become a join and lose the order of an index.
         return table, sql.SQL("(e.key IN (SELECT key FROM allowed)) IS TRUE"), parameters, []
-
-    async def _by_key(self, columns: str, keys: list[int]) -> list[tuple[Any, ...]]:
-        if not keys or self._pool is None:
-            return []
-        query = self._format(f"SELECT {columns} FROM {{table}} WHERE key = ANY (%s::bigint[])")  # noqa: S608
-        return await self._fetch(query, [keys])
 
     async def _fetch(self, query: sql.Composed, parameters: Sequence[Any]) -> list[tuple[Any, ...]]:
         async with (
@@ -308,73 +244,6 @@ class Snapshot:
             msg = f"states have {states.shape[1]} numbers each, the vectors in the pool {self._pool.dim}"
             raise InputError(msg)
         return slack(states, 0.0 if self._pool is None else self._pool.longest)
-
-    def _stacked(self, vectors: list[FloatArray]) -> FloatArray:
-        return np.stack(vectors) if vectors else np.empty((0, 0 if self._pool is None else self._pool.dim), np.float32)
-
-
-class PgVectorReader:
-    """A `Snapshot` for callers on threads of their own: a `Reader`."""
-
-    def __init__(self, loop: BackgroundLoop, snapshot: Snapshot) -> None:
-        self._loop, self._snapshot = loop, snapshot
-
-    @property
-    def size(self) -> int:
-        """How many candidates there are."""
-        return self._snapshot.size
-
-    def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """See `Searcher.search`."""
-        return self._loop.run(self._snapshot.search(states, t, exclude))
-
-    def vectors(self, keys: IntArray) -> FloatArray:
-        """E_z (B, D) of `keys` (B,)."""
-        return self._loop.run(self._snapshot.vectors(keys))
-
-    def candidates(self, keys: IntArray) -> FloatArray:
-        """E_c (B, D) of `keys` (B,)."""
-        return self._loop.run(self._snapshot.candidates(keys))
-
-    def log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
-        """See `Snapshot.log_partition`."""
-        return self._loop.run(self._snapshot.log_partition(states, tau, exclude))
-
-    def rows(self, keys: IntArray) -> list[Row]:
-        """The examples of `keys` (n,)."""
-        return self._loop.run(self._snapshot.rows(keys))
-
-
-class AsyncPgVectorReader:
-    """A `Snapshot` for callers on any event loop: an `AsyncReader`."""
-
-    def __init__(self, loop: BackgroundLoop, snapshot: Snapshot) -> None:
-        self._loop, self._snapshot = loop, snapshot
-
-    @property
-    def size(self) -> int:
-        """How many candidates there are."""
-        return self._snapshot.size
-
-    async def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """See `Searcher.search`."""
-        return await self._loop.arun(self._snapshot.search(states, t, exclude))
-
-    async def vectors(self, keys: IntArray) -> FloatArray:
-        """E_z (B, D) of `keys` (B,)."""
-        return await self._loop.arun(self._snapshot.vectors(keys))
-
-    async def candidates(self, keys: IntArray) -> FloatArray:
-        """E_c (B, D) of `keys` (B,)."""
-        return await self._loop.arun(self._snapshot.candidates(keys))
-
-    async def log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
-        """See `Snapshot.log_partition`."""
-        return await self._loop.arun(self._snapshot.log_partition(states, tau, exclude))
-
-    async def rows(self, keys: IntArray) -> list[Row]:
-        """The examples of `keys` (n,)."""
-        return await self._loop.arun(self._snapshot.rows(keys))
 
 
 def _values(count: int, columns: str) -> str:

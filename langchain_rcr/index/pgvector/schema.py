@@ -83,7 +83,7 @@ class Names:
         return sql.Identifier(self.schema, f"rcr_examples_{pool}")
 
     @property
-    def type(self) -> sql.Composable:
+    def type(self) -> sql.Identifier:
         """The type of vectors."""
         return sql.Identifier(self.vector, "vector")
 

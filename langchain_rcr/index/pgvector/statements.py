@@ -1,4 +1,4 @@
-"""Between Python and PostgreSQL: vectors in pgvector's binary form, examples as JSONB, metadata filters as SQL."""
+"""Between Python and PostgreSQL: examples as JSONB, metadata filters as SQL."""
 
 from __future__ import annotations
 
@@ -7,14 +7,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 from psycopg import sql
-from psycopg.adapt import Dumper
-from psycopg.pq import Format
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.filters import AllOf, AnyOf, Compare, Filter, Not
-from langchain_rcr.index.base import FloatArray
 
 _EXACT = 2**53
 """From here on every float is a whole number."""
@@ -23,39 +19,6 @@ _LONGEST_NUMBER = 14_000
 """Bits; Python reads and writes some more as text."""
 
 _COMPARISONS = {"lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
-
-
-class Vector:
-    """A vector on its way to PostgreSQL, in pgvector's binary form: length (int16), 0 (int16), big-endian floats."""
-
-    __slots__ = ("raw",)
-
-    def __init__(self, raw: bytes) -> None:
-        self.raw = raw
-
-
-class VectorDumper(Dumper):
-    """Tells psycopg how to send a `Vector`; the type's number differs between databases, so the server works it out."""
-
-    format = Format.BINARY
-
-    def dump(self, obj: Vector) -> bytes:
-        """The bytes."""
-        return obj.raw
-
-
-def to_vectors(matrix: FloatArray) -> list[Vector]:
-    """The rows of an (N, D) matrix."""
-    count, dim = matrix.shape
-    raw = np.zeros((count, 4 + 4 * dim), dtype=np.uint8)
-    raw[:, :2] = np.frombuffer(dim.to_bytes(2, "big"), dtype=np.uint8)
-    raw[:, 4:] = np.ascontiguousarray(matrix, dtype=">f4").view(np.uint8).reshape(count, 4 * dim)
-    return [Vector(row.tobytes()) for row in raw]
-
-
-def from_vector(raw: bytes) -> FloatArray:
-    """A vector (D,) from its binary form."""
-    return np.frombuffer(raw, dtype=">f4", offset=4).astype(np.float32)
 
 
 def storable(text: str) -> bool:

@@ -7,20 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import psycopg
 from psycopg import AsyncConnection, sql
 from psycopg.types.json import Jsonb
 from psycopg.types.numeric import Int8
 
-from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.pgvector.statements import shown, storable, to_json, to_vectors
+from langchain_rcr.errors import PoolError
+from langchain_rcr.index.base import PoolVectors, Row, check_vectors
+from langchain_rcr.index.pgvector.statements import shown, storable, to_json
 
 Connection = AsyncConnection[tuple[Any, ...]]
-
-_BATCH = 1000
-"""Rows whose vectors are made ready at once while they are written."""
 
 _REFUSED = (psycopg.DataError, psycopg.errors.ProgramLimitExceeded, psycopg.errors.StatementTooComplex)
 
@@ -54,16 +50,7 @@ def pack(rows: Sequence[Row], vectors: PoolVectors, dim: int) -> list[Packed]:
         PoolError: an id comes twice, or PostgreSQL can't keep it or a field.
         InputError: vectors of another number or length, or with numbers that are not finite.
     """
-    number, length = vectors.candidate.shape
-    if number != len(rows):
-        msg = f"{len(rows)} examples came with {number} vectors"
-        raise InputError(msg)
-    if rows and length != dim:
-        msg = f"vectors of {length} numbers can't enter an index that holds vectors of {dim}"
-        raise InputError(msg)
-    if not (np.isfinite(vectors.candidate).all() and np.isfinite(vectors.context).all()):
-        msg = "vectors of examples are not finite numbers: the encoder or its embeddings are broken"
-        raise InputError(msg)
+    check_vectors(len(rows), vectors, dim)
     packed, seen = [], set()
     for row in rows:
         if not storable(row.id):
@@ -109,12 +96,9 @@ async def copy_rows(
     columns = "COPY {} (digest, id, example, program, candidate, context) FROM STDIN (FORMAT BINARY)"
     try:
         async with connection.cursor() as cursor, cursor.copy(sql.SQL(columns).format(table)) as copy:
-            for start in range(0, len(packed), _BATCH):
-                block = slice(start, start + _BATCH)
-                both = zip(to_vectors(vectors.candidate[block]), to_vectors(vectors.context[block]), strict=True)
-                for row, pair in zip(packed[block], both, strict=True):
-                    example = Jsonb(row.example, dumps=str)
-                    await copy.write_row((row.digest, row.id, example, Int8(row.program), *pair))
+            for row, candidate, context in zip(packed, vectors.candidate, vectors.context, strict=True):
+                example = Jsonb(row.example, dumps=str)
+                await copy.write_row((row.digest, row.id, example, Int8(row.program), candidate, context))
     except _REFUSED as error:
         msg = f"PostgreSQL can't keep one of the examples: {' '.join(str(error).split())}"
         raise PoolError(msg) from None
