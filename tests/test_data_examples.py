@@ -77,7 +77,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda folder: (folder / "split.json").unlink(), "no split.json"),
-        (lambda folder: (folder / "split.json").write_text("{"), "can't be read"),
+        (lambda folder: (folder / "split.json").write_text("{"), "is no JSON file"),
         (lambda folder: (folder / "split.json").write_text("[]"), "no JSON object"),
         (lambda folder: (folder / "train.jsonl").unlink(), "no such file"),
         (lambda folder: (folder / "dev.jsonl").unlink(), "announces"),
@@ -93,7 +93,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path, damage, message: str) -> None
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such folder"):
+    with pytest.raises(DataError, match="no split at .*: it holds no split.json"):
         read_split(tmp_path / "nowhere")
 
 

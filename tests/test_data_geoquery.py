@@ -43,7 +43,7 @@ BOMB = "<!DOCTYPE x [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;&a;&a;'>]>\n"
         (range(10), "", "isn't the GeoQuery corpus: 870 of 880 examples are missing, id 10 first"),
         ([*range(880), 5], "", "example 5 occurs twice"),
         (["five"], "", "an example's id is a number, got 'five'"),
-        (range(880), BOMB, r"line 2: the file declares an entity \(a\)"),
+        (range(880), BOMB, "declares an entity"),
         (range(880), "<!DOCTYPE x [<!ENTITY f SYSTEM 'file:///etc/hostname'>]>\n", "declares an entity"),
         (range(880), "<open>", "not well-formed XML"),
     ],
@@ -61,7 +61,7 @@ def test_other_files_are_refused(tmp_path: Path, ids, head: str, message: str) -
 def test_an_example_without_a_program_is_named(tmp_path: Path) -> None:
     path = tmp_path / "corpus.xml"
     path.write_text("<examples>\n<example id='0'><nl lang='en'>q</nl></example></examples>")
-    with pytest.raises(DataError, match="line 2: example 0 has no English question or no geo-funql program"):
+    with pytest.raises(DataError, match="example 0 has no English question or no geo-funql program"):
         read_corpus(path)
 
 

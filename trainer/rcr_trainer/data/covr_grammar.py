@@ -75,40 +75,21 @@ class ClauseWeights(NamedTuple):
     attributes: float
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
-    """Every weight of the sampler; the defaults match the published statistics (see tests/test_data_covr.py).
-
-    Args:
-        forms: the forms of a whole question.
-        clauses: of a statement that stands alone, and of one half of a pair.
-        sets: in a question for a value, in a statement alone, in a pair, on a comparison's second side, and
-            at the end of a condition's relation, where only one more relation is possible (the chances of a
-            first one and of a lone thing's filter play no part).
-        condition_relation: how often a quantifier's condition is a relation, not a filter.
-        constant: how often a comparison's second side is a constant.
-    """
-
-    forms: Mapping[str, float]
-    clauses: Mapping[str, ClauseWeights]
-    sets: Mapping[str, SetChances]
-    condition_relation: float
-    constant: float
-
-
-DEFAULT_WEIGHTS = Weights(
-    forms={"what": 16, "choose": 26, "and": 16, "or": 15, "single": 28},
-    clauses={"single": ClauseWeights(4, 9, 7.5, 7.5), "paired": ClauseWeights(6.3, 5.3, 7, 5)},
-    sets={
-        "asked": SetChances(0.87, 0.64, 0.9, 0.6, 0.5, 0.58),
-        "single": SetChances(0.76, 0.2, 0.9, 0.72, 0.48, 0.45),
-        "paired": SetChances(0.35, 0.75, 0.55, 0.5, 0.56, 0.56),
-        "second": SetChances(0.25, 0.3, 0.28, 0.28, 0.3, 0.42),
-        "condition": SetChances(0.0, 0.4, 0.0, 0.5, 0.54, 0.4),
-    },
-    condition_relation=0.7,
-    constant=0.5,
-)
+# The weights match the published statistics (see tests/test_data_covr.py).
+_FORMS = {"what": 16, "choose": 26, "and": 16, "or": 15, "single": 28}
+# Of a statement that stands alone, and of one half of a pair.
+_CLAUSES = {"single": ClauseWeights(4, 9, 7.5, 7.5), "paired": ClauseWeights(6.3, 5.3, 7, 5)}
+# In a question for a value, in a statement alone, in a pair, on a comparison's second side, and at the end of a
+# condition's relation, where only one more relation is possible (a first one and a lone thing play no part).
+_SETS = {
+    "asked": SetChances(0.87, 0.64, 0.9, 0.6, 0.5, 0.58),
+    "single": SetChances(0.76, 0.2, 0.9, 0.72, 0.48, 0.45),
+    "paired": SetChances(0.35, 0.75, 0.55, 0.5, 0.56, 0.56),
+    "second": SetChances(0.25, 0.3, 0.28, 0.28, 0.3, 0.42),
+    "condition": SetChances(0.0, 0.4, 0.0, 0.5, 0.54, 0.4),
+}
+_CONDITION_RELATION = 0.7  # how often a quantifier's condition is a relation, not a filter
+_CONSTANT = 0.5  # how often a comparison's second side is a constant
 
 _TERMINALS: Mapping[str, tuple[str, ...]] = {
     "object": ("dog", "cat", "mouse", "animal"),
@@ -120,44 +101,39 @@ _TERMINALS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def build_rules(weights: Weights = DEFAULT_WEIGHTS) -> dict[str, list[Rule]]:
+def build_rules() -> dict[str, list[Rule]]:
     """The grammar: for each symbol its rules. The start symbol is ``question``."""
     rules = {symbol: [Rule((), word, word) for word in words] for symbol, words in _TERMINALS.items()}
     comparisons = {"eq": "is equal to", "gt": "is greater than", "lt": "is less than"}
     rules["found"] = [Rule(("object",), "find ( {0} )", "{0}")]
     rules["comparison"] = [Rule((), program, words) for program, words in comparisons.items()]
-    for place, chances in weights.sets.items():
+    for place, chances in _SETS.items():
         rules |= _set_rules(place, chances)
-    for place, forms in weights.clauses.items():
-        rules |= _clause_rules(place, forms, weights.constant)
-    relation = weights.condition_relation
+    for place, forms in _CLAUSES.items():
+        rules |= _clause_rules(place, forms)
+    filtered, related = 1 - _CONDITION_RELATION, _CONDITION_RELATION
     rules["condition"] = [
-        Rule(("property",), "filter ( {0} , scene ( ) )", "{0}", 1 - relation, "filter"),
-        Rule(("relation", "condition/1"), "with_relation ( scene ( ) , {0} , {1} )", "{0} {1}", relation, "relation"),
+        Rule(("property",), "filter ( {0} , scene ( ) )", "{0}", filtered, "filter"),
+        Rule(("relation", "condition/1"), "with_relation ( scene ( ) , {0} , {1} )", "{0} {1}", related, "relation"),
     ]
-    return rules | _question_rules(weights.forms)
-
-
-def _question_rules(forms: Mapping[str, float]) -> dict[str, list[Rule]]:
     choose, options = "choose ( {0} , {1} , {2} )", "is {0} {1} or {2} ?"
     pair = ("paired clause", "paired clause")
-    return {
-        "question": [
-            Rule(("value",), "{0}", "what is {0} ?", forms["what"], "what"),
-            Rule(("asked count", "number", "number"), choose, options, forms["choose"] / 2),
-            Rule(("asked attribute", "property", "property"), choose, options, forms["choose"] / 2),
-            Rule(("single clause",), "{0}", "{0}", forms["single"], "boolean single"),
-            Rule(pair, "and ( {0} , {1} )", "both {0} and {1}", forms["and"], "boolean pair and"),
-            Rule(pair, "or ( {0} , {1} )", "either {0} or {1}", forms["or"], "boolean pair or"),
-        ],
-        "value": [
-            Rule(("asked count",), "{0}", "{0}", tag="asked-count"),
-            Rule(("asked attribute",), "{0}", "{0}"),
-        ],
-    }
+    rules["question"] = [
+        Rule(("value",), "{0}", "what is {0} ?", _FORMS["what"], "what"),
+        Rule(("asked count", "number", "number"), choose, options, _FORMS["choose"] / 2),
+        Rule(("asked attribute", "property", "property"), choose, options, _FORMS["choose"] / 2),
+        Rule(("single clause",), "{0}", "{0}", _FORMS["single"], "boolean single"),
+        Rule(pair, "and ( {0} , {1} )", "both {0} and {1}", _FORMS["and"], "boolean pair and"),
+        Rule(pair, "or ( {0} , {1} )", "either {0} or {1}", _FORMS["or"], "boolean pair or"),
+    ]
+    rules["value"] = [
+        Rule(("asked count",), "{0}", "{0}", tag="asked-count"),
+        Rule(("asked attribute",), "{0}", "{0}"),
+    ]
+    return rules
 
 
-def _clause_rules(place: str, forms: ClauseWeights, constant: float) -> dict[str, list[Rule]]:
+def _clause_rules(place: str, forms: ClauseWeights) -> dict[str, list[Rule]]:
     """A statement that stands alone (``single``) or is one half of a pair (``paired``)."""
     count, attribute, things = f"{place} count", f"{place} attribute", f"{place}/2"
     quantified = ("quantifier", things, "condition")
@@ -171,12 +147,12 @@ def _clause_rules(place: str, forms: ClauseWeights, constant: float) -> dict[str
             Rule((attributes,), "{0}", "{0}", forms.attributes, "compare-attribute"),
         ],
         numbers: [
-            Rule((count, "comparison", "number"), *compared, constant),
-            Rule((count, "comparison", "second count"), *compared, 1 - constant),
+            Rule((count, "comparison", "number"), *compared, _CONSTANT),
+            Rule((count, "comparison", "second count"), *compared, 1 - _CONSTANT),
         ],
         attributes: [
-            Rule((attribute, "property"), *equal, constant),
-            Rule((attribute, "second attribute"), *equal, 1 - constant),
+            Rule((attribute, "property"), *equal, _CONSTANT),
+            Rule((attribute, "second attribute"), *equal, 1 - _CONSTANT),
         ],
     }
 
@@ -215,13 +191,12 @@ class Sampler:
 
     Args:
         seed: of a `random.Random` of its own; text or a number.
-        weights: of the rules.
     """
 
-    def __init__(self, seed: str | int, weights: Weights = DEFAULT_WEIGHTS) -> None:
+    def __init__(self, seed: str | int) -> None:
         # Only random() is promised to give the same numbers in later Pythons, not choices() or shuffle().
         self._random = random.Random(seed).random  # noqa: S311 - data, not secrets
-        self._rules = build_rules(weights)
+        self._rules = build_rules()
         self._thresholds = {
             symbol: list(accumulate(rule.weight for rule in rules)) for symbol, rules in self._rules.items()
         }

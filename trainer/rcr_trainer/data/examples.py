@@ -105,7 +105,11 @@ def read_split(directory: str | Path) -> Split:
     from rcr_trainer.data.files import read_examples
 
     directory = Path(directory)
-    record = _read_record(directory / "split.json")
+    if not (directory / "split.json").is_file():
+        raise DataError(f"no split at {directory}: it holds no split.json")
+    record = read_json_file(directory / "split.json")
+    if not isinstance(record, dict):
+        raise DataError(f"{directory / 'split.json'} holds no JSON object")
     parts: dict[str, list[Example]] = {}
     owner: dict[str, str] = {}
     for part in PARTS:
@@ -125,18 +129,18 @@ def read_split(directory: str | Path) -> Split:
     return Split(str(record.get("name", directory.name)), parts["train"], parts["dev"], parts["test"], meta)
 
 
-def _read_record(path: Path) -> dict[str, Any]:
-    if not path.parent.is_dir():
-        raise DataError(f"no split at {path.parent}: there is no such folder")
+def read_json_file(path: Path) -> Any:
+    """The value in a JSON file.
+
+    Raises:
+        DataError: it can't be read, or is no JSON.
+    """
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise DataError(f"no split at {path.parent}: it holds no split.json") from None
-    except (OSError, ValueError, RecursionError) as error:
-        raise DataError(f"{path} can't be read: {_reason(error)}") from error
-    if not isinstance(record, dict):
-        raise DataError(f"{path} holds no JSON object")
-    return record
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror or error}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no JSON file: {str(error).splitlines()[0]}") from error
 
 
 def _refuse_foreign(directory: Path) -> None:
@@ -148,7 +152,3 @@ def _refuse_foreign(directory: Path) -> None:
     foreign = sorted(path.name for path in directory.iterdir() if path.name not in known)
     if foreign:
         raise DataError(f"{directory} holds other files ({', '.join(foreign[:3])}): give another folder")
-
-
-def _reason(error: Exception) -> str:
-    return (getattr(error, "strerror", None) or str(error) or type(error).__name__).splitlines()[0]

@@ -1,11 +1,10 @@
-"""Users' example files: JSON lines, a JSON list, CSV and TSV, read row by row with every fault named by line."""
+"""Users' example files: JSON lines, a JSON list, CSV and TSV, with every fault named by line or entry."""
 
 from __future__ import annotations
 
 import csv
 import difflib
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,12 +17,12 @@ from rcr_trainer.errors import DataError
 if TYPE_CHECKING:
     from rcr_trainer.programs import ProgramSpec
 
-_Row = tuple[int, Mapping[str, Any]]
+_Row = tuple[int, Any]
 
-_SHOWN = 5
-_SPACE = re.compile(r"[ \t\r\n]*")
+_SHOWN = 5  # lines that a report names
 # The most that C's long holds everywhere.
 _FIELD_LIMIT = 2**31 - 1
+_KINDS = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", str: "text"}
 
 
 @dataclass(slots=True)
@@ -35,10 +34,11 @@ class ReadReport:
         rows: rows in it, blank lines not counted.
         kept: examples returned.
         empty: rows dropped because source or target is empty or blank.
-        empty_lines: the lines of the first few of these.
+        empty_lines: where the first few of these are.
         duplicates: rows whose source and target both equal an earlier row's.
-        duplicate_lines: the lines of the first few of these.
+        duplicate_lines: where the first few of these are.
         duplicates_dropped: whether duplicates were left out.
+        unit: what places are counted in: line, or entry of a JSON list.
     """
 
     path: str
@@ -49,18 +49,23 @@ class ReadReport:
     duplicates: int = 0
     duplicate_lines: list[int] = field(default_factory=list)
     duplicates_dropped: bool = False
+    unit: str = "line"
 
     def summary(self) -> str:
         """The report as one paragraph of plain text."""
         text = f"{self.path}: {_count(self.rows, 'row')}, {_count(self.kept, 'example')} kept."
         if self.empty:
-            where = _lines(self.empty_lines, self.empty)
+            where = self._places(self.empty_lines, self.empty)
             text += f" {_count(self.empty, 'row')} without source or target dropped ({where})."
         if self.duplicates:
             fate = "dropped" if self.duplicates_dropped else "kept"
-            where = _lines(self.duplicate_lines, self.duplicates)
+            where = self._places(self.duplicate_lines, self.duplicates)
             text += f" {_count(self.duplicates, 'duplicate')} of earlier rows {fate} ({where})."
         return text
+
+    def _places(self, places: list[int], count: int) -> str:
+        unit = self.unit if count == 1 else {"line": "lines", "entry": "entries"}[self.unit]
+        return f"{unit} {', '.join(map(str, places))}{', …' if count > len(places) else ''}"
 
 
 def read_examples(
@@ -88,7 +93,7 @@ def read_examples(
         The examples in the file's order, and a report of what was dropped or repeated.
 
     Raises:
-        DataError: the file or one of its rows can't be used; the message is one line with file and line.
+        DataError: the file or one of its rows can't be used; the message is one line with file and place.
     """
     path = Path(path)
     reader = _READERS.get(path.suffix.lower())
@@ -97,7 +102,8 @@ def read_examples(
     if reader is None:
         raise DataError(f"{path}: unknown extension {path.suffix!r}; examples are read from {', '.join(_READERS)}")
     keys = {"source_key": source_key, "target_key": target_key} | ({"id_key": id_key} if id_key else {})
-    report = ReadReport(str(path), duplicates_dropped=drop_duplicates)
+    unit = "entry" if reader is _read_json else "line"
+    report = ReadReport(str(path), duplicates_dropped=drop_duplicates, unit=unit)
     try:
         with path.open("rb") as file:
             examples = _collect(reader(file, path), keys, report)
@@ -123,21 +129,24 @@ def _collect(rows: Iterator[_Row], keys: Mapping[str, str], report: ReadReport) 
     pairs: set[tuple[str, str]] = set()
     for line, row in rows:
         report.rows += 1
-        where = f"{report.path}, line {line}"
+        where = f"{report.path}, {report.unit} {line}"
+        if not isinstance(row, dict):
+            hint = "; a file that is one JSON list is named .json" if isinstance(row, list) else ""
+            raise DataError(f"{where}: expected a JSON object, got {_kind(row)}{hint}")
         source, target = _text(row, keys, "source_key", where), _text(row, keys, "target_key", where)
         id_ = str(report.rows)
         if "id_key" in keys:
             id_ = _id(row, keys, where)
             first = lines_of_ids.setdefault(id_, line)
             if len(lines_of_ids) < report.rows:
-                raise DataError(f"{where}: id {id_!r} was used before, in line {first}")
+                raise DataError(f"{where}: id {id_!r} was used before, in {report.unit} {first}")
         if not source.strip() or not target.strip():
             report.empty += 1
-            _note(report.empty_lines, line)
+            report.empty_lines += [line] if report.empty <= _SHOWN else []
             continue
         if (source, target) in pairs:
             report.duplicates += 1
-            _note(report.duplicate_lines, line)
+            report.duplicate_lines += [line] if report.duplicates <= _SHOWN else []
             if report.duplicates_dropped:
                 continue
         pairs.add((source, target))
@@ -152,15 +161,19 @@ def _value(row: Mapping[str, Any], keys: Mapping[str, str], setting: str, where:
         return row[key]
     close = difflib.get_close_matches(key, list(row), n=1)
     guess = f"; did you mean {close[0]!r}?" if close else f"; name it with {setting}"
-    raise DataError(f"{where}: no field {key!r} (fields: {_names(row)}){guess}")
+    names = [name if len(name) <= 40 else f"{name[:37]}..." for name in row]
+    shown = ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
+    raise DataError(f"{where}: no field {key!r} (fields: {shown}){guess}")
 
 
 def _text(row: Mapping[str, Any], keys: Mapping[str, str], setting: str, where: str) -> str:
     value = _value(row, keys, setting, where)
     if not isinstance(value, str):
         raise DataError(f"{where}: field {keys[setting]!r} must hold text, got {_kind(value)}")
-    if not value.isascii() and not _encodable(value):
-        raise DataError(f"{where}: field {keys[setting]!r} holds half of a surrogate pair, which is no text")
+    try:
+        value.encode("utf-8")
+    except UnicodeEncodeError:
+        raise DataError(f"{where}: field {keys[setting]!r} holds half of a surrogate pair, which is no text") from None
     return value
 
 
@@ -177,71 +190,45 @@ def _id(row: Mapping[str, Any], keys: Mapping[str, str], where: str) -> str:
 def _read_jsonl(file: BinaryIO, path: Path) -> Iterator[_Row]:
     for line, text in _decoded_lines(file, path):
         if text.strip():
-            row = _parsed(partial(json.loads, text), path, line, origin=line)
-            hint = "; a file that is one JSON list is named .json" if isinstance(row, list) else ""
-            yield line, _object(row, f"{path}, line {line}", hint)
+            yield line, _parsed(text, path, line)
 
 
 def _read_json(file: BinaryIO, path: Path) -> Iterator[_Row]:
-    """Objects one by one, so that a long list is never held as objects and as examples at once."""
-    text = "".join(line for _, line in _decoded_lines(file, path))
-    decode = json.JSONDecoder().raw_decode
-    position = _skip_space(text, 0)
-    if not text.startswith("[", position):
-        hint = "; a file with one object a line is named .jsonl" if text.startswith("{", position) else ""
+    rows = _parsed("".join(line for _, line in _decoded_lines(file, path)), path, 1)
+    if not isinstance(rows, list):
+        hint = "; a file with one object a line is named .jsonl" if isinstance(rows, dict) else ""
         raise DataError(f"{path}: must hold one JSON list of objects{hint}")
-    line, counted = 1, 0
-    position = _skip_space(text, position + 1)
-    while not (text.startswith("]", position) and counted == 0):
-        line, counted = line + text.count("\n", counted, position), position
-        row, position = _parsed(partial(decode, text, position), path, line, origin=1)
-        yield line, _object(row, f"{path}, line {line}", "")
-        position = _skip_space(text, position)
-        if text.startswith("]", position):
-            break
-        if not text.startswith(",", position):
-            line += text.count("\n", counted, position)
-            raise DataError(f"{path}, line {line}: expected ',' or ']' after an object of the list")
-        position = _skip_space(text, position + 1)
-    if _skip_space(text, position + 1) < len(text):
-        raise DataError(f"{path}: something follows the end of the JSON list")
+    return enumerate(rows, start=1)
 
 
-def _read_table(delimiter: str) -> Callable[[BinaryIO, Path], Iterator[_Row]]:
-    def read(file: BinaryIO, path: Path) -> Iterator[_Row]:
-        # The limit is the process's; it is only ever raised, since lowering it again could fail another thread.
-        if csv.field_size_limit() < _FIELD_LIMIT:
-            csv.field_size_limit(_FIELD_LIMIT)
-        lines = (text for _, text in _decoded_lines(file, path))
-        reader = csv.reader(lines, delimiter=delimiter, strict=True)
-        header: list[str] | None = None
-        start = 1
-        while True:
-            try:
-                cells = next(reader)
-            except StopIteration:
-                return
-            except csv.Error as error:
-                raise DataError(f"{path}, line {start}: {_csv_reason(error)}") from error
-            where, line, start = f"{path}, line {start}", start, reader.line_num + 1
-            if not cells:
-                continue
-            if header is None:
-                header = _header(cells, where)
-            elif len(cells) != len(header):
+def _read_table(file: BinaryIO, path: Path, delimiter: str) -> Iterator[_Row]:
+    # The limit is the process's; it is only ever raised, since lowering it again could fail another thread.
+    if csv.field_size_limit() < _FIELD_LIMIT:
+        csv.field_size_limit(_FIELD_LIMIT)
+    reader = csv.reader((text for _, text in _decoded_lines(file, path)), delimiter=delimiter, strict=True)
+    header: list[str] = []
+    line = 1
+    try:
+        for cells in reader:
+            where, begins, line = f"{path}, line {line}", line, reader.line_num + 1
+            if not header:
+                header = [cell.strip() for cell in cells]
+                if repeated := sorted({name for name in header if header.count(name) > 1}):
+                    raise DataError(f"{where}: the field name {repeated[0]!r} occurs more than once")
+            elif cells and len(cells) != len(header):
                 raise DataError(f"{where}: {_count(len(cells), 'field')}, where the first line names {len(header)}")
-            else:
-                yield line, dict(zip(header, cells, strict=True))
-
-    return read
+            elif cells:
+                yield begins, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise DataError(f"{path}, line {line}: not readable as a table ({error})") from error
 
 
 _READERS: Mapping[str, Callable[[BinaryIO, Path], Iterator[_Row]]] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
     ".json": _read_json,
-    ".csv": _read_table(","),
-    ".tsv": _read_table("\t"),
+    ".csv": partial(_read_table, delimiter=","),
+    ".tsv": partial(_read_table, delimiter="\t"),
 }
 
 
@@ -258,73 +245,19 @@ def _decoded_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str]]:
         raise DataError(f"{path} is empty")
 
 
-def _parsed(parse: Callable[[], Any], path: Path, line: int, *, origin: int) -> Any:
-    """What `parse` returns; `origin` is the line of the file at which the text that it parses begins."""
+def _parsed(text: str, path: Path, line: int) -> Any:
+    """The JSON value of a text that begins on a line of the file."""
     try:
-        return parse()
+        return json.loads(text)
     except json.JSONDecodeError as error:
-        line = origin + error.lineno - 1
-        raise DataError(f"{path}, line {line}: invalid JSON ({error.msg}, column {error.colno})") from error
+        where = f"{path}, line {line + error.lineno - 1}"
+        raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno})") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {line}: invalid JSON (too deep, or a number too long)") from error
 
 
-def _object(row: Any, where: str, hint: str) -> Mapping[str, Any]:
-    if not isinstance(row, dict):
-        raise DataError(f"{where}: expected a JSON object, got {_kind(row)}{hint}")
-    return row
-
-
-def _header(cells: list[str], where: str) -> list[str]:
-    names = [cell.strip() for cell in cells]
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise DataError(f"{where}: the field name {repeated[0]!r} occurs more than once")
-    return names
-
-
-def _csv_reason(error: csv.Error) -> str:
-    text = str(error)
-    if "new-line" in text:
-        return "a carriage return outside quotes; lines end with \\n or \\r\\n"
-    if "unexpected end" in text:
-        return "a quoted field that begins here never ends"
-    return f"not readable as a table ({text})"
-
-
-def _skip_space(text: str, position: int) -> int:
-    match = _SPACE.match(text, position)
-    return match.end() if match else position
-
-
 def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    names = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", str: "text"}
-    return names.get(type(value), type(value).__name__)
-
-
-def _names(row: Mapping[str, Any]) -> str:
-    names = [name if len(name) <= 40 else f"{name[:37]}..." for name in row]
-    return ", ".join(names[:10]) + (", …" if len(names) > 10 else "") if names else "none"
-
-
-def _encodable(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _note(lines: list[int], line: int) -> None:
-    if len(lines) < _SHOWN:
-        lines.append(line)
-
-
-def _lines(lines: list[int], count: int) -> str:
-    more = ", …" if count > len(lines) else ""
-    return f"line{'s' if count > 1 else ''} {', '.join(map(str, lines))}{more}"
+    return "null" if value is None else _KINDS.get(type(value), type(value).__name__)
 
 
 def _count(number: int, noun: str) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rcr_trainer.data.examples import PARTS, Example, Split
+from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
 from rcr_trainer.errors import ConfigError, DataError
 
 KINDS = ("query", "question")
@@ -33,12 +32,7 @@ def geography_split(json_path: str | Path, kind: str = "query") -> Split:
     path = Path(json_path)
     if kind not in KINDS:
         raise ConfigError(f"there is no Geography split {kind!r}; the splits are {', '.join(KINDS)}")
-    try:
-        queries = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON file: {str(error).splitlines()[0]}") from error
+    queries = read_json_file(path)
     if not isinstance(queries, list) or not queries:
         raise DataError(f"{path}: must hold one JSON list of queries with their sentences")
     parts: dict[str, list[Example]] = {part: [] for part in PARTS}

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 import random
+import urllib.request
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
-from xml.parsers import expat
+from urllib.error import HTTPError
+from xml.etree import ElementTree
 
-from rcr_trainer.data.download import Opener, download, open_https
-from rcr_trainer.data.examples import PARTS, Example, Split
+from langchain_rcr.files import write_bytes
+from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
 from rcr_trainer.data.splits import length_split, random_split, template_split, tmcd_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.programs import ProgramSpec, Tree
@@ -23,38 +26,58 @@ KINDS = tuple(_TRAIN)
 _IDS = range(880)
 _PROGRAM = "geo-funql"
 
-
 CORPUS_URL = (
     "https://raw.githubusercontent.com/jkkummerfeld/text2sql-data/"
     "0da03bcc1abace30df3d4f1c7713c12f818a8f7e/data/non-sql-data/geography-multilingual.xml"
 )
 CORPUS_SHA256 = "38f90017a242236f6711dede9dda4ec9daa07b46206490cc4f82887566d67db1"
+_MOST_BYTES = 10_000_000
 
 
-def download_geoquery(
-    destination: str | Path, *, url: str = CORPUS_URL, timeout: float = 30.0, opener: Opener = open_https
-) -> Path:
+def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, timeout: float = 30.0) -> Path:
     """Download the GeoQuery corpus (1.2 MB) from the public text2sql-data repository, at a fixed revision.
 
+    A file that is already there with the right content is left as it is.
+
     Args:
-        destination: the file to write.
-        url: where from; a mirror must hold the very same bytes.
+        destination: the file to write; its folder is made.
+        url: where from; a mirror must hold the very same bytes, since they are compared by their checksum.
         timeout: seconds without an answer after which to give up.
-        opener: opens the address; the default takes https only.
 
     Returns:
         The destination. It holds the corpus, or is what it was before.
 
     Raises:
-        DataError: no connection, another content, or a destination that can't be written.
+        DataError: no connection, or another content.
+        InputError: the destination can't be written.
     """
-    return download(url, destination, sha256=CORPUS_SHA256, max_bytes=10_000_000, timeout=timeout, opener=opener)
+    destination = Path(destination)
+    if destination.is_dir():
+        raise DataError(f"{destination} is a folder; give the file to write")
+    if destination.exists() and hashlib.sha256(destination.read_bytes()).hexdigest() == CORPUS_SHA256:
+        return destination
+    if not url.startswith("https://"):
+        raise DataError(f"{url} is refused: downloads need an https address")
+    try:
+        with urllib.request.urlopen(url, timeout=timeout) as response:  # noqa: S310 - https, and what comes is compared
+            content = response.read(_MOST_BYTES + 1)
+    except (OSError, HTTPException) as error:
+        if isinstance(error, HTTPError):
+            error.close()
+        reason = str(getattr(error, "reason", None) or error or type(error).__name__).splitlines()[0]
+        raise DataError(f"can't download {url}: {reason}") from error
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != CORPUS_SHA256:
+        raise DataError(f"{url} is not the expected file: its sha256 is {digest}, expected {CORPUS_SHA256}")
+    write_bytes(destination, content)
+    return destination
 
 
 def read_corpus(path: str | Path) -> dict[int, Example]:
     """Read the corpus: the English question and the FunQL program of each example that the splits know.
 
-    Entity declarations are refused, so that a crafted file can neither blow up in memory nor read other files.
+    A file that declares entities is refused, so that a crafted one can neither blow up in memory nor read
+    other files.
 
     Args:
         path: the corpus as `download_geoquery` brings it (XML).
@@ -65,67 +88,35 @@ def read_corpus(path: str | Path) -> dict[int, Example]:
     Raises:
         DataError: the file is missing, isn't such a corpus, or lacks an example.
     """
-    reader = _CorpusReader()
     try:
-        with Path(path).open("rb") as file:
-            reader.parser.ParseFile(file)
+        text = Path(path).read_text(encoding="utf-8")
+        if "<!ENTITY" in text:
+            raise DataError(f"{path} declares an entity, which the GeoQuery corpus doesn't")
+        root = ElementTree.fromstring(text)  # noqa: S314 - without entities of its own the text is all there is
     except OSError as error:
         raise DataError(f"can't read {path}: {error.strerror or error}") from error
-    except expat.ExpatError as error:
-        raise DataError(
-            f"{path}, line {error.lineno}: not well-formed XML ({expat.ErrorString(error.code)})"
-        ) from error
-    except DataError as error:
-        raise DataError(f"{path}, line {reader.parser.CurrentLineNumber}: {error}") from error
-    missing = [id_ for id_ in _IDS if id_ not in reader.examples]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text: {error.reason}") from error
+    except ElementTree.ParseError as error:
+        raise DataError(f"{path}: not well-formed XML ({error})") from error
+    found: dict[int, Example] = {}
+    for element in root.iter("example"):
+        id_ = element.get("id", "")
+        if not id_.isdecimal():
+            raise DataError(f"{path}: an example's id is a number, got {id_!r}")
+        if int(id_) in found:
+            raise DataError(f"{path}: example {id_} occurs twice")
+        texts = (element.findtext("nl[@lang='en']"), element.findtext(f"mrl[@lang='{_PROGRAM}']"))
+        source, target = (" ".join((text or "").split()) for text in texts)
+        if not source or not target:
+            raise DataError(f"{path}: example {id_} has no English question or no {_PROGRAM} program")
+        found[int(id_)] = Example(id_, source, target)
+    missing = [id_ for id_ in _IDS if id_ not in found]
     if missing:
         raise DataError(
             f"{path} isn't the GeoQuery corpus: {len(missing)} of 880 examples are missing, id {missing[0]} first"
         )
-    return {id_: reader.examples[id_] for id_ in _IDS}
-
-
-class _CorpusReader:
-    """Collects examples while the parser streams through the file."""
-
-    def __init__(self) -> None:
-        self.examples: dict[int, Example] = {}
-        self.parser = expat.ParserCreate()
-        self.parser.StartElementHandler = self._start
-        self.parser.EndElementHandler = self._end
-        self.parser.CharacterDataHandler = self._text
-        self.parser.EntityDeclHandler = self._entity
-        self._fields: dict[str, str] = {}
-        self._id = ""
-        self._field = ""
-        self._pieces: list[str] = []
-
-    def _start(self, tag: str, attributes: dict[str, str]) -> None:
-        self._pieces = []
-        self._field = {("nl", "en"): "source", ("mrl", _PROGRAM): "target"}.get((tag, attributes.get("lang", "")), "")
-        if tag == "example":
-            self._id, self._fields = attributes.get("id", ""), {}
-
-    def _text(self, text: str) -> None:
-        if self._field:
-            self._pieces.append(text)
-
-    def _end(self, tag: str) -> None:
-        if self._field:
-            self._fields.setdefault(self._field, " ".join("".join(self._pieces).split()))
-            self._field = ""
-        if tag != "example":
-            return
-        if not self._id.isdecimal():
-            raise DataError(f"an example's id is a number, got {self._id!r}")
-        if not all(self._fields.get(field) for field in ("source", "target")):
-            raise DataError(f"example {self._id} has no English question or no {_PROGRAM} program")
-        if int(self._id) in self.examples:
-            raise DataError(f"example {self._id} occurs twice")
-        self.examples[int(self._id)] = Example(self._id, self._fields["source"], self._fields["target"])
-
-    def _entity(self, name: str, *_: Any) -> None:
-        raise DataError(f"the file declares an entity ({name}), which the GeoQuery corpus doesn't")
+    return {id_: found[id_] for id_ in _IDS}
 
 
 def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None, seed: int = 0) -> Split:
@@ -196,12 +187,7 @@ def _take_dev(test: list[int], seed: int) -> tuple[list[int], list[int]]:
 
 
 def _read_ids(path: Path) -> dict[str, list[int]]:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON file: {str(error).splitlines()[0]}") from error
+    record = read_json_file(path)
     if not isinstance(record, dict) or not {"train", "test"} <= record.keys() <= set(PARTS):
         raise DataError(f'{path}: a splits file looks like {{"train": [ids], "test": [ids]}}, "dev" if you like')
     parts: dict[str, list[int]] = {part: [] for part in PARTS}

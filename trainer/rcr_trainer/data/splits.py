@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -53,10 +54,7 @@ def template_split(templates: Sequence[Hashable], train: int, seed: str | int) -
         if sizes[template] <= room:
             chosen.add(template)
             room -= sizes[template]
-    sides: Positions = ([], [])
-    for position, template in enumerate(templates):
-        sides[template not in chosen].append(position)
-    return sides
+    return _sides([template in chosen for template in templates])
 
 
 def length_split(lengths: Sequence[int], train: int, seed: str | int) -> Positions:
@@ -83,10 +81,7 @@ def tmcd_split(trees: Sequence[Tree], train: int, seed: str | int) -> Positions:
     _check(len(trees), train)
     search = _SwapSearch(trees, train, seed)
     search.run()
-    sides: Positions = ([], [])
-    for position, in_train in enumerate(search.in_train):
-        sides[not in_train].append(position)
-    return sides
+    return _sides(search.in_train)
 
 
 def atoms(tree: Tree) -> frozenset[str]:
@@ -108,20 +103,12 @@ def compounds(tree: Tree) -> Counter[tuple[str, int, int, str]]:
 
 
 def compound_divergence(train: Iterable[Tree], test: Iterable[Tree]) -> float:
-    """How unlike the compounds of two sets of programs are, from 0 (alike) to 1 (nothing shared).
+    """How unlike the compounds of two sets of programs are, from 0 (equal) to 1 (nothing shared).
 
     1 - Σ p^0.1 q^0.9, where p and q are the shares of each compound in train and in test (Keysers et al., 2020).
     """
-    p, q = _frequencies(train), _frequencies(test)
-    shared: float = sum(p[name] ** ALPHA * q[name] ** (1 - ALPHA) for name in sorted(p.keys() & q.keys()))
-    return 1.0 - shared
-
-
-def _frequencies(trees: Iterable[Tree]) -> Mapping[tuple[str, int, int, str], float]:
-    counts: Counter[tuple[str, int, int, str]] = Counter()
-    for tree in trees:
-        counts.update(compounds(tree))
-    return {name: count / counts.total() for name, count in counts.items()}
+    counts = _matrix([chain.from_iterable(compounds(tree).elements() for tree in side) for side in (train, test)])
+    return float(_divergence(counts[0], counts[1]))
 
 
 class _SwapSearch:
@@ -187,6 +174,13 @@ class _SwapSearch:
         if scores[best] <= _divergence(train_compounds, test_compounds) + _LEAST_GAIN:
             return None
         return int(test[first[best]])
+
+
+def _sides(in_train: Iterable[bool]) -> Positions:
+    sides: Positions = ([], [])
+    for position, first in enumerate(in_train):
+        sides[not first].append(position)
+    return sides
 
 
 def _divergence(left: _Floats, right: _Floats) -> _Floats:
