@@ -93,7 +93,7 @@ def test_a_damaged_folder_is_named(tmp_path: Path, damage, message: str) -> None
 
 
 def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no split at .*: it holds no split.json"):
+    with pytest.raises(DataError, match=r"no split at .*: it holds no split\.json"):
         read_split(tmp_path / "nowhere")
 
 
