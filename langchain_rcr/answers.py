@@ -1,10 +1,21 @@
-"""Where the program may be in what a language model answers."""
+"""From a language model's answer to a program: the only place, for serving and training alike."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
-_THOUGHT = re.compile(r"\A\s*<think(?:ing)?>.*?(?:</think(?:ing)?>|\Z)", re.DOTALL)
+from langchain_rcr.programs import get_parser
+
+STOP = ("\nSource:",)
+"""Where a completion model's answer ends: left alone, it goes on with questions of its own.
+
+Not at a line break, which would cut a model's thoughts or a program of several lines.
+"""
+
+# Chat templates often open the thoughts in the prompt, so that the answer has the closing tag alone.
+_THOUGHTS = re.compile(r"\A(?:.*</think(?:ing)?>|\s*<think(?:ing)?>.*)", re.DOTALL)
 _NEXT_QUESTION = re.compile(r"\nSource:")
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
 _LABEL = re.compile(r"(?:^|\n)[ \t]*Target:[ \t]*")
@@ -13,13 +24,61 @@ _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 _ON_ONE_LINE = frozenset({"functional", "sexpr", "json"})
 
 
+class Reading(NamedTuple):
+    """What an answer says.
+
+    Attributes:
+        program: the first text in the answer that parses; None if none does.
+        tree: what the parser made of it.
+        complaint: why the likeliest text is no program; None if there is a program.
+    """
+
+    program: str | None
+    tree: Any
+    complaint: str | None
+
+
+def program_of(answer: str, language: str) -> str | None:
+    """The program in an answer; None if there is no text that could be one.
+
+    Where nothing parses it is the likeliest text: the parser may know less than a database does.
+
+    Args:
+        answer: what the model wrote.
+        language: of the programs, see `langchain_rcr.programs.get_parser`.
+    """
+    found = candidates(answer, language)
+    return read_answer(answer, get_parser(language).parse, language).program or (found[0] if found else None)
+
+
+def read_answer(answer: str, parse: Callable[[str], Any], language: str | None = None) -> Reading:
+    """The program in an answer with what a parser makes of it, or why there is none.
+
+    Args:
+        answer: what the model wrote.
+        parse: whatever it raises, and None or False, says that a text is no program.
+        language: of the programs, see `candidates`.
+    """
+    complaint = ""
+    for text in candidates(answer, language):
+        try:
+            tree = parse(text)
+        except Exception as error:  # whatever a parser that isn't ours says of a text that isn't a program
+            complaint = complaint or f"{type(error).__name__}: {error}"
+            continue
+        if tree is not None and tree is not False:
+            return Reading(text, tree, None)
+        complaint = complaint or f"it can't be parsed{f' as {language}' if language else ''}"
+    return Reading(None, None, complaint or "it is empty")
+
+
 def candidates(answer: str, language: str | None = None) -> list[str]:
     """The texts in an answer that may be its program, the likeliest first; the first that parses is the program.
 
     A model's thoughts before the answer and what it goes on with after it (a next "Source:") are dropped, and so are
     a leading "Target:" and backticks. Where there are code fences, only what is in them counts. Where programs may
-    have several lines (SQL, Python, unknown), all of a text comes first, then its first paragraph, then its first
-    line; elsewhere the first line comes before those.
+    have several lines (SQL, Python, tokens, unknown), all of a text comes first, then its first paragraph, then its
+    first line; elsewhere the first line comes before those.
 
     Args:
         answer: what the model wrote.
@@ -28,9 +87,29 @@ def candidates(answer: str, language: str | None = None) -> list[str]:
     Returns:
         Different texts, none blank.
     """
-    text = _NEXT_QUESTION.split(_THOUGHT.sub("", answer).strip(), maxsplit=1)[0]
+    text = _NEXT_QUESTION.split(answer[_thoughts(answer) :].strip(), maxsplit=1)[0]
     found = [part for place in _FENCE.findall(text) or [text] for part in _parts(place, language)]
     return [*dict.fromkeys(part for part in map(_bare, found) if part)]
+
+
+def cut(answer: str, stop: Sequence[str]) -> tuple[str, bool]:
+    """The answer up to the first stop sequence behind the model's thoughts, and whether there was one.
+
+    Args:
+        answer: what the model wrote; blanks around it are dropped.
+        stop: sequences at which an answer ends, as servers heed them.
+    """
+    answer = answer.lstrip()
+    begin = _thoughts(answer)
+    begin += len(answer[begin:]) - len(answer[begin:].lstrip())
+    ends = [end for end in (answer.find(sequence, begin) for sequence in stop) if end >= 0]
+    return (answer[: min(ends)] if ends else answer).strip(), bool(ends)
+
+
+def _thoughts(answer: str) -> int:
+    """How many characters of an answer are thoughts that precede it."""
+    found = _THOUGHTS.match(answer)
+    return found.end() if found else 0
 
 
 def _parts(text: str, language: str | None) -> list[str]:

@@ -13,11 +13,12 @@ import contextlib
 import os
 import threading
 from collections.abc import Callable, Coroutine
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 _LONGEST_END_S = 5.0
+_THREADS = 256
 
 
 class BackgroundLoop:
@@ -26,6 +27,8 @@ class BackgroundLoop:
     def __init__(self) -> None:
         # psycopg can't work with the other kind, which is Windows' default.
         self.loop = asyncio.SelectorEventLoop()
+        # Models that know no async each block a thread; threads are made when needed.
+        self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "langchain-rcr"))
         self.at_end: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         """What to await before the loop ends: closing connections."""
         self._thread = threading.Thread(target=self._run, name="langchain-rcr", daemon=True)
@@ -68,8 +71,11 @@ class BackgroundLoop:
         self._thread.join(_LONGEST_END_S)
 
     async def _end(self) -> None:
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
+        if others:
+            await asyncio.wait(others, timeout=1)
         for close in tuple(self.at_end):
             await close()
 

@@ -29,7 +29,7 @@ from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnabl
 from langchain_core.runnables.configurable import DynamicRunnable
 from pydantic import ConfigDict, Field
 
-from langchain_rcr.answers import candidates
+from langchain_rcr.answers import STOP, read_answer
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt, prompt_keys
@@ -37,7 +37,6 @@ from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt, promp
 PICKED = "picked_examples"
 """The prompt variable that brings the picks from the retriever to the prompt."""
 
-_STOP = ["\nSource:"]
 _LONGEST_QUOTE = 2000
 """Characters of a bad answer that the model gets to see again; a model that rambles would be paid for twice."""
 
@@ -124,8 +123,7 @@ def semantic_parsing_chain(
         completes = isinstance(_innermost(model), BaseLLM)
         prompt = few_shot_prompt(picked, **names) if completes else chat_few_shot_prompt(picked, **names)
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
-            # Left alone, a completion model goes on with questions of its own, up to its longest answer.
-            model = model.bind(stop=_STOP)
+            model = model.bind(stop=list(STOP))
     language = parser if isinstance(parser, str) else None
     return SemanticParsingChain(
         llm=model,
@@ -261,17 +259,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
 
     def _read(self, output: Any) -> _Reading:
         answer = _text(output)
-        complaint = ""
-        for text in candidates(answer, self.language):
-            try:
-                tree = self.parse(text)
-            except Exception as error:  # whatever a parser that isn't ours says of a text that isn't a program
-                complaint = complaint or f"{type(error).__name__}: {error}"
-                continue
-            if tree is not None and tree is not False:
-                return _Reading(answer, text, tree, None)
-            complaint = complaint or f"it can't be parsed{f' as {self.language}' if self.language else ''}"
-        return _Reading(answer, None, None, complaint or "it is empty")
+        return _Reading(answer, *read_answer(answer, self.parse, self.language))
 
 
 class _Reading(NamedTuple):

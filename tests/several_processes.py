@@ -17,9 +17,7 @@ import torch
 from rcr_trainer import grpo, sft
 from rcr_trainer.data import covr_split
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm import Answer, StructureBoundLLM, wrap
-from rcr_trainer.llm.budget import Use
-from rcr_trainer.llm.cache import AnswerCache
+from rcr_trainer.llm import Answer, AnswerCache, StructureBoundLLM, Use, wrap
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.schema import GRPOConfig, SFTConfig
@@ -76,7 +74,7 @@ def train(name, settings, processes, folder, model, log, state_folder=None):
     if name.startswith("grpo"):
         reward = make_reward("structure_coverage" if "simulator" in name else "context_coverage", SPEC)
         programs = {e.source: e.target for e in [*SPLIT.train, *SPLIT.dev]}
-        with wrap(StructureBoundLLM(programs=programs, spec=SPEC, size=2), stop=["\n"]) as llm:
+        with wrap(StructureBoundLLM(programs=programs, spec=SPEC, size=2)) as llm:
             config = GRPOConfig.model_validate({"epochs": 2, "group_size": 6, "lr": 1e-3, "k": 3, **settings})
             data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config, reward, llm)
             return grpo.train(model, *data, state_folder=state_folder, log=log, processes=processes)

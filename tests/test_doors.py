@@ -12,8 +12,8 @@ HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer
 # Rooms on one line may use each other as long as they don't do so in a circle.
 LEVELS = {
     "langchain_rcr": [
-        ["errors", "items", "files", "answers", "background", "section"],
-        ["state", "programs", "filters"],
+        ["errors", "items", "files", "background", "section"],
+        ["state", "programs", "filters", "answers"],
         ["families"],
         ["pool", "index"],
         ["selection", "policy", "constraints"],

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from rcr_trainer import cli, comparison
 from rcr_trainer.baselines.bm25 import BM25Selector
-from rcr_trainer.config import Config, EvaluationConfig, LLMSettings, load_config
+from rcr_trainer.config import Config, EvaluationConfig, load_config
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import EvaluationReport
-from rcr_trainer.llm import AccessError, AnswerCache, Budget, StructureBoundLLM, wrap
+from rcr_trainer.llm import AccessError, AnswerCache, LLMSettings, StructureBoundLLM, wrap
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.runs import Run
 from tiny_bert import tiny_bert
@@ -156,7 +156,7 @@ def budgeted(calls):
 
     def open_language_model(config, task, spec):
         gold = {example.source: example.target for example in [*task.pool, *task.test]}
-        return wrap(StructureBoundLLM(programs=gold, spec=spec), budget=Budget(calls=calls), concurrency=1)
+        return wrap(StructureBoundLLM(programs=gold, spec=spec), LLMSettings(budget_calls=calls, concurrency=1))
 
     return open_language_model
 

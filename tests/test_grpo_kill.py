@@ -23,7 +23,6 @@ from typing import Any
 import pytest
 from openai_server import OpenAIServer
 from rcr_trainer.llm import AnswerCache, LLMSettings, open_llm
-from rcr_trainer.llm.identity import key
 from rcr_trainer.runs import Run
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -87,7 +86,9 @@ state.SAVE_EVERY_S = 0
 sync, wrap = files._sync, llm.wrap
 files._sync = lambda path: (sync(path), time.sleep(0.001))  # a slow disk
 # The simulator's answers on disk, too: they are read and written when the kill comes.
-llm.wrap = lambda model, **options: wrap(model, cache_path=job["cache"], **options)
+llm.wrap = lambda model, settings, **options: wrap(
+    model, settings, cache_path=job["cache"], identity="simulator", **options
+)
 
 for line in sys.stdin:
     job = json.loads(line)
@@ -220,7 +221,7 @@ def test_what_a_killed_run_has_written_is_not_asked_again(nursery: Nursery) -> N
         assert len(server.paid) == len(prompts) > 60
         server.requests.clear()
         with open_llm(LLMSettings(kind="completion", model="m", base_url=server.base_url), None) as llm:
-            keys = {key(llm._backend.identity, prompt): prompt for prompt in prompts}
+            keys = {llm._backend.key(prompt): prompt for prompt in prompts}
         written: list[tuple[int, set[str]]] = []
         for number in range(1, kills + 1):
             goal = number * len(prompts) // (kills + 2)

@@ -1,5 +1,6 @@
 """GRPO end to end without a network: it learns, resumes to the bit, and stops where a reward breaks."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -16,6 +17,7 @@ from rcr_trainer.schema import GRPOConfig
 from rcr_trainer.training import state as training_state
 from tiny_bert import tiny_bert
 
+from langchain_rcr.answers import program_of
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.items import Item, compose
 from langchain_rcr.policy import TriEncoder
@@ -223,7 +225,8 @@ class Parrot:
 
     def generate(self, prompts):
         self.prompts += prompts
-        return [self.answer(prompt) for prompt in prompts]
+        answers = [self.answer(prompt) for prompt in prompts]
+        return [dataclasses.replace(each, program=program_of(each.text or "", "functional")) for each in answers]
 
 
 GOLD = {e.source: e.target for e in [*SPLIT.train, *SPLIT.dev]}

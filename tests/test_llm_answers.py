@@ -1,61 +1,85 @@
-"""Which part of a completion is the program, and what is no program."""
+"""What a model's response says: its text, why there is none, tokens; and what becomes of it in training."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
-from rcr_trainer.llm import Answer, program_of, programs_of
-from rcr_trainer.llm.answers import cut, default_stop, read, usage
+from rcr_trainer.llm import AnswerCache, LLMSettings, wrap
+from rcr_trainer.llm.backend import answer_of
+
+from langchain_rcr.answers import cut
+
+THINKING = "<think>\nThey ask for all.\nTarget: no\nSource: x\n</think>\n\nanswer(city(all))"
+
+
+@pytest.mark.parametrize("text", [THINKING, "hm\n</think>answer(city(all))", "<think>a</think>answer(city(all))"])
+def test_training_reads_the_answers_of_models_that_think(text: str) -> None:
+    with wrap(FakeListLLM(responses=[text])) as llm:
+        answer = llm.generate(["Source: all cities\nTarget:"])[0]
+        assert (answer.program, answer.reason) == ("answer(city(all))", "")
+        assert not llm.stats.failures
+
+
+def test_answers_on_disk_are_read_anew(tmp_path: Path) -> None:
+    """The file has what the model wrote; an answer cut off behind its program has one, one cut off within has none."""
+    file, prompts = tmp_path / "a.sqlite", ["a", "b", "c", "d"]
+    texts = [THINKING, "f(x)\nSource: more", "<think>only", "f(x"]
+    settings = LLMSettings(stop=[])
+    for paid in (4, 0):
+        with wrap(FakeListLLM(responses=texts), settings, cache_path=file, identity="m") as llm:
+            llm._slots = type(llm._slots)(1)  # in order
+            answers = llm.generate(prompts)
+            assert [(answer.program, answer.reason) for answer in answers] == [
+                ("answer(city(all))", ""),
+                ("f(x)", ""),
+                (None, "empty"),
+                ("f(x", ""),
+            ]
+            assert llm.stats.paid == paid
+            assert llm.stats.failures == {"empty": 1}
+    cache = AnswerCache(file)
+    rows = cache._database.execute("SELECT text FROM answers").fetchall()
+    cache.close()
+    assert {text for (text,) in rows} == set(texts)
 
 
 @pytest.mark.parametrize(
-    ("text", "program"),
+    ("text", "language", "program"),
     [
-        (" answer ( all ) ", "answer ( all )"),
-        ("\n\nanswer ( all )\nand more", "answer ( all )"),
-        ("answer ( all )\nSource: next\nTarget: other", "answer ( all )"),
-        ("Source: next\nTarget: other", ""),
-        ("Target: answer ( all )", "answer ( all )"),
-        ("```\nanswer ( all )\n```\nThis asks for all.", "answer ( all )"),
-        ("Here you are:\n```funql\nTarget: answer ( all )\n```", "answer ( all )"),
-        ("```sql\nSELECT 1", "SELECT 1"),
-        ("`answer ( all )`", "answer ( all )"),
-        ("`", "`"),
-        ("", ""),
-        (" \n ", ""),
-        ("Resource: x", "Resource: x"),
+        ("f(x)\nand", "functional", "f(x)"),
+        ("f(x)", "functional", None),
+        ("SELECT a\nFROM b", "sql", None),
+        ("```sql\nSELECT a\nFROM b\n```\nThis", "sql", "SELECT a\nFROM b"),
+        ("SELECT a\nFROM b\nSource: an", "sql", "SELECT a\nFROM b"),
+        ("<think>long and", "functional", None),
+        ("a b c", "tokens", None),
     ],
 )
-def test_the_program_in_a_completion(text: str, program: str) -> None:
-    assert program_of(text) == program
+def test_an_answer_cut_off_has_a_program_only_where_it_was_complete(
+    text: str, language: str, program: str | None
+) -> None:
+    class Cut(FakeListLLM):
+        async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> Any:
+            result = await super()._agenerate(prompts)
+            result.generations[0][0].generation_info = {"finish_reason": "length"}
+            return result
 
-
-def test_programs_of_several_lines_stay_whole() -> None:
-    text = "SELECT a\nFROM b\nSource: next\nTarget: c"
-    assert program_of(text, multiline=True) == "SELECT a\nFROM b"
-    assert program_of("```\nSELECT a\nFROM b\n```\nWell.", multiline=True) == "SELECT a\nFROM b"
-    assert program_of(text) == "SELECT a"
-
-
-@pytest.mark.parametrize(
-    ("language", "program"),
-    [("sql", "SELECT a\nFROM b"), ("sql:postgres", "SELECT a\nFROM b"), ("python", "SELECT a\nFROM b")]
-    + [(language, "SELECT a") for language in ("functional", "sexpr", "json")],
-)
-def test_the_language_says_how_many_lines_a_program_has(language: str, program: str) -> None:
-    answers = [Answer("```\nSELECT a\nFROM b\n```"), Answer(None, "refused"), Answer("Source: next"), Answer("x\n")]
-    assert programs_of(answers, language) == [program, None, None, "x"]
-    assert default_stop(language) == (["\n"] if program == "SELECT a" else ["\nSource:"])
-    assert default_stop(language, chat=True) == ["\nSource:"]
+    with wrap(Cut(responses=[text]), LLMSettings(stop=[]), language=language) as llm:
+        answer = llm.generate(["a"])[0]
+        assert (answer.program, answer.reason) == (program, "truncated")
 
 
 @pytest.mark.parametrize(
     ("text", "stop", "expected"),
     [
         (" a b ", ["\n"], ("a b", False)),
+        ("<think>\na\n</think>\n\nb\nc", ["\n"], ("<think>\na\n</think>\n\nb", True)),
+        ("<think>\na\n", ["\n"], ("<think>\na", False)),
         ("\n a \n b", ["\n"], ("a", True)),
         ("a;b\nc", ["\n", ";"], ("a", True)),
         ("a\nb", [], ("a\nb", False)),
@@ -70,9 +94,9 @@ def test_text_ends_before_the_first_stop_sequence(text: str, stop: list[str], ex
     [
         ("a", {"finish_reason": "stop"}, ("a", "")),
         ("a", None, ("a", "")),
-        ("a", {"finish_reason": "length"}, (None, "truncated")),
+        ("a", {"finish_reason": "length"}, ("a", "truncated")),
         ("a\nb", {"finish_reason": "length"}, ("a", "")),
-        ("a", {"finish_reason": "MAX_TOKENS"}, (None, "truncated")),
+        ("a", {"finish_reason": "MAX_TOKENS"}, ("a", "truncated")),
         ("a", {"finish_reason": "content_filter"}, (None, "refused")),
         ("a", {"stop_reason": "refusal"}, (None, "refused")),
         ("", {"finish_reason": "too_long"}, (None, "too_long")),
@@ -81,16 +105,16 @@ def test_text_ends_before_the_first_stop_sequence(text: str, stop: list[str], ex
     ],
 )
 def test_reasons_for_no_text(text: str, info: dict[str, Any] | None, expected: tuple[str | None, str]) -> None:
-    assert read(Generation(text=text, generation_info=info), ["\n"]) == expected
+    answer = answer_of(Generation(text=text, generation_info=info), ["\n"])
+    assert (answer.text, answer.reason) == expected
 
 
 def test_chat_messages_refuse_in_a_field_of_their_own() -> None:
     refusing = AIMessage("", additional_kwargs={"refusal": "No."})
     filtered = AIMessage("a", response_metadata={"finish_reason": "SAFETY"})
     blocks = AIMessage([{"type": "text", "text": "a "}, {"type": "text", "text": "b"}])
-    assert read(ChatGeneration(message=refusing), []) == (None, "refused")
-    assert read(ChatGeneration(message=filtered), []) == (None, "refused")
-    assert read(ChatGeneration(message=blocks), []) == ("a b", "")
+    found = [answer_of(ChatGeneration(message=message), []) for message in (refusing, filtered, blocks)]
+    assert [(answer.text, answer.reason) for answer in found] == [(None, "refused"), (None, "refused"), ("a b", "")]
 
 
 def test_token_counts_are_taken_from_where_models_report_them() -> None:
@@ -98,8 +122,13 @@ def test_token_counts_are_taken_from_where_models_report_them() -> None:
     own = Generation(text="a", generation_info={"prompt_tokens": 5, "completion_tokens": 1})
     plain = Generation(text="a")
     whole = {"token_usage": {"prompt_tokens": 3, "completion_tokens": 4}}
+
+    def usage(generation: Generation, output: dict[str, Any] | None) -> tuple[int, int]:
+        answer = answer_of(generation, [], output)
+        return answer.prompt_tokens, answer.completion_tokens
+
     assert usage(ChatGeneration(message=counted), None) == (7, 2)
     assert usage(own, whole) == (5, 1)
     assert usage(plain, whole) == (3, 4)
-    assert usage(plain, {"token_usage": {}}) is None
-    assert usage(plain, None) is None
+    assert usage(plain, {"token_usage": {}}) == (-1, -1)
+    assert usage(plain, None) == (-1, -1)

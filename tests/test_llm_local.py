@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm import LLMSettings, open_llm, wrap
+from rcr_trainer.llm import LLMSettings, open_llm
 from rcr_trainer.llm.local import LocalLM
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
@@ -66,7 +66,7 @@ def plain(model: LocalLM, prompt: str) -> tuple[str, str, int]:
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> None:
-    model = LocalLM(model=folder, max_new_tokens=12, batch_size=batch_size, device="cpu")
+    model = LocalLM(model=folder, max_new_tokens=12, batch_size=batch_size, stop=["\n"], device="cpu")
     expected = [plain(model, prompt) for prompt in PROMPTS]
     # Otherwise this would test less than it says.
     assert {end for _, end, _ in expected} == {"stop", "length"}
@@ -98,18 +98,19 @@ def test_a_prompt_that_does_not_fit_is_no_program(folder: str) -> None:
 
 
 def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str, tmp_path: Path) -> None:
-    settings = {"kind": "local", "model": folder, "max_tokens": 12, "batch_size": 4, "device": "cpu"}
+    settings = {"kind": "local", "model": folder, "max_tokens": 12, "batch_size": 4, "stop": ["\n"], "device": "cpu"}
     with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite") as llm:
         answers = llm.generate([*PROMPTS, *PROMPTS])
         assert (llm.stats.nominal, llm.stats.paid, llm.stats.counted) == (18, 9, 0)
-        assert llm.estimate(["Source: a b"]).prompt_tokens == 3
+        assert llm.estimate(["Source: a b"]).use.prompt_tokens == 3
         assert llm.estimate(["Source: a b"]).exact
-    model = LocalLM(model=folder, max_new_tokens=12, device="cpu")
+    model = LocalLM(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
     for answer, prompt in zip(answers, PROMPTS * 2, strict=True):
         text, end, _ = plain(model, prompt)
         assert (answer.text, answer.reason) == (
-            (None, "truncated") if end == "length" else (text, "") if text else (None, "empty")
+            (text, "truncated") if end == "length" else (text, "") if text else (None, "empty")
         )
+        assert answer.program is None or end == "stop"
     with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite") as llm:
         llm.generate(PROMPTS)
         assert llm.stats.paid == 0
@@ -117,8 +118,8 @@ def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str
 
 def test_other_weights_in_the_same_folder_are_another_model(tmp_path: Path) -> None:
     def paid() -> int:
-        model = LocalLM(model=str(tmp_path / "lm"), max_new_tokens=4, device="cpu")
-        with wrap(model, cache_path=tmp_path / "a.sqlite") as llm:
+        settings = LLMSettings(kind="local", model=str(tmp_path / "lm"), max_tokens=4, device="cpu")
+        with open_llm(settings, tmp_path / "a.sqlite") as llm:
             llm.generate(PROMPTS[:1])
         return llm.stats.paid
 
@@ -144,43 +145,12 @@ def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys
     assert output.out == output.err == ""
 
 
-def test_guesses_change_no_answer(folder: str) -> None:
-    expected = {prompt: plain(LocalLM(model=folder, max_new_tokens=12, device="cpu"), prompt) for prompt in PROMPTS}
-    texts = {prompt: text for prompt, (text, _, _) in expected.items()}
-
-    def spoilt(prompt: str, place: int) -> str:
-        words = texts[prompt].split()
-        return " ".join([*words[:place], "h", *words[place + 1 :]])
-
-    guesses = [
-        texts.get,
-        lambda prompt: None,
-        lambda prompt: "",
-        lambda prompt: "Target: unknown words",
-        lambda prompt: f"{texts[prompt]} a b c d e f g h a b c d",
-        lambda prompt: " ".join(texts[prompt].split()[:2]),
-        *[lambda prompt, place=place: spoilt(prompt, place) for place in range(4)],
-    ]
-    for draft in guesses:
-        for batch_size in (1, 4, 16):
-            model = LocalLM(model=folder, max_new_tokens=12, batch_size=batch_size, device="cpu", draft=draft)
-            found = [row[0] for row in model.generate(PROMPTS).generations]
-            assert [
-                (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"])
-                for one in found
-            ] == list(expected.values())
-
-
-def test_a_right_guess_takes_one_pass(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = LocalLM(model=folder, max_new_tokens=12, device="cpu")
-    answers = {prompt: plain(model, prompt) for prompt in PROMPTS}
-    # Not those with words that the text doesn't show.
-    ending = [prompt for prompt, (text, end, n) in answers.items() if end == "stop" and n == len(text.split()) + 1]
-    assert len(ending) > 1
-    texts = {prompt: answers[prompt][0] for prompt in ending}
-    passes: list[int] = []
-    model.draft = texts.get
-    inner = model._model.forward
-    monkeypatch.setattr(model._model, "forward", lambda *args, **kwargs: passes.append(1) or inner(*args, **kwargs))
-    assert [row[0].text for row in model.generate(ending).generations] == list(texts.values())
-    assert len(passes) == 1
+def test_a_stop_sequence_amid_thoughts_is_none(folder: str) -> None:
+    model = LocalLM(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
+    whole = [row[0].text for row in model.generate(PROMPTS).generations]
+    stop = sorted(text.split()[1] for text in whole if len(text.split()) > 3)[:1]
+    assert [row[0].text for row in model.generate(PROMPTS, stop=stop).generations] != whole
+    decode = model._tokenizer.decode
+    model._tokenizer.decode = lambda tokens, **options: f"<think>{decode(tokens, **options)}"
+    thoughts = [row[0].text for row in model.generate(PROMPTS, stop=stop).generations]
+    assert thoughts == [f"<think>{text}" for text in whole]

@@ -20,8 +20,9 @@ from langchain_core.language_models import LLM, BaseLLM
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import PrivateAttr
+from rcr_trainer import llm as llm_
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.llm import Answer, Budget, BudgetExceeded, LLMError, Prices, Use, wrap
+from rcr_trainer.llm import Answer, BudgetExceeded, LanguageModel, LLMError, LLMSettings, Use
 
 
 class Echo(BaseLLM):
@@ -73,6 +74,11 @@ class Slow(LLM):
         return prompt.upper()
 
 
+def wrap(model: Any, *, cache_path: Path | None = None, account: str | None = None, **settings: Any) -> LanguageModel:
+    identity = None if cache_path is None else "a model"
+    return llm_.wrap(model, LLMSettings(**settings), cache_path=cache_path, identity=identity, account=account)
+
+
 def texts(answers: list[Answer]) -> list[str | None]:
     return [answer.text for answer in answers]
 
@@ -99,10 +105,13 @@ def test_answers_keep_the_order_and_identical_prompts_are_asked_once() -> None:
 
 def test_answers_outlive_the_object(tmp_path: Path) -> None:
     with wrap(Echo(), cache_path=tmp_path / "a.sqlite") as llm:
-        assert llm.generate(["a"]) == [Answer("A", "", 5, 1)]
+        assert llm.generate(["a"]) == [Answer("A", "", 5, 1, program="A")]
     echo = Echo()
     with wrap(echo, cache_path=tmp_path / "a.sqlite") as llm:
-        assert llm.generate(["a", "b"]) == [Answer("A", "", 5, 1, cached=True), Answer("B", "", 5, 1)]
+        assert llm.generate(["a", "b"]) == [
+            Answer("A", "", 5, 1, cached=True, program="A"),
+            Answer("B", "", 5, 1, program="B"),
+        ]
     assert echo._asked == {"b": 1}
 
 
@@ -131,7 +140,7 @@ def test_models_without_async_run_at_the_same_time_too() -> None:
 
 def test_batches_go_to_the_model_together() -> None:
     echo = Echo()
-    with wrap(echo, batch_size=4, concurrency=1) as llm:
+    with wrap(echo, kind="local", batch_size=4) as llm:
         prompts = ["ccc", "a", "bb", "dddd", "a", "eeeee"]
         assert texts(llm.generate(prompts)) == [prompt.upper() for prompt in prompts]
         assert set(echo._asked.values()) == {1}
@@ -164,44 +173,37 @@ def test_langchains_global_cache_is_left_out(langchain_cache: InMemoryCache) -> 
     assert not langchain_cache._cache
 
 
-def test_parameters_part_the_cache_and_transport_does_not(tmp_path: Path) -> None:
-    def asked(model: Echo, **options: Any) -> int:
-        with wrap(model, cache_path=tmp_path / "a.sqlite", **options) as llm:
+def test_what_is_sent_along_parts_the_cache_and_so_does_the_identity(tmp_path: Path) -> None:
+    def paid(identity: str = "echo", model: Any = None, **settings: Any) -> int:
+        file = tmp_path / "a.sqlite"
+        with llm_.wrap(model or Echo(), LLMSettings(**settings), cache_path=file, identity=identity) as llm:
             llm.generate(["a"])
-        return sum(model._asked.values())
+            return llm.stats.paid
 
-    assert asked(Echo()) == 1
-    assert asked(Echo(metadata={"run": 2}, tags=["x"], verbose=False), concurrency=3, timeout=5) == 0
-    assert asked(Echo(label="other")) == 1
-    assert asked(Echo(), stop=["x"]) == 1
-    assert asked(Echo(), instruction="x") == 1
-    assert asked(Echo().bind(top_k=1).bound, identity="mine") == 1
-    assert asked(Echo(label="third"), identity="mine") == 0
-
-
-class Opaque(Echo):
-    function: Any = None
+    assert paid() == 1
+    assert paid(concurrency=3, timeout=5) == 0
+    assert paid("another") == 1
+    assert paid(stop=["x"]) == 1
+    assert paid(instruction="x") == 1
+    assert paid(model=Echo().bind(top_k=1)) == 1
+    assert paid() == 0
 
 
-def test_a_model_that_cannot_be_told_apart_needs_an_identity(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"function.*identity="):
-        wrap(Opaque(function=len), cache_path=tmp_path / "a.sqlite")
+def test_answers_in_a_file_need_an_identity(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"answers of Echo can't be kept in a file.*identity="):
+        llm_.wrap(Echo(), cache_path=tmp_path / "a.sqlite")
     assert not (tmp_path / "a.sqlite").exists()
-    wrap(Opaque(function=len), cache_path=tmp_path / "a.sqlite", identity="len").close()
-    wrap(Opaque(function=len)).close()
 
 
 def test_what_is_no_model_is_refused() -> None:
     with pytest.raises(ConfigError, match="LangChain LLM or chat model, not str"):
         wrap("gpt")
-    with pytest.raises(ConfigError, match="concurrency"):
-        wrap(Echo(), concurrency=0)
 
 
 def test_a_budget_of_calls_stops_before_the_next_and_keeps_what_is_paid(tmp_path: Path) -> None:
     prompts = [f"p{n}" for n in range(8)]
     echo = Echo(delay=0.01)
-    with wrap(echo, cache_path=tmp_path / "a.sqlite", budget=Budget(calls=5), concurrency=3) as llm:
+    with wrap(echo, cache_path=tmp_path / "a.sqlite", budget_calls=5, concurrency=3) as llm:
         with pytest.raises(BudgetExceeded, match=r"5 calls.*spent: 5 calls, 30 tokens"):
             llm.generate(prompts)
         assert list(echo._asked) == prompts[:5]
@@ -219,7 +221,7 @@ def test_running_calls_are_waited_for_before_a_budget_of_tokens_stops() -> None:
     fifth 30: then 30 + 15 is over 40.
     """
     echo = Echo(delay=0.01)
-    with wrap(echo, budget=Budget(tokens=40), concurrency=8) as llm, pytest.raises(BudgetExceeded, match="40 tokens"):
+    with wrap(echo, budget_tokens=40, concurrency=8) as llm, pytest.raises(BudgetExceeded, match="40 tokens"):
         llm.generate([f"{n:05}" for n in range(9)])
     assert sum(echo._asked.values()) == 5
     assert echo._peak == 2
@@ -229,9 +231,8 @@ def test_running_calls_are_waited_for_before_a_budget_of_tokens_stops() -> None:
 def test_a_budget_of_money() -> None:
     # A call takes at most 5 · 1 + 10 · 4 = 45 dollars a million, and comes to 5 + 4 = 9.
     echo = Echo()
-    limit = Budget(money=54e-6)
     with (
-        wrap(echo, budget=limit, prices=Prices(1, 4), concurrency=1) as llm,
+        wrap(echo, budget_money=54e-6, price_prompt=1, price_completion=4, concurrency=1) as llm,
         pytest.raises(BudgetExceeded, match=r"\$0.00"),
     ):
         llm.generate([f"{n:05}" for n in range(9)])
@@ -240,7 +241,7 @@ def test_a_budget_of_money() -> None:
 
 
 def test_a_budget_holds_over_restarts_by_account(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"cache_path": tmp_path / "a.sqlite", "account": "run", "budget": Budget(calls=2)}
+    options: dict[str, Any] = {"cache_path": tmp_path / "a.sqlite", "account": "run", "budget_calls": 2}
     with wrap(Echo(), **options) as llm:
         llm.generate(["a", "b"])
     echo = Echo()
@@ -256,25 +257,23 @@ def test_a_budget_holds_over_restarts_by_account(tmp_path: Path) -> None:
 
 def test_a_budget_needs_to_know_the_worst_case() -> None:
     with pytest.raises(ConfigError, match="max_tokens"):
-        wrap(Slow(), budget=Budget(tokens=5))
-    with pytest.raises(ConfigError, match="prices"):
-        wrap(Echo(), budget=Budget(money=5))
-    wrap(Slow(), budget=Budget(tokens=5), max_tokens=3).close()
+        wrap(Slow(), budget_tokens=5)
+    wrap(Slow(), budget_tokens=5, max_tokens=3).close()
 
 
 def test_an_estimate_counts_what_would_be_asked() -> None:
     echo = Echo()
-    with wrap(echo, prices=Prices(1e6, 2e6)) as llm:
+    with wrap(echo, price_prompt=1e6, price_completion=2e6) as llm:
         llm.generate(["a"])
         estimate = llm.estimate(["a", "bb", "bb", "ö"])
-        assert (estimate.nominal, estimate.calls, estimate.prompt_tokens, estimate.completion_tokens) == (4, 2, 4, 20)
+        assert (estimate.nominal, estimate.use) == (4, Use(2, 4, 20))
         assert estimate.money == pytest.approx(44)
         assert not estimate.exact
         beforehand = llm.estimate_calls(100, "four")
-        assert (beforehand.calls, beforehand.prompt_tokens, beforehand.completion_tokens) == (100, 400, 1000)
+        assert beforehand.use == Use(100, 400, 1000)
     assert sum(echo._asked.values()) == 1
-    with wrap(Echo(), count_tokens=lambda text: 7) as llm:
-        assert llm.estimate(["a"]).prompt_tokens == 7
+    with llm_.wrap(Echo(), count_tokens=lambda text: 7) as llm:
+        assert llm.estimate(["a"]).use.prompt_tokens == 7
         assert llm.estimate(["a"]).exact
         assert llm.estimate(["a"]).money is None
     with wrap(Slow()) as llm, pytest.raises(ConfigError, match="max_tokens"):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-import time
 
 import pytest
 from rcr_trainer.llm import StructureBoundLLM, wrap
@@ -161,40 +160,6 @@ def test_its_structures_are_the_local_structures(size: int) -> None:
             for chain, run in _all_structures(program)
         }
         assert names == local_structures(tree, size)
-
-
-def test_noise_is_an_error_rate_that_prompt_and_seed_decide() -> None:
-    questions = [f"q {n}" for n in range(400)]
-    programs = dict.fromkeys(questions, GOLD)
-    prompts = [prompt([GOLD, CAPITAL], question) for question in questions]
-
-    def wrong(**options: float) -> list[bool]:
-        noisy = StructureBoundLLM(programs=programs, **options)
-        return [noisy.answer(each) != GOLD for each in prompts]
-
-    assert sum(wrong()) == 0
-    assert sum(wrong(noise=1.0)) == 400
-    assert 0.2 < sum(wrong(noise=0.3)) / 400 < 0.4
-    assert wrong(noise=0.3) == wrong(noise=0.3)
-    assert wrong(noise=0.3) != wrong(noise=0.3, seed=1)
-
-
-def test_latency_passes_beside_each_other() -> None:
-    questions = {f"q {n}": GOLD for n in range(20)}
-    with wrap(StructureBoundLLM(programs=questions, latency=0.1), concurrency=20) as llm:
-        begin = time.monotonic()
-        answers = llm.generate([prompt([GOLD], question) for question in questions])
-        assert 0.1 <= time.monotonic() - begin < 1
-    assert {answer.text for answer in answers} == {GOLD}
-    assert answers[0].prompt_tokens > 0
-
-
-def test_what_changes_the_answers_changes_the_identity() -> None:
-    base = simulator()
-    others = [simulator(CAPITAL), simulator(size=3), simulator(noise=0.1), simulator(seed=1)]
-    others.append(simulator(spec=ProgramSpec("sexpr")))
-    assert simulator(latency=1.0)._identifying_params == base._identifying_params
-    assert all(other._identifying_params != base._identifying_params for other in others)
 
 
 def test_reading_prompts() -> None:

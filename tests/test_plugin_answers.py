@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from langchain_rcr.answers import candidates
+from langchain_rcr.answers import candidates, program_of
 
 
 @pytest.mark.parametrize(
@@ -26,6 +26,7 @@ from langchain_rcr.answers import candidates
         ("Source: the question\nTarget: SELECT 1\nSource: another", "SELECT 1"),
         ("<think>SELECT 0 would\n```\nSELECT 9\n```</think>\n\nSELECT 1", "SELECT 1"),
         ("<thinking>no</thinking>SELECT 1", "SELECT 1"),
+        ("the prompt opened the thoughts\n</think>\nSELECT 1", "SELECT 1"),
         ("SELECT '<think>'", "SELECT '<think>'"),
     ],
 )
@@ -71,3 +72,38 @@ def test_odd_answers_take_no_time(piece: str) -> None:
     began = time.perf_counter()
     candidates(piece * 50_000, "sql")
     assert time.perf_counter() - began < 1
+
+
+@pytest.mark.parametrize(
+    ("text", "program"),
+    [
+        (" answer ( all ) ", "answer ( all )"),
+        ("\n\nanswer ( all )\nand more", "answer ( all )"),
+        ("answer ( all )\nSource: next\nTarget: other", "answer ( all )"),
+        ("Source: next\nTarget: other", "other"),
+        ("Source: next", None),
+        ("Target: answer ( all )", "answer ( all )"),
+        ("```\nanswer ( all )\n```\nThis asks for all.", "answer ( all )"),
+        ("Here you are:\n```funql\nTarget: answer ( all )\n```", "answer ( all )"),
+        ("```sql\nSELECT 1", "SELECT 1"),
+        ("`answer ( all )`", "answer ( all )"),
+        ("<think>\nTarget: no\n</think>answer(city(all))", "answer(city(all))"),
+        ("<think>answer(city(all))", None),
+        ("not ( a program", "not ( a program"),
+        ("", None),
+        (" \n ", None),
+        ("Resource: x", "Resource: x"),
+    ],
+)
+def test_the_program_in_an_answer(text: str, program: str | None) -> None:
+    assert program_of(text, "functional") == program
+
+
+@pytest.mark.parametrize(
+    ("language", "program"),
+    [("sql", "SELECT a\nFROM b"), ("sql:postgres", "SELECT a\nFROM b"), ("tokens", "SELECT a\nFROM b")]
+    + [(language, "SELECT a") for language in ("functional", "sexpr", "json")],
+)
+def test_the_language_says_how_many_lines_a_program_has(language: str, program: str) -> None:
+    for text in ("```\nSELECT a\nFROM b\n```\nWell.", "SELECT a\nFROM b\nSource: next\nTarget: c"):
+        assert program_of(text, language) == program

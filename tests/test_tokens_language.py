@@ -4,10 +4,9 @@ import pickle
 import time
 
 import pytest
-from rcr_trainer.llm.answers import default_stop, programs_of
-from rcr_trainer.llm.model import Answer
 from rcr_trainer.programs import ProgramSpec, local_structures, parse
 
+from langchain_rcr.answers import program_of
 from langchain_rcr.families.structure.inventory import Inventory
 
 
@@ -112,5 +111,4 @@ def test_a_chain_of_10_000_tokens():
 
 
 def test_a_model_may_answer_in_several_lines():
-    assert default_stop("tokens") == ["\nSource:"]
-    assert programs_of([Answer("a b\nc"), Answer(None)], "tokens") == ["a b\nc", None]
+    assert program_of("a b\nc", "tokens") == "a b\nc"

@@ -106,7 +106,6 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
 def _answerer(run: Run, evaluation: EvaluationConfig, task: Task, spec: ProgramSpec) -> Iterator[Answerer | None]:
     """The run's language model for the comparison; None where it isn't asked."""
     from rcr_trainer.evaluation import Answerer
-    from rcr_trainer.llm import programs_of
 
     settings = run.config.llm
     if not evaluation.asks(settings):
@@ -119,7 +118,7 @@ def _answerer(run: Run, evaluation: EvaluationConfig, task: Task, spec: ProgramS
     with open_language_model(config, task, spec) as llm:
 
         def answer(prompts: Sequence[str]) -> list[str | None]:
-            return programs_of(llm.generate(prompts), spec.language)
+            return [answer.program for answer in llm.generate(prompts)]
 
         yield Answerer(answer, llm.name, simulated=settings.kind == "simulator", queries=evaluation.answer_queries)
 

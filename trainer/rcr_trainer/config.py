@@ -23,13 +23,13 @@ from pydantic.fields import FieldInfo
 
 from langchain_rcr.errors import MissingExtraError
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.schema import (
     FAMILY_DEFAULTS,
     Config,
     DataConfig,
     EvaluationConfig,
     GRPOConfig,
-    LLMSettings,
     ModelConfig,
     ProgramConfig,
     RewardConfig,

@@ -221,26 +221,16 @@ def open_language_model(config: Config, task: Task, spec: ProgramSpec, *, keep: 
         DataError: the file of answers can't be used.
     """
     from rcr_trainer.llm import StructureBoundLLM, open_llm, wrap
-    from rcr_trainer.llm.answers import default_stop
 
     settings = config.llm
-    examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
-    programs = {example.source: example.target for example in examples}
     if settings.kind == "simulator":
+        examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
         simulator = StructureBoundLLM(
-            programs=programs,
+            programs={example.source: example.target for example in examples},
             spec=spec,
             size=settings.simulator_size,
-            noise=settings.simulator_noise,
-            seed=config.seed,
         )
-        return wrap(simulator, stop=default_stop(spec.language) if settings.stop is None else settings.stop)
+        return wrap(simulator, settings, language=spec.language)
     cache = settings.cache or config.folder.parent / "answers.sqlite"
     account = str(config.folder.resolve())
-    return open_llm(
-        settings,
-        cache if keep else None,
-        language=spec.language,
-        account=account,
-        guesses=programs,
-    )
+    return open_llm(settings, cache if keep else None, language=spec.language, account=account)

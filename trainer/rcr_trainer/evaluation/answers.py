@@ -14,7 +14,7 @@ from langchain_rcr.items import Item, compose
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_error
 from rcr_trainer.evaluation.report import OURS
-from rcr_trainer.llm.errors import BudgetExceeded
+from rcr_trainer.llm import BudgetExceeded
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import Correctness, StructureCoverage, score
 

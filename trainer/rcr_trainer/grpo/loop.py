@@ -189,7 +189,7 @@ class _Trainer:
         self.model, self.config, self.reward, self.llm, self.seed = model.eval(), config, reward, llm, seed
         self.processes, self.batch_size = processes, config.batch_size * processes.size
         processes.broadcast(model)
-        self.pool, self.language = list(pool), spec.language
+        self.pool = list(pool)
         with processes.together():
             scorable = check_reward(reward, queries)
         scorable = processes.of_first(scorable.astype(np.int64)).astype(np.bool_)
@@ -324,11 +324,9 @@ class _Trainer:
         predictions: list[str | None] = [None] * len(queries)
         tally: _Tally = {}
         if self.reward.needs_llm and self.llm is not None:
-            from rcr_trainer.llm import programs_of
-
             shown = [[Item(e.source, e.target) for e in context] for context in contexts]
             prompts = [compose(items, query.source) for items, query in zip(shown, queries, strict=True)]
-            predictions = programs_of(self.llm.generate(prompts), self.language)
+            predictions = [answer.program for answer in self.llm.generate(prompts)]
             tally["no_program"] = (predictions.count(None), len(predictions))
             tally["distinct_prompts"] = (len(set(prompts)), len(prompts))
         return score(self.reward, predictions, queries, contexts), tally

@@ -1,58 +1,75 @@
-"""A LangChain model as `LanguageModel` calls it."""
+"""One attempt at an answer from any LangChain model: what is sent, and what the response says."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_core.caches import BaseCache
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
 from langchain_core.messages import HumanMessage, SystemMessage
-from langchain_core.outputs import LLMResult
+from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.runnables import RunnableBinding
+from pydantic import SecretStr
 
+from langchain_rcr.answers import STOP, cut
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.answers import Answer, read, usage
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
-from rcr_trainer.llm.identity import address, identity, secrets
-from rcr_trainer.llm.openai_ import is_openai, tame
+from rcr_trainer.llm.ledger import Answer
+from rcr_trainer.llm.openai_ import detached, is_openai
+from rcr_trainer.llm.settings import LLMSettings
 
+CHAT_INSTRUCTION = (
+    "The text shows questions, each after 'Source:', and their programs, each after 'Target:'. "
+    "Answer with the program of the last question alone, in the same form, without explanation."
+)
+"""What a chat model is told, since it doesn't go on with a text by itself."""
+
+_FORMAT = 2
+"""Part of every key of the cache: raised when an answer's text would be kept in another form."""
+
+_TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens", "model_length"})
+_REFUSED = frozenset({"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content", "spii"})
+_REFUSED |= {"guardrail_intervened"}
+_LONGEST = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_output_tokens", "num_predict")
 _MESSAGE_TOKENS = 16
 """What roles and separators of a chat add to the text, generously."""
 
 
-class LangChainBackend:
-    """Asks any LangChain completion or chat model, past LangChain's own cache and the client's own retries.
+class Backend:
+    """A LangChain completion or chat model, called past LangChain's own cache and the client's own retries.
 
     Args:
         model: a `BaseLLM` or `BaseChatModel`, also one with parameters bound (`model.bind(…)`).
-        stop: stop sequences, sent along and applied to what comes back.
-        instruction: a system message, or a paragraph before the prompt of a completion model; "": none.
-        batch_size: prompts in a call; more than 1 for models that run batches on this machine.
-        max_tokens: tokens that an answer has at most; None: the model's own setting.
+        settings: stop sequences, instruction, longest answer, batch size.
+        identity: what the cache knows the model by, without what is sent along with each prompt.
         count_tokens: the model's tokenizer, text → number; None: an upper bound, the number of bytes.
         name: the model's, for messages; None: its own.
-        named: for the cache, see `identity`.
-        strict: the cache outlives the process.
+        place: where it is served, for messages; "" if unknown.
+
+    Attributes:
+        batch_size: prompts in a call; more than 1 for a model that computes on this machine.
+        longest: tokens that an answer has at most; None if that isn't known.
+        exact_tokens: tokens are counted by the model's own tokenizer.
+        diagnose: tells what an exception of the model means.
 
     Raises:
-        ConfigError: that is no LangChain model, or it can't be told from others.
+        ConfigError: that is no LangChain model.
     """
 
     def __init__(
         self,
         model: Any,
+        settings: LLMSettings,
         *,
-        stop: Sequence[str] = (),
-        instruction: str = "",
-        batch_size: int = 1,
-        max_tokens: int | None = None,
+        identity: Mapping[str, Any],
         count_tokens: Callable[[str], int] | None = None,
         name: str | None = None,
-        named: str | None = None,
-        strict: bool = False,
+        place: str = "",
     ) -> None:
         bound: dict[str, Any] = {}
         while isinstance(model, RunnableBinding):
@@ -61,48 +78,50 @@ class LangChainBackend:
         if not isinstance(model, BaseLanguageModel) or not callable(getattr(model, "agenerate_prompt", None)):
             msg = f"the model must be a LangChain LLM or chat model, not {type(model).__name__}"
             raise ConfigError(msg)
-        self._stop = list(stop or bound.pop("stop", None) or ())
-        bound.pop("stop", None)
-        self._bound, self._instruction = bound, instruction
-        self.batch_size = batch_size
-        extra = {"stop": self._stop, "instruction": instruction, "bound": bound}
-        self.identity = identity(model, extra, named=named, strict=strict)
-        self.name = name or _name(model)
-        openai = is_openai(model)
-        self.diagnose = Diagnosis(self.name, address(model), secrets(model), openai)
-        self._max_tokens = max_tokens if max_tokens is not None else _longest(model, bound)
-        count = count_tokens
-        if count is None and model.custom_get_token_ids is not None:
-            count = model.get_num_tokens
-        self.exact_tokens = count is not None
-        self._count = count or _bytes
+        self._chat = isinstance(model, BaseChatModel)
+        # A chat model ends by itself; models that think refuse stop sequences, or stop amid their thoughts.
+        stop = bound.pop("stop", None) or (() if self._chat else STOP)
+        self.stop = list(stop if settings.stop is None else settings.stop)
+        default = CHAT_INSTRUCTION if self._chat else ""
+        self.instruction = default if settings.instruction is None else settings.instruction
+        self._bound = bound
+        sent = {"stop": self.stop, "instruction": self.instruction, "bound": bound}
+        self._identity = json.dumps({"format": _FORMAT, **identity, **sent}, sort_keys=True, default=repr)
+        self.batch_size = settings.batch_size if settings.kind == "local" else 1
+        self.longest = settings.max_tokens if "max_tokens" in settings.model_fields_set else _longest(model, bound)
+        self.exact_tokens = count_tokens is not None
+        self._count = count_tokens or (lambda text: len(text.encode("utf-8", "surrogatepass")))
+        self.name = name or str(getattr(model, "model_name", "") or getattr(model, "model", "") or type(model).__name__)
+        self.diagnose = Diagnosis(self.name, place, _secrets(model), is_openai(model))
         self._owned: Any = None
-        if openai:
-            model, self._owned = tame(model)
+        if is_openai(model):
+            model, self._owned = detached(model)
         elif model.cache is not False and (isinstance(model.cache, BaseCache) or get_llm_cache() is not None):
             # LangChain's cache leaves out the server's address, and would make old answers look paid for.
             model = model.model_copy(update={"cache": False})
         self._model: BaseLanguageModel[Any] = model
-        self._chat = isinstance(model, BaseChatModel)
 
-    async def ask(self, prompts: Sequence[str]) -> list[Answer]:
-        """Answer some prompts in one call of the model."""
+    async def call(self, prompts: Sequence[str]) -> list[Answer]:
+        """Answer some prompts in one call of the model; token counts are −1 where the model gives none."""
         values = [self._prompt(prompt) for prompt in prompts]
-        result = await self._model.agenerate_prompt(values, stop=self._stop or None, **self._bound)
+        result = await self._model.agenerate_prompt(values, stop=self.stop or None, **self._bound)
         if len(result.generations) != len(prompts) or not all(result.generations):
             raise MalformedResponseError("no choices")
-        return [self._answer(result, row) for row in range(len(prompts))]
+        whole = result.llm_output if len(prompts) == 1 else None
+        return [answer_of(row[0], self.stop, whole) for row in result.generations]
+
+    def key(self, prompt: str) -> bytes:
+        """The cache's key of a prompt."""
+        return hashlib.sha256(
+            f"{len(self._identity)}:{self._identity}{prompt}".encode("utf-8", "surrogatepass")
+        ).digest()
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a prompt with all that is sent along, at least as many as there are."""
         around = _MESSAGE_TOKENS if self._chat else 0
-        if self._instruction:
-            around += self._count(self._instruction) + _MESSAGE_TOKENS
+        if self.instruction:
+            around += self._count(self.instruction) + _MESSAGE_TOKENS
         return self._count(text) + around
-
-    def max_completion_tokens(self) -> int | None:
-        """Tokens of an answer, at most; None if that isn't known."""
-        return self._max_tokens
 
     async def close(self) -> None:
         """Close the connections that were opened for this object."""
@@ -110,35 +129,56 @@ class LangChainBackend:
             await self._owned.aclose()
 
     def _prompt(self, prompt: str) -> PromptValue:
-        if not self._instruction:
+        if not self.instruction:
             return StringPromptValue(text=prompt)
         if self._chat:
-            return ChatPromptValue(messages=[SystemMessage(self._instruction), HumanMessage(prompt)])
-        return StringPromptValue(text=f"{self._instruction}\n\n{prompt}")
-
-    def _answer(self, result: LLMResult, row: int) -> Answer:
-        generation = result.generations[row][0]
-        text, reason = read(generation, self._stop)
-        counts = usage(generation, result.llm_output if len(result.generations) == 1 else None)
-        return Answer(text, reason, *(counts or (-1, -1)))
+            return ChatPromptValue(messages=[SystemMessage(self.instruction), HumanMessage(prompt)])
+        return StringPromptValue(text=f"{self.instruction}\n\n{prompt}")
 
 
-def _name(model: BaseLanguageModel[Any]) -> str:
-    for field in ("model_name", "model", "model_id"):
-        value = getattr(model, field, None)
-        if isinstance(value, str) and value:
-            return value
-    return type(model).__name__
+def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, Any] | None = None) -> Answer:
+    """What a LangChain model generated for one prompt.
+
+    Args:
+        generation: a completion model's or a chat model's.
+        stop: the text ends before the first of these, whether the server heeds them or not.
+        whole: what the model reports of the whole call, if the call had this prompt alone.
+    """
+    counts = _usage(generation, whole or {})
+    info: dict[str, Any] = dict(generation.generation_info or {})
+    if isinstance(generation, ChatGeneration):
+        info = {**generation.message.response_metadata, **info}
+        if generation.message.additional_kwargs.get("refusal"):
+            return Answer(None, "refused", *counts)
+    ending = str(info.get("finish_reason") or info.get("stop_reason") or info.get("done_reason") or "").lower()
+    if ending in _REFUSED or ending == "too_long":
+        return Answer(None, "too_long" if ending == "too_long" else "refused", *counts)
+    text, stopped = cut(generation.text, stop)
+    if ending in _TRUNCATED and not stopped:
+        return Answer(text or None, "truncated", *counts)
+    return Answer(text or None, "" if text else "empty", *counts)
 
 
-def _longest(model: BaseLanguageModel[Any], bound: dict[str, Any]) -> int | None:
-    names = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_output_tokens", "num_predict")
+def _usage(generation: Generation, whole: Mapping[str, Any]) -> tuple[int, int]:
+    """Prompt and completion tokens as reported with a generation; −1 if they aren't."""
+    if isinstance(generation, ChatGeneration):
+        reported = getattr(generation.message, "usage_metadata", None)
+        if reported:
+            return int(reported["input_tokens"]), int(reported["output_tokens"])
+    for counts in (generation.generation_info or {}, whole.get("token_usage") or {}, whole.get("usage") or {}):
+        if isinstance(counts, Mapping) and isinstance(counts.get("prompt_tokens"), int):
+            return int(counts["prompt_tokens"]), int(counts.get("completion_tokens") or 0)
+    return -1, -1
+
+
+def _secrets(model: BaseLanguageModel[Any]) -> frozenset[str]:
+    """The keys that a model holds."""
+    values = [getattr(model, name, None) for name in type(model).model_fields]
+    found = {value.get_secret_value() for value in values if isinstance(value, SecretStr)}
+    return frozenset(secret for secret in found if len(secret) > 3)
+
+
+def _longest(model: BaseLanguageModel[Any], bound: Mapping[str, Any]) -> int | None:
     extra = getattr(model, "extra_body", None) or {}
-    for value in [*map(bound.get, names), *(getattr(model, name, None) for name in names), *map(extra.get, names)]:
-        if isinstance(value, int) and value > 0:
-            return value
-    return None
-
-
-def _bytes(text: str) -> int:
-    return len(text.encode("utf-8", "surrogatepass"))
+    given = [place.get(name) for place in (bound, vars(model), extra) for name in _LONGEST]
+    return next((value for value in given if isinstance(value, int) and value > 0), None)

@@ -1,4 +1,7 @@
-"""What a failed call means: ask again (and when), go on without a program, or stop and say why."""
+"""What a failed call means: repeat it (and when), go on without a program, or stop and say why.
+
+Each message is one line that says what to do; none holds a key.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +13,40 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from langchain_rcr.errors import RCRError
-from rcr_trainer.llm.errors import AccessError, LLMError, RequestError
 
 _NO_MONEY = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "insufficient_balance"}
 )
 _FILTERED = frozenset({"content_filter", "content_policy_violation", "invalid_prompt", "responsibleaipolicyviolation"})
 _TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")
+_NO_ACCESS = {
+    401: "the key is missing or wrong: check the environment variable that llm.api_key_env names",
+    403: "the key may not use this model: check the account's rights",
+    404: "no such model, or not at this address: check llm.model (its exact name), llm.base_url (most end in /v1) and "
+    "llm.kind (a chat model is not served as a completion model)",
+}
 _TRANSIENT = frozenset({408, 409, 425, 429})
 _WAITS = frozenset({429, 503})
 _TIMEOUTS = frozenset({"TimeoutError", "APITimeoutError", "ModelTimeoutError", "TimeoutException"})
 _CONNECTIONS = frozenset({"ConnectionError", "APIConnectionError", "ModelConnectionError", "TransportError"})
 _NEVER_ARRIVED = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout"})
 _LONGEST_MESSAGE = 300
+
+
+class LLMError(RCRError):
+    """The model can't be called, or gave no answer in all attempts. What was answered before is in the cache."""
+
+
+class AccessError(LLMError):
+    """No key, no money or no such model (401, 402, 403, 404, `insufficient_quota`): repeating the call can't help."""
+
+
+class RequestError(LLMError):
+    """The server refuses this request (400, 413, 422 and the like), such as a prompt too long for the model."""
+
+
+class BudgetExceeded(LLMError):  # noqa: N818 — nobody made an error
+    """The next call could exceed the budget. It was not made; all that was paid for is in the cache."""
 
 
 class MalformedResponseError(Exception):
@@ -110,17 +134,8 @@ class Diagnosis:
         if status in _TRANSIENT or status >= 500:
             wait = retry_after(_headers(error)) if status in _WAITS else None
             return self._again(str(status), f"status {status}: {said}", wait=wait, charged=False)
-        if status == 401:
-            advice = "the key is missing or wrong: check the environment variable that llm.api_key_env names"
-            return self._stop("401", AccessError, advice, said)
-        if status == 403:
-            return self._stop("403", AccessError, "the key may not use this model: check the account's rights", said)
-        if status == 404:
-            advice = (
-                "no such model, or not at this address: check llm.model (its exact name), llm.base_url (most end in "
-                "/v1) and llm.kind (a chat model is not served as a completion model)"
-            )
-            return self._stop("404", AccessError, advice, said)
+        if status in _NO_ACCESS:
+            return self._stop(str(status), AccessError, _NO_ACCESS[status], said)
         if any(sign in said.lower() or sign in codes for sign in _TOO_LONG):
             advice = "a prompt is longer than the model reads: fewer or shorter examples, or another model"
             return self._stop("too_long", RequestError, advice, said)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,22 +17,19 @@ from pydantic import Field, PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
+from langchain_rcr.answers import STOP, cut
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.answers import cut
-from rcr_trainer.llm.speculative import Draft, verify
 
 _HASHED = 256 * 2**20
 """Bytes of weights up to which they are read to tell one model from another; of more, size and time are."""
-
-_ROUNDS = 6
-"""Passes in which a guess is tried again behind the model's own tokens, before the answer goes on without it."""
 
 
 class LocalLM(BaseLLM):
     """Greedy, batched decoding with a model folder that `AutoModelForCausalLM` opens.
 
-    Answers end at the first stop sequence, at the model's end of sequence, or after `max_new_tokens`. A prompt that
-    doesn't fit into the model's positions with its answer gets the finish reason "too_long" and no text.
+    Answers end at the first stop sequence behind a model's thoughts, at the model's end of sequence, or after
+    `max_new_tokens`. A prompt that doesn't fit into the model's positions with its answer gets the finish reason
+    "too_long" and no text.
 
     Args:
         model: a local folder, or a hub name.
@@ -41,8 +38,6 @@ class LocalLM(BaseLLM):
         batch_size: prompts that are decoded together.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", "mps".
         dtype: numbers to compute with: "auto" (as the folder says), "float32", "bfloat16", "float16".
-        draft: prompt → a guess at the answer, or None. It makes decoding faster where it is right, and changes no
-            answer: the model verifies it (see `speculative`).
 
     Raises:
         ConfigError: the model can't be loaded.
@@ -50,11 +45,10 @@ class LocalLM(BaseLLM):
 
     model: str
     max_new_tokens: int = Field(256, ge=1)
-    stop: list[str] = Field(default_factory=lambda: ["\n"])
+    stop: list[str] = Field(default_factory=lambda: list(STOP))
     batch_size: int = Field(16, ge=1)
     device: str = "auto"
     dtype: str = "auto"
-    draft: Callable[[str], str | None] | None = Field(None, exclude=True)
 
     _model: Any = PrivateAttr()
     _tokenizer: Any = PrivateAttr()
@@ -68,12 +62,13 @@ class LocalLM(BaseLLM):
     def _load(self) -> None:
         shown = transformers_logging.is_progress_bar_enabled()
         transformers_logging.disable_progress_bar()
+        device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         try:
             self._tokenizer = AutoTokenizer.from_pretrained(
                 self.model, padding_side="left", trust_remote_code=False, clean_up_tokenization_spaces=False
             )
             self._model = AutoModelForCausalLM.from_pretrained(self.model, dtype=self.dtype, trust_remote_code=False)
-            self._model.eval().requires_grad_(False).to(self._place())
+            self._model.eval().requires_grad_(False).to(device)
         except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
             reason = " ".join(str(error).split())[:300]
             msg = f"the language model '{self.model}' can't be loaded (a local folder or a hub name): {reason}"
@@ -92,29 +87,21 @@ class LocalLM(BaseLLM):
 
     @property
     def _identifying_params(self) -> Mapping[str, Any]:
-        return {
-            "weights": self._fingerprint,
-            "max_new_tokens": self.max_new_tokens,
-            "stop": self.stop,
-            "dtype": str(self._model.dtype),
-        }
+        return {**self.identity, "max_new_tokens": self.max_new_tokens, "stop": self.stop}
 
     @cached_property
-    def _fingerprint(self) -> str:
+    def identity(self) -> dict[str, str]:
+        """What tells the model from others: a digest of its folder (or its hub name and commit), and its numbers."""
         folder = Path(self.model)
         if not folder.is_dir():
-            return f"{self.model}@{getattr(self._model.config, '_commit_hash', None)}"
+            weights = f"{self.model}@{getattr(self._model.config, '_commit_hash', None)}"
+            return {"weights": weights, "dtype": str(self._model.dtype)}
         found = hashlib.sha256()
         for path in sorted(path for path in folder.iterdir() if path.is_file() and path.suffix not in (".md", ".txt")):
             status = path.stat()
             found.update(f"{path.name} {status.st_size} ".encode())
             found.update(path.read_bytes() if status.st_size <= _HASHED else str(status.st_mtime_ns).encode())
-        return found.hexdigest()
-
-    def _place(self) -> str:
-        if self.device != "auto":
-            return self.device
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        return {"weights": found.hexdigest(), "dtype": str(self._model.dtype)}
 
     def _generate(
         self,
@@ -125,141 +112,83 @@ class LocalLM(BaseLLM):
     ) -> LLMResult:
         stop = stop or self.stop
         tokens = self._tokenizer(list(prompts), return_token_type_ids=False)["input_ids"]
-        found: dict[int, Generation] = {}
-        limit = getattr(self._model.config, "max_position_embeddings", None)
-        for row, ids in enumerate(tokens):
-            if limit is not None and len(ids) + self.max_new_tokens > limit:
-                found[row] = Generation(text="", generation_info=_info("too_long", len(ids), 0))
-        rows = sorted((row for row in range(len(prompts)) if row not in found), key=lambda row: len(tokens[row]))
-        drafts = [Draft(tokens[row], self._guess(prompts[row], stop)) for row in rows]
+        limit = getattr(self._model.config, "max_position_embeddings", None) or float("inf")
+        found = [Generation(text="", generation_info=_info("too_long", len(ids), 0)) for ids in tokens]
+        fitting = [row for row, ids in enumerate(tokens) if len(ids) + self.max_new_tokens <= limit]
+        fitting.sort(key=lambda row: len(tokens[row]))
         # One batch at a time: threads would only share the same cores.
         with self._lock:
-            self._write(drafts, stop)
-        found |= {row: self._generation(draft, stop) for row, draft in zip(rows, drafts, strict=True)}
-        return LLMResult(generations=[[found[row]] for row in range(len(prompts))])
-
-    def _guess(self, prompt: str, stop: Sequence[str]) -> list[int]:
-        guess = self.draft(prompt) if self.draft is not None else None
-        if not guess:
-            return []
-        ids: list[int] = self._tokenizer(f" {guess}{stop[0] if stop else ''}", add_special_tokens=False)["input_ids"]
-        return ids
-
-    def _write(self, drafts: Sequence[Draft], stop: Sequence[str]) -> None:
-        """Complete the answers: as far as guesses go in a few passes, what they leave open token by token."""
-        ending = _Ending(self._tokenizer, stop, self._ends())
-        pad = self._tokenizer.pad_token_id
-        if pad is None:
-            pad = ending.ends[0] if ending.ends else 0
-        for _ in range(_ROUNDS):
-            for batch in self._batches([draft for draft in drafts if draft.guess and not draft.done]):
-                verify(self._model, batch, pad=pad, end=ending.length, longest=self.max_new_tokens)
-        for batch in self._batches([draft for draft in drafts if not draft.done]):
-            self._decode(batch, pad, ending)
-
-    def _batches(self, drafts: Sequence[Draft]) -> list[Sequence[Draft]]:
-        return [drafts[start : start + self.batch_size] for start in range(0, len(drafts), self.batch_size)]
+            for start in range(0, len(fitting), self.batch_size):
+                rows = fitting[start : start + self.batch_size]
+                for row, generation in zip(rows, self._decode([tokens[row] for row in rows], stop), strict=True):
+                    found[row] = generation
+        return LLMResult(generations=[[generation] for generation in found])
 
     @torch.inference_mode()
-    def _decode(self, drafts: Sequence[Draft], pad: int, ending: _Ending) -> None:
-        """Write the answers to their ends, greedily."""
-        known = [draft.prompt + draft.written for draft in drafts]
-        longest = max(map(len, known))
-        ids = torch.full((len(drafts), longest), pad)
-        mask = torch.zeros(len(drafts), longest, dtype=torch.long)
-        for row, own in enumerate(known):
+    def _decode(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> list[Generation]:
+        """Complete prompts of any length, greedily."""
+        ends = self._model.generation_config.eos_token_id
+        ends = ends if ends is not None else self._tokenizer.eos_token_id
+        ends = [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
+        pad = self._tokenizer.pad_token_id
+        if pad is None:
+            pad = ends[0] if ends else 0
+        longest = max(map(len, prompts))
+        ids = torch.full((len(prompts), longest), pad)
+        mask = torch.zeros(len(prompts), longest, dtype=torch.long)
+        for row, own in enumerate(prompts):
             ids[row, longest - len(own) :] = torch.tensor(own)
             mask[row, longest - len(own) :] = 1
-        limits = [self.max_new_tokens - len(draft.written) for draft in drafts]
-        stopping = _Stop(ending, [draft.written for draft in drafts], limits, longest)
-        place = self._model.device
+        stopping = _Stop(self._tokenizer, stop, ends, longest, len(prompts))
         written = self._model.generate(
-            input_ids=ids.to(place),
-            attention_mask=mask.to(place),
+            input_ids=ids.to(self._model.device),
+            attention_mask=mask.to(self._model.device),
             generation_config=GenerationConfig(
                 do_sample=False,
-                max_new_tokens=max(limits),
+                max_new_tokens=self.max_new_tokens,
                 pad_token_id=pad,
-                eos_token_id=ending.ends or None,
+                eos_token_id=ends or None,
                 bos_token_id=self._tokenizer.bos_token_id,
             ),
             stopping_criteria=StoppingCriteriaList([stopping]),
         )[:, longest:].tolist()
-        for draft, new, length in zip(drafts, written, stopping.lengths, strict=True):
-            draft.written = draft.written + new[: length or None]
-
-    def _generation(self, draft: Draft, stop: Sequence[str]) -> Generation:
-        new, ends = draft.written, self._ends()
-        end = next((place for place, token in enumerate(new) if token in ends), None)
-        if end is not None:
-            new = new[: end + 1]
-        text, stopped = cut(self._tokenizer.decode(new, skip_special_tokens=True), stop)
-        finished = "stop" if stopped or end is not None else "length"
-        return Generation(text=text, generation_info=_info(finished, len(draft.prompt), len(new)))
-
-    def _ends(self) -> list[int]:
-        ends = self._model.generation_config.eos_token_id
-        ends = ends if ends is not None else self._tokenizer.eos_token_id
-        return [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
-
-
-class _Ending:
-    """Finds the end of an answer: a stop sequence after something else than blanks, or an end of sequence.
-
-    Attributes:
-        ends: tokens that end a sequence.
-    """
-
-    def __init__(self, tokenizer: Any, stop: Sequence[str], ends: list[int]) -> None:
-        self.ends = ends
-        self._tokenizer, self._stop = tokenizer, stop
-        self._last = {sequence[-1] for sequence in stop if sequence}
-        self._texts: dict[int, str] = {}
-
-    def length(self, tokens: list[int], before: int) -> int | None:
-        """Tokens up to the end, it included; None if the answer goes on.
-
-        Args:
-            tokens: of an answer.
-            before: how many of them were looked at already.
-        """
-        for at in range(before, len(tokens)):
-            # Decoding whole answers at every step would cost more than a small model does.
-            if tokens[at] in self.ends or (
-                self._last.intersection(self._text(tokens[at]))
-                and cut(self._tokenizer.decode(tokens[: at + 1], skip_special_tokens=True), self._stop)[1]
-            ):
-                return at + 1
-        return None
-
-    def _text(self, token: int) -> str:
-        if token not in self._texts:
-            self._texts[token] = self._tokenizer.decode([token])
-        return self._texts[token]
+        return [
+            Generation(
+                text=cut(self._tokenizer.decode(new[: length or None], skip_special_tokens=True), stop)[0],
+                generation_info=_info("stop" if length else "length", len(prompt), length or len(new)),
+            )
+            for prompt, new, length in zip(prompts, written, stopping.lengths, strict=True)
+        ]
 
 
 class _Stop(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
-    """Ends each row at its own end or limit.
+    """Ends each row at a stop sequence behind something else than blanks and thoughts, or at an end of sequence.
 
     Attributes:
-        lengths: tokens that each row had written here when it stopped; 0: it hasn't.
+        lengths: tokens that each row had written when it ended; 0: it hasn't.
     """
 
-    def __init__(self, ending: _Ending, before: Sequence[list[int]], limits: Sequence[int], start: int) -> None:
-        self._ending, self._limits, self._start = ending, limits, start
-        self._answers = [list(tokens) for tokens in before]
-        self.lengths = [0] * len(before)
+    def __init__(self, tokenizer: Any, stop: Sequence[str], ends: Sequence[int], start: int, rows: int) -> None:
+        self.lengths = [0] * rows
+        self._tokenizer, self._stop, self._ends, self._start = tokenizer, stop, ends, start
+        self._last = {sequence[-1] for sequence in stop if sequence}
+        self._texts: dict[int, str] = {}
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        new = input_ids.shape[1] - self._start
-        for row, token in enumerate(input_ids[:, -1].tolist()):
-            if self.lengths[row]:
-                continue
-            answer = self._answers[row]
-            answer.append(token)
-            if new >= self._limits[row] or self._ending.length(answer, len(answer) - 1) is not None:
-                self.lengths[row] = new
+        for row, tokens in enumerate(input_ids[:, self._start :].tolist()):
+            if not self.lengths[row] and self._ended(tokens):
+                self.lengths[row] = len(tokens)
         return torch.tensor([length > 0 for length in self.lengths], device=input_ids.device)
+
+    def _ended(self, tokens: list[int]) -> bool:
+        token = tokens[-1]
+        if token not in self._texts:
+            self._texts[token] = self._tokenizer.decode([token])
+        # Decoding whole answers at every step would cost more than a small model does.
+        return token in self._ends or (
+            not self._last.isdisjoint(self._texts[token])
+            and cut(self._tokenizer.decode(tokens, skip_special_tokens=True), self._stop)[1]
+        )
 
 
 def _info(finish_reason: str, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:

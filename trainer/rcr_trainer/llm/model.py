@@ -1,7 +1,7 @@
 """The one place that calls a model: every prompt once, on disk before it is used, within a budget.
 
-Everything here happens on one event loop (`loop.py`), so that no state needs a lock: a call of `generate` from
-whatever thread becomes a coroutine there.
+Everything here happens on the project's background event loop, so that no state needs a lock: a call of `generate`
+from whatever thread becomes a coroutine there.
 """
 
 from __future__ import annotations
@@ -10,22 +10,23 @@ import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import TracebackType
 from typing import Self
 
+from langchain_rcr.answers import program_of
+from langchain_rcr.background import background
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm import loop
-from rcr_trainer.llm.answers import Answer
-from rcr_trainer.llm.budget import Budget, Estimate, Ledger, Prices, Stats, Use
-from rcr_trainer.llm.cache import AnswerCache
-from rcr_trainer.llm.caller import Backend, Batch, Caller, Patience
-from rcr_trainer.llm.errors import LLMError
-from rcr_trainer.llm.identity import key
+from rcr_trainer.llm.backend import Backend
+from rcr_trainer.llm.caller import Batch, Caller
+from rcr_trainer.llm.faults import LLMError
+from rcr_trainer.llm.ledger import Answer, AnswerCache, Estimate, Ledger, Stats, Use
+from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
 
-_NEVER_USABLE = 50
-"""So many answers without one usable: worth a warning."""
+_NEVER_A_PROGRAM = 50
+"""So many answers without one program: worth a warning."""
 
 
 class LanguageModel:
@@ -34,9 +35,8 @@ class LanguageModel:
     Args:
         backend: the model.
         cache: where answers are kept; closed with this object.
-        patience: concurrency, attempts, timeout.
-        budget: what may be spent.
-        prices: dollars per million tokens; None: money isn't counted.
+        settings: concurrency, attempts, budget, prices.
+        language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
             restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
 
@@ -49,26 +49,22 @@ class LanguageModel:
         self,
         backend: Backend,
         cache: AnswerCache,
+        settings: LLMSettings,
         *,
-        patience: Patience | None = None,
-        budget: Budget | None = None,
-        prices: Prices | None = None,
+        language: str = "functional",
         account: str | None = None,
     ) -> None:
-        patience = patience or Patience()
         self.name = backend.name
-        self.stats = Stats(prices=prices)
-        self._backend, self._cache, self._account = backend, cache, account
-        before = cache.spent(account) if account is not None else Use()
-        self._ledger = Ledger(budget or Budget(), prices or Prices(), before)
-        self._caller = Caller(backend, patience, self._ledger, self.stats, self._write_loss)
-        self._slots = asyncio.Semaphore(patience.concurrency)
-        self._useless: int | None = 0
+        self.stats = Stats(settings)
+        self._backend, self._cache, self._language, self._account = backend, cache, language, account
+        self._ledger = Ledger(settings, cache.spent(account) if account is not None else Use())
+        self._caller = Caller(backend, settings, self._ledger, self.stats, lambda used: self._write({}, used))
+        self._slots = asyncio.Semaphore(1 if settings.kind == "local" else settings.concurrency)
+        self._writing = asyncio.Lock()
+        self._without: int | None = 0
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
         self._seen: set[bytes] = set()
         self._workers: set[asyncio.Task[None]] = set()
-        self._to_write: list[tuple[dict[bytes, Answer], Use, asyncio.Future[dict[bytes, Answer]]]] = []
-        self._writing = False
 
     @property
     def spent(self) -> Use:
@@ -78,40 +74,35 @@ class LanguageModel:
     def generate(self, prompts: Sequence[str]) -> list[Answer]:
         """Answer prompts, in their order.
 
-        Identical prompts are asked once: within the call, while another thread waits for the same, and ever, as long
+        Identical prompts are sent once: within the call, while another thread waits for the same, and ever, as long
         as the cache file is kept. An answer is on disk before it is returned. May be called from several threads.
 
         Args:
             prompts: in the paper's format or any other.
 
         Returns:
-            An answer for each. Empty, refused, truncated and malformed ones have no text, but a reason.
+            An answer for each, with its program. Empty, refused, truncated and malformed ones have a reason.
 
         Raises:
             BudgetExceeded: the next call could exceed the budget.
-            AccessError: key, quota or model name: asking again can't help.
+            AccessError: key, quota or model name: calling again can't help.
             LLMError: no answer in all attempts. In all three cases the calls that were running have been finished,
                 and their answers are in the cache.
             DataError: the cache can't be written.
         """
-        work = loop.start(self._generate(list(prompts)))
-        try:
-            return work.result()
-        except BaseException:
-            work.cancel()
-            raise
+        return background().run(self._generate(list(prompts)))
 
     def count_tokens(self, prompt: str) -> int:
         """Tokens of a prompt with all that is sent along, at least as many as there are."""
         return self._backend.count_tokens(prompt)
 
     def estimate(self, prompts: Sequence[str]) -> Estimate:
-        """What `generate` would cost at most, without asking anything.
+        """What `generate` would cost at most, without calling the model.
 
         Raises:
             ConfigError: how long an answer may get isn't known.
         """
-        keys = {key(self._backend.identity, prompt): prompt for prompt in prompts}
+        keys = {self._backend.key(prompt): prompt for prompt in prompts}
         known = self._cache.get(list(keys))
         return self._estimate(len(prompts), [prompt for each, prompt in keys.items() if each not in known], 1)
 
@@ -131,7 +122,7 @@ class LanguageModel:
         """Wait for calls that are still running, so that what is paid for is kept; then let go of everything."""
         if self._caller.closed is None:
             self._caller.closed = LLMError(f"the model {self.name!r} is closed")
-            loop.start(self._close()).result()
+            background().run(self._close())
             self._cache.close()
             if self.stats.nominal:
                 logger.info("%s: %s", self.name, self.stats)
@@ -145,18 +136,18 @@ class LanguageModel:
         self.close()
 
     def _estimate(self, nominal: int, prompts: Sequence[str], times: int) -> Estimate:
-        longest = self._backend.max_completion_tokens()
+        longest = self._backend.longest
         if longest is None:
             raise ConfigError(f"how long an answer of {self.name!r} may get isn't known: give max_tokens")
         read = sum(map(self._backend.count_tokens, prompts)) * times
         use = Use(len(prompts) * times, read, len(prompts) * times * longest)
-        money = None if self.stats.prices is None else use.money(self.stats.prices)
-        return Estimate(nominal, use.calls, use.prompt_tokens, use.completion_tokens, money, self._backend.exact_tokens)
+        money = self.stats.settings.money(use.prompt_tokens, use.completion_tokens)
+        return Estimate(nominal, use, money, self._backend.exact_tokens)
 
     async def _generate(self, prompts: list[str]) -> list[Answer]:
         if self._caller.closed:
             raise self._caller.closed
-        keys = [key(self._backend.identity, prompt) for prompt in prompts]
+        keys = [self._backend.key(prompt) for prompt in prompts]
         self.stats.nominal += len(prompts)
         self._seen.update(keys)
         self.stats.distinct = len(self._seen)
@@ -178,22 +169,33 @@ class LanguageModel:
         errors = [error for future in futures.values() if (error := future.exception()) is not None]
         if errors:
             raise batch.error or errors[0]
-        answers = [futures[each].result() for each in keys]
+        read = {each: self._read(future.result()) for each, future in futures.items()}
+        answers = [read[each] for each in keys]
         self.stats.cached += sum(answer.cached for answer in answers)
-        self.stats.failures.update([answer.reason for answer in answers if answer.text is None])
+        self.stats.failures.update([answer.reason for answer in answers if answer.program is None])
         self._warn_if_useless(answers)
         logger.debug("%s: %s", self.name, self.stats)
         return answers
 
+    def _read(self, answer: Answer) -> Answer:
+        """The answer with its program, or a reason why there is none."""
+        if answer.text is None:
+            return answer
+        program = program_of(answer.text, self._language)
+        # Cut off in its program, unless what might follow would change nothing.
+        if answer.reason == "truncated" and program != program_of(f"{answer.text}x", self._language):
+            return answer
+        return replace(answer, program=program, reason=answer.reason if program else answer.reason or "empty")
+
     def _warn_if_useless(self, answers: Sequence[Answer]) -> None:
-        if self._useless is None:
+        if self._without is None:
             return
-        self._useless += len(answers)
-        if any(answer.text is not None for answer in answers):
-            self._useless = None
-        elif self._useless >= _NEVER_USABLE:
-            logger.warning("%s: none of the first %d answers is usable: %s", self.name, self._useless, self.stats)
-            self._useless = None
+        self._without += len(answers)
+        if any(answer.program is not None for answer in answers):
+            self._without = None
+        elif self._without >= _NEVER_A_PROGRAM:
+            logger.warning("%s: none of the first %d answers has a program: %s", self.name, self._without, self.stats)
+            self._without = None
 
     async def _answer(self, prompts: Mapping[bytes, str], batch: Batch) -> None:
         """Settle the futures of these prompts, from the cache or from the model."""
@@ -203,7 +205,7 @@ class LanguageModel:
             missing = [(each, prompt) for each, prompt in prompts.items() if each not in known]
             size = self._backend.batch_size
             if size > 1:
-                # Neighbours of like length need little padding.
+                # Prompts of similar length need little padding.
                 missing.sort(key=lambda pair: len(pair[1]))
             parts = [dict(missing[start : start + size]) for start in range(0, len(missing), size)]
             await asyncio.gather(*[self._answer_part(part, batch) for part in parts])
@@ -211,7 +213,7 @@ class LanguageModel:
     async def _answer_part(self, prompts: Mapping[bytes, str], batch: Batch) -> None:
         with self._outcome(prompts, batch):
             async with self._slots:
-                answers, used = await self._caller.ask(list(prompts.values()), batch)
+                answers, used = await self._caller.call(list(prompts.values()), batch)
             found = dict(zip(prompts, answers, strict=True))
             # A response that was no answer is not kept: the next run may get a proper one.
             kept = {each: answer for each, answer in found.items() if answer.reason != "malformed"}
@@ -219,7 +221,7 @@ class LanguageModel:
 
     @contextmanager
     def _outcome(self, prompts: Mapping[bytes, str], batch: Batch) -> Iterator[None]:
-        """Whatever happens inside, afterwards nobody waits for these prompts any more."""
+        """Whatever happens inside, nobody waits for these prompts afterwards."""
         try:
             yield
         except BaseException as error:  # of whatever kind: goes to those who wait
@@ -228,7 +230,7 @@ class LanguageModel:
                 future = self._in_flight.pop(each, None)
                 if future is not None and not future.done():
                     future.set_exception(error if isinstance(error, Exception) else LLMError("interrupted"))
-                    future.exception()  # looked at: whoever asked may be gone
+                    future.exception()  # looked at: whoever waited may be gone
 
     def _settle(self, answers: Mapping[bytes, Answer]) -> None:
         for each, answer in answers.items():
@@ -236,35 +238,12 @@ class LanguageModel:
             if future is not None and not future.done():
                 future.set_result(answer)
 
-    async def _write(self, answers: dict[bytes, Answer], used: Use) -> dict[bytes, Answer]:
-        """Put answers on disk, together with all others that arrive while the disk is busy."""
-        written: asyncio.Future[dict[bytes, Answer]] = asyncio.get_running_loop().create_future()
-        self._to_write.append((answers, used, written))
-        if not self._writing:
-            self._writing = True
-            try:
-                await self._flush()
-            finally:
-                self._writing = False
-        return await written
-
-    async def _write_loss(self, used: Use) -> None:
-        await self._write({}, used)
-
-    async def _flush(self) -> None:
-        while self._to_write:
-            waiting, self._to_write = self._to_write, []
-            together = {each: answer for answers, _, _ in waiting for each, answer in answers.items()}
-            used = sum([use for _, use, _ in waiting], Use())
-            try:
-                stored, spent = await asyncio.to_thread(self._cache.put, self.name, together, self._account, used)
-            except Exception as error:  # of whatever kind: goes to those who wait
-                for _, _, written in waiting:
-                    written.set_exception(error)
-                continue
+    async def _write(self, answers: Mapping[bytes, Answer], used: Use) -> dict[bytes, Answer]:
+        """Put answers and what they cost on disk; returns them as they are there."""
+        async with self._writing:  # one after the other: what the account has spent must not be an older sum
+            stored, spent = await asyncio.to_thread(self._cache.put, self.name, answers, self._account, used)
             self._ledger.book(used, spent)
-            for answers, _, written in waiting:
-                written.set_result({each: stored[each] for each in answers})
+        return stored
 
     async def _close(self) -> None:
         if self._workers:

@@ -1,9 +1,9 @@
-"""Models of langchain-openai: made from settings, and freed of what would get in the way of our own retries."""
+"""Models of langchain-openai: made from settings, and without what would get in the way of our own retries."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -12,8 +12,9 @@ from langchain_core.language_models import BaseLanguageModel
 from langchain_rcr.errors import MissingExtraError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import MalformedResponseError
+from rcr_trainer.llm.settings import LLMSettings
 
-_OWN_HOST = "api.openai.com"
+_OPENAI = "https://api.openai.com/v1"
 
 
 def is_openai(model: BaseLanguageModel[Any]) -> bool:
@@ -21,17 +22,17 @@ def is_openai(model: BaseLanguageModel[Any]) -> bool:
     return any(cls.__module__.startswith("langchain_openai.") for cls in type(model).__mro__)
 
 
-def make(
-    kind: str,
-    model: str,
-    *,
-    base_url: str | None,
-    api_key_env: str,
-    temperature: float | None,
-    max_tokens: int,
-    timeout: float,
-    extra_body: Mapping[str, Any] | None,
-) -> BaseLanguageModel[Any]:
+def address_of(settings: LLMSettings) -> str:
+    """Where the model of some settings is served."""
+    return settings.base_url or os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL") or _OPENAI
+
+
+def public(address: str) -> str:
+    """An address without user name and password."""
+    return re.sub(r"//[^/@]*@", "//", address).rstrip("/")
+
+
+def make(settings: LLMSettings) -> BaseLanguageModel[Any]:
     """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") by settings.
 
     Raises:
@@ -42,41 +43,41 @@ def make(
         from langchain_openai import ChatOpenAI, OpenAI
     except ImportError as error:
         raise MissingExtraError("langchain_openai", "train") from error
-    key = os.environ.get(api_key_env, "")
-    address = base_url or os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL") or ""
-    own_host = not address or urlsplit(address).hostname == _OWN_HOST
-    if not key and own_host:
+    key, address = os.environ.get(settings.api_key_env, ""), address_of(settings)
+    is_openais_own = urlsplit(address).hostname == urlsplit(_OPENAI).hostname
+    if not key and is_openais_own:
         msg = (
-            f"no API key: set the environment variable {api_key_env} (llm.api_key_env), or llm.base_url for a server "
-            "of your own"
+            f"no API key: set the environment variable {settings.api_key_env} (llm.api_key_env), or llm.base_url for "
+            "a server of your own"
         )
         raise ConfigError(msg)
-    body = dict(extra_body or {})
+    body = dict(settings.extra_body)
     options: dict[str, Any] = {
-        "model": model,
-        "base_url": base_url,
+        "model": settings.model,
+        "base_url": address,
         "api_key": key or "none",  # servers of one's own take any, and the client insists on one
-        "timeout": timeout,
+        "timeout": settings.timeout,
         "max_retries": 0,
     }
-    if temperature is not None:
-        options["temperature"] = temperature
-    if kind == "completion":
-        return OpenAI(**options, max_tokens=max_tokens, extra_body=body or None)
-    if own_host:
-        options["max_tokens"] = max_tokens
+    if settings.temperature is not None:
+        options["temperature"] = settings.temperature
+    if settings.kind == "completion":
+        return OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
+    if is_openais_own:
+        options["max_tokens"] = settings.max_tokens
     else:
         # ChatOpenAI renames it max_completion_tokens, which other servers ignore, and then write without end.
-        body.setdefault("max_tokens", max_tokens)
+        body.setdefault("max_tokens", settings.max_tokens)
     return ChatOpenAI(**options, extra_body=body or None, use_responses_api=False)
 
 
-def tame(model: BaseLanguageModel[Any]) -> tuple[BaseLanguageModel[Any], Any]:
+def detached(model: BaseLanguageModel[Any]) -> tuple[BaseLanguageModel[Any], Any]:
     """A copy of a langchain-openai model that fails at once and openly.
 
-    The client's own retries are off (it would repeat `insufficient_quota`, and unseen by the budget). Its HTTP client
-    is a new one, since connections belong to the event loop that opened them; one that the user made stays. A
-    completion model raises `MalformedResponseError` where the response is no answer, and does without token counts.
+    The client's own retries are off: it would repeat `insufficient_quota`, unseen by the budget. Its HTTP client is a
+    new one, because langchain-openai shares one between models and connections belong to the event loop that opened
+    them; an HTTP client that the user made stays. A completion model raises `MalformedResponseError` where the response
+    is no answer, and does without token counts.
 
     Returns:
         The copy, and what to close at the end (None: the HTTP client is the user's).

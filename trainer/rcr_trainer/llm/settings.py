@@ -27,8 +27,8 @@ class LLMSettings(Section):
     max_tokens: int = Field(256, ge=1, description="Tokens of the longest answer, a model's thoughts included.")
     stop: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None,
-        description="Texts at which an answer ends. null: a line break, or, for chat and for programs of several lines "
-        "(SQL, Python, tokens), a line break and Source: after it. An empty list: none, for models that refuse them.",
+        description="Texts at which an answer ends. null: a line break with Source: after it; for chat none, since "
+        "models that think refuse such texts, or stop amid their thoughts. An empty list: none.",
     )
     instruction: str | None = Field(
         None, description="What is said before the prompt; null: for chat a sentence about its form, else nothing."
@@ -53,9 +53,6 @@ class LLMSettings(Section):
     budget_money: float | None = Field(None, ge=0, description="Dollars at most; needs the prices.")
     simulator_size: int = Field(
         2, ge=1, description="kind simulator: nodes of the largest structures that a prompt must show."
-    )
-    simulator_noise: float = Field(
-        0.0, ge=0, le=1, description="kind simulator: share of the answers that get a wrong symbol."
     )
 
     @property

@@ -7,18 +7,13 @@ about any real model.
 
 from __future__ import annotations
 
-import asyncio
-import hashlib
-import random
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
-from langchain_core.callbacks import AsyncCallbackManagerForLLMRun, CallbackManagerForLLMRun
+from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field, PrivateAttr
@@ -84,17 +79,11 @@ class StructureBoundLLM(BaseLLM):
         programs: question → gold program, of all queries that may come.
         spec: how programs are read; anonymised values count as shown if any value is.
         size: nodes of the largest structures that must be shown.
-        noise: share of the answers that get a wrong label in addition, drawn by prompt and seed.
-        latency: seconds that a call takes.
-        seed: of the noise.
     """
 
     programs: dict[str, str] = Field(exclude=True, repr=False)
     spec: ProgramSpec = ProgramSpec()
     size: int = Field(2, ge=1)
-    noise: float = Field(0.0, ge=0, le=1)
-    latency: float = Field(0.0, ge=0)
-    seed: int = 0
 
     _read: dict[str, _Program | None] = PrivateAttr(default_factory=dict)
     _gold: dict[str, str] = PrivateAttr(default_factory=dict)
@@ -108,23 +97,8 @@ class StructureBoundLLM(BaseLLM):
     def _llm_type(self) -> str:
         return "structure-bound-simulator"
 
-    @property
-    def _identifying_params(self) -> Mapping[str, Any]:
-        return {
-            "simulator": 1,
-            "programs": self._digest,
-            "spec": repr(self.spec),
-            "size": self.size,
-            "noise": self.noise,
-            "seed": self.seed,
-        }
-
-    @cached_property
-    def _digest(self) -> str:
-        return hashlib.sha256(repr(sorted(self.programs.items())).encode("utf-8", "surrogatepass")).hexdigest()
-
     def answer(self, prompt: str) -> str:
-        """What the simulator answers, without latency.
+        """What the simulator answers.
 
         Raises:
             InputError: the prompt is in another format, or asks for a question without a gold program.
@@ -136,13 +110,8 @@ class StructureBoundLLM(BaseLLM):
         gold = self._program(gold_text)
         if gold is None:
             # Nothing to compare: right only if the very program is shown.
-            answer = gold_text if any(_squeeze(text) == _squeeze(gold_text) for text in shown) else ""
-        else:
-            answer = self._bounded(gold, shown)
-        draw = random.Random(f"{self.seed}\n{prompt}")  # noqa: S311 — a simulation
-        if gold is not None and draw.random() < self.noise:
-            answer = self._spoiled(answer, shown, draw)
-        return answer
+            return gold_text if any(_squeeze(text) == _squeeze(gold_text) for text in shown) else ""
+        return self._bounded(gold, shown)
 
     def _generate(
         self,
@@ -151,28 +120,15 @@ class StructureBoundLLM(BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        if self.latency:
-            time.sleep(self.latency)
-        return self._result(prompts)
-
-    async def _agenerate(
-        self,
-        prompts: list[str],
-        stop: list[str] | None = None,
-        run_manager: AsyncCallbackManagerForLLMRun | None = None,
-        **kwargs: Any,
-    ) -> LLMResult:
-        if self.latency:
-            await asyncio.sleep(self.latency)
-        return self._result(prompts)
-
-    def _result(self, prompts: Sequence[str]) -> LLMResult:
         generations = []
         for prompt in prompts:
             text = self.answer(prompt)
             counts = {"prompt_tokens": len(prompt.split()), "completion_tokens": len(text.split())}
             generations.append([Generation(text=text, generation_info={"finish_reason": "stop", **counts})])
         return LLMResult(generations=generations)
+
+    async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        return self._generate(prompts)  # a thread for each prompt would only cost time
 
     def _bounded(self, gold: _Program, shown: Sequence[str]) -> str:
         known = [program for text in shown if (program := self._program(text)) is not None]
@@ -206,19 +162,6 @@ class StructureBoundLLM(BaseLLM):
             return len(own & other) / len(own | other)
 
         return max(known, key=shared).text if known else ""
-
-    def _spoiled(self, answer: str, shown: Sequence[str], draw: random.Random) -> str:
-        program = self._program(answer)
-        if program is None:
-            return answer
-        known = [each for text in shown if (each := self._program(text)) is not None]
-        words = _Words([*known, program])
-        places = [node for node, span in enumerate(program.spans) if span is not None]
-        options = [(node, label) for node in places for label in sorted(words.written) if label != program.labels[node]]
-        if not options:
-            return ""
-        node, label = draw.choice(options)
-        return _rewrite(program, {node: words.written[label]})
 
     def _program(self, text: str) -> _Program | None:
         if text not in self._read:

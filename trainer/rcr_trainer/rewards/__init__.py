@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from rcr_trainer.rewards.base import Reward, RewardError, check_reward, score
+from rcr_trainer.rewards.base import PerAnswer, Reward, RewardError, check_reward, score
 from rcr_trainer.rewards.execution import Execution, ProgramError
-from rcr_trainer.rewards.make import NAMES, make_reward
-from rcr_trainer.rewards.mixture import Mixture
+from rcr_trainer.rewards.make import NAMES, Mixture, make_reward
 from rcr_trainer.rewards.programs import ContextCoverage, Correctness, StructureCoverage
 
 __all__ = [
@@ -14,6 +13,7 @@ __all__ = [
     "Correctness",
     "Execution",
     "Mixture",
+    "PerAnswer",
     "ProgramError",
     "Reward",
     "RewardError",

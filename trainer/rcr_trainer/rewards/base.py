@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from numbers import Real
 from typing import Protocol, runtime_checkable
@@ -28,10 +29,15 @@ class RewardError(RCRError):
 class Reward(Protocol):
     """Scores a batch of answers.
 
+    A plain function may stand for one: it then has its own name, needs a language model and has the maximum 1, unless
+    attributes say otherwise (`my_reward.needs_llm = False`).
+
     Attributes:
         name: for logs and messages.
-        needs_llm: whether it looks at `predictions`; one that doesn't costs no call of a language model.
+        needs_llm: whether it looks at `predictions`; with one that doesn't, a run needs no language model and calls
+            none for it.
         maximum: what the gold program earns.
+        minimum: what no program earns; 0 where the attribute is missing.
     """
 
     name: str
@@ -50,7 +56,7 @@ class Reward(Protocol):
 
         Args:
             predictions: the B programs that the language model wrote; None where it wrote none (an empty, refused,
-                truncated or malformed answer), which scores the minimum, 0.
+                truncated or malformed answer), which scores the minimum.
             references: the gold programs.
             queries: the questions.
             contexts: for each question the examples that were in its prompt, in order.
@@ -60,6 +66,29 @@ class Reward(Protocol):
             the run.
         """
         ...
+
+
+class PerAnswer(ABC):
+    """A reward that scores each answer by itself."""
+
+    name: str
+    needs_llm = True
+    maximum = 1.0
+
+    @abstractmethod
+    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
+        """The score of one answer, given the gold program and the examples in the prompt; see `Reward`."""
+
+    def __call__(
+        self,
+        predictions: Sequence[str | None],
+        references: Sequence[str],
+        *,
+        queries: Sequence[str],
+        contexts: Sequence[Sequence[Example]],
+    ) -> list[float | None]:
+        """See `Reward`."""
+        return [self.one(*row) for row in zip(predictions, references, contexts, strict=True)]
 
 
 def score(
@@ -85,8 +114,6 @@ def score(
     """
     try:
         return _scores(reward, predictions, examples, contexts)
-    except RewardError:
-        raise
     except RCRError:
         raise
     except Exception as error:

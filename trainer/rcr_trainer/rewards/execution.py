@@ -13,20 +13,23 @@ from typing import Any
 from langchain_rcr.errors import RCRError
 from rcr_trainer.data import Example
 from rcr_trainer.programs import ProgramSpec, get_parser
+from rcr_trainer.rewards.base import PerAnswer
 
 Execute = Callable[[str], Any]
 """Runs a program and gives its result: rows as a list, or any value. Raises ProgramError for one that can't be run."""
 
 _REMEMBERED = 1 << 16
 _DIGITS = 12
+"""Digits to which numbers must agree: sums of floats differ in the last few by their order."""
 _EXACT = 1 << 53
+"""Below it every whole number is a float, so that 2 and 2.0 can be told equal."""
 
 
 class ProgramError(RCRError):
     """A program can't be run: wrong, too slow, too much output. Any other exception of an executor is a bug."""
 
 
-class Execution:
+class Execution(PerAnswer):
     """1 where answer and gold program give the same result, else 0.
 
     An answer that can't be run scores 0; a gold program that can't be run can't be scored. A list is compared as a
@@ -38,7 +41,7 @@ class Execution:
         spec: its language tells whether order matters (SQL).
     """
 
-    name, needs_llm, maximum = "execution", True, 1.0
+    name = "execution"
 
     def __init__(self, execute: Execute, spec: ProgramSpec) -> None:
         self._result = lru_cache(maxsize=_REMEMBERED)(lambda program: _outcome(execute, program))
@@ -46,18 +49,8 @@ class Execution:
         is_sql = spec.language.partition(":")[0] == "sql"
         self._ordered = lru_cache(maxsize=_REMEMBERED)(lambda program: is_sql and _has_order(parser.parse(program)))
 
-    def __call__(
-        self,
-        predictions: Sequence[str | None],
-        references: Sequence[str],
-        *,
-        queries: Sequence[str],
-        contexts: Sequence[Sequence[Example]],
-    ) -> list[float | None]:
-        """See `Reward`."""
-        return [self._one(*pair) for pair in zip(predictions, references, strict=True)]
-
-    def _one(self, prediction: str | None, reference: str) -> float | None:
+    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
+        """See `PerAnswer`."""
         gold = self._result(reference)
         if gold is None:
             return None
@@ -92,7 +85,7 @@ class Result:
 
 
 def canonical(value: Any) -> str:
-    """A text that is equal for equal results: numbers of all types alike, others than plain values by their repr."""
+    """A text that is equal for equal results, whatever the types of numbers; other than plain values count by their repr."""
     if isinstance(value, Decimal):
         whole = value.is_finite() and value == value.to_integral_value()
         value = int(value) if whole else float(value)

@@ -5,15 +5,15 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards.base import Reward
 from rcr_trainer.rewards.execution import Execute, Execution
-from rcr_trainer.rewards.mixture import Mixture
 from rcr_trainer.rewards.programs import ContextCoverage, Correctness, StructureCoverage
 
 _BY_SPEC: dict[str, Callable[[ProgramSpec], Reward]] = {
@@ -38,9 +38,8 @@ def make_reward(
 
     Args:
         reward: one of NAMES; `module:callable` (found in the working directory too) or the callable itself, called
-            like a `Reward`; or a mapping from any of these to weights, for their weighted sum. A callable without
-            the attributes of a `Reward` gets its own name, needs a language model, and has the maximum 1. A class
-            is made into an object without arguments.
+            like a `Reward`; or a mapping from any of these to weights, for their weighted sum. A class is made into
+            an object without arguments.
         spec: how programs are read.
         database: for `execution`: a SQLite file or `postgresql://…`.
         execute: for `execution` instead: what runs a program, as an object or `module:callable`.
@@ -52,13 +51,11 @@ def make_reward(
         MissingExtraError: PostgreSQL without psycopg.
     """
     if isinstance(reward, Mapping):
-        options: dict[str, Any] = {
-            "database": database,
-            "execute": execute,
-            "timeout_s": timeout_s,
-            "max_rows": max_rows,
+        options: dict[str, Any] = {"timeout_s": timeout_s, "max_rows": max_rows}
+        parts = {
+            make_reward(part, spec, database=database, execute=execute, **options): w for part, w in reward.items()
         }
-        return Mixture({make_reward(part, spec, **options): float(weight) for part, weight in reward.items()})
+        return Mixture(parts)
     if not isinstance(reward, str):
         return _own(reward)
     if reward in _BY_SPEC:
@@ -83,6 +80,45 @@ def _executor(database: str | None, execute: str | Execute | None, timeout_s: fl
         return open_database(database, timeout_s=timeout_s, max_rows=max_rows)
     found: Execute = load(execute, "executor") if isinstance(execute, str) else execute  # type: ignore[assignment]
     return found
+
+
+class Mixture:
+    """The weighted sum of rewards; an answer that one of them can't score can't be scored.
+
+    Args:
+        parts: reward → weight, above 0.
+
+    Raises:
+        ConfigError: no part, or a weight that is not above 0.
+    """
+
+    def __init__(self, parts: Mapping[Reward, float]) -> None:
+        if not parts or not all(weight > 0 for weight in parts.values()):
+            message = f"a mixed reward needs parts with weights above 0, not {sorted(parts.values())}"
+            raise ConfigError(message)
+        self._parts = dict(parts)
+        self.name = " + ".join(f"{weight:g} {reward.name}" for reward, weight in parts.items())
+        self.needs_llm = any(reward.needs_llm for reward in parts)
+        self.maximum = sum(weight * reward.maximum for reward, weight in parts.items())
+        self.minimum = sum(weight * float(getattr(reward, "minimum", 0.0)) for reward, weight in parts.items())
+
+    def __call__(
+        self,
+        predictions: Sequence[str | None],
+        references: Sequence[str],
+        *,
+        queries: Sequence[str],
+        contexts: Sequence[Sequence[Example]],
+    ) -> list[float | None]:
+        """See `Reward`."""
+        total: list[float | None] = [0.0] * len(references)
+        for reward, weight in self._parts.items():
+            scores = reward(predictions, references, queries=queries, contexts=contexts)
+            if len(scores) != len(references):
+                message = f"{reward.name} gave {len(scores)} scores for {len(references)} answers"
+                raise ValueError(message)
+            total = [None if a is None or b is None else a + weight * b for a, b in zip(total, scores, strict=True)]
+        return total
 
 
 class _Function:

@@ -1,21 +1,19 @@
-"""Rewards that read programs: the paper's Jaccard, exact match, and the recall of the picks, which asks no model."""
+"""Rewards that read programs: the paper's Jaccard, exact match, and the recall of the picks, which needs no model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
 
 from rcr_trainer.data import Example
 from rcr_trainer.programs import ProgramSpec, Tree, get_parser
+from rcr_trainer.rewards.base import PerAnswer
 
-_T = TypeVar("_T")
-
-_REMEMBERED = 1 << 16
-"""Programs whose structures are kept: a group's answers and a pool's programs come back again and again."""
+# A group's answers and a pool's programs come back again and again.
+_remembered = lru_cache(maxsize=1 << 16)
 
 
-class StructureCoverage:
+class StructureCoverage(PerAnswer):
     """The paper's reward (Eq. 7): Jaccard similarity of the local structures of answer and gold program.
 
     r = |LS(ŷ) ∩ LS(y)| / |LS(ŷ) ∪ LS(y)|. An answer that is no program has no structures and scores 0. A gold program
@@ -25,23 +23,13 @@ class StructureCoverage:
         spec: how programs are read.
     """
 
-    name, needs_llm, maximum = "structure_coverage", True, 1.0
+    name = "structure_coverage"
 
     def __init__(self, spec: ProgramSpec) -> None:
-        self._structures = _remembering(spec.structures)
+        self._structures = _remembered(spec.structures)
 
-    def __call__(
-        self,
-        predictions: Sequence[str | None],
-        references: Sequence[str],
-        *,
-        queries: Sequence[str],
-        contexts: Sequence[Sequence[Example]],
-    ) -> list[float | None]:
-        """See `Reward`."""
-        return [self._one(*pair) for pair in zip(predictions, references, strict=True)]
-
-    def _one(self, prediction: str | None, reference: str) -> float | None:
+    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
+        """See `PerAnswer`."""
         gold = self._structures(reference)
         if not gold:
             return None
@@ -49,7 +37,7 @@ class StructureCoverage:
         return len(found & gold) / len(found | gold)
 
 
-class Correctness:
+class Correctness(PerAnswer):
     """Exact match (appendix F): 1 where answer and gold program are the same, else 0.
 
     The same are two programs with equal parse trees, values included; where one of them doesn't parse, two texts that
@@ -59,24 +47,14 @@ class Correctness:
         spec: its language; whether it anonymises doesn't matter.
     """
 
-    name, needs_llm, maximum = "correctness", True, 1.0
+    name = "correctness"
 
     def __init__(self, spec: ProgramSpec) -> None:
-        self._tree = _remembering(get_parser(spec.language).parse)
+        self._tree = _remembered(get_parser(spec.language).parse)
 
-    def __call__(
-        self,
-        predictions: Sequence[str | None],
-        references: Sequence[str],
-        *,
-        queries: Sequence[str],
-        contexts: Sequence[Sequence[Example]],
-    ) -> list[float | None]:
-        """See `Reward`."""
-        return [
-            float(self._same(prediction or "", reference)) if reference.split() else None
-            for prediction, reference in zip(predictions, references, strict=True)
-        ]
+    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
+        """See `PerAnswer`."""
+        return float(self._same(prediction or "", reference)) if reference.split() else None
 
     def _same(self, prediction: str, reference: str) -> bool:
         if prediction.split() == reference.split():
@@ -85,7 +63,7 @@ class Correctness:
         return tree is not None and tree == self._tree(reference)
 
 
-class ContextCoverage:
+class ContextCoverage(PerAnswer):
     """Recall of the gold program's local structures by the union of the picks' programs. Needs no language model.
 
     It is what SFT and the dev coverage measure, not what the paper rewards: a policy that maximises it need not be
@@ -96,29 +74,15 @@ class ContextCoverage:
         spec: how programs are read.
     """
 
-    name, needs_llm, maximum = "context_coverage", False, 1.0
+    name, needs_llm = "context_coverage", False
 
     def __init__(self, spec: ProgramSpec) -> None:
-        self._structures = _remembering(spec.structures)
+        self._structures = _remembered(spec.structures)
 
-    def __call__(
-        self,
-        predictions: Sequence[str | None],
-        references: Sequence[str],
-        *,
-        queries: Sequence[str],
-        contexts: Sequence[Sequence[Example]],
-    ) -> list[float | None]:
-        """See `Reward`."""
-        return [self._one(*pair) for pair in zip(references, contexts, strict=True)]
-
-    def _one(self, reference: str, context: Sequence[Example]) -> float | None:
+    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
+        """See `PerAnswer`."""
         gold = self._structures(reference)
         if not gold:
             return None
         shown = frozenset().union(*(self._structures(example.target) for example in context))
         return len(gold & shown) / len(gold)
-
-
-def _remembering(function: Callable[[str], _T]) -> Callable[[str], _T]:
-    return lru_cache(maxsize=_REMEMBERED)(function)
