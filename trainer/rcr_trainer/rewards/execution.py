@@ -85,7 +85,7 @@ class Result:
 
 
 def canonical(value: Any) -> str:
-    """A text that is equal for equal results, whatever the types of numbers; other than plain values count by their repr."""
+    """A text that is equal for equal results: numbers of any type by value, what is no plain value by its repr."""
     if isinstance(value, Decimal):
         whole = value.is_finite() and value == value.to_integral_value()
         value = int(value) if whole else float(value)
