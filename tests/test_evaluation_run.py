@@ -154,9 +154,9 @@ def test_a_finished_run_without_a_model_is_given_one(capsys, here, monkeypatch):
 def budgeted(calls):
     """A simulator with a budget of calls in the place of the run's language model."""
 
-    def open_language_model(config, task, spec):
+    def open_language_model(config, task):
         gold = {example.source: example.target for example in [*task.pool, *task.test]}
-        return wrap(StructureBoundLLM(programs=gold, spec=spec), LLMSettings(budget_calls=calls, concurrency=1))
+        return wrap(StructureBoundLLM(programs=gold, spec=task.spec), LLMSettings(budget_calls=calls, concurrency=1))
 
     return open_language_model
 

@@ -233,11 +233,11 @@ def test_a_dry_run_says_what_it_would_cost(capsys, here):
 
 def test_a_larger_budget_continues_a_run():
     from rcr_trainer.config import differences
-    from rcr_trainer.runs import _INCIDENTAL
+    from rcr_trainer.runs import INCIDENTAL
 
     changed = Config.model_validate({"llm": {"budget_calls": 10, "concurrency": 2, "cache": "x", "timeout": 3}})
-    assert differences(Config(), changed, ignore=_INCIDENTAL) == []
-    assert differences(Config(), Config.model_validate({"llm": {"model": "x"}}), ignore=_INCIDENTAL)
+    assert differences(Config(), changed, ignore=INCIDENTAL) == []
+    assert differences(Config(), Config.model_validate({"llm": {"model": "x"}}), ignore=INCIDENTAL)
 
 
 @pytest.mark.parametrize(

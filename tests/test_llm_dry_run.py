@@ -70,13 +70,13 @@ def config(**llm: object) -> Config:
 
 def cost(settings: Config) -> tuple[str, list[str]]:
     """What is told of 10 calls, and all prompts that they could have."""
-    task = Task(POOL, [], [], [], QUERIES)
+    task = Task(POOL, [], [], [], QUERIES, ProgramSpec())
     prompts = [
         compose([Item(e.source, e.target) for e in picks], query.source)
         for picks in itertools.permutations(POOL, 2)
         for query in QUERIES
     ]
-    return str(pipeline._cost(settings, task, ProgramSpec(), 10, 2, QUERIES)), prompts
+    return str(pipeline._cost(settings, task, 10, 2, QUERIES)), prompts
 
 
 def test_no_prompt_has_more_tokens_by_the_models_own_tokenizer(folder: str) -> None:

@@ -17,7 +17,7 @@ from rcr_trainer.models import load_model
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.runs import Run
 from rcr_trainer.schema import FAMILY_DEFAULTS
-from rcr_trainer.tasks import Task, check_task, divide, program_spec
+from rcr_trainer.tasks import check_task, divide
 
 from langchain_rcr.items import Item
 from langchain_rcr.retriever import SequentialCompositionalRetriever
@@ -61,8 +61,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def language_of(run):
-    task = divide(run.config, read_split(run.path / "data"))
-    return program_spec(run.config, task).language
+    return divide(run.config, read_split(run.path / "data")).spec.language
 
 
 def lines(capsys, part):
@@ -162,7 +161,7 @@ def test_reinforcement_goes_on_by_tokens(here):
 def test_nothing_stands_in_for_a_corpus_that_is_read_wrongly():
     config = Config.model_validate({"program": {"language": "json"}})
     with pytest.raises(DataError, match=r"no program of the pool parses with program\.language = 'json'"):
-        check_task(config, Task(SPLIT.train, SPLIT.train, [], SPLIT.test, SPLIT.train))
+        check_task(config, divide(config, SPLIT))
 
 
 # ---------------------------------------------------------------- noisy programs

@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         epilog=f"example: {PROG} init demo.yaml && {PROG} run demo.yaml",
         allow_abbrev=False,
     )
-    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
+    parser.add_argument("--version", action="version", version=f"{PROG} {langchain_rcr.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     # Only the command at hand gets its settings' flags: they cost an import.
     called = next((word for word in arguments if not word.startswith("-")), "")
@@ -302,16 +303,6 @@ def _add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]
 
 def _flags(given: argparse.Namespace) -> dict[str, str]:
     return {name.removeprefix(_SETTING): value for name, value in vars(given).items() if name.startswith(_SETTING)}
-
-
-class _Version(argparse.Action):
-    """Looks the version up only when it is asked for."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        import langchain_rcr
-
-        _show(f"{PROG} {langchain_rcr.__version__}")
-        parser.exit()
 
 
 # ---------------------------------------------------------------- output

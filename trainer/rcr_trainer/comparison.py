@@ -13,14 +13,13 @@ from rcr_trainer.config import Config, EvaluationConfig
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.models import device_of, embeddings_of, load_beside, open_language_model, policy_picks
 from rcr_trainer.runs import Run
-from rcr_trainer.tasks import Task, divide, program_spec
+from rcr_trainer.tasks import Task, divide
 
 if TYPE_CHECKING:
     from langchain_rcr.policy import TriEncoder
     from rcr_trainer.baselines.base import Embed, EmbedTokens
     from rcr_trainer.evaluation import Answerer, EvaluationReport, PlainSelectors
     from rcr_trainer.models import Known
-    from rcr_trainer.programs import ProgramSpec
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +50,6 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
         raise CheckpointError(msg)
     split = read_split(run.path / "data")
     task = divide(run.config, split)
-    spec = program_spec(run.config, task)
     queries = task.held_out(evaluation.split)
     if not queries:
         msg = f"{run.path} has no {evaluation.split} queries"
@@ -60,7 +58,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
     model = TriEncoder.from_pretrained(run.checkpoint, embeddings=embeddings_of(run.config))
     model.to(device_of(run.config))
     embed = _embedder(run.config, evaluation, model, task, known)
-    plain = _plain(run.config, evaluation, task, spec, embed)
+    plain = _plain(run.config, evaluation, task, embed)
     policies = {"rcr": model}
     if run.config.grpo.enabled:
         policies["rcr_without_rl"] = load_beside(run.config, model, run.sft_checkpoint)
@@ -68,7 +66,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
         name: policy_picks(
             policy,
             task.pool,
-            spec,
+            task.spec,
             mask_duplicates=evaluation.mask_duplicates,
             lent=task.dev if evaluation.split == "dev" else (),
             own_program=not run.config.sft.exclude_own_program,
@@ -80,12 +78,12 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
         report.write(run.path)
         plot_coverage(report, run.path / "coverage.png")
 
-    with _answerer(run, evaluation, task, spec) as answerer:
+    with _answerer(run, evaluation, task) as answerer:
         report = evaluate(
             {**ours, **plain.selectors},
             task.pool,
             queries,
-            spec,
+            task.spec,
             k=evaluation.k,
             steps=evaluation.steps,
             split=split.name.removeprefix(f"{split.meta.get('task')}-"),
@@ -103,7 +101,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
 
 
 @contextmanager
-def _answerer(run: Run, evaluation: EvaluationConfig, task: Task, spec: ProgramSpec) -> Iterator[Answerer | None]:
+def _answerer(run: Run, evaluation: EvaluationConfig, task: Task) -> Iterator[Answerer | None]:
     """The run's language model for the comparison; None where it isn't asked."""
     from rcr_trainer.evaluation import Answerer
 
@@ -115,7 +113,7 @@ def _answerer(run: Run, evaluation: EvaluationConfig, task: Task, spec: ProgramS
         return
     # The run's account and file of answers, wherever its folder is seen from.
     config = run.config.model_copy(update={"output": run.path})
-    with open_language_model(config, task, spec) as llm:
+    with open_language_model(config, task) as llm:
 
         def answer(prompts: Sequence[str]) -> list[str | None]:
             return [answer.program for answer in llm.generate(prompts)]
@@ -141,7 +139,7 @@ def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str
     from rcr_trainer.training import own_positions
 
     same_program = evaluation.exclude_own_program or (split == "dev" and config.sft.exclude_own_program)
-    return [*own_positions(task.held_out(split), task.pool, program_spec(config, task), same_program=same_program)]
+    return [*own_positions(task.held_out(split), task.pool, task.spec, same_program=same_program)]
 
 
 def _embedder(
@@ -188,16 +186,14 @@ def _token_embedder(config: Config, evaluation: EvaluationConfig) -> EmbedTokens
     return TransformerTokens(name, max_length=config.model.max_length)
 
 
-def _plain(
-    config: Config, evaluation: EvaluationConfig, task: Task, spec: ProgramSpec, embed: Embed | None
-) -> PlainSelectors:
+def _plain(config: Config, evaluation: EvaluationConfig, task: Task, embed: Embed | None) -> PlainSelectors:
     """The selectors that were asked for, with the reasons for those left out; trade-offs are chosen on dev."""
     from rcr_trainer.baselines.base import Resources
     from rcr_trainer.evaluation import plain_selectors
 
     return plain_selectors(
         task.pool,
-        Resources(spec, config.seed, embed, _token_embedder(config, evaluation)),
+        Resources(task.spec, config.seed, embed, _token_embedder(config, evaluation)),
         dev=task.dev,
         k=evaluation.k,
         exclude_dev=_barred(config, evaluation, task, "dev"),

@@ -204,15 +204,14 @@ def build_reward(config: Config, spec: ProgramSpec) -> Reward:
     )
 
 
-def open_language_model(config: Config, task: Task, spec: ProgramSpec, *, keep: bool = True) -> LanguageModel:
+def open_language_model(config: Config, task: Task, *, keep: bool = True) -> LanguageModel:
     """The model that answers prompts; close it when done.
 
     Answers are kept in a file beside the run folder, for all runs; what is spent is booked under the run's folder.
 
     Args:
         config: of the run.
-        task: whose gold programs a simulator knows.
-        spec: how programs are read.
+        task: whose gold programs a simulator knows, and how they are read.
         keep: whether there is such a file; without it answers and bookings are gone with the model.
 
     Raises:
@@ -222,7 +221,7 @@ def open_language_model(config: Config, task: Task, spec: ProgramSpec, *, keep: 
     """
     from rcr_trainer.llm import StructureBoundLLM, open_llm, wrap
 
-    settings = config.llm
+    settings, spec = config.llm, task.spec
     if settings.kind == "simulator":
         examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
         simulator = StructureBoundLLM(

@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from rcr_trainer.data import Example, Split
     from rcr_trainer.llm import Estimate, LanguageModel
     from rcr_trainer.models import Known
-    from rcr_trainer.programs import ProgramSpec
     from rcr_trainer.training import Processes
 
 logger = logging.getLogger(__name__)
@@ -74,6 +73,7 @@ def run(
         RCRError: data, settings or run folder don't allow it; see `Run.create` and the stages.
     """
     set_threads(config.threads)
+    from rcr_trainer.data import write_split
     from rcr_trainer.training import join
 
     known: Known = {}
@@ -83,12 +83,12 @@ def run(
             with processes.together():
                 if processes.first:
                     # Bad data is found before there is a folder.
-                    split = None if (config.folder / "run.json").is_file() else load_checked(config)
+                    split = None if (config.folder / "run.json").is_file() else load_checked(config)[0]
                     holding.enter_context(hold(config.folder))
                     current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
-                    _take(current, "data", lambda: data_stage(current, split))
+                    _take(current, "data", lambda: write_split(current.path / "data", split or load_checked(config)[0]))
             if not processes.first:
-                current = Run.follow(config.folder, config)
+                current = Run.open(config.folder, config, writes=False)
             if "sft" in wanted:
                 _take(current, "sft", lambda: sft_stage(current, progress, known, processes), processes.size)
             if "grpo" in wanted and config.grpo.enabled:
@@ -128,20 +128,8 @@ def set_threads(threads: int | None) -> None:
 # ---------------------------------------------------------------- data
 
 
-def data_stage(run: Run, split: Split | None = None) -> None:
-    """Keep the run's split in its folder.
-
-    Args:
-        run: the run.
-        split: what `load_checked` gave; None: it is called.
-    """
-    from rcr_trainer.data import write_split
-
-    write_split(run.path / "data", split or load_checked(run.config))
-
-
-def load_checked(config: Config) -> Split:
-    """The split that the settings ask for, once it is certain that a run can work with it; see `check_task`.
+def load_checked(config: Config) -> tuple[Split, Task]:
+    """The split that the settings ask for, and its task, once it is certain that a run can work with it.
 
     Raises:
         DataError: a file can't be read, or its programs can't be.
@@ -149,18 +137,18 @@ def load_checked(config: Config) -> Split:
         PoolError: fewer candidates than picks, or sft.checkpoint has another pool.
         CheckpointError: sft.checkpoint can't be read.
     """
-    program_spec(config)
+    program_spec(config)  # Before anything is read or downloaded.
     split = load_split(config.data, config.seed)
-    split.meta[LANGUAGE] = check_task(config, divide(config, split))
-    task = divide(config, split)
-    spec = program_spec(config, task)
+    split.meta.pop(LANGUAGE, None)  # What data.directory says of another run doesn't bind.
+    task = check_task(config, divide(config, split))
+    split.meta[LANGUAGE] = task.spec.language
     if config.sft.checkpoint is not None:
         load_start(config, config.sft.checkpoint, task.pool)
     asks = config.evaluation.asks(config.llm)
     if config.grpo.enabled:
         from rcr_trainer.rewards import check_reward
 
-        reward = build_reward(config, spec)
+        reward = build_reward(config, task.spec)
         if reward.needs_llm and not config.llm.given:
             msg = (
                 f"llm.model = null contradicts reward.names = {config.reward.names}: name a model, or take rewards "
@@ -170,8 +158,8 @@ def load_checked(config: Config) -> Split:
         check_reward(reward, task.reinforced)
         asks = asks or reward.needs_llm
     if asks and config.llm.kind != "simulator":
-        open_language_model(config, task, spec, keep=False).close()
-    return split
+        open_language_model(config, task, keep=False).close()
+    return split, task
 
 
 def plan(config: Config) -> list[str]:
@@ -180,8 +168,7 @@ def plan(config: Config) -> list[str]:
     Raises:
         RCRError: as `load_checked`.
     """
-    task = divide(config, load_checked(config))
-    spec = program_spec(config, task)
+    _, task = load_checked(config)
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
     calls, shown = 0, 0
     queries: list[Example] = []
@@ -189,7 +176,7 @@ def plan(config: Config) -> list[str]:
         from rcr_trainer.grpo import calls_at_most
 
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
-        if build_reward(config, spec).needs_llm:
+        if build_reward(config, task.spec).needs_llm:
             calls += calls_at_most(config.grpo, len(task.reinforced), len(task.dev))
             shown, queries = config.grpo.k, [*task.reinforced, *task.dev]
     evaluation = config.evaluation
@@ -200,13 +187,11 @@ def plan(config: Config) -> list[str]:
         calls += asked * selectors
         shown, queries = max(shown, evaluation.k), [*queries, *held_out]
     if calls:
-        return [*lines, f"language model: {_cost(config, task, spec, calls, shown, queries)}"]
+        return [*lines, f"language model: {_cost(config, task, calls, shown, queries)}"]
     return [*lines, "no language model is asked"] if config.grpo.enabled else lines
 
 
-def _cost(
-    config: Config, task: Task, spec: ProgramSpec, calls: int, shown: int, queries: Sequence[Example]
-) -> Estimate | str:
+def _cost(config: Config, task: Task, calls: int, shown: int, queries: Sequence[Example]) -> Estimate | str:
     """What so many calls cost at most, each with so many examples of the pool and one of the queries.
 
     No prompt has more tokens than the one of the longest examples and query, each measured by itself: in the
@@ -218,7 +203,7 @@ def _cost(
         return "a simulator, which costs nothing"
     pool = [Item(example.source, example.target) for example in task.pool]
     asked = {example.source for example in queries}
-    with open_language_model(config, task, spec, keep=False) as llm:
+    with open_language_model(config, task, keep=False) as llm:
         longest = nlargest(shown, pool, key=lambda item: llm.count_tokens(compose([item], "")))
         query = max(asked, key=lambda source: llm.count_tokens(compose([], source)))
         return llm.estimate_calls(calls, compose(longest, query))
@@ -250,13 +235,12 @@ def sft_stage(
     from rcr_trainer import sft
 
     config, task = run.config, _task_of(run)
-    spec = program_spec(config, task)
     if config.sft.checkpoint is not None:
         if run.writes:
             logger.info("taken from %s, not trained", config.sft.checkpoint)
             save_checkpoint(run.checkpoint, load_start(config, config.sft.checkpoint, task.pool, known), task.pool)
         return
-    model = build_model(config, [Item(example.source, example.target) for example in task.pool], known, spec=spec)
+    model = build_model(config, [Item(example.source, example.target) for example in task.pool], known, spec=task.spec)
     model.to(device_of(config))
     if not run.state.is_dir():
         run.drop_metrics("sft")
@@ -271,7 +255,7 @@ def sft_stage(
         task.pool,
         task.queries,
         task.dev,
-        spec,
+        task.spec,
         config.sft,
         seed=config.seed,
         state_folder=run.state,
@@ -357,8 +341,7 @@ def grpo_stage(
     from rcr_trainer.training import Processes
 
     config, task = run.config, _task_of(run)
-    spec = program_spec(config, task)
-    reward, processes = build_reward(config, spec), processes or Processes()
+    reward, processes = build_reward(config, task.spec), processes or Processes()
     with processes.together():
         if run.writes and not run.sft_checkpoint.is_dir():
             # Before anything replaces it: after a crash this stage begins from SFT's policy again.
@@ -368,7 +351,7 @@ def grpo_stage(
     state = run.state / "grpo"
     if not state.is_dir():
         run.drop_metrics("grpo")
-    with open_language_model(config, task, spec) if reward.needs_llm else nullcontext() as llm:
+    with open_language_model(config, task) if reward.needs_llm else nullcontext() as llm:
 
         def log(step: int, figures: dict[str, float]) -> None:
             use = _use(llm, processes) if llm is not None else {}
@@ -381,7 +364,7 @@ def grpo_stage(
             task.pool,
             task.reinforced,
             task.dev,
-            spec,
+            task.spec,
             config.grpo,
             reward,
             llm,

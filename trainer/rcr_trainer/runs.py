@@ -44,24 +44,15 @@ FORMAT_VERSION = 1
 LOCK = "run.lock"
 _LIBRARIES = ("langchain-rcr", "langchain-core", "numpy", "torch", "transformers")
 _RESULTS = (
-    "data",
-    "metrics.jsonl",
-    "tensorboard",
-    "state",
-    "checkpoint",
-    "checkpoint-sft",
-    "evaluation.json",
-    "coverage.png",
+    *("data", "metrics.jsonl", "tensorboard", "state", "checkpoint", "checkpoint-sft"),
+    *("evaluation.json", "coverage.png"),
 )
-_INCIDENTAL = (
-    "name",
-    "output",
-    "threads",
-    "tensorboard",
-    *(f"llm.{name}" for name in ("api_key_env", "timeout", "concurrency", "attempts", "backoff", "cache")),
-    *(f"llm.{name}" for name in ("price_prompt", "price_completion", "budget_calls", "budget_tokens", "budget_money")),
+INCIDENTAL = (
+    *("name", "output", "threads", "tensorboard"),
+    *("llm.api_key_env", "llm.timeout", "llm.concurrency", "llm.attempts", "llm.backoff", "llm.cache"),
+    *("llm.price_prompt", "llm.price_completion", "llm.budget_calls", "llm.budget_tokens", "llm.budget_money"),
 )
-"""Settings that change no result: a run may be continued with others, a larger budget say."""
+"""Settings that change no result: a run may be continued with other values, such as a larger budget."""
 
 
 @contextmanager
@@ -138,12 +129,11 @@ def _holder(path: Path) -> str:
 
 
 class Run:
-    """One run folder. Made by `create` or `open`, not directly.
+    """One run folder, from `create` or `open`.
 
-    Args:
+    Attributes:
         path: the folder.
         config: the run's settings.
-        record: the content of run.json.
         writes: whether this object writes into the folder.
     """
 
@@ -193,7 +183,7 @@ class Run:
     @classmethod
     def _continue(cls, folder: Path, config: Config, *, resume: bool) -> Run:
         run = cls.open(folder)
-        changed = differences(run.config, config, ignore=_INCIDENTAL)
+        changed = differences(run.config, config, ignore=INCIDENTAL)
         if changed:
             more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
             msg = (
@@ -209,11 +199,13 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str]) -> Run:
-        """Open a run to read from it.
+    def open(cls, path: str | os.PathLike[str], config: Config | None = None, *, writes: bool = True) -> Run:
+        """A run that is there.
 
         Args:
             path: a run folder, or the checkpoint folder inside one.
+            config: the settings; None: those that are written there.
+            writes: False where another process writes the same run.
 
         Raises:
             CheckpointError: it is neither, is damaged, or was written by a newer version.
@@ -231,20 +223,7 @@ class Run:
         if not (folder / "config.yaml").is_file():
             msg = f"{folder} is damaged: config.yaml is missing"
             raise CheckpointError(msg)
-        return cls(folder, load_config(folder / "config.yaml", environ={}), record)
-
-    @classmethod
-    def follow(cls, path: str | os.PathLike[str], config: Config) -> Run:
-        """The run that another process has just made or continued; this object writes nothing into it.
-
-        Args:
-            path: the run folder.
-            config: the settings that the other process has, too.
-
-        Raises:
-            CheckpointError: there is no such run: the processes don't see one file system.
-        """
-        return cls(Path(path), config, cls.open(path)._record, writes=False)
+        return cls(folder, config or load_config(folder / "config.yaml", environ={}), record, writes=writes)
 
     @property
     def checkpoint(self) -> Path:
@@ -440,19 +419,11 @@ def _version(library: str) -> str | None:
 
 def _git_revision() -> str | None:
     """The commit of the working directory, with "+changes" where tracked files differ; None outside a repository."""
-    git = shutil.which("git")
-    if git is None:
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
         return None
-
-    def ask(*arguments: str) -> str | None:
-        try:
-            answer = subprocess.run([git, *arguments], capture_output=True, text=True, timeout=10, check=True)  # noqa: S603
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return answer.stdout.strip()
-
-    revision = ask("rev-parse", "HEAD")
-    return f"{revision}+changes" if revision and ask("status", "--porcelain", "-uno") else revision
 
 
 def _now() -> str:

@@ -38,7 +38,7 @@ class Task:
         dev: development queries; where the split brings none, candidates that were taken out of `queries`.
         test: held-out queries.
         reinforced: training queries of GRPO: `queries`, or such as were taken out of the pool for it.
-        language: of the programs, as `check_task` found; None: that of the settings.
+        spec: how programs are read.
     """
 
     pool: list[Example]
@@ -46,7 +46,7 @@ class Task:
     dev: list[Example]
     test: list[Example]
     reinforced: list[Example]
-    language: str | None = None
+    spec: ProgramSpec
 
     def held_out(self, split: str) -> list[Example]:
         """The queries of "dev" or "test"."""
@@ -114,20 +114,23 @@ def divide(config: Config, split: Split) -> Task:
     `grpo.queries`, so many of the others are drawn for GRPO alone. They leave the pool (appendix A).
 
     Raises:
-        ConfigError: that would leave no training queries.
+        ConfigError: that would leave no training queries, or there is no such program language.
     """
+    spec = program_spec(config)
+    if LANGUAGE in split.meta:
+        spec = replace(spec, language=split.meta[LANGUAGE])
     size = config.data.dev_size
     if size is None:
         size = min(_MOST_DEV, len(split.train) // 5)
-    dev, queries, language = split.dev, split.train, split.meta.get(LANGUAGE)
+    dev, queries = split.dev, split.train
     if not split.dev and size:
         dev, queries = _drawn(split.train, size, config.seed, "data.dev_size")
     if not config.grpo.enabled or config.grpo.queries is None:
-        return Task(split.train, queries, dev, split.test, queries, language)
+        return Task(split.train, queries, dev, split.test, queries, spec)
     reinforced, queries = _drawn(queries, config.grpo.queries, [config.seed, 1], "grpo.queries")
     gone = {id(example) for example in reinforced}
     pool = [example for example in split.train if id(example) not in gone]
-    return Task(pool, queries, dev, split.test, reinforced, language)
+    return Task(pool, queries, dev, split.test, reinforced, spec)
 
 
 def _drawn(
@@ -145,16 +148,16 @@ def _drawn(
     return drawn, [example for example, chosen in zip(examples, is_drawn, strict=True) if not chosen]
 
 
-def check_task(config: Config, task: Task) -> str:
+def check_task(config: Config, task: Task) -> Task:
     """Find out now what would stop the run later, and how its programs are to be read.
 
     Returns:
-        The program language of the settings; `tokens` where no program of the user's own files is of that language.
+        The task; its programs are read as `tokens` where none of the user's own files is of the settings' language.
 
     Raises:
         PoolError: fewer candidates than picks.
         DataError: no program of the pool parses though its language is known, or none of the queries to evaluate on.
-        ConfigError: there are no queries to evaluate on, or no such language.
+        ConfigError: there are no queries to evaluate on.
     """
     # A training query never retrieves itself, hence one more than k.
     needs = [("sft.k", config.sft.k, 1), ("evaluation.k", config.evaluation.k, 0)]
@@ -164,28 +167,28 @@ def check_task(config: Config, task: Task) -> str:
         if len(task.pool) < k + more:
             msg = f"the pool has {len(task.pool)} examples, too few for {field} = {k}"
             raise PoolError(msg)
-    language = _language_of(config, task.pool)
+    spec = replace(task.spec, language=_language_of(task.pool, task.spec, own=config.data.task == "files"))
     split = config.evaluation.split
-    queries, spec = task.held_out(split), program_spec(config, replace(task, language=language))
+    queries = task.held_out(split)
     if not queries:
-        how = "set data.dev or data.dev_size" if split == "dev" else "set evaluation.split: dev"
+        how = "set data.dev or data.dev_size" if split == "dev" else "set data.test, or evaluation.split: dev"
         msg = f"there are no {split} queries to evaluate on: {how}"
         raise ConfigError(msg)
     if all(spec.tree(query.target) is None for query in queries):
         msg = (
-            f"none of the {len(queries)} {split} queries has a program that parses as '{language}', so nothing can be "
-            "compared on them: set program.language (tokens reads any text), or check the programs"
+            f"none of the {len(queries)} {split} queries has a program that parses as '{spec.language}', so nothing "
+            "can be compared on them: set program.language (tokens reads any text), or check the programs"
         )
         raise DataError(msg)
-    return language
+    return replace(task, spec=spec)
 
 
-def _language_of(config: Config, pool: Sequence[Example]) -> str:
+def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> str:
     """The language by which the pool's programs are to be read; see `check_task`."""
     from rcr_trainer.data import unparsed
     from rcr_trainer.programs import TOKENS
 
-    language, broken = config.program.language, unparsed(pool, program_spec(config))
+    language, broken = spec.language, unparsed(pool, spec)
     if not broken:
         return language
     if len(broken) < len(pool):
@@ -201,7 +204,7 @@ def _language_of(config: Config, pool: Sequence[Example]) -> str:
         )
         return language
     first = " ".join(pool[0].target.split())[:80]
-    if config.data.task != "files":
+    if not own:
         msg = f"no program of the pool parses with program.language = '{language}' (the first: {first})"
         raise DataError(msg)
     logger.warning(
@@ -214,12 +217,8 @@ def _language_of(config: Config, pool: Sequence[Example]) -> str:
     return TOKENS
 
 
-def program_spec(config: Config, task: Task | None = None) -> ProgramSpec:
-    """How programs are read.
-
-    Args:
-        config: the settings.
-        task: whose language counts where it says one; None: the settings alone.
+def program_spec(config: Config) -> ProgramSpec:
+    """How programs are read, by the settings alone.
 
     Raises:
         ConfigError: no such language.
@@ -227,5 +226,4 @@ def program_spec(config: Config, task: Task | None = None) -> ProgramSpec:
     from rcr_trainer.programs import ProgramSpec, get_parser
 
     get_parser(config.program.language)
-    spec = ProgramSpec(**config.program.model_dump())
-    return replace(spec, language=task.language) if task is not None and task.language else spec
+    return ProgramSpec(**config.program.model_dump())
