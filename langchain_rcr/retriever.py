@@ -1,11 +1,11 @@
-"""The LangChain face: one object that is a retriever and an example selector."""
+"""The LangChain interface: one object that is both a retriever and an example selector."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -35,35 +35,36 @@ if TYPE_CHECKING:
 
     from langchain_rcr.index.base import CandidateIndex
 
+_Result: TypeAlias = list[Document] | Exception | None
+
 
 class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     """Picks few-shot examples one after the other, each conditioned on those already picked.
 
-    A LangChain retriever and example selector in one. Make it with `from_pretrained` or `from_examples`. Pickles,
-    deep-copies, and may be used from many threads while examples are added and deleted.
+    A LangChain retriever and example selector in one. Create it with `from_pretrained` or `from_examples`. It can be
+    pickled and deep-copied, and used from many threads while examples are added and deleted.
 
     Args:
         store: encoder, pool and engine; shared by the copies that `configurable_fields` makes.
-        k: how many examples to pick; may be above the pool's size as long as nothing is asked.
-        input_keys: the prompt variables that make up the query (their values in the order of the sorted names, a
-            space between, as LangChain's own selectors do). None: the variable with the name of the pool's source
-            key, or the only variable there is.
+        k: how many examples to pick; may exceed the pool's size until the first query.
+        input_keys: the prompt variables that make up the query: their values in the order of the sorted names,
+            joined by spaces, as in LangChain's own selectors. None: the variable named like the pool's source key,
+            or the only variable.
         example_keys: the fields of an example that `select_examples` returns. None: all.
         filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
             `langchain_rcr.filters.parse_filter`.
-        beam_width: sequences of picks followed side by side; 1: greedy.
-        order: of the picks in the prompt: as picked, the last pick first ("reversed"), or the one most relevant to
-            the question alone last, next to the question ("relevance").
-        mask_same_program: never pick two examples with the same program (white space aside) while others are left.
-        max_overlap: never pick two examples whose questions' words overlap more (Jaccard, below 1) while others are
-            left. None: no such rule.
-        max_tokens: of all picks' texts together; an example that doesn't fit is passed over for the next that does.
-        tokenizer: counts them: a LangChain model, a tokenizer with `encode`, or a function from a text to a number.
-        min_probability: stop before a pick that is less probable under the policy.
-        stop_early: stop before a pick whose logit is not above 0. That means "nothing gained" where logits are gains
-            (the `structure` family); elsewhere 0 has no meaning of its own.
-        probabilities: find out each pick's probability under the policy, for its document; takes one more pass over
-            the pool a step.
+        beam_width: how many sequences of picks the beam search keeps; 1: greedy.
+        order: the order of the picks in the prompt: as picked, the last pick first ("reversed"), or the most relevant
+            to the question alone last, next to the question ("relevance").
+        mask_same_program: never pick two examples with the same program while others are left.
+        max_overlap: never pick two examples whose questions share more of their words (Jaccard, below 1) while others
+            are left. None: no such rule.
+        max_tokens: the limit for the texts of all picks together. An example that doesn't fit is skipped, not cut.
+        tokenizer: counts the tokens: a LangChain model, a tokenizer with `encode`, or a function from text to number.
+        min_probability: stop before a pick whose probability under the policy is lower.
+        stop_early: stop before a pick whose logit is not above 0. Where logits are gains (the `structure` family),
+            such a pick gains nothing; in other families 0 has no special meaning.
+        probabilities: compute each pick's probability under the policy; costs one more pass over the pool per step.
 
     Raises:
         InputError: a field is out of range; the message names it.
@@ -87,11 +88,11 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     probabilities: bool = True
 
     def __init__(self, *, store: ExampleStore, k: int = 4, **fields: Any) -> None:
-        # Here and not in validators, from where pydantic would hide the InputError in one of its own.
+        # Not in validators: pydantic would wrap the InputError in a ValidationError.
         check_fields(k=k, **fields)
         super().__init__(store=store, k=k, **fields)
 
-    # ------------------------------------------------------------------ making one
+    # ------------------------------------------------------------------ construction
 
     @classmethod
     def from_pretrained(
@@ -110,18 +111,18 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
         Args:
             run_or_checkpoint: a run folder of `rcr-train`, a checkpoint folder, or what `save` wrote.
-            examples: the pool. None: what `index` holds, or else the pool stored in the checkpoint.
+            examples: the pool. None: the examples in `index`, or, if it is empty, those stored in the checkpoint.
             ids: an id for each of `examples`; see `from_examples`.
             index: the engine that holds the pool; None: one in memory.
             source_key: the key of an example's question.
             target_key: the key of its program.
-            embeddings: the LangChain embeddings, where the checkpoint was trained over some.
+            embeddings: the LangChain embeddings that the checkpoint was trained with, if any.
             **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
 
         Raises:
             CheckpointError: the folder or a file in it is missing, damaged, foreign, or of a newer version; the engine
                 holds vectors of another encoder.
-            PoolError, InputError: the examples, ids, keys or fields don't fit.
+            PoolError, InputError: the examples, ids, keys or fields are invalid.
             EngineError: the engine can't be reached.
         """
         check_fields(**fields)
@@ -153,13 +154,13 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         target_key: str = "target",
         **fields: Any,
     ) -> Self:
-        """A retriever over examples with an encoder at hand.
+        """A retriever over examples, from a loaded encoder.
 
         Args:
             encoder: the trained encoder.
             examples: mappings with the two keys, and any other fields.
-            ids: one for each. None: made of what each example holds, so that an engine that persists recognises them
-                the next time and doesn't encode them again. An example whose id the engine has is left as it is there.
+            ids: one per example. None: derived from the example's content, so that a persistent engine recognises it
+                next time and doesn't encode it again. An example whose id is in the engine already is left unchanged.
             index: the engine that holds the pool; None: one in memory.
             source_key: the key of an example's question.
             target_key: the key of its program.
@@ -174,11 +175,11 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
     @classmethod
     async def afrom_examples(cls, encoder: TriEncoder, examples: Sequence[Example], **options: Any) -> Self:
-        """`from_examples` in a thread: encoding is computation, which would hold up the event loop."""
+        """`from_examples` in a thread, since encoding would block the event loop."""
         return await asyncio.to_thread(cls.from_examples, encoder, examples, **options)
 
     def save(self, folder: str | Path) -> None:
-        """Write encoder, examples and their vectors as a folder that `from_pretrained` reads, whole or not at all.
+        """Write encoder, examples and vectors atomically to a folder that `from_pretrained` reads.
 
         Raises:
             PoolError: an example has a field that JSON can't hold.
@@ -198,13 +199,13 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     # ------------------------------------------------------------------ the selector
 
     def select_examples(self, input_variables: Mapping[str, str]) -> list[dict[str, Any]]:
-        """The examples for a prompt, as they were given; inside a prompt's run this is a retriever's run of its own.
+        """The examples for a prompt, as they were given; traced as a retriever run inside the prompt's run.
 
         Args:
-            input_variables: the prompt's variables; see `input_keys` for which of them are the query.
+            input_variables: the prompt's variables; `input_keys` says which of them are the query.
 
         Raises:
-            InputError: they hold no query; the message names the keys.
+            InputError: the query is missing; the message names the keys.
         """
         picks: list[Pick] = []
         self.invoke(query_of(input_variables, self.input_keys, self.source_key), picked=picks)
@@ -236,7 +237,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         return (await self.aadd_examples([example], None if id is None else [id]))[0]
 
     def add_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
-        """Add examples, all or none, encoded together. Arguments, result, errors: as `add_example`."""
+        """Add examples, all or none, encoded together. Arguments, result and errors as in `add_example`."""
         return self.store.add(examples, ids)
 
     async def aadd_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
@@ -244,7 +245,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         return await self.store.aadd(examples, ids)
 
     def upsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
-        """Add examples; one whose id is there takes the other's place. All or none; returns the ids."""
+        """Add examples, replacing those with the same ids; all or none. Returns the ids."""
         return self.store.add(examples, ids, replace=True)
 
     async def aupsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
@@ -252,7 +253,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         return await self.store.aadd(examples, ids, replace=True)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete examples by their ids, which no later query picks. Unknown ids are ignored; returns how many went."""
+        """Delete examples by their ids; unknown ids are ignored. Returns how many were deleted."""
         return self.store.delete(ids)
 
     async def adelete(self, ids: Sequence[str]) -> int:
@@ -276,14 +277,14 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         Args:
             query: the question.
             run_manager: LangChain's.
-            k: in place of the field.
-            beam_width: in place of the field.
-            filter: in place of the field; `{}` for none.
+            k: overrides the field.
+            beam_width: overrides the field.
+            filter: overrides the field; `{}` for none.
             picked: a list that receives the picks.
 
         Returns:
-            A document a pick: the example as text, its id, its fields; with them `step` (from 1), `logit` and
-            `probability`, which hide fields of these names (`select_examples` returns examples as they are).
+            One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
+            and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
         options, where = self._options(k, beam_width, filter)
         return self._documents(self.store.select([query], options, where, relevance=self._by_relevance)[0], picked)
@@ -313,27 +314,21 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     ) -> list[list[Document]]:
         """Documents for many questions: encoded in one pass, each step one search for all.
 
-        Each question has a run of its own for callbacks. With `return_exceptions` a question that can't be asked gets
-        its exception and the others their documents.
+        Each question has a callback run of its own. With `return_exceptions` an invalid question gets its exception
+        and the others their documents.
         """
-        started = [
-            CallbackManager.configure(one.get("callbacks"), None, **self._traced(one, kwargs)).on_retriever_start(
-                None, query, name=one.get("run_name") or self.get_name(), run_id=one.get("run_id")
-            )
-            for query, one in zip(inputs, get_config_list(config, len(inputs)), strict=True)
+        runs = [
+            CallbackManager.configure(**callbacks).on_retriever_start(None, query, **run)
+            for query, callbacks, run in self._runs(inputs, config, kwargs)
         ]
-        results = _refused(inputs)
-        good = [at for at, result in enumerate(results) if result is None]
+        valid, results = _checked(inputs)
         try:
             options, where = self._options(**kwargs)
-            asked = [inputs[at] for at in good]
-            found = self.store.select(asked, options, where, relevance=self._by_relevance) if asked else []
-            for at, picks in zip(good, found, strict=True):
-                results[at] = self._documents(picks)
+            found = self.store.select(valid, options, where, relevance=self._by_relevance) if valid else []
+            self._fill(results, found)
         except Exception as error:
-            for at in good:
-                results[at] = error
-        for run, result in zip(started, results, strict=True):
+            _fail(results, error)
+        for run, result in zip(runs, results, strict=True):
             if isinstance(result, Exception):
                 run.on_retriever_error(result)
             else:
@@ -349,24 +344,18 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         **kwargs: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
-        started = [
-            await AsyncCallbackManager.configure(
-                one.get("callbacks"), None, **self._traced(one, kwargs)
-            ).on_retriever_start(None, query, name=one.get("run_name") or self.get_name(), run_id=one.get("run_id"))
-            for query, one in zip(inputs, get_config_list(config, len(inputs)), strict=True)
+        runs = [
+            await AsyncCallbackManager.configure(**callbacks).on_retriever_start(None, query, **run)
+            for query, callbacks, run in self._runs(inputs, config, kwargs)
         ]
-        results = _refused(inputs)
-        good = [at for at, result in enumerate(results) if result is None]
+        valid, results = _checked(inputs)
         try:
             options, where = self._options(**kwargs)
-            asked = [inputs[at] for at in good]
-            found = await self.store.aselect(asked, options, where, relevance=self._by_relevance) if asked else []
-            for at, picks in zip(good, found, strict=True):
-                results[at] = self._documents(picks)
+            found = await self.store.aselect(valid, options, where, relevance=self._by_relevance) if valid else []
+            self._fill(results, found)
         except Exception as error:
-            for at in good:
-                results[at] = error
-        for run, result in zip(started, results, strict=True):
+            _fail(results, error)
+        for run, result in zip(runs, results, strict=True):
             if isinstance(result, Exception):
                 await run.on_retriever_error(result)
             else:
@@ -383,29 +372,29 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         runner_ups: int = 3,
         structures: Structures | None = None,
     ) -> Explanation:
-        """Why the picks for a question are what they are, step by step.
+        """Explain the picks for a question, step by step.
 
         Args:
             query: the question.
-            k: in place of the field.
-            beam_width: in place of the field.
-            filter: in place of the field; `{}` for none.
+            k: overrides the field.
+            beam_width: overrides the field.
+            filter: overrides the field; `{}` for none.
             runner_ups: how many other candidates to show at each step.
-            structures: the local structures of a program, to tell which ones each pick brings:
-                `ProgramSpec("sql").structures` of `langchain_rcr.programs`, or a function of yours. None: not told.
+            structures: maps a program to its local structures, to show which of them each pick adds:
+                `langchain_rcr.programs.ProgramSpec("sql").structures`, or your own function. None: not shown.
 
         Returns:
-            The explanation: data (`steps`, `to_dict()`), a table (`print` it), a picture (`plot(path)`).
+            The explanation: data (`steps`, `to_dict()`), a table (`print` it), a chart (`plot(path)`).
 
         Raises:
-            InputError, PoolError, EngineError: as for `invoke`; runner_ups is no whole number from 0 on.
+            InputError, PoolError, EngineError: as for `invoke`; runner_ups is not a whole number from 0 on.
         """
         check_fields(runner_ups=runner_ups)
         options, where = self._options(k, beam_width, filter)
         return self.store.explain(query, options, where, runner_ups=runner_ups, structures=structures)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
-        """What a trace says of this retriever."""
+        """Names for LangSmith traces."""
         params = super()._get_ls_params(**kwargs)
         params["ls_retriever_name"] = "sequential_compositional"
         params["ls_vector_store_provider"] = type(self.store.index).__name__
@@ -414,13 +403,25 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
     # ------------------------------------------------------------------ helpers
 
-    def _traced(self, config: RunnableConfig, kwargs: Mapping[str, Any]) -> dict[str, Any]:
-        return {
-            "inheritable_tags": config.get("tags"),
-            "local_tags": self.tags,
-            "inheritable_metadata": {**(config.get("metadata") or {}), **self._get_ls_params(**kwargs)},
-            "local_metadata": self.metadata,
-        }
+    def _runs(
+        self, inputs: list[str], config: RunnableConfig | list[RunnableConfig] | None, kwargs: Mapping[str, Any]
+    ) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+        """Each question, what its callback manager is configured with, and what its run starts with."""
+        traced = self._get_ls_params(**kwargs)
+        for query, one in zip(inputs, get_config_list(config, len(inputs)), strict=True):
+            callbacks = {
+                "inheritable_callbacks": one.get("callbacks"),
+                "inheritable_tags": one.get("tags"),
+                "local_tags": self.tags,
+                "inheritable_metadata": {**(one.get("metadata") or {}), **traced},
+                "local_metadata": self.metadata,
+            }
+            yield query, callbacks, {"name": one.get("run_name") or self.get_name(), "run_id": one.get("run_id")}
+
+    def _fill(self, results: list[_Result], found: Sequence[list[Pick]]) -> None:
+        """Put the picks of the valid questions, as documents, where there is no result yet."""
+        picks = iter(found)
+        results[:] = [self._documents(next(picks)) if result is None else result for result in results]
 
     @property
     def _by_relevance(self) -> bool:
@@ -486,20 +487,24 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         return {key: pick.example[key] for key in self.example_keys}
 
 
-def _refused(inputs: Sequence[Any]) -> list[list[Document] | Exception | None]:
-    """For each question the error that it can't be asked by; None where it can."""
-    results: list[list[Document] | Exception | None] = []
+def _checked(inputs: Sequence[Any]) -> tuple[list[str], list[_Result]]:
+    """The valid questions, and a result for each question: its error, or None where it is valid."""
+    results: list[_Result] = []
     for query in inputs:
         try:
             check_query(query)
             results.append(None)
         except InputError as error:
             results.append(error)
-    return results
+    return [query for query, result in zip(inputs, results, strict=True) if result is None], results
 
 
-def _returned(results: Sequence[list[Document] | Exception | None], *, return_exceptions: bool) -> list[list[Document]]:
-    """What `batch` returns, LangChain's type for it included: exceptions stand among the lists."""
+def _fail(results: list[_Result], error: Exception) -> None:
+    results[:] = [error if result is None else result for result in results]
+
+
+def _returned(results: Sequence[_Result], *, return_exceptions: bool) -> list[list[Document]]:
+    """What `batch` returns. LangChain's type for it leaves out the exceptions among the lists."""
     first = next((result for result in results if isinstance(result, Exception)), None)
     if first is not None and not return_exceptions:
         raise first
