@@ -1,4 +1,4 @@
-# Each target does its own set-up in $(VENV). Another interpreter than python3: make PYTHON=python3.12 demo
+# Each target sets up $(VENV) if need be. To use another interpreter than python3: make PYTHON=python3.12 demo
 PYTHON ?= python3
 VENV ?= .venv
 WORKERS ?= 2
@@ -8,18 +8,19 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 FOR_USE := $(VENV)/.installed-for-use
 FOR_WORK := $(VENV)/.installed-for-work
 
-.PHONY: help demo test lint format constraints clean
+.PHONY: help demo check test lint format constraints clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (minutes)"
-	@echo "make test         lint, then all tests"
+	@echo "make check        lint, then the fast tests (under a minute, for use while you work)"
+	@echo "make test         lint, then all tests (minutes; what continuous integration runs)"
 	@echo "make lint         ruff and mypy"
-	@echo "make format       let ruff mend what it can"
-	@echo "make constraints  renew the pinned versions in constraints.txt"
+	@echo "make format       let ruff fix what it can"
+	@echo "make constraints  update the pinned versions in constraints.txt"
 	@echo "make clean        remove $(VENV), caches and builds; runs/ and data/ stay"
 
-# Threads that wait asleep: where other programs want the cores too, waiting busily slows a run tenfold.
+# OpenMP threads sleep while they wait: busy waiting slows a run tenfold where other programs need the cores.
 export OMP_WAIT_POLICY ?= PASSIVE
 
 demo: export OMP_NUM_THREADS ?= 2
@@ -27,10 +28,13 @@ demo: $(FOR_USE)
 	$(BIN)/rcr-train run examples/configs/demo.yaml --overwrite
 	$(BIN)/python examples/quickstart.py
 
-# One thread for each worker: more threads than cores slow linear algebra several-fold.
-test: export OMP_NUM_THREADS := 1
+# One thread for each worker: more threads than cores slow linear algebra several-fold. Work stealing keeps the tests of
+# a module together, so that its fixtures are built once.
+check test: export OMP_NUM_THREADS := 1
+check: lint
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not slow" --durations 5 --durations-min 2
 test: lint
-	$(BIN)/pytest -n $(WORKERS)
+	$(BIN)/pytest -n $(WORKERS) --dist worksteal
 
 lint: $(FOR_WORK)
 	$(BIN)/ruff check .
@@ -41,7 +45,7 @@ format: $(FOR_WORK)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The stamps are written last, so that a broken installation is repeated. What is for work is for use, too.
+# The stamps are written last, so that a failed installation is repeated. The development set-up includes the user's.
 $(FOR_USE): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
 	@echo "Installing into $(VENV) …"
@@ -63,7 +67,7 @@ venv:
 			"$$($(PYTHON) --version 2>&1): make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# The comment on top stays. Local versions (+cpu) and what only CUDA's torch brings are left out: they differ by machine.
+# Keeps the comment at the top. Drops local versions (+cpu) and the packages of CUDA's torch, which differ by machine.
 constraints:
 	rm -rf build/constraints
 	$(PYTHON) -m venv build/constraints

@@ -1,4 +1,4 @@
-"""What all tests share: no hub, no settings from the developer's own environment, a PostgreSQL server on demand."""
+"""What all tests share: no hub, nothing from the developer's own environment, a tiny BERT, a PostgreSQL server."""
 
 import os
 import signal
@@ -6,18 +6,34 @@ import tempfile
 import uuid
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 # Before any test imports transformers, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-for _name in [name for name in os.environ if name.startswith("RCR_") and name != "RCR_DATA"]:
+for _name in [name for name in os.environ if name.startswith(("RCR_", "OPENAI_")) and name != "RCR_DATA"]:
     del os.environ[_name]
 
 # A shell starts what it runs in the background with SIGINT ignored, and so would be the children of tests about it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, which is the current one."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture(scope="session")
+def bert(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The folder of a tiny BERT."""
+    from tiny_bert import tiny_bert
+
+    return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rcr_trainer.baselines.set_bsr import SetBSRSelector, TransformerTokens
-from tiny_bert import tiny_bert
 
 from langchain_rcr.errors import InputError
 
@@ -153,11 +152,6 @@ def test_as_a_langchain_selector():
     assert selector.select_examples({"source": "a b c"}) == [{"source": "d"}, {"source": "c"}]
     selector.add_example({"source": "a b"})
     assert selector.select_examples({"source": "a b c"}) == [{"source": "a b"}, {"source": "c"}]
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
 
 
 def test_token_vectors_are_those_of_the_layer_without_special_tokens(bert):

@@ -1,7 +1,6 @@
 """What a user meets first: help, versions, one-line errors, exit codes."""
 
 import json
-import os
 import subprocess
 import sys
 import time
@@ -21,13 +20,7 @@ threads: 1
 """
 
 
-@pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith("RCR_"):
-            monkeypatch.delenv(name)
-    return tmp_path
+pytestmark = pytest.mark.usefixtures("here")
 
 
 def write_rows(path: Path, count: int, **changes: str) -> None:

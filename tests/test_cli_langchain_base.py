@@ -37,10 +37,9 @@ def _config(base: str) -> Config:
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "my_embeddings_of_this_test.py").write_text(MODULE)
-    return tmp_path
+def here(here: Path) -> Path:
+    (here / "my_embeddings_of_this_test.py").write_text(MODULE)
+    return here
 
 
 def test_a_run_over_langchain_embeddings_and_its_serving(here: Path) -> None:

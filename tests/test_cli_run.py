@@ -23,13 +23,9 @@ DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parent.parent.parent / "sh
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith("RCR_"):
-            monkeypatch.delenv(name)
-    (tmp_path / "demo.yaml").write_text(CONFIG, encoding="utf-8")
-    return tmp_path
+def here(here: Path) -> Path:
+    (here / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+    return here
 
 
 def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):

@@ -1,7 +1,6 @@
 """`sft.checkpoint`: a run that takes its policy from elsewhere instead of training one."""
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -24,14 +23,10 @@ START = ["run", "demo.yaml", "--name=second", "--sft.checkpoint"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith("RCR_"):
-            monkeypatch.delenv(name)
-    (tmp_path / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+def here(here: Path) -> Path:
+    (here / "demo.yaml").write_text(CONFIG, encoding="utf-8")
     assert cli.main(["run", "demo.yaml", "--name=first", "--grpo.enabled=true"]) == 0
-    return tmp_path / "runs"
+    return here / "runs"
 
 
 def weights(folder):

@@ -30,11 +30,6 @@ BY_STRUCTURE = ("structure", "both")
 QUERIES = ["what is the area of texas", "how long is the river", "unheard of"]
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
-
-
 def make(family, bert, seed=0, **options):
     torch.manual_seed(seed)
     if family == "embeddings":

@@ -51,11 +51,6 @@ class Counting(Embeddings):
         return self.fake.embed_documents(texts)
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
-
-
 @pytest.fixture(params=["lexical", "embeddings", "embeddings without n-grams", "embeddings projected"])
 def encoder(request):
     vocabulary = NgramVocabulary.fit(ITEMS, 2)

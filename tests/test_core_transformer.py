@@ -25,11 +25,6 @@ ITEMS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "model")
-
-
 @pytest.fixture(params=["mean", "cls"])
 def encoder(request, bert):
     return TransformerEncoder(bert, pooling=request.param, max_length=32, scale=2.0).eval()

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
+from toys import lexical
 
-from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr import SequentialCompositionalRetriever
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
@@ -21,7 +22,7 @@ EXAMPLES = [
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_url: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", postgres_url)
-    encoder = TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=32)
+    encoder = lexical(EXAMPLES, dim=32)
     SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES).save("runs/demo")
     names: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -1,7 +1,6 @@
 """The comparison of a whole run with a language model: whom it asks, what that costs, and what a failure leaves."""
 
 import json
-import os
 from contextlib import closing
 from pathlib import Path
 
@@ -31,13 +30,9 @@ SERVER = ["--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1"]
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith("RCR_"):
-            monkeypatch.delenv(name)
-    (tmp_path / "demo.yaml").write_text(CONFIG, encoding="utf-8")
-    return tmp_path
+def here(here: Path) -> Path:
+    (here / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+    return here
 
 
 def report(folder="runs/demo"):

@@ -170,10 +170,12 @@ def test_the_second_call_installs_nothing_until_the_versions_change(clone: Path)
         assert "pip install" in plan(clone, target)
 
 
-def test_the_tests_are_preceded_by_lint(clone: Path) -> None:
-    steps = plan(clone, "test")
+@pytest.mark.parametrize("target", ["check", "test"])
+def test_the_tests_are_preceded_by_lint(clone: Path, target: str) -> None:
+    steps = plan(clone, target)
     order = [steps.index(step) for step in ("ruff check .", "ruff format --check .", "/mypy", "/pytest")]
     assert order == sorted(order)
+    assert ("not slow" in steps) == (target == "check")
 
 
 @pytest.mark.parametrize(("version", "says"), [("3.10.4", "needs Python 3.11 or newer, and"), (None, "There is no")])

@@ -13,8 +13,9 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.tracers import BaseTracer
 from plain_reader import PlainReader
+from toys import lexical
 
-from langchain_rcr import ExamplePool, ExampleStore, InputError, Item, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr import ExamplePool, ExampleStore, InputError, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.background import background
 from langchain_rcr.index.base import PoolVectors, Row
 
@@ -25,7 +26,7 @@ QUERIES = ["how many cats are there", "dogs and mice", "are there hens"]
 
 @pytest.fixture(scope="module")
 def encoder() -> TriEncoder:
-    return TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=32)
+    return lexical(EXAMPLES, dim=32)
 
 
 @pytest.fixture

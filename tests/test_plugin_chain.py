@@ -29,8 +29,9 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from openai_server import OpenAIServer
 from pydantic import Field
 from run_tree import RunTree
+from toys import lexical
 
-from langchain_rcr import InputError, Item, PoolError, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
+from langchain_rcr import InputError, PoolError, SequentialCompositionalRetriever, few_shot_prompt
 from langchain_rcr.chains import ParsedProgram, semantic_parsing_chain
 from langchain_rcr.programs import Tree, get_parser
 from langchain_rcr.prompting import chat_few_shot_prompt
@@ -94,7 +95,7 @@ def sql_for(prompt: str) -> str:
 
 @pytest.fixture
 def retriever() -> SequentialCompositionalRetriever:
-    encoder = TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in ROWS], dim=16)
+    encoder = lexical(ROWS, dim=16)
     return SequentialCompositionalRetriever.from_examples(encoder, ROWS, k=2)
 
 
@@ -402,7 +403,7 @@ def test_what_a_runnable_must_return(retriever: SequentialCompositionalRetriever
 
 def test_other_keys_and_several_input_keys() -> None:
     rows = [{"q": row["source"], "sql": row["target"]} for row in ROWS]
-    encoder = TriEncoder.build("lexical", [Item(row["q"], row["sql"]) for row in rows], dim=16)
+    encoder = lexical(rows, dim=16, keys=("q", "sql"))
     fields = {"source_key": "q", "target_key": "sql", "k": 2}
     ours = SequentialCompositionalRetriever.from_examples(encoder, rows, **fields)
     result = semantic_parsing_chain(fake(GOOD), ours, "sql").invoke({"q": QUESTIONS[0]})

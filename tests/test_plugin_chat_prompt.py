@@ -19,8 +19,9 @@ from langchain_core.prompts import (
 )
 from langchain_core.vectorstores import InMemoryVectorStore
 from run_tree import RunTree
+from toys import lexical
 
-from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr import InputError, SequentialCompositionalRetriever
 from langchain_rcr.prompting import FewShotMessages, chat_few_shot_prompt
 
 ROWS = [
@@ -35,7 +36,7 @@ QUESTION = "open and close the {door} }{ {0}"
 
 @pytest.fixture(scope="module")
 def retriever() -> SequentialCompositionalRetriever:
-    encoder = TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in ROWS], dim=16)
+    encoder = lexical(ROWS, dim=16)
     return SequentialCompositionalRetriever.from_examples(encoder, ROWS, k=2)
 
 
@@ -110,7 +111,7 @@ async def test_it_pipes_into_chat_models(retriever: SequentialCompositionalRetri
 
 def test_keys_come_from_the_retriever_the_selector_or_the_caller() -> None:
     rows = [{"q": row["source"], "sql": row["target"]} for row in ROWS]
-    encoder = TriEncoder.build("lexical", [Item(row["q"], row["sql"]) for row in rows], dim=16)
+    encoder = lexical(rows, dim=16, keys=("q", "sql"))
     ours = SequentialCompositionalRetriever.from_examples(encoder, rows, source_key="q", target_key="sql", k=1)
     assert chat_few_shot_prompt(ours).input_variables == ["q"]
     assert chat_few_shot_prompt(ours, query_key="input").input_variables == ["input"]

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.data import Example, write_examples
+from toys import lexical
 
 from langchain_rcr import (
     CheckpointError,
@@ -13,7 +14,6 @@ from langchain_rcr import (
     Item,
     PoolError,
     SequentialCompositionalRetriever,
-    TriEncoder,
 )
 from langchain_rcr.pool import read_jsonl, write_jsonl
 
@@ -26,7 +26,7 @@ QUERY = "what is the area and the population of texas"
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    encoder = TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=32, seed=1)
+    encoder = lexical(EXAMPLES, dim=32, seed=1)
     encoder.save_pretrained(tmp_path / "run" / "checkpoint")
     write_jsonl(tmp_path / "run" / "checkpoint" / "pool.jsonl", ExamplePool(EXAMPLES, ids=list("abcde")))
     return tmp_path / "run"
@@ -41,7 +41,7 @@ def test_a_run_and_its_checkpoint_give_the_same(run: Path) -> None:
 
 
 def test_what_was_saved_picks_as_it_did(run: Path) -> None:
-    encoder = TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=32, seed=1)
+    encoder = lexical(EXAMPLES, dim=32, seed=1)
     before = SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcde"))
     assert SequentialCompositionalRetriever.from_pretrained(run).invoke(QUERY) == before.invoke(QUERY)
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from toys import lexical
 
-from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr import InputError, Item, SequentialCompositionalRetriever
 from langchain_rcr.programs import ProgramSpec
 
 EXAMPLES = [
@@ -19,7 +20,7 @@ QUERY = "how many red cats and big dogs are there"
 
 @pytest.fixture(scope="module")
 def retriever() -> SequentialCompositionalRetriever:
-    encoder = TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=64)
+    encoder = lexical(EXAMPLES, dim=64)
     return SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcdefghi"), k=3)
 
 

@@ -17,8 +17,9 @@ from langchain_core.runnables import (
 from langchain_core.tools import create_retriever_tool
 from langgraph.graph import END, START, StateGraph
 from run_tree import RunTree
+from toys import lexical
 
-from langchain_rcr import InputError, Item, PoolError, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
+from langchain_rcr import InputError, PoolError, SequentialCompositionalRetriever, few_shot_prompt
 from langchain_rcr.chains import ParsedProgram, semantic_parsing_chain
 
 ROWS = [
@@ -32,7 +33,7 @@ GOOD = "SELECT COUNT(*) FROM river"
 
 @pytest.fixture
 def retriever() -> SequentialCompositionalRetriever:
-    encoder = TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in ROWS], dim=16)
+    encoder = lexical(ROWS, dim=16)
     return SequentialCompositionalRetriever.from_examples(encoder, ROWS, k=2)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from documents import alike
 from langchain_core.runnables import ConfigurableField
+from toys import lexical
 
 from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder
 
@@ -19,7 +20,7 @@ QUERY = "how many red cats and big dogs are there"
 
 @pytest.fixture(scope="module")
 def encoder() -> TriEncoder:
-    return TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=64)
+    return lexical(EXAMPLES, dim=64)
 
 
 def make(encoder: TriEncoder, **fields: Any) -> SequentialCompositionalRetriever:

@@ -15,6 +15,7 @@ from documents import alike
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import ConfigurableField
 from pydantic import ValidationError
+from toys import lexical
 
 from langchain_rcr import (
     ExamplePool,
@@ -35,7 +36,7 @@ QUERY = "how many red cats and big dogs are there"
 
 @pytest.fixture(scope="module")
 def encoder() -> TriEncoder:
-    return TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=64)
+    return lexical(EXAMPLES, dim=64)
 
 
 @pytest.fixture

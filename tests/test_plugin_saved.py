@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 from documents import alike
+from toys import lexical
 
-from langchain_rcr import CheckpointError, InputError, Item, PoolError, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr import CheckpointError, InputError, PoolError, SequentialCompositionalRetriever, TriEncoder
 
 EXAMPLES = [
     {"source": f"how many {word} are there", "target": f"count({word})", "n": n}
@@ -17,7 +18,7 @@ QUERY = "how many cats and hens are there"
 
 
 def build(seed: int = 0) -> TriEncoder:
-    return TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=32, seed=seed)
+    return lexical(EXAMPLES, dim=32, seed=seed)
 
 
 @pytest.fixture

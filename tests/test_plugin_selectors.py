@@ -25,6 +25,7 @@ from langchain_core.prompts import (
 )
 from langchain_core.runnables import RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
+from toys import lexical
 
 from langchain_rcr import InputError, Item, PoolError, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
 from langchain_rcr.prompting import chat_few_shot_prompt
@@ -157,7 +158,7 @@ async def test_made_asynchronously() -> None:
     for kind in (SemanticSimilarityExampleSelector, MaxMarginalRelevanceExampleSelector):
         theirs = await kind.afrom_examples(EXAMPLES, WordCounts(), InMemoryVectorStore, k=1, input_keys=["source"])
         assert await theirs.aselect_examples({"source": EXAMPLES[4]["source"]}) == [EXAMPLES[4]]
-    encoder = TriEncoder.build("lexical", [Item(row["source"], row["target"]) for row in EXAMPLES], dim=128)
+    encoder = lexical(EXAMPLES, dim=128)
     ours = await SequentialCompositionalRetriever.afrom_examples(encoder, EXAMPLES, k=1)
     assert await ours.aselect_examples({"source": EXAMPLES[4]["source"]}) == [EXAMPLES[4]]
 

@@ -1,7 +1,6 @@
 """Runs on the user's own files when programs don't parse: none of them, some of them, or nearly no example at all."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,17 +46,13 @@ def write(path, examples, target):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    for name in os.environ:
-        if name.startswith("RCR_"):
-            monkeypatch.delenv(name)
+def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setitem(FAMILY_DEFAULTS["structure"]["model"], "base", None)  # n-grams alone, which are quicker
-    write(tmp_path / "train.jsonl", SPLIT.train, broken)
-    write(tmp_path / "test.jsonl", SPLIT.test, whole)
+    write(here / "train.jsonl", SPLIT.train, broken)
+    write(here / "test.jsonl", SPLIT.test, whole)
     for family in ("structure", "lexical"):
-        (tmp_path / f"{family}.yaml").write_text(SETTINGS.replace("FAMILY", family))
-    return tmp_path
+        (here / f"{family}.yaml").write_text(SETTINGS.replace("FAMILY", family))
+    return here
 
 
 def language_of(run):
