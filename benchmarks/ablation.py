@@ -88,8 +88,6 @@ VARIANTS = {
         covr=False,
         gpu=True,
     ),
-    "both": Variant("both, text trained after the fit", _family("both"), covr=False),
-    "both-joint": Variant("both, trained jointly", _family("both", {"train": "all"}), covr=False),
 }
 
 

@@ -19,7 +19,7 @@ from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.vectorstores import InMemoryVectorStore
 
 from langchain_rcr import RCRError, SequentialCompositionalRetriever
-from langchain_rcr.families.embeddings import TransformerBackbone
+from langchain_rcr.families.backbone import TransformerBackbone
 from langchain_rcr.programs import ProgramSpec
 
 # One of the demo's held-out questions, with its program.

@@ -398,7 +398,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         params = super()._get_ls_params(**kwargs)
         params["ls_retriever_name"] = "sequential_compositional"
         params["ls_vector_store_provider"] = type(self.store.index).__name__
-        params["ls_embedding_provider"] = f"tri_encoder_{self.store.encoder.family}"
+        params["ls_embedding_provider"] = f"tri_encoder_{self.store.encoder.family.name}"
         return params
 
     # ------------------------------------------------------------------ helpers

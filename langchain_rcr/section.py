@@ -1,11 +1,15 @@
-"""What every group of settings shares: the run's, a family's own, those of the language model."""
+"""What every group of settings shares: the run's, a family's own, those of the language model. Loads nothing heavy."""
 
 from __future__ import annotations
 
+import reprlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo, field_validator
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 
 class Section(BaseModel):
@@ -22,3 +26,37 @@ class Section(BaseModel):
         if isinstance(value, bool) and field is not None and field.annotation in (int, float):
             raise PydanticCustomError("number", "Input should be a number")
         return value
+
+
+@dataclass(frozen=True, slots=True)
+class OneOf:
+    """Marks a text field whose values are the names in a registry: `Annotated[str, OneOf(names)]`.
+
+    Args:
+        names: returns what is registered now, each name with a line that describes it ("" for none).
+    """
+
+    names: Callable[[], Mapping[str, str]]
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self._check, handler(source))
+
+    def _check(self, value: str) -> str:
+        names = list(self.names())
+        if value not in names:
+            *some, last = map(repr, names)
+            expected = f"{', '.join(some)} or {last}" if some else last
+            raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
+        return value
+
+
+def contradiction(field: str, value: object, other: str, other_value: object, advice: str) -> ValueError:
+    """What a validator raises where two settings contradict each other."""
+    return ValueError(f"{field} = {show(value)} contradicts {other} = {show(other_value)}: {advice}")
+
+
+def show(value: object) -> str:
+    """A value as a message quotes it: short, on one line, None as null."""
+    if value is None:
+        return "null"
+    return reprlib.repr(str(value) if isinstance(value, Path) else value)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from rcr_trainer.config import Config, ModelConfig, SFTConfig, differences, load_config, settings, to_yaml
+from rcr_trainer.config import Config, SFTConfig, differences, load_config, settings, to_yaml
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
@@ -33,14 +33,13 @@ def test_a_fresh_file_changes_family_in_one_word(tmp_path):
     path = tmp_path / "rcr.yaml"
     path.write_text(to_yaml().replace("family: structure", "family: transformer"), encoding="utf-8")
     config = load_config(path, environ={})
-    assert (config.model.base, config.model.lam, config.model.ngrams) == ("bert-base-uncased", 0.1, 0)
+    assert (config.model.base, config.model.lam) == ("bert-base-uncased", 0.1)
+    assert not hasattr(config.model, "ngrams")
     assert (config.sft.epochs, config.sft.lr) == (120, 1e-5)
 
 
 def test_a_resolved_file_holds_no_default_by_family(tmp_path):
-    config = Config(
-        model=ModelConfig(family="lexical"), sft=SFTConfig(epochs=3, patience=None, lr=1e-5), output=Path("a b")
-    )
+    config = Config(model={"family": "lexical"}, sft=SFTConfig(epochs=3, patience=None, lr=1e-5), output=Path("a b"))
     path = tmp_path / "x.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(path, environ={}) == config
@@ -51,12 +50,11 @@ def test_a_resolved_file_holds_no_default_by_family(tmp_path):
 
 def test_defaults_by_family_yield_to_what_is_given():
     config = Config.model_validate({"model": {"family": "transformer", "base": "x"}, "sft": {"lr": 0.5}})
-    assert (config.model.base, config.model.context_init) == ("x", 1.0)
+    assert (config.model.base, config.model.lam) == ("x", 0.1)
     assert (config.sft.lr, config.sft.epochs) == (0.5, 120)
 
 
 def test_defaults_of_the_class_are_those_of_the_default_family():
-    assert ModelConfig.model_construct() == ModelConfig()
     assert SFTConfig() == Config().sft
 
 

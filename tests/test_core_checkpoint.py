@@ -12,11 +12,11 @@ from tiny_bert import tiny_bert
 
 from langchain_rcr import policy
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.joined import structure_part, text_part
-from langchain_rcr.families.lexical import LexicalEncoder
-from langchain_rcr.families.ngrams import NgramVocabulary
+from langchain_rcr.families import families, get_family
+from langchain_rcr.families.ngrams import LexicalEncoder, NgramVocabulary
 from langchain_rcr.items import Item
-from langchain_rcr.policy import FAMILIES, PolicyConfig, TriEncoder
+from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
@@ -26,7 +26,7 @@ ITEMS = [
     for word in ("capital", "area", "river")
     for state in ("texas", "ohio")
 ]
-BY_STRUCTURE = ("structure", "both")
+FAMILIES = [family.name for family in families()]
 QUERIES = ["what is the area of texas", "how long is the river", "unheard of"]
 
 
@@ -34,29 +34,21 @@ def make(family, bert, seed=0, **options):
     torch.manual_seed(seed)
     if family == "embeddings":
         options = {"base": bert, "ngram_init": 0.5, **options}
-    elif family == "transformer":
+    elif family == "transformer" or family == "structure":
         options = {"base": bert, **options}
-    elif family in BY_STRUCTURE:
-        options = {"base": bert, "state": "saturating", **options}
     else:
         options = {"dim": 12, **options}
     model = TriEncoder.build(family, ITEMS, seed=seed, lam=0.3, tau=0.7, **options)
-    if family in BY_STRUCTURE:
-        structure_part(model.query).learn(ITEMS)
+    if family == "structure":
+        model.query.learn(ITEMS)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.01 * torch.randn(parameter.shape))
     return model.eval()
 
 
-def state_of(family):
-    return "saturating" if family in BY_STRUCTURE else "additive"
-
-
 def encoder_file(checkpoint, part, name):
-    """A file of an encoder; of the text part where there are two."""
-    folder = checkpoint / f"{part}_encoder"
-    return folder / name if (folder / name).is_file() else folder / "text" / name
+    return checkpoint / f"{part}_encoder" / name
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +83,9 @@ def refused(folder, *words):
 def test_loaded_as_it_was_saved(family, bert, checkpoint):
     model, again = make(family, bert), TriEncoder.from_pretrained(checkpoint)
     assert again.fingerprint() == model.fingerprint()
-    assert (again.config, again.family, again.dim) == (PolicyConfig(0.3, 0.7, state_of(family)), family, model.dim)
+    assert (again.config, again.spec, again.dim) == (model.config, model.spec, model.dim)
+    assert again.family is get_family(family)
+    assert (again.config.lam, again.config.tau) == (0.3, 0.7)
     assert not again.training
     queries, pool = again.encode_queries(QUERIES), again.encode_pool(ITEMS)
     np.testing.assert_array_equal(queries, model.encode_queries(QUERIES))
@@ -184,7 +178,6 @@ CHANGES = {
     "embeddings": [{"dim": "x"}, {"dim": -3}, {"dim": 10**15}, {"dim": 7}, {"queries": True}, {"vocabulary": None}],
     "transformer": [{"pooling": "cls"}, {"max_length": 7}, {"max_length": "x"}, {"normalize": True}],
     "structure": [{"role": "need"}, {"role": 3}, {"context": True}, {"inventory": "0"}],
-    "both": [{"dim": 7}, {"queries": True}, {"vocabulary": None}],
 }
 
 
@@ -203,15 +196,24 @@ def test_changed_settings_of_an_encoder_are_noticed(checkpoint, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": 3}, ("format 3", "pip install --upgrade")),
-        ({"format_version": 3, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
-        ({"format_version": 3, "versions": ["x"]}, ("format 3",)),
-        ({"format_version": 3, "lam": ...}, ("format 3",)),
+        ({"format_version": 4}, ("format 4", "pip install --upgrade")),
+        ({"format_version": 4, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
+        ({"format_version": 4, "versions": ["x"]}, ("format 4",)),
+        ({"format_version": 4, "lam": ...}, ("format 4",)),
+        ({"format_version": 2}, ("format 2", "reads format 3: train it again")),
         ({"format_version": "1"}, ("format 1",)),
-        ({"family": "weather"}, ("unknown encoder family 'weather'",)),
+        ({"format_version": None}, ("format None",)),
+        ({"family": "weather"}, ("unknown encoder family 'weather'", "entry-point group 'langchain_rcr.families'")),
+        ({"family": "os:getcwd"}, ("unknown encoder family 'os:getcwd'",)),
+        ({"settings": ["x"]}, ("damaged",)),
+        ({"settings": {"dim": "x"}}, ("damaged",)),
+        ({"settings": {"unheard": 1}}, ("damaged",)),
+        ({"spec": {"unheard": 1}}, ("unheard",)),
+        ({"spec": {"language": "klingon"}}, ("klingon",)),
+        ({"spec": {"max_size": 3}}, ("not those",)),
         ({"family": ["lexical"]}, ("unknown encoder family",)),
         ({"state": "sticky"}, ("unknown state 'sticky'",)),
-        ({"state": "saturating"}, ("for the structure family",)),
+        ({"state": "saturating"}, ("contradicts",)),
         ({"lam": "x"}, ("damaged",)),
         ({"lam": 0.4}, ("not those",)),
         ({"tau": None}, ("damaged",)),
@@ -249,7 +251,7 @@ def test_encoders_do_not_change_places(family, checkpoint):
     refused(checkpoint, "files of two checkpoints?")
 
 
-@pytest.mark.parametrize("family", ["lexical", "embeddings", "both"])
+@pytest.mark.parametrize("family", ["lexical", "embeddings"])
 def test_a_vocabulary_of_the_same_size_is_another_vocabulary(checkpoint):
     file = encoder_file(checkpoint, "candidate", "vocabulary.json")
     value = json.loads(file.read_text())
@@ -308,7 +310,8 @@ def test_a_save_spares_what_is_no_checkpoint(tmp_path, checkpoints):
 def test_numbers_of_any_kind_survive(tmp_path):
     model = TriEncoder.build("lexical", ITEMS, dim=4, lam=1, tau=np.float32(0.25), scale=20)
     model.save_pretrained(tmp_path / "c")
-    assert TriEncoder.from_pretrained(tmp_path / "c").config == PolicyConfig(1.0, 0.25)
+    config = TriEncoder.from_pretrained(tmp_path / "c").config
+    assert (config.lam, config.tau, config.scale) == (1.0, 0.25, 20.0)
 
 
 def test_texts_in_any_script_survive(tmp_path):
@@ -340,29 +343,28 @@ def test_fingerprints_tell_policies_apart(family, bert):
         with torch.no_grad():
             next(iter(getattr(model, part).parameters())).view(-1)[0].add_(1e-4)
         found[f"{part} weight"] = model.fingerprint()
-        structure_part(getattr(model, part)).scale *= 2
+        getattr(model, part).scale *= 2
         found[f"{part} scale"] = model.fingerprint()
         if family != "structure":
-            text_part(getattr(model, part)).view = "target"
+            getattr(model, part).view = "target"
             found[f"{part} view"] = model.fingerprint()
-    model.config = PolicyConfig(lam=0.31)
+    model.config = model.config.model_copy(update={"lam": 0.31})
     found["λ"] = model.fingerprint()
+    model.spec = ProgramSpec(max_size=2)
+    found["spec"] = model.fingerprint()
     assert len(set(found.values())) == len(found)
-    model.config = PolicyConfig(lam=0.31, tau=9.0)
-    assert model.fingerprint() == found["λ"]  # the temperature changes no vector
+    model.config = model.config.model_copy(update={"tau": 9.0})
+    assert model.fingerprint() == found["spec"]  # the temperature changes no vector
 
 
 # ---------------------------------------------------------------- building
 
 
-def test_encoders_that_do_not_fit_together_are_an_input_error(bert):
+def test_encoders_that_do_not_fit_together_are_an_input_error():
     vocabulary = NgramVocabulary.fit(ITEMS, 1)
     narrow, wide = (LexicalEncoder(vocabulary, dim=dim) for dim in (4, 5))
     with pytest.raises(InputError, match="must agree on D: 4, 5, 4"):
-        TriEncoder(narrow, wide, narrow)
-    query = make("transformer", bert).query
-    with pytest.raises(InputError, match="of one family: transformer, lexical, lexical"):
-        TriEncoder(query, *(LexicalEncoder(vocabulary, dim=16) for _ in range(2)))
+        TriEncoder(narrow, wide, narrow, get_family("lexical").settings())
 
 
 @pytest.mark.parametrize(
@@ -370,8 +372,9 @@ def test_encoders_that_do_not_fit_together_are_an_input_error(bert):
     [
         ("transformer", {}, "needs a model: set base"),
         ("embeddings", {}, "needs a model"),
-        ("both", {}, "needs a model"),
-        ("lexical", {"ngrams": 0}, "needs n-grams"),
+        ("transformer", {"dim": 3}, "settings of the transformer family: dim"),
+        ("lexical", {"ngrams": 0}, "settings of the lexical family: ngrams"),
+        ("lexical", {"state": "saturating"}, "'saturating' contradicts model.family = 'lexical'"),
         ("weather", {}, "unknown encoder family 'weather'"),
     ],
 )
@@ -381,5 +384,6 @@ def test_what_can_not_be_built_is_an_input_error(family, options, message):
 
 
 def test_building_is_deterministic(family, bert):
-    one, two = (TriEncoder.build(family, ITEMS, base=bert, seed=3) for _ in range(2))
+    base = None if family == "lexical" else bert
+    one, two = (TriEncoder.build(family, ITEMS, base=base, seed=3) for _ in range(2))
     assert one.fingerprint() == two.fingerprint()

@@ -11,16 +11,16 @@ from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from tiny_bert import tiny_bert
 
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.embeddings import (
-    EmbeddingsEncoder,
+from langchain_rcr.families import get_family
+from langchain_rcr.families.backbone import (
     LangChainBackbone,
     RememberingBackbone,
     TransformerBackbone,
     load_backbone,
     save_backbone,
 )
-from langchain_rcr.families.lexical import LexicalEncoder
-from langchain_rcr.families.ngrams import NgramVocabulary
+from langchain_rcr.families.frozen import EmbeddingsEncoder
+from langchain_rcr.families.ngrams import LexicalEncoder, NgramVocabulary
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 
@@ -235,7 +235,8 @@ def test_the_pool_is_featurised_once_for_both_encoders(bert):
 def test_encoders_that_read_differently_get_their_own_features():
     vocabulary = NgramVocabulary.fit(ITEMS, 2)
     query, candidate = (LexicalEncoder(vocabulary, dim=6, view=view) for view in ("both", "source"))
-    model = TriEncoder(query, LexicalEncoder(vocabulary, dim=6, view="target"), candidate)
+    context = LexicalEncoder(vocabulary, dim=6, view="target")
+    model = TriEncoder(query, context, candidate, get_family("lexical").settings())
     pool = model.encode_pool(ITEMS)
     np.testing.assert_array_equal(pool.context, model.context.encode(ITEMS))
     assert not np.allclose(pool.context, pool.candidate)

@@ -11,7 +11,7 @@ import torch
 from tiny_bert import tiny_bert
 
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.transformer import PooledTransformer, TransformerEncoder, model_folder
+from langchain_rcr.families.pooled import PooledTransformer, TransformerEncoder, model_folder
 from langchain_rcr.items import Item
 
 torch.set_num_threads(1)
@@ -119,7 +119,7 @@ def test_saved_and_loaded_to_the_bit(encoder, tmp_path, bert):
         for parameter in encoder.parameters():
             parameter.mul_(1.5)
     encoder.save(tmp_path)
-    again = TransformerEncoder.load(tmp_path, {})
+    again = TransformerEncoder.load(tmp_path)
     assert again.settings() == encoder.settings()
     assert again.reads() == encoder.reads()
     assert again.text.base == bert
@@ -202,7 +202,7 @@ def test_a_folder_of_another_tokenizer_is_refused(encoder, tmp_path):
     tiny_bert(tmp_path / "other", words="other words stand in this one")
     shutil.copy(tmp_path / "other" / "tokenizer.json", tmp_path / "one" / "tokenizer.json")
     with pytest.raises(CheckpointError, match=r"tokenizer.json is not the one that one/encoder.json was written with"):
-        TransformerEncoder.load(tmp_path / "one", {})
+        TransformerEncoder.load(tmp_path / "one")
 
 
 def test_texts_and_their_tokens_in_one_pass(encoder, monkeypatch):

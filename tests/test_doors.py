@@ -33,7 +33,7 @@ LEVELS = {
     ],
 }
 LANGCHAIN = {
-    "langchain_rcr": ("retriever.py", "prompting.py", "chains.py", "families/embeddings.py"),
+    "langchain_rcr": ("retriever.py", "prompting.py", "chains.py", "families/backbone.py"),
     "rcr_trainer": ("llm/", "baselines/"),
 }
 ARRAYS_ONLY = ("langchain_rcr/state.py", "langchain_rcr/selection.py")
@@ -214,7 +214,7 @@ def test_a_wrong_door_is_found(tmp_path: Path, file: str, line: str, complaint: 
     ("file", "line"),
     [
         ("langchain_rcr/retriever.py", "from langchain_core.documents import Document"),
-        ("langchain_rcr/families/embeddings.py", "from langchain_core.embeddings import Embeddings"),
+        ("langchain_rcr/families/backbone.py", "from langchain_core.embeddings import Embeddings"),
         ("langchain_rcr/policy.py", "if TYPE_CHECKING:\n    from langchain_core.embeddings import Embeddings"),
         ("langchain_rcr/selection.py", "from langchain_rcr.index.base import PoolVectors"),
         ("rcr_trainer/baselines/base.py", "from langchain_core.example_selectors import BaseExampleSelector"),

@@ -8,9 +8,10 @@ from rcr_trainer.grpo import train
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.schema import GRPOConfig
 
-from langchain_rcr.families.base import Encoder
+from langchain_rcr.families import get_family
+from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.items import Item
-from langchain_rcr.policy import PolicyConfig, TriEncoder
+from langchain_rcr.policy import TriEncoder
 
 torch.set_num_threads(1)
 
@@ -71,7 +72,8 @@ def bandit(lam):
     axes = torch.eye(AXES).repeat_interleave(2, 0) * torch.tensor([1.0, -1.0]).repeat(AXES)[:, None]
     nothing = torch.zeros(len(ARMS), AXES)
     query = Table(["which pair?"], nothing[:1])
-    return TriEncoder(query, Table(names, nothing), Table(names, axes), PolicyConfig(lam=lam, tau=0.2))
+    config = get_family("lexical").settings(lam=lam, tau=0.2)
+    return TriEncoder(query, Table(names, nothing), Table(names, axes), config)
 
 
 class Opposites:

@@ -1,6 +1,7 @@
 """The structure family: columns by hand, features, checkpoints, what it predicts after the fit."""
 
 import json
+import time
 
 import numpy as np
 import pytest
@@ -14,10 +15,13 @@ from rcr_trainer.programs import structure_matrices
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.schema import GRPOConfig, SFTConfig
 from rcr_trainer.sft import train
-from rcr_trainer.training import needs, own_positions, state
+from rcr_trainer.training import own_positions, state
 
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.embeddings import RememberingBackbone
+from langchain_rcr.families import get_family
+from langchain_rcr.families.backbone import RememberingBackbone
+from langchain_rcr.families.structure import fit as fitting
+from langchain_rcr.families.structure.clusters import AverageLinkage
 from langchain_rcr.families.structure.inventory import Inventory, dense
 from langchain_rcr.families.structure.kernel import lexical_evidence
 from langchain_rcr.families.structure.tokens import TokenBags
@@ -28,7 +32,7 @@ from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
 
-SPEC = ProgramSpec()
+SPEC, FAMILY = ProgramSpec(), get_family("structure")
 SPLIT = covr_split("110", 0, 60, 0, dev=40)
 
 
@@ -37,8 +41,7 @@ def items(examples):
 
 
 def structure(backbone=None, **options):
-    settings = {"ngrams": 2, "scale": 1.0, "lam": 1.0, "state": "saturating", "spec": SPEC}
-    return TriEncoder.build("structure", items(SPLIT.train), backbone=backbone, **(settings | options))
+    return TriEncoder.build("structure", items(SPLIT.train), backbone=backbone, spec=SPEC, **options)
 
 
 def fitted(backbone=None, **options):
@@ -104,11 +107,11 @@ def test_left_out_predictions_are_those_of_a_fit_without_the_group():
     targets = (rng.random((12, 4)) < 0.5).astype(np.float32)
     groups = np.array([0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 7, 7])
     mean = targets.mean(0)
-    inverse = np.linalg.inv(kernel + needs.RIDGE * np.eye(12))
-    raw, frequency = needs._without_group(inverse, inverse @ (targets - mean), targets, groups)
+    inverse = np.linalg.inv(kernel + fitting.RIDGE * np.eye(12))
+    raw, frequency = fitting._without_group(inverse, inverse @ (targets - mean), targets, groups)
     for group in range(8):
         out, kept = groups == group, groups != group
-        dual = np.linalg.solve(kernel[np.ix_(kept, kept)] + needs.RIDGE * np.eye(kept.sum()), targets[kept] - mean)
+        dual = np.linalg.solve(kernel[np.ix_(kept, kept)] + fitting.RIDGE * np.eye(kept.sum()), targets[kept] - mean)
         np.testing.assert_allclose(raw[out], kernel[np.ix_(out, kept)] @ dual + mean, atol=1e-4)
         np.testing.assert_allclose(frequency[out], np.tile(targets[kept].mean(0), (out.sum(), 1)), atol=1e-6)
 
@@ -127,7 +130,7 @@ def test_the_fit_beats_an_unfitted_policy_and_knows_its_training_questions(backb
 
 def test_features_for_training_leave_the_own_program_out():
     model = structure()
-    features = needs.fit_needs(model.query, SPLIT.train, own_program=False, seed=0)
+    features = FAMILY.fit(model.query, items(SPLIT.train), own_program=False, seed=0)
     held_out, known = (model.query.vectors(part) for part in (features, model.query.featurize(items(SPLIT.train))))
     gold = dense(model.query.inventory.rows([example.target for example in SPLIT.train]), model.dim)
     assert (known * gold).sum() > (held_out * gold).sum()
@@ -135,23 +138,23 @@ def test_features_for_training_leave_the_own_program_out():
 
 @pytest.mark.parametrize("own_program", [False, True])
 def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypatch, own_program):
-    from langchain_rcr import policy
+    from langchain_rcr.families import backbone as backbones
 
     backbone = RememberingBackbone(FakeBackbone())
     twice = [*SPLIT.train, Example("again", SPLIT.train[3].source, SPLIT.train[3].target)]
-    monkeypatch.setattr(needs, "MOST_LANDMARKS", 50)
+    monkeypatch.setattr(fitting, "MOST_LANDMARKS", 50)
     model = structure(backbone)
-    fitted = needs.fit_needs(model.query, twice, own_program=own_program, seed=0)
+    fitted = FAMILY.fit(model.query, items(twice), own_program=own_program, seed=0)
     model.save_pretrained(tmp_path / "c")
-    monkeypatch.setattr(policy, "load_backbone", lambda *_: backbone)
+    monkeypatch.setattr(backbones, "load_backbone", lambda *_: backbone)
     query = TriEncoder.from_pretrained(tmp_path / "c").query
-    again = needs.held_out_features(query, twice, own_program=own_program)
+    again = FAMILY.held_out(query, items(twice), own_program=own_program)
     for name in ("likeness", "evidence", "raw", "frequency"):
         np.testing.assert_allclose(getattr(again, name), getattr(fitted, name), atol=1e-4, err_msg=name)
     rows = np.array([7, 2, 60])
-    some = needs.left_out_needs(query, [twice[row] for row in rows], own_program=own_program)
+    some = FAMILY.held_out(query, items(twice[row] for row in rows), own_program=own_program)
     np.testing.assert_allclose(query.vectors(some), query.vectors(again)[rows], atol=1e-4)
-    assert needs.left_out_needs(query, SPLIT.dev, own_program=own_program).raw is None
+    assert FAMILY.held_out(query, items(SPLIT.dev), own_program=own_program).raw is None
     plain = query.featurize(items(SPLIT.train))
     assert not np.allclose(query.raw(plain).detach().numpy(), again.raw[:60], atol=1e-2)
 
@@ -174,16 +177,16 @@ def test_gradient_descent_goes_on_from_the_fit(state):
 
 @pytest.mark.parametrize("backbone", [None, FakeBackbone()])
 def test_a_checkpoint_comes_back(tmp_path, monkeypatch, backbone):
-    from langchain_rcr import policy
+    from langchain_rcr.families import backbone as backbones
 
     model = fitted(None if backbone is None else RememberingBackbone(backbone))[0]
     model.save_pretrained(tmp_path / "c")
-    monkeypatch.setattr(policy, "load_backbone", lambda *_: backbone)
+    monkeypatch.setattr(backbones, "load_backbone", lambda *_: backbone)
     again = TriEncoder.from_pretrained(tmp_path / "c")
     questions = [example.source for example in SPLIT.dev]
     np.testing.assert_allclose(again.encode_queries(questions), model.encode_queries(questions), atol=1e-4)
     assert again.config.state == "saturating"
-    assert json.loads((tmp_path / "c" / "tri_encoder.json").read_text())["format_version"] == 2
+    assert json.loads((tmp_path / "c" / "tri_encoder.json").read_text())["format_version"] == 3
     assert again.query.inventory.spec == SPEC
     assert (tmp_path / "c" / "backbone.json").is_file() == (backbone is not None)
 
@@ -214,7 +217,7 @@ def test_reinforcement_sees_lent_development_questions_as_held_out():
     wanted, has = structure_matrices(SPEC, [e.target for e in lent], [e.target for e in SPLIT.train])
     pool, coverage = model.encode_pool(items(SPLIT.train)), []
     for features in (
-        needs.left_out_needs(model.query, lent, own_program=False),
+        FAMILY.held_out(model.query, items(lent), own_program=False),
         model.query.featurize(items(lent)),
     ):
         picks = greedy(model.query.vectors(features), pool, model.state(), 4, exclude=barred).positions
@@ -233,7 +236,7 @@ def test_lent_development_questions_are_asked_as_held_out():
         for some in ((), lent)
     )
     pool = model.encode_pool(items(SPLIT.train))
-    held_out = model.query.vectors(needs.left_out_needs(model.query, lent, own_program=False))
+    held_out = model.query.vectors(FAMILY.held_out(model.query, items(lent), own_program=False))
     assert asked.tolist() == greedy(held_out, pool, model.state(), 4, exclude=barred).positions.tolist()
     assert asked.tolist() != plain.tolist()
 
@@ -287,19 +290,19 @@ def test_new_candidates_with_structures_of_their_own_are_fine():
 
 
 def test_text_families_have_no_saturating_state():
-    with pytest.raises(InputError, match="structure family"):
+    with pytest.raises(InputError, match=r"contradicts model\.family = 'lexical'"):
         TriEncoder.build("lexical", items(SPLIT.train), state="saturating")
 
 
 def test_a_pool_without_programs_is_refused():
     with pytest.raises(InputError, match="none of 1 programs parses"):
-        TriEncoder.build("structure", [Item("a question", "no ( program")], ngrams=2)
+        TriEncoder.build("structure", [Item("a question", "no ( program")])
 
 
 def test_unparsable_training_programs_are_no_landmarks():
     broken = [Example("x", "what is this ?", "no ( program"), *SPLIT.train]
-    model = TriEncoder.build("structure", items(broken), ngrams=2, scale=1.0, state="saturating", spec=SPEC)
-    features = needs.fit_needs(model.query, broken, own_program=False, seed=0)
+    model = TriEncoder.build("structure", items(broken), spec=SPEC)
+    features = FAMILY.fit(model.query, items(broken), own_program=False, seed=0)
     assert (len(features), len(model.query.dual)) == (61, 60)
     assert np.isfinite(model.query.vectors(features)).all()
 
@@ -307,7 +310,7 @@ def test_unparsable_training_programs_are_no_landmarks():
 def test_few_examples():
     for count in (5, 12):
         few = SPLIT.train[:count]
-        model = TriEncoder.build("structure", items(few), ngrams=2, scale=1.0, state="saturating", spec=SPEC)
+        model = TriEncoder.build("structure", items(few), spec=SPEC)
         train(model, few, few, SPLIT.dev, SPEC, SFTConfig(epochs=0, k=2))
         assert np.isfinite(model.encode_queries(["is there a dog ?", ""])).all()
 
@@ -328,35 +331,71 @@ def test_a_question_is_read_once():
 
 
 def test_what_is_left_out_together_is_chosen_on_development_questions(monkeypatch):
-    monkeypatch.setattr(needs, "_FEWEST_GROUPS", 2)
+    monkeypatch.setattr(fitting, "_FEWEST_GROUPS", 2)
     asked = []
 
-    def fit(said, choices=needs.CHOICES):
+    def fit(said, choices=fitting.CHOICES):
         left, model = list(said), structure()
 
         def judge():
             asked.append(model.query.composition.nets[0][0].weight.clone())
             return left.pop(0)
 
-        needs.fit_needs(model.query, SPLIT.train, own_program=False, seed=0, choices=choices, judge=judge)
+        fitting.fit(model.query, items(SPLIT.train), own_program=False, seed=0, choices=choices, judge=judge)
         assert not left
         return model.query
 
-    assert fit([50.0, 50.2, 50.1]).alike == needs.CHOICES[0]  # less than a quarter of a point
+    assert fit([50.0, 50.2, 50.1]).levels == fitting.CHOICES[0]  # less than a quarter of a point
     query = fit([50.0, 50.3, 50.4])
-    assert query.alike == needs.CHOICES[1]
+    assert query.levels == fitting.CHOICES[1]
     assert torch.equal(query.composition.nets[0][0].weight, asked[4])
     assert not torch.equal(asked[4], asked[5])
-    assert fit([50.0, 40.0, 50.3]).alike == needs.CHOICES[2]
-    again = fit([50.0], [needs.CHOICES[1]])
+    assert fit([50.0, 40.0, 50.3]).levels == fitting.CHOICES[2]
+    again = fit([50.0], [fitting.CHOICES[1]])
     assert torch.equal(again.composition.nets[0][0].weight, asked[4])
 
 
 def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
-    monkeypatch.setattr(needs, "_STEPS", 5)
+    monkeypatch.setattr(fitting, "_STEPS", 5)
     monkeypatch.setattr("rcr_trainer.sft.loop._ENOUGH_DEV", 10)
     with caplog.at_level("INFO", logger="rcr_trainer.sft.loop"):
         fitted()
     assert caplog.messages[0] == "fitting to 60 training questions …"
     assert sum(message.startswith("fitted: development coverage") for message in caplog.messages) >= 1
-    assert caplog.messages[-1].startswith("left out together")
+
+
+@pytest.mark.parametrize(("epochs", "landmarks"), [(0, 40), (1, 30)])
+def test_lent_questions_become_landmarks_where_no_gradient_moved_the_policy(monkeypatch, epochs, landmarks):
+    monkeypatch.setattr(fitting, "_STEPS", 40)
+    model, pool = structure(), SPLIT.train[:40]
+    train(model, pool, pool[10:], pool[:10], SPEC, SFTConfig(epochs=epochs, patience=None))
+    assert len(model.query.dual) == landmarks
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 40])
+@pytest.mark.parametrize("ties", [False, True])
+def test_average_linkage_makes_the_clusters_of_scipy(size, ties):
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    for seed in range(20):
+        distances = np.random.default_rng([seed, size]).random((size, size))
+        distances = (distances + distances.T) / 2
+        if ties:
+            distances = (5 * distances).round() / 5
+        np.fill_diagonal(distances, 0)
+        ours = AverageLinkage(distances)
+        tree = linkage(squareform(distances), "average") if size > 1 else None
+        np.testing.assert_allclose(np.sort(ours.heights), [] if tree is None else tree[:, 2], atol=1e-12)
+        for height in (0.0, 0.3, 0.45, 0.5, 0.6, 1.0):
+            theirs = np.zeros(size) if tree is None else fcluster(tree, height, "distance")
+            assert (
+                len(set(zip(ours.cut(height), theirs, strict=True))) == len(set(theirs)) == ours.cut(height).max() + 1
+            )
+
+
+def test_four_thousand_programs_are_clustered_in_seconds():
+    distances = np.random.default_rng(0).random((4000, 4000), dtype=np.float32)
+    began = time.perf_counter()
+    AverageLinkage(np.maximum(distances, distances.T)).cut(0.8)
+    assert time.perf_counter() - began < 20

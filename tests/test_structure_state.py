@@ -1,10 +1,9 @@
-"""The saturating state: by hand, NumPy and torch alike, with text beside the structures."""
+"""The saturating state: by hand, in NumPy and in torch."""
 
 import numpy as np
 import pytest
 import torch
 
-from langchain_rcr.errors import CheckpointError
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.selection import greedy
 from langchain_rcr.state import SaturatingState, make_state
@@ -12,7 +11,7 @@ from langchain_rcr.state import SaturatingState, make_state
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
 def test_what_is_covered_is_needed_no_more(make):
-    start = SaturatingState(1.0, 3).start(make([[4.0, 2.0, 1.0], [1.0, 1.0, 1.0]]))
+    start = SaturatingState(1.0).start(make([[4.0, 2.0, 1.0], [1.0, 1.0, 1.0]]))
     one = start.update(make([[1.0, 0.0, 0.5], [0.0, 0.0, 0.0]]))
     two = one.update(make([[1.0, 0.0, 0.5], [0.0, 1.0, 0.0]]))
     assert one.vector().tolist() == [[0, 2, 0.5], [1, 1, 1]]
@@ -20,45 +19,36 @@ def test_what_is_covered_is_needed_no_more(make):
     assert start.vector().tolist() == [[4, 2, 1], [1, 1, 1]]
 
 
-@pytest.mark.parametrize("make", [np.array, torch.tensor])
-def test_text_beside_structures_composes_as_in_equation_4(make):
-    state = SaturatingState(0.5, 2).start(make([[4.0, 2.0, 1.0]])).update(make([[1.0, 0.0, -3.0]]))
-    assert state.vector().tolist() == [[2, 2, -0.5]]
-
-
 def test_lambda_zero_ignores_the_picks():
     query = np.ones((2, 4), dtype=np.float32)
-    assert SaturatingState(0.0, 4).start(query).update(query).vector().tolist() == query.tolist()
+    assert SaturatingState(0.0).start(query).update(query).vector().tolist() == query.tolist()
 
 
-@pytest.mark.parametrize("structures", [2, 3])
-def test_float32_stays_and_an_empty_batch_is_fine(structures):
+def test_float32_stays_and_an_empty_batch_is_fine():
     for rows in (0, 1):
         query = np.ones((rows, 3), dtype=np.float32)
-        vector = SaturatingState(np.float64(0.5), structures).start(query).update(query).vector()
+        vector = SaturatingState(np.float64(0.5)).start(query).update(query).vector()
         assert (vector.dtype, vector.shape) == (np.float32, (rows, 3))
 
 
-@pytest.mark.parametrize("structures", [2, 3])
-def test_gradients_reach_query_and_contexts(structures):
+def test_gradients_reach_query_and_contexts():
     query = torch.tensor([[2.0, 3.0, 5.0]], requires_grad=True)
     context = torch.tensor([[0.0, 0.5, 0.25]], requires_grad=True)
-    SaturatingState(1.0, structures).start(query).update(context).vector().sum().backward()
-    text = structures == 2
-    assert query.grad.tolist() == [[1, 0.5, 1 if text else 0.75]]
-    assert context.grad.tolist() == [[-2, -3, 1 if text else -5]]
+    SaturatingState(1.0).start(query).update(context).vector().sum().backward()
+    assert query.grad.tolist() == [[1, 0.5, 0.75]]
+    assert context.grad.tolist() == [[-2, -3, -5]]
 
 
 def test_update_comes_after_start():
     with pytest.raises(RuntimeError, match="start"):
-        SaturatingState(1.0, 2).update(np.ones((1, 2)))
+        SaturatingState(1.0).update(np.ones((1, 2)))
 
 
 def test_greedy_search_is_greedy_weighted_coverage():
     rng = np.random.default_rng(0)
     need = rng.random((5, 12)).astype(np.float32)
     has = (rng.random((30, 12)) < 0.3).astype(np.float32)
-    picks = greedy(need, PoolVectors(has, has), SaturatingState(1.0, 12), 4).positions
+    picks = greedy(need, PoolVectors(has, has), SaturatingState(1.0), 4).positions
     for row, picked in enumerate(picks):
         covered = np.zeros(12, dtype=bool)
         for pick in picked:
@@ -68,8 +58,6 @@ def test_greedy_search_is_greedy_weighted_coverage():
 
 
 def test_states_by_name():
-    state = make_state("saturating", 0.5, 7)
+    state = make_state("saturating", 0.5)
     assert isinstance(state, SaturatingState)
-    assert (state.lam, state.structures) == (0.5, 7)
-    with pytest.raises(CheckpointError, match="for the structure family"):
-        make_state("saturating", 0.5)
+    assert state.lam == 0.5

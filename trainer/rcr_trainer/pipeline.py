@@ -291,7 +291,7 @@ def load_start(config: Config, start: Path, pool: Sequence[Example], known: Know
             raise CheckpointError(msg)
         folder = other.sft_checkpoint if other.sft_checkpoint.is_dir() else other.checkpoint
     model = load_model(config, folder, known)
-    policy = {"family": model.family, "lam": model.config.lam, "tau": model.config.tau}
+    policy = {"family": model.family.name, "lam": model.config.lam, "tau": model.config.tau}
     for name, value in policy.items():
         if value != getattr(config.model, name):
             msg = f"sft.checkpoint = {start} has {name} {value}: set model.{name}: {value}"

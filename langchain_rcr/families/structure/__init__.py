@@ -1,1 +1,104 @@
-"""The structure family."""
+"""The `structure` family: an example by the structures of its own program, a question by those that it will need."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from pydantic import Field
+
+from langchain_rcr.errors import InputError
+from langchain_rcr.families.base import DEFAULT_BASE, Family, ModelSettings
+from langchain_rcr.items import Item
+from langchain_rcr.state import AdditiveState
+
+if TYPE_CHECKING:
+    from langchain_rcr.families.backbone import Backbone
+    from langchain_rcr.families.base import Encoders
+    from langchain_rcr.families.structure.encoders import NeedEncoder, Needs, StructureEncoder
+    from langchain_rcr.programs import ProgramSpec
+
+_GAP = 3
+"""Words between two words of a question that still count as a pair."""
+
+
+class StructureSettings(ModelSettings):
+    """The tri-encoder over local structures (docs/structure.md)."""
+
+    base: str | None = ModelSettings.field("base", DEFAULT_BASE)
+    state: str = ModelSettings.field("state", "saturating")
+    ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram by which questions are compared.")
+    dim: int = Field(
+        2000,
+        ge=1,
+        description="Family structure: the most structures, or groups of structures that always go together, that are "
+        "told apart.",  # the default: the longest vectors that pgvector indexes
+    )
+    scale: float = Field(1.0, gt=0, description="Family structure: factor on the numbers of needed structures.")
+
+
+class StructureFamily(Family):
+    """See the module."""
+
+    name = "structure"
+    summary = "examples by the structures of their programs, questions by those that they will need"
+    Settings = StructureSettings
+    training: ClassVar = {
+        "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0},
+        "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
+    }
+    fits = frozen = structured = True
+
+    def build(
+        self,
+        items: Sequence[Item],
+        settings: StructureSettings,
+        *,
+        backbone: Backbone | None = None,
+        spec: ProgramSpec,
+        seed: int,
+    ) -> Encoders:
+        """See `Family.build`; nothing in it is random before `fit`."""
+        from langchain_rcr.families.ngrams import NgramVocabulary
+        from langchain_rcr.families.structure.encoders import NeedEncoder, ProgramEncoder
+        from langchain_rcr.families.structure.inventory import Inventory
+
+        questions = NgramVocabulary.fit([Item(item.source) for item in items], settings.ngrams, gap=_GAP)
+        inventory = Inventory.fit(spec, [item.target for item in items], settings.dim)
+        if not len(inventory):
+            msg = f"none of {len(items)} programs parses as '{spec.language}': the structure family reads programs"
+            raise InputError(msg)
+        covering = -settings.scale if settings.state == AdditiveState.name else 1.0
+        return (
+            NeedEncoder(inventory, questions, backbone, scale=settings.scale),
+            ProgramEncoder(inventory, scale=covering, context=True),
+            ProgramEncoder(inventory),
+        )
+
+    def load_encoder(self, folder: Path, backbone: Backbone | None) -> StructureEncoder:
+        """See `Family.load_encoder`."""
+        from langchain_rcr.families.structure.encoders import StructureEncoder
+
+        return StructureEncoder.load(folder, backbone)
+
+    def fit(
+        self,
+        encoder: NeedEncoder,
+        questions: Sequence[Item],
+        *,
+        own_program: bool,
+        seed: int,
+        judge: Callable[[], float] | None = None,
+    ) -> Needs:
+        """See `Family.fit`; questions whose program doesn't parse take no part."""
+        from langchain_rcr.families.structure.fit import CHOICES, fit
+
+        choices = [encoder.levels] if judge is None and encoder.levels else CHOICES
+        return fit(encoder, questions, own_program=own_program, seed=seed, choices=choices, judge=judge)
+
+    def held_out(self, encoder: NeedEncoder, questions: Sequence[Item], *, own_program: bool) -> Needs:
+        """See `Family.held_out`; questions that E_x was not fitted to are featurised as usual."""
+        from langchain_rcr.families.structure.fit import held_out
+
+        return held_out(encoder, questions, own_program=own_program)

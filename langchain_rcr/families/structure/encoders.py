@@ -21,8 +21,8 @@ from torch import Tensor, nn
 
 from langchain_rcr.errors import CheckpointError, RCRError
 from langchain_rcr.families._io import check_digest, read_json, read_tensors, write_tensors
-from langchain_rcr.families.base import Encoder
-from langchain_rcr.families.embeddings import Backbone
+from langchain_rcr.families.backbone import Backbone
+from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import Bags, NgramVocabulary
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views, lexical_evidence
@@ -35,12 +35,11 @@ from langchain_rcr.items import Item
 class StructureEncoder(Encoder):
     """What the encoders of the family share; `load` makes the one whose files it finds."""
 
-    family = "structure"
     inventory: Inventory
 
     @classmethod
-    def load(cls, folder: Path, context: dict[str, Any]) -> Self:
-        """See `Encoder.load`; `context["backbone"]` is the shared frozen encoder, if there is one."""
+    def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
+        """See `Encoder.load`."""
         config = read_json(folder / "encoder.json", ("role", "inventory"))
         value = read_json(folder / "inventory.json", ("spec", "columns"))
         try:
@@ -50,7 +49,7 @@ class StructureEncoder(Encoder):
             raise CheckpointError(msg) from None
         check_digest(folder / "inventory.json", inventory.digest, config.pop("inventory"))
         made: Any = {"need": NeedEncoder, "program": ProgramEncoder}[config.pop("role")]
-        encoder = made.restore(folder, inventory, config, context)
+        encoder = made.restore(folder, inventory, config, backbone)
         read_tensors(folder / "model.safetensors", encoder)
         out: Self = encoder
         return out
@@ -74,7 +73,7 @@ class ProgramEncoder(StructureEncoder):
     def __init__(self, inventory: Inventory, *, scale: float = 1.0, context: bool = False) -> None:
         super().__init__()
         self.inventory, self.scale, self.context = inventory, scale, context
-        self.dim = self.structures = len(inventory)
+        self.dim = len(inventory)
         self.weight = nn.Parameter(torch.ones(self.dim))
 
     def featurize(self, items: Sequence[Item]) -> Bags:
@@ -104,7 +103,7 @@ class ProgramEncoder(StructureEncoder):
         }
 
     @classmethod
-    def restore(cls, folder: Path, inventory: Inventory, config: dict[str, Any], context: dict[str, Any]) -> Self:
+    def restore(cls, folder: Path, inventory: Inventory, config: dict[str, Any], backbone: Backbone | None) -> Self:
         """An encoder of these settings, its weights still to be read."""
         return cls(inventory, **config)
 
@@ -139,7 +138,7 @@ class Needs:
 class NeedEncoder(StructureEncoder):
     """E_x: scale · how many structures of each column the question's program can be expected to have.
 
-    Before it has been fitted (`rcr_trainer.training.needs`) it takes every question to need next to nothing.
+    Before it has been fitted (`fit`) it takes every question to need next to nothing.
 
     Args:
         inventory: the structures.
@@ -163,7 +162,7 @@ class NeedEncoder(StructureEncoder):
     ) -> None:
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
-        self.dim = self.structures = len(inventory)
+        self.dim = len(inventory)
         self.token_bags = TokenBags(0, 0, 0)
         self.landmarks = Landmarks(0, 0, 0 if backbone is None else backbone.dim, 0, len(inventory.words[0]))
         self.dual = nn.Parameter(torch.zeros(0, self.dim))
@@ -171,8 +170,8 @@ class NeedEncoder(StructureEncoder):
         self.register_buffer("mean", torch.zeros(self.dim))
         self.register_buffer("frequency", torch.zeros(self.dim))
         self.composition = Composition(inventory)
-        self.alike: tuple[float, ...] = ()
-        """How alike programs had to be to be left out together in the fit; not kept in checkpoints."""
+        self.levels: tuple[float, ...] = ()
+        """Similarities above which the fit left programs out together; not kept in checkpoints."""
 
     def learn(self, items: Sequence[Item]) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted."""
@@ -201,14 +200,9 @@ class NeedEncoder(StructureEncoder):
         hashed = b"".join(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in texts)
         return np.frombuffer(hashed, dtype="<i8").astype(np.int64).reshape(-1, 2)
 
-    def featurize(self, items: Sequence[Item], views: Views | None = None) -> Needs:
-        """Likeness to the landmarks, and what the questions say of the labels.
-
-        Args:
-            items: the questions.
-            views: what `views` gives for them, where it is known already.
-        """
-        views = views or self.views(items)
+    def featurize(self, items: Sequence[Item]) -> Needs:
+        """Likeness to the landmarks, and what the questions say of the labels."""
+        views = self.views(items)
         likeness = self.landmarks.likeness(views, len(self.vocabulary))
         evidence = [
             self.landmarks.relevance(views.vectors),
@@ -264,16 +258,18 @@ class NeedEncoder(StructureEncoder):
         }
 
     def save(self, folder: Path) -> None:
-        """Also vocabulary.json; the backbone is saved once, by the TriEncoder."""
+        """Also vocabulary.json; the backbone is saved once, by the family."""
         super().save(folder)
         write_json(folder / "vocabulary.json", self.vocabulary.to_json())
 
     @classmethod
-    def restore(cls, folder: Path, inventory: Inventory, config: dict[str, Any], context: dict[str, Any]) -> Self:
+    def restore(cls, folder: Path, inventory: Inventory, config: dict[str, Any], backbone: Backbone | None) -> Self:
         """An encoder of these settings, its weights still to be read."""
         vocabulary = NgramVocabulary.from_json(read_json(folder / "vocabulary.json", ("longest", "idf")))
         check_digest(folder / "vocabulary.json", vocabulary.digest, config["vocabulary"])
-        backbone = context.get("backbone") if config["backbone"] else None
+        if config["backbone"] and backbone is None:
+            msg = f"{folder.parent} is not a complete checkpoint: backbone.json is missing"
+            raise CheckpointError(msg)
         encoder = cls(inventory, vocabulary, backbone, scale=float(config["scale"]))
         count, entries, (anchors, rank) = int(config["landmarks"]), int(config["entries"]), config["anchors"]
         dim = 0 if backbone is None else backbone.dim

@@ -25,7 +25,7 @@ from rcr_trainer.baselines.dense import unit_vectors
 from rcr_trainer.baselines.set_cover import greedy_set_cover
 
 if TYPE_CHECKING:
-    from langchain_rcr.families.transformer import PooledTransformer
+    from langchain_rcr.families.pooled import PooledTransformer
 
 _PRODUCTS = 1 << 22  # similarities of single tokens that are in memory at once: 16 MiB
 _BATCH = 64  # texts in a forward pass
@@ -132,7 +132,7 @@ class TransformerTokens:
 
     @cached_property
     def _text(self) -> PooledTransformer:
-        from langchain_rcr.families.transformer import PooledTransformer
+        from langchain_rcr.families.pooled import PooledTransformer
 
         return PooledTransformer(self.base, max_length=self.max_length).eval().requires_grad_(False)
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from langchain_rcr.families.base import Encoder
+from langchain_rcr.families.encoder import Encoder
 
 
 class Leaf:

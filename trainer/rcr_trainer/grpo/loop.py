@@ -8,7 +8,7 @@ Departures from the paper, each with the setting that undoes it:
 - gradients are clipped to a norm (`max_grad_norm: null`), the learning rate decays linearly, dropout is off;
 - the weights kept are those with the best development figure, SFT's own included (`best_by`).
 
-E_x of structures is fitted in closed form to the programs of the questions that SFT trained on (`training.needs`). Here
+E_x of structures is fitted in closed form to the programs of the questions that SFT trained on (`Family.fit`). Here
 these, and development questions that were among them, are seen as E_x without their programs would see them.
 
 Where the paper leaves it open: one update for each batch of sequences (`updates`), so that the ratio is 1 and the
@@ -32,7 +32,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.families.base import Features
+from langchain_rcr.families.encoder import Features
 from langchain_rcr.items import Item, compose
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.selection import greedy
@@ -47,7 +47,6 @@ from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.schema import GRPOConfig
 from rcr_trainer.training import Processes, TrainingState, fixed, is_better, linear, own_positions, resume
-from rcr_trainer.training.needs import held_out_features
 
 if TYPE_CHECKING:
     from rcr_trainer.llm import LanguageModel
@@ -198,7 +197,7 @@ class _Trainer:
         _check_sizes(barred, len(pool), config)
         self.actor = Actor(
             model,
-            held_out_features(model.query, self.queries, own_program=not config.exclude_own_program),
+            self._held_out(self.queries),
             pool,
             barred,
             k=config.k,
@@ -211,13 +210,17 @@ class _Trainer:
         self.dev = [e for e in dev if spec.structures(e.target)]
         self.dev_barred = own_positions(self.dev, pool, spec, same_program=config.exclude_own_program and inside)
         self.dev_features: Features = (
-            held_out_features(model.query, self.dev, own_program=not config.exclude_own_program)
-            if inside
-            else model.query.featurize([Item(e.source) for e in self.dev])
+            self._held_out(self.dev) if inside else model.query.featurize([Item(e.source) for e in self.dev])
         )
         self.needs, self.has = structure_matrices(spec, [e.target for e in self.dev], [e.target for e in pool])
         self.per_epoch = -(-len(self.queries) // self.batch_size)
         self.planned = min(config.epochs * self.per_epoch, config.max_steps or config.epochs * self.per_epoch)
+
+    def _held_out(self, queries: Sequence[Example]) -> Features:
+        """Features of queries that E_x may have been fitted to, as if it hadn't."""
+        items = [Item(query.source, query.target) for query in queries]
+        own_program = not self.config.exclude_own_program
+        return self.model.family.held_out(self.model.query, items, own_program=own_program)
 
     # ------------------------------------------------------------------ the loop
 

@@ -9,8 +9,7 @@ Departures from the paper, each with the setting that undoes it:
 - gradients are clipped to a norm (`max_grad_norm: null`);
 - training stops early on development coverage (`patience: null`).
 
-E_x of structures is fitted in closed form first (`training.needs`); what is described here then goes on from there.
-Where structures and text are summed, it moves the text alone, or both (`train: all`).
+Where the family has a closed-form fit of E_x (`Family.fit`), that comes first, and gradient descent goes on from there.
 
 In several processes a batch of the listwise loss is one process's, as in gradient accumulation; one of InfoNCE, whose
 candidates are the batch's own, is as much larger, and each process takes a share of its rows and candidates.
@@ -29,9 +28,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.families.base import Features
-from langchain_rcr.families.joined import JoinedEncoder, structure_part
-from langchain_rcr.families.structure.encoders import NeedEncoder
+from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
@@ -43,8 +40,7 @@ from rcr_trainer.schema import SFTConfig
 from rcr_trainer.sft.batches import Batch, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
 from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
-from rcr_trainer.training import Processes, TrainingState, fixed, is_better, linear, resume
-from rcr_trainer.training.needs import CHOICES, fit_needs
+from rcr_trainer.training import Processes, TrainingState, is_better, linear, resume
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +148,6 @@ class _Trainer:
             self.batch_size *= processes.size
         else:
             self.accumulation *= processes.size
-        self._in_stages = config.train == "text" and isinstance(model.query, JoinedEncoder)
         self._vectors: PoolVectors | None = None
         own = config.exclude_own_program
         self.supervision = Supervision.build(queries, pool, spec, exclude_own_program=own)
@@ -196,43 +191,32 @@ class _Trainer:
             logger.info(message, *values)
 
     def _query_features(self, dev: Sequence[Item]) -> Features:
-        """Features of the training queries; E_x of structures is fitted first, as is best for development queries."""
-        query, items = self.model.query, [Item(e.source) for e in self.queries]
-        need = structure_part(query)
-        if not isinstance(need, NeedEncoder):
-            return query.featurize(items)
+        """Features of the training queries; E_x is fitted first, where its family can, as is best for dev queries."""
+        if self.model.family.fits:
+            self._say("fitting to %d training questions …", len(self.queries))
 
         def judge() -> float:
-            coverage = self._dev_coverage(query.featurize(dev))
+            coverage = self._dev_coverage(self.model.query.featurize(dev))
             self._say("fitted: development coverage %.2f", coverage)
             return coverage
 
-        self._say("fitting to %d training questions …", len(items))
-        needs = fit_needs(
-            need,
-            self.queries,
+        return self._fit(self.queries, judge if len(dev) >= _ENOUGH_DEV else None)
+
+    def _fit(self, queries: Sequence[Example], judge: Callable[[], float] | None = None) -> Features:
+        return self.model.family.fit(
+            self.model.query,
+            [Item(query.source, query.target) for query in queries],
             own_program=not self.config.exclude_own_program,
             seed=self.seed,
-            choices=CHOICES,
-            judge=judge if len(dev) >= _ENOUGH_DEV else None,
+            judge=judge,
         )
-        self._say(
-            "left out together: programs whose structures' Jaccard is above %s", " or ".join(map(str, need.alike))
-        )
-        return query.join(needs, items) if isinstance(query, JoinedEncoder) else needs
 
     # ------------------------------------------------------------------ the loop
 
     def run(self, folder: Path | None, log: Log | None, progress: Callable[[int, int], None] | None) -> SFTResult:
-        model = self.model
-        kept: list[torch.nn.Parameter] = []
-        if self._in_stages:
-            for encoder in (model.query, model.context, model.candidate):
-                kept += structure_part(encoder).parameters()
-        with fixed(kept):
-            result = self._descend(folder, log, progress)
+        result = self._descend(folder, log, progress)
         self._refit(result)
-        model.eval()
+        self.model.eval()
         return result
 
     def _descend(self, folder: Path | None, log: Log | None, progress: Callable[[int, int], None] | None) -> SFTResult:
@@ -273,13 +257,11 @@ class _Trainer:
         return result
 
     def _refit(self, result: SFTResult) -> None:
-        """Fit E_x of structures to the development queries, too, where training lent them and no gradient moved it."""
-        need = structure_part(self.model.query)
-        if isinstance(need, NeedEncoder) and self._lent and (self._in_stages or not result.steps):
-            own = not self.config.exclude_own_program
-            queries, choices = [*self.queries, *self._lent], [need.alike] if need.alike else CHOICES[:1]
+        """Fit E_x to the development queries, too, where training lent them and no gradient moved it."""
+        if self.model.family.fits and self._lent and not result.steps:
+            queries = [*self.queries, *self._lent]
             self._say("fitting to all %d questions …", len(queries))
-            fit_needs(need, queries, own_program=own, seed=self.seed, choices=choices)
+            self._fit(queries)
             self.processes.broadcast(self.model)
 
     def _step(

@@ -15,17 +15,12 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.linalg import cho_factor, cho_solve
-from scipy.spatial.distance import squareform
 
-from langchain_rcr.families.base import Encoder, Features
-from langchain_rcr.families.joined import JoinedEncoder
+from langchain_rcr.families.structure.clusters import AverageLinkage
 from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
 from langchain_rcr.families.structure.inventory import dense
 from langchain_rcr.families.structure.nets import INPUTS, Composition
 from langchain_rcr.items import Item
-from rcr_trainer.data import Example
 
 MOST_LANDMARKS = 4000
 """Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""
@@ -42,104 +37,88 @@ _ABSENT = 0.1
 """The share of the plainly absent structures that the nets learn on, so that they know them."""
 
 
-def fit_needs(
+def fit(
     encoder: NeedEncoder,
-    queries: Sequence[Example],
+    questions: Sequence[Item],
     *,
     own_program: bool,
     seed: int,
     choices: Sequence[tuple[float, ...]] = CHOICES[:1],
     judge: Callable[[], float] | None = None,
 ) -> Needs:
-    """Fit E_x to the training queries' programs.
+    """Fit E_x to the training questions' programs.
 
     Args:
         encoder: fitted in place.
-        queries: the training queries; those whose program doesn't parse are no landmarks.
+        questions: the training questions with their programs; those whose program doesn't parse are no landmarks.
         own_program: whether held-out questions may find their own program in the pool: then predictions leave out the
             question alone, not its program.
         seed: of the sample and of the nets.
         choices: which programs to leave out together while the nets learn: how unlike those of training the held-out
-            programs will be. Of several, `encoder.alike` says which was taken.
+            programs will be. Of several, `encoder.levels` says which was taken.
         judge: development coverage of the policy as it stands, in percent; None: the first choice is taken.
 
     Returns:
-        The queries' features for further training: likelihoods predicted without the query's own program.
+        The questions' features for further training: likelihoods predicted without the question's own program.
     """
     rng = np.random.default_rng([seed, 5])
     spec = encoder.inventory.spec
-    gold = dense(encoder.inventory.rows([query.target for query in queries]), encoder.dim)
+    gold = dense(encoder.inventory.rows([question.target for question in questions]), encoder.dim)
     known: NDArray[np.int64] = np.flatnonzero(gold.any(axis=1))
     if len(known) > MOST_LANDMARKS:
         known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))
-    chosen = [queries[row] for row in known.tolist()]
-    encoder.learn([Item(query.source, query.target) for query in chosen])
-    features = encoder.featurize([Item(query.source) for query in queries])
+    chosen = [questions[row] for row in known.tolist()]
+    encoder.learn(chosen)
+    features = encoder.featurize([Item(question.source) for question in questions])
     targets, size = gold[known], len(known)
 
     mean = targets.mean(axis=0)
     kernel = features.likeness[known].astype(np.float64)
-    inverse = cho_solve(cho_factor(kernel + RIDGE * np.eye(size)), np.eye(size))
+    inverse = _inverse(kernel + RIDGE * np.eye(size))
     dual = inverse @ (targets - mean)
     with torch.no_grad():
         encoder.dual.copy_(torch.from_numpy(dual))
         encoder.mean.copy_(torch.from_numpy(mean))
         encoder.frequency.copy_(torch.from_numpy(mean))
 
-    names = [query.source if own_program else spec.key(query.target) for query in chosen]
+    names = [item.source if own_program else spec.key(item.target) for item in chosen]
     alone = _without_group(inverse, dual, targets, np.unique(names, return_inverse=True)[1])
     evidence = features.evidence[known]
     pairs: dict[float, _Pairs] = {}
-    for alike, groups in _clusters(targets, encoder.inventory.sizes).items():
-        if groups.max() + 1 >= _FEWEST_GROUPS and any(alike in choice for choice in choices):
+    for level, groups in _clusters(targets, encoder.inventory.sizes).items():
+        if groups.max() + 1 >= _FEWEST_GROUPS and any(level in choice for choice in choices):
             part = _without_group(inverse, dual, targets, groups)
-            pairs[alike] = _pairs(encoder.composition, *part, evidence, targets, rng)
+            pairs[level] = _pairs(encoder.composition, *part, evidence, targets, rng)
     if not pairs:
         pairs[1.0], choices = _pairs(encoder.composition, *alone, evidence, targets, rng), [(1.0,)]
     _learn(encoder, pairs, choices if judge is not None else choices[:1], judge, seed)
 
-    landmark = np.full(len(queries), -1)
+    landmark = np.full(len(questions), -1)
     landmark[known] = np.arange(size)
     return _held_out(encoder, features, landmark, *alone)
 
 
-def left_out_needs(encoder: NeedEncoder, queries: Sequence[Example], *, own_program: bool) -> Needs:
+def held_out(encoder: NeedEncoder, questions: Sequence[Item], *, own_program: bool) -> Needs:
     """What a fitted E_x would have predicted for queries had it not been fitted to their programs.
 
     Args:
-        encoder: after `fit_needs`, in this process or before it was saved.
-        queries: any; those that it was not fitted to are featurised as usual.
-        own_program: as for `fit_needs`.
+        encoder: after `fit`, in this process or before it was saved.
+        questions: any; those that it was not fitted to are featurised as usual.
+        own_program: as for `fit`.
 
     Returns:
-        The features that `fit_needs` returned for its queries; without a `raw` where it was fitted to none of these.
+        The features that `fit` returned for its questions; without a `raw` where it was fitted to none of these.
     """
-    features = encoder.featurize([Item(query.source) for query in queries])
-    landmark = encoder.landmark_of([Item(query.source, query.target) for query in queries])
+    features = encoder.featurize([Item(question.source) for question in questions])
+    landmark = encoder.landmark_of(questions)
     if (landmark < 0).all():
         return features
     dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
     regular = encoder.kernel().astype(np.float64) + RIDGE * np.eye(len(dual))
-    inverse = cho_solve(cho_factor(regular), np.eye(len(dual)))
+    inverse = _inverse(regular)
     targets = (regular @ dual + mean).astype(np.float32)
     groups = np.unique(encoder.learnt.cpu().numpy()[:, 0 if own_program else 1], return_inverse=True)[1]
     return _held_out(encoder, features, landmark, *_without_group(inverse, dual, targets, groups))
-
-
-def held_out_features(encoder: Encoder, queries: Sequence[Example], *, own_program: bool) -> Features:
-    """Features of training queries as if they were held out; only a fit of structures knows their programs.
-
-    Args:
-        encoder: E_x of any family, trained.
-        queries: whose programs it may have been fitted to.
-        own_program: as for `fit_needs`.
-    """
-    if isinstance(encoder, NeedEncoder):
-        return left_out_needs(encoder, queries, own_program=own_program)
-    if isinstance(encoder, JoinedEncoder):
-        structure = held_out_features(encoder.structure, queries, own_program=own_program)
-        return encoder.join(structure, [Item(query.source) for query in queries])
-    return encoder.featurize([Item(query.source) for query in queries])
 
 
 def _held_out(
@@ -193,31 +172,37 @@ def _learn(
     """Train the nets for each choice of what is left out together, and keep those that the judge finds best."""
     composition, device = encoder.composition, encoder.mean.device
     best, kept = -np.inf, None
-    for choice in dict.fromkeys(tuple(alike for alike in choice if alike in pairs) for choice in choices):
+    for choice in dict.fromkeys(tuple(level for level in choice if level in pairs) for choice in choices):
         if not choice:
             continue
-        inputs, labels, weights = (np.concatenate(part) for part in zip(*(pairs[a] for a in choice), strict=True))
+        chosen = [pairs[level] for level in choice]
+        inputs, labels, weights = (np.concatenate(part) for part in zip(*chosen, strict=True))
         _train(composition.cpu(), inputs, labels, weights, seed=seed)
         composition.to(device)
         coverage = judge() if judge is not None else 0.0
         if kept is None or coverage >= best + MARGIN:
-            best, encoder.alike = coverage, choice
+            best, encoder.levels = coverage, choice
             kept = {name: tensor.clone() for name, tensor in composition.state_dict().items()}
     if kept is not None:
         composition.load_state_dict(kept)
 
 
+def _inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of a symmetric positive definite matrix."""
+    inverse: NDArray[np.float64] = torch.cholesky_inverse(torch.linalg.cholesky(torch.from_numpy(matrix))).numpy()
+    return inverse
+
+
 def _clusters(targets: NDArray[np.float32], sizes: NDArray[np.float32]) -> dict[float, NDArray[np.int64]]:
-    """Groups of programs that are alike by the Jaccard of their structures, for each number of `CHOICES`."""
+    """Groups of programs with similar structures, by their Jaccard similarity, for each number in `CHOICES`."""
     if len(targets) < 2:
         return {}
     shared = (targets * sizes) @ targets.T
     own = np.diag(shared)
     distance = 1 - shared / np.maximum(own[:, None] + own - shared, 1e-6)
     np.fill_diagonal(distance, 0)
-    tree = linkage(squareform(np.maximum(distance, 0), checks=False), "average")
-    levels = sorted({alike for choice in CHOICES for alike in choice})
-    return {alike: fcluster(tree, 1 - alike, "distance").astype(np.int64) - 1 for alike in levels}
+    tree = AverageLinkage(np.maximum(distance, 0))
+    return {level: tree.cut(1 - level) for level in sorted({level for choice in CHOICES for level in choice})}
 
 
 def _pairs(

@@ -1,0 +1,241 @@
+"""Frozen text encoders, which encoders of several families read through: text → unit vector."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families._io import read_json
+from langchain_rcr.families.base import ModelSettings
+from langchain_rcr.families.pooled import Pooling, TransformerEncoder
+from langchain_rcr.files import write_json
+from langchain_rcr.items import Item
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+_PROBE = "what is the number of states that border the largest one ?"
+"""Embedded at saving and at loading: another model behind the same name would make every vector wrong, silently."""
+
+
+Known = dict[tuple[bool, str], NDArray[np.float32]]
+"""(is a question asked, text) → its frozen vector (d,)."""
+Read = tuple[NDArray[np.float32], list[NDArray[np.float32]]]
+"""Unit vectors (N, d) of texts, and the vectors (T, d) of each one's tokens."""
+
+
+class Backbone(Protocol):
+    """A frozen text encoder: text → unit vector."""
+
+    dim: int
+    symmetric: bool
+    """Whether it embeds a question asked and a pool entry of the same wording alike."""
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """(N, d) float32, each of length 1. `queries`: the texts are questions asked, not pool entries."""
+        ...
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """JSON values from which `load_backbone` makes it again; may write files into `folder`."""
+        ...
+
+
+class TransformerBackbone:
+    """A local or hub transformer, frozen.
+
+    Args:
+        base: hub name, local folder or `package:NAME`.
+        pooling: mean or CLS.
+        max_length: tokens read of a text.
+    """
+
+    symmetric = True
+
+    def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256) -> None:
+        encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, view="source", normalize=True)
+        self._encoder = encoder.eval().requires_grad_(False)
+        self.dim = encoder.dim
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """(N, d) unit vectors."""
+        return self._encoder.encode([Item(text) for text in texts])
+
+    def read(self, texts: Sequence[str]) -> Read:
+        """What `embed` gives, and for each text the vectors (T, d) of its tokens in their context, in one pass."""
+        vectors, tokens = self._encoder.text.read(texts)
+        return _unit(vectors), tokens
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """Its settings; a model from a local folder is copied into the checkpoint, others are named."""
+        base = self._encoder.text.base
+        if Path(base).is_dir():
+            self._encoder.text.save(folder / "backbone")
+            base = "checkpoint:backbone"
+        return {
+            "kind": "transformer",
+            "base": base,
+            "pooling": self._encoder.text.pooling,
+            "max_length": self._encoder.text.max_length,
+        }
+
+
+class LangChainBackbone:
+    """Any LangChain `Embeddings`, frozen. Texts that repeat within a call are embedded once.
+
+    Args:
+        embeddings: the LangChain object.
+    """
+
+    symmetric = False
+
+    def __init__(self, embeddings: Embeddings) -> None:
+        self._embeddings = embeddings
+        self.dim = len(embeddings.embed_query(_PROBE))
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """(N, d) unit vectors; questions go through `embed_query`, pool entries through `embed_documents`."""
+        if not texts:
+            return np.empty((0, self.dim), dtype=np.float32)
+        distinct = list(dict.fromkeys(texts))
+        rows = (
+            [self._embeddings.embed_query(text) for text in distinct]
+            if queries
+            else self._embeddings.embed_documents(distinct)
+        )
+        vectors = np.asarray(rows, dtype=np.float32)
+        if vectors.shape != (len(distinct), self.dim):
+            msg = f"embeddings returned shape {vectors.shape}, expected {(len(distinct), self.dim)}"
+            raise InputError(msg)
+        if not np.isfinite(vectors).all():
+            msg = "embeddings returned values that are not finite numbers"
+            raise InputError(msg)
+        number = {text: row for row, text in enumerate(distinct)}
+        return _unit(vectors[[number[text] for text in texts]])
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """Its class, for the error message where a loader gives no `embeddings`."""
+        return {"kind": "langchain", "class": type(self._embeddings).__name__}
+
+
+class RememberingBackbone:
+    """Embeds a text once and remembers: for training, where the same texts come back stage after stage.
+
+    Args:
+        backbone: what does the work.
+        known: vectors that another wrapper of the same model has remembered; both add to it. None: a fresh memory.
+    """
+
+    def __init__(self, backbone: Backbone, known: Known | None = None) -> None:
+        self._backbone = backbone
+        self._known = known if known is not None else {}
+        self._tokens: dict[str, NDArray[np.float32]] = {}
+        self.dim, self.symmetric = backbone.dim, backbone.symmetric
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """(N, d) unit vectors, from memory where possible."""
+        role = queries and not self.symmetric
+        fresh = [text for text in dict.fromkeys(texts) if (role, text) not in self._known]
+        for text, vector in zip(fresh, self._backbone.embed(fresh, queries=queries), strict=True):
+            self._known[role, text] = vector
+        if not texts:
+            return np.empty((0, self.dim), dtype=np.float32)
+        return np.stack([self._known[role, text] for text in texts])
+
+    @property
+    def read(self) -> Callable[[Sequence[str]], Read] | None:
+        """`TransformerBackbone.read` from memory; None where the inner backbone shows no tokens."""
+        inner = getattr(self._backbone, "read", None)
+        if inner is None:
+            return None
+
+        def remembered(texts: Sequence[str]) -> Read:
+            fresh = [text for text in dict.fromkeys(texts) if text not in self._tokens]
+            for text, vector, tokens in zip(fresh, *inner(fresh), strict=True):
+                self._known[False, text], self._tokens[text] = vector, tokens
+            return self.embed(texts), [self._tokens[text] for text in texts]
+
+        return remembered
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """What the inner backbone says."""
+        return self._backbone.describe(folder)
+
+
+def open_backbone(settings: ModelSettings) -> Backbone:
+    """The frozen transformer that the settings name.
+
+    Raises:
+        InputError: it can't be loaded.
+    """
+    return TransformerBackbone(str(settings.pretrained), pooling=settings.pooling, max_length=settings.max_length)
+
+
+def save_backbone(backbone: Backbone, folder: Path) -> None:
+    """Write backbone.json: how to make it again, and what it makes of a probe text."""
+    value = backbone.describe(folder) | {
+        "dim": backbone.dim,
+        "probe": [round(float(x), 6) for x in _probe(backbone)],
+    }
+    write_json(folder / "backbone.json", value)
+
+
+def load_backbone(folder: Path, embeddings: Embeddings | None = None) -> Backbone:
+    """The backbone of a checkpoint.
+
+    Args:
+        folder: the checkpoint.
+        embeddings: the LangChain object, where the checkpoint was trained over one.
+
+    Raises:
+        CheckpointError: it can't be made, or it is another model than at training.
+    """
+    file = folder / "backbone.json"
+    value = read_json(file, ("kind", "dim", "probe"))
+    if embeddings is not None:
+        backbone: Backbone = LangChainBackbone(embeddings)
+    elif value["kind"] == "langchain":
+        msg = f"{folder} was trained over LangChain's {value.get('class')}: pass it as embeddings=…"
+        raise CheckpointError(msg)
+    elif value["kind"] != "transformer":
+        msg = f"{file}: unknown kind of embeddings '{value['kind']}'"
+        raise CheckpointError(msg)
+    else:
+        value = read_json(file, ("dim", "probe", "base", "pooling", "max_length"))
+        base = str(value["base"])
+        if base.startswith("checkpoint:"):
+            base = str(folder / base.removeprefix("checkpoint:"))
+        try:
+            backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=int(value["max_length"]))
+        except (InputError, TypeError) as error:
+            msg = f"{folder}: {error}"
+            raise CheckpointError(msg) from None
+    if backbone.dim != value["dim"] or not _alike(_probe(backbone), value["probe"]):
+        msg = f"{folder} was trained over another embedding model than the one given: its vectors differ"
+        raise CheckpointError(msg)
+    return backbone
+
+
+def _probe(backbone: Backbone) -> NDArray[np.float32]:
+    """The beginning of the probe's vectors as a pool entry and as a question."""
+    entry = backbone.embed([_PROBE])[0]
+    question = entry if backbone.symmetric else backbone.embed([_PROBE], queries=True)[0]
+    return np.concatenate([entry[:32], question[:32]])
+
+
+def _alike(probe: NDArray[np.float32], saved: Any) -> bool:
+    """Equal up to what another machine's arithmetic may change."""
+    try:
+        return bool(np.allclose(probe, np.asarray(saved, dtype=np.float64).reshape(probe.shape), atol=5e-3))
+    except (TypeError, ValueError):
+        return False
+
+
+def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    unit: NDArray[np.float32] = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+    return unit
