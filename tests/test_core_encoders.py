@@ -108,7 +108,7 @@ def test_saved_and_loaded_to_the_bit(encoder, tmp_path):
         for parameter in encoder.parameters():
             parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
     encoder.save(tmp_path)
-    again = type(encoder).load(tmp_path, {"backbone": getattr(encoder, "backbone", None)})
+    again = type(encoder).load(tmp_path, encoder.backbone)
     assert again.settings() == encoder.settings()
     assert again.reads() == encoder.reads()
     np.testing.assert_array_equal(again.encode(ITEMS), encoder.encode(ITEMS))
