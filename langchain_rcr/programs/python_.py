@@ -17,10 +17,9 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from langchain_rcr.programs.limits import is_tractable
 from langchain_rcr.programs.tree import Tree, unfold
 
-_MAX_TOKENS = 200_000  # of the shortest statements, about a second's worth
+_MAX_CHARACTERS = 400_000  # of the shortest statements, about a second's worth
 
 _SIGNS: dict[type[ast.AST], str] = {
     ast.Add: "+",
@@ -63,7 +62,7 @@ class PythonParser:
 
     def parse(self, text: str) -> Tree | None:
         """Return the program's tree, or None for what is not Python, or more than Python's own parser takes."""
-        if not is_tractable(text, max_tokens=_MAX_TOKENS):
+        if len(text) > _MAX_CHARACTERS:
             return None
         try:
             with warnings.catch_warnings():

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from typing import Any
 
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs.languages import unknown
-from langchain_rcr.programs.limits import is_tractable
 from langchain_rcr.programs.tree import Tree, unfold
 
 try:
@@ -22,6 +22,9 @@ from langchain_rcr.programs.sql_tree import SqlExpander
 # sqlglot descends recursively, some 20 Python frames a bracket, and reads a token in about 15 µs.
 _MAX_DEPTH = 32
 _MAX_TOKENS = 30_000
+_TOKEN = re.compile(r"""'[^']*'|"[^"]*"|\w+|\S""")
+_NESTING = {**dict.fromkeys(("(", "[", "{", "case"), 1), **dict.fromkeys((")", "]", "}", "end"), -1)}
+_PREFIXES = frozenset({"not", "-", "+", "~"})
 
 
 class SqlParser:
@@ -43,7 +46,7 @@ class SqlParser:
 
     def parse(self, text: str) -> Tree | None:
         """Return the statement's tree; None for what is not one query or data change, or is too long or deep."""
-        if not is_tractable(text, max_tokens=_MAX_TOKENS, max_depth=_MAX_DEPTH):
+        if not _is_tractable(text):
             return None
         statement = self._statement(text)
         if statement is None:
@@ -67,6 +70,18 @@ class SqlParser:
             return None
         # `select` alone, which sqlglot lets pass
         return statements[0] if any(statements[0].args.values()) else None
+
+
+def _is_tractable(text: str) -> bool:
+    """Whether brackets, CASE … END and prefix operators nest shallowly enough for sqlglot, in few enough tokens."""
+    depth = prefixes = 0
+    for count, match in enumerate(_TOKEN.finditer(text)):
+        token = match[0].lower() if match.end() - match.start() < 5 else ""
+        prefixes = prefixes + 1 if token in _PREFIXES else 0
+        depth = max(0, depth + _NESTING.get(token, 0))
+        if count == _MAX_TOKENS or max(depth, prefixes) > _MAX_DEPTH:
+            return False
+    return True
 
 
 class _Quiet(threading.local, logging.Filter):

@@ -5,11 +5,13 @@ Programs come from users and from language models, so a tree may be 200,000 node
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
+_SPECIAL = re.compile(r"[\\(),]")
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -43,9 +45,6 @@ class Tree:
     def __len__(self) -> int:
         return sum(1 for _ in self.walk())
 
-    def __bool__(self) -> bool:
-        return True
-
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Tree):
             return NotImplemented
@@ -63,21 +62,21 @@ class Tree:
         return hash(tuple([(node.label, len(node.children)) for node in self.walk()]))
 
     def __str__(self) -> str:
-        return "".join(_pieces(self, _canonical, ("(", ", ", ")")))
+        pieces: list[str] = []
+        stack: list[Tree | str] = [self]
+        while stack:
+            top = stack.pop()
+            if isinstance(top, str):
+                pieces.append(top)
+                continue
+            pieces.append(_SPECIAL.sub(r"\\\g<0>", top.label))
+            if top.children:
+                inside = [part for child in top.children for part in (", ", child)]
+                stack += [")", *reversed(inside[1:]), "("]
+        return "".join(pieces)
 
     def __repr__(self) -> str:
-        return "".join(_pieces(self, lambda label: f"Tree({label!r}", (", (", ", ", ",))"), end_leaf=")"))
-
-    def __copy__(self) -> Tree:
-        return self
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Tree:
-        return self
-
-    def __reduce__(self) -> tuple[Callable[..., Tree], tuple[Any, ...]]:
-        # The default would recurse into the children.
-        nodes = list(self.walk())
-        return _from_preorder, ([node.label for node in nodes], [len(node.children) for node in nodes])
+        return f"<Tree {self}>"
 
 
 def unfold(seed: T, expand: Callable[[T], tuple[str, Sequence[T]]]) -> Tree:
@@ -95,10 +94,6 @@ def unfold(seed: T, expand: Callable[[T], tuple[str, Sequence[T]]]) -> Tree:
         labels.append(label)
         arities.append(len(below))
         stack.extend(reversed(below))
-    return _from_preorder(labels, arities)
-
-
-def _from_preorder(labels: Sequence[str], arities: Sequence[int]) -> Tree:
     return _fold(zip(labels, arities, strict=True), lambda label, children: Tree(label, tuple(children)))
 
 
@@ -112,32 +107,3 @@ def _fold(preorder: Iterable[tuple[str, int]], combine: Callable[[str, list[T]],
             del results[-arity:]
         results.append(combine(label, below))
     return results[0]
-
-
-def _canonical(label: str) -> str:
-    for special in "\\(),":
-        if special in label:
-            label = label.replace(special, "\\" + special)
-    return label
-
-
-def _pieces(tree: Tree, show: Callable[[str], str], brackets: tuple[str, str, str], end_leaf: str = "") -> list[str]:
-    begin, between, end = brackets
-    pieces: list[str] = []
-    stack: list[Tree | str] = [tree]
-    while stack:
-        top = stack.pop()
-        if isinstance(top, str):
-            pieces.append(top)
-            continue
-        pieces.append(show(top.label))
-        if not top.children:
-            pieces.append(end_leaf)
-            continue
-        pieces.append(begin)
-        stack.append(end)
-        for index in range(len(top.children) - 1, -1, -1):
-            stack.append(top.children[index])
-            if index:
-                stack.append(between)
-    return pieces

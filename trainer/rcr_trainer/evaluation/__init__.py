@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rcr_trainer.evaluation.advice import advise
-from rcr_trainer.evaluation.answers import Answerer, AnswerFunction
+from rcr_trainer.evaluation.exact_match import Answerer, AnswerFunction
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
 from rcr_trainer.evaluation.metrics import (
     coverage_by_step,

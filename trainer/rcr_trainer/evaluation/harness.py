@@ -5,7 +5,8 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass
 from importlib import metadata
 from typing import TypeAlias
 
@@ -16,7 +17,7 @@ from langchain_rcr.errors import InputError
 from rcr_trainer.baselines.base import Baseline, Exclude
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.advice import advise
-from rcr_trainer.evaluation.answers import Answerer, ask
+from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.metrics import (
     coverage_by_step,
     duplicates_by_step,
@@ -25,7 +26,7 @@ from rcr_trainer.evaluation.metrics import (
     recall_by_step,
     within_pool,
 )
-from rcr_trainer.evaluation.report import OURS, AnswersAsked, Choice, EvaluationReport, Gold, Kind, SelectorScores
+from rcr_trainer.evaluation.report import OURS, Choice, EvaluationReport, Gold, Kind, SelectorScores
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.programs.coverage import checked_exclude
 
@@ -124,33 +125,12 @@ def evaluate(
     report.advice = advise(report)
     if keep is not None:
         keep(report)
-    if answerer is None:
-        return report
-    picks = {name: positions[:, :k] for name, (_, positions, _) in measured.items()}
-    return _with_answers(report, answerer, picks, pool, counted, spec)
-
-
-def _with_answers(
-    report: EvaluationReport,
-    answerer: Answerer,
-    picks: Mapping[str, np.ndarray],
-    pool: Sequence[Example],
-    queries: Sequence[Example],
-    spec: ProgramSpec,
-) -> EvaluationReport:
-    asked = answerer.chosen(len(queries))
-    chosen = {name: positions[asked] for name, positions in picks.items()}
-    found, missing = ask(chosen, pool, [queries[i] for i in asked], spec, answerer.answer)
-    answered = replace(
-        report,
-        selectors={
-            name: replace(scores, **found[name]._asdict()) if name in found else scores
-            for name, scores in report.selectors.items()
-        },
-        answers=AnswersAsked(answerer.name, answerer.simulated, len(asked), missing),
-    )
-    answered.advice = advise(answered)
-    return answered
+    if answerer is not None:
+        picks = {name: positions[:, :k] for name, (_, positions, _) in measured.items()}
+        report = deepcopy(report)  # the one that was kept stays as it is
+        answerer.answer_all(report, picks, pool, counted, spec)
+        report.advice = advise(report)
+    return report
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from langchain_rcr.programs import (
     local_structures,
     parse,
 )
-from rcr_trainer.programs.matrix import structure_matrices
+from rcr_trainer.programs.coverage import structure_matrices
 
 __all__ = [
     "COVR_CLASSES",

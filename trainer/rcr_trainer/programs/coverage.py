@@ -1,12 +1,14 @@
-"""Greedy coverage of structures: at every step the candidate that covers most of what is still uncovered.
+"""Programs as rows of a sparse binary matrix, and greedy coverage of their structures.
 
-Algorithm 1 of the paper, on sparse matrices. The oracle, the fixed set and the supervision of SFT share it; they
-differ in what a query needs (its gold program's structures, the mean over training queries, soft targets).
+At every step the candidate that covers most of what is still uncovered: Algorithm 1 of the paper. The oracle, the
+fixed set and the supervision of SFT share it; they differ in what a query needs (its gold program's structures, the
+mean over training queries, soft targets).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -26,28 +28,41 @@ class PoolStructures:
 
     Args:
         spec: how programs are read.
-        programs: the pool's N programs.
+        programs: the pool's N programs; one that doesn't parse gets an empty row, one that repeats is parsed once.
 
     Attributes:
         matrix: binary float32 (N, S); row n holds the local structures of program n, columns sorted by name.
     """
 
     def __init__(self, spec: ProgramSpec, programs: Sequence[str]) -> None:
-        self._spec = spec
-        found = {text: spec.structures(text) for text in set(programs)}
-        self._columns = {name: i for i, name in enumerate(sorted(set().union(*found.values())))}
-        self.matrix = self._rows([found[text] for text in programs])
+        self._structures = cache(spec.structures)
+        known = map(self._structures, dict.fromkeys(programs))
+        self._columns = {name: i for i, name in enumerate(sorted(frozenset[str]().union(*known)))}
+        self.matrix = self.rows(programs)
 
     def rows(self, programs: Sequence[str]) -> sparse.csr_array:
-        """Binary float32 (B, S) for B further programs; structures that the pool lacks have no column."""
-        return self._rows([self._spec.structures(text) for text in programs])
-
-    def _rows(self, sets: Sequence[frozenset[str]]) -> sparse.csr_array:
-        rows = [sorted(self._columns[name] for name in names if name in self._columns) for names in sets]
+        """Binary float32 (B, S) for B programs, pool's or not; structures that the pool lacks have no column."""
+        names = map(self._structures, programs)
+        rows = [sorted(self._columns[name] for name in own if name in self._columns) for own in names]
         indices = np.fromiter(chain.from_iterable(rows), dtype=np.int32)
         indptr = np.cumsum([0, *map(len, rows)], dtype=np.int32)
         data = np.ones(len(indices), dtype=np.float32)
-        return sparse.csr_array((data, indices, indptr), shape=(len(sets), len(self._columns)))
+        return sparse.csr_array((data, indices, indptr), shape=(len(programs), len(self._columns)))
+
+
+def structure_matrices(spec: ProgramSpec, *program_lists: Sequence[str]) -> list[sparse.csr_array]:
+    """A matrix per list of programs: which of all lists' local structures each program has.
+
+    Args:
+        spec: how programs are read. A program that doesn't parse gets an empty row.
+        program_lists: lists of programs; list i has N_i of them. Repeated programs are parsed once.
+
+    Returns:
+        Per list a binary float32 matrix (N_i, S), column indices sorted within rows. Column j of every matrix is the
+        same structure: the S structures of all programs in all lists, sorted by name.
+    """
+    everything = PoolStructures(spec, list(dict.fromkeys(chain.from_iterable(program_lists))))
+    return [everything.rows(programs) for programs in program_lists]
 
 
 def greedy_coverage(
