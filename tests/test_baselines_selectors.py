@@ -206,11 +206,11 @@ def test_random_depends_on_seed_and_query():
     assert counts.max() < 140
 
 
-def test_fixed_maximises_mean_coverage_of_the_training_programs():
-    examples = [{"source": "", "target": t} for t in ("a ( b )", "c", "d ( e )", "d")]
-    # Only d ( e ) shares with two training programs; c is worth all of one program, a ( b ) nothing.
-    selector = FixedSelector(examples, spec=SPEC, train_programs=["d ( e )", "d ( f )", "c", "not ( a"])
-    assert selector.pick(["x", "y"], 2).tolist() == [[2, 1], [2, 1]]
+def test_fixed_maximises_the_mean_coverage_of_the_pool():
+    examples = [{"source": "", "target": t} for t in ("c", "d ( e )", "d ( f )", "d ( e )", "not ( a")]
+    # d ( e ) covers two programs wholly and 2 of the 5 structures of d ( f ), then c adds a whole program.
+    selector = FixedSelector(examples, spec=SPEC)
+    assert selector.pick(["x", "y"], 3).tolist() == [[1, 0, 2], [1, 0, 2]]
 
 
 def test_oracle_follows_the_gold_program():

@@ -47,6 +47,9 @@ class Resources:
         return next((said[need] for need in baseline.needs if getattr(self, need) is None), "")
 
 
+_SOURCE, _TARGET = "source", "target"
+
+
 class TradeOff(NamedTuple):
     """A number that is chosen on development queries, since a selector left untuned would be too easy to beat.
 
@@ -72,10 +75,8 @@ class Baseline(BaseExampleSelector, ABC):
         trade_off: what is chosen on development queries; None: nothing.
 
     Args:
-        examples: the pool, one dict per example.
+        examples: the pool, one dict per example: its question by the key `source`, its program by `target`.
         k: examples that `select_examples` returns.
-        source_key: the example's key for its question.
-        target_key: the example's key for its program.
     """
 
     name: ClassVar[str]
@@ -83,17 +84,8 @@ class Baseline(BaseExampleSelector, ABC):
     oracle: ClassVar[bool] = False
     trade_off: ClassVar[TradeOff | None] = None
 
-    def __init__(
-        self,
-        examples: Sequence[Mapping[str, Any]],
-        *,
-        k: int = 4,
-        source_key: str = "source",
-        target_key: str = "target",
-    ) -> None:
+    def __init__(self, examples: Sequence[Mapping[str, Any]], *, k: int = 4) -> None:
         self.k = k
-        self.source_key = source_key
-        self.target_key = target_key
         self._lock = threading.RLock()  # LangChain's async methods run these in threads
         self._examples: list[dict[str, Any]] = []
         self._questions: list[str] = []
@@ -126,9 +118,9 @@ class Baseline(BaseExampleSelector, ABC):
         Raises:
             PoolError: a key is missing, or its value is not a string.
         """
-        question = _text(example, self.source_key, PoolError, "the example")
+        question = _text(example, _SOURCE, PoolError, "the example")
         if "spec" in self.needs:
-            _text(example, self.target_key, PoolError, "the example")
+            _text(example, _TARGET, PoolError, "the example")
         with self._lock:
             self._examples.append(dict(example))
             self._questions.append(question)
@@ -140,16 +132,16 @@ class Baseline(BaseExampleSelector, ABC):
 
         Args:
             input_variables: the query, all variables but the target joined by blanks in the order of their keys, as
-                LangChain's selectors do; for an oracle also the gold program, by target_key.
+                LangChain's selectors do; for an oracle also the gold program, by the key `target`.
 
         Raises:
             InputError: a key is missing, a value is not a string, or the pool holds fewer than k examples.
         """
-        keys = sorted(set(input_variables) - {self.target_key})
+        keys = sorted(set(input_variables) - {_TARGET})
         if not keys:
-            raise InputError(f"the query has no variable besides {self.target_key!r}")
+            raise InputError(f"the query has no variable besides {_TARGET!r}")
         query = " ".join(_text(input_variables, key, InputError, "the query") for key in keys)
-        references = [_text(input_variables, self.target_key, InputError, "the query")] if self.oracle else None
+        references = [_text(input_variables, _TARGET, InputError, "the query")] if self.oracle else None
         with self._lock:
             positions = self.pick([query], self.k, references=references)[0]
             return [dict(self._examples[position]) for position in positions]
@@ -203,7 +195,7 @@ class Baseline(BaseExampleSelector, ABC):
         """Positions (B, k) int64 for checked arguments; excluded[b] holds positions in ascending order."""
 
     def _programs(self) -> list[str]:
-        return [example[self.target_key] for example in self._examples]
+        return [example[_TARGET] for example in self._examples]
 
 
 class TopK(Baseline):

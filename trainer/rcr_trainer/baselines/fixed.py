@@ -14,46 +14,31 @@ from rcr_trainer.programs.coverage import PoolStructures, greedy_coverage
 
 
 class FixedSelector(Baseline):
-    """Picks the set that greedily maximises the mean coverage of the training queries' gold programs.
+    """Picks the set that greedily maximises the mean coverage of the training queries' gold programs, the pool's.
 
     A query with excluded positions gets the next ones of the same ranking.
 
     Args:
         examples: the pool, one dict per example.
         spec: how programs are read.
-        train_programs: the training queries' gold programs; None: the pool's.
         **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "fixed"
     needs: ClassVar[tuple[str, ...]] = ("spec",)
 
-    def __init__(
-        self,
-        examples: Sequence[Mapping[str, Any]],
-        *,
-        spec: ProgramSpec,
-        train_programs: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
+    def __init__(self, examples: Sequence[Mapping[str, Any]], *, spec: ProgramSpec, **options: Any) -> None:
         self.spec = spec
-        self.train_programs = list(train_programs) if train_programs is not None else None
         super().__init__(examples, **options)
 
     def _fit(self) -> None:
-        structures = PoolStructures(self.spec, self._programs())
-        self._pool = structures.matrix
-        self._need = self._mean_need(structures, self.train_programs or self._programs())
-        self._ranking = np.empty(0, dtype=np.int64)
-
-    def _mean_need(self, structures: PoolStructures, programs: Sequence[str]) -> sparse.csr_array:
-        """(1, S): what covering each structure adds to the mean share of covered structures.
-
-        Mean coverage of a union is a sum over its structures, so one weighted row stands for all the programs.
-        """
-        sizes = np.array([len(self.spec.structures(program)) for program in programs])
+        self._pool = PoolStructures(self.spec, self._programs()).matrix
+        # Mean coverage of a union is a sum over its structures, so one weighted row (1, S), what covering each
+        # structure adds to it, stands for all the programs.
+        sizes = np.diff(self._pool.indptr)
         shares = np.divide(1, sizes, out=np.zeros(len(sizes)), where=sizes > 0) / max(1, np.count_nonzero(sizes))
-        return sparse.csr_array(shares[None, :] @ structures.rows(programs))
+        self._need = sparse.csr_array(shares[None, :] @ self._pool)
+        self._ranking = np.empty(0, dtype=np.int64)
 
     def _pick(
         self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None

@@ -149,9 +149,9 @@ class _Task:
     ) -> tuple[SelectorScores, np.ndarray, np.ndarray]:
         """Figures, the picks (B, steps) they are of, and the share (B,) of each query's structures in its first k."""
         kind: Kind = "trained"
-        pick = selector
         if isinstance(selector, Baseline):
-            kind, pick = "oracle" if selector.oracle else "plain", selector.pick
+            kind = "oracle" if selector.oracle else "plain"
+        pick: PickFunction = selector.pick if isinstance(selector, Baseline) else selector
         # First, so that whatever a selector prepares at its first pick is not in the latencies.
         positions = self.pick(pick, slice(None), steps)
         self.check(name, positions, steps)
