@@ -1,4 +1,4 @@
-"""What a caller may ask of the retriever: its fields in range, the query among a prompt's variables."""
+"""Checks the retriever's arguments: fields in range, the query among a prompt's variables."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.filters import parse_filter
 
 Order = Literal["picked", "reversed", "relevance"]
-"""Of the picks in a prompt."""
+"""The order of the picks in a prompt."""
 
 
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_key: str) -> str:
@@ -18,12 +18,12 @@ def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, sou
 
     Args:
         variables: name → value.
-        input_keys: those that make up the query, joined by a space in the order of their sorted names. None: the
-            variable `source_key`, or else the only one.
+        input_keys: the variables that make up the query, joined by spaces in the order of their sorted names. None:
+            the variable `source_key`, or else the only one.
         source_key: the key of an example's question.
 
     Raises:
-        InputError: there is none, or it is no string; the message names the keys.
+        InputError: the query is missing or not a string; the message names the keys.
     """
     if not isinstance(variables, Mapping):
         msg = f"input_variables must be a mapping of names to values, not {type(variables).__name__}"
@@ -79,7 +79,7 @@ def check_fields(**fields: Any) -> None:
     """Refuse fields that are out of range.
 
     Raises:
-        InputError: naming field and value.
+        InputError: a field is out of range; the message names the field and its value.
     """
     for name, (fits, what) in _RULES.items():
         if name in fields and not fits(fields[name]):

@@ -1,10 +1,10 @@
-"""A chain from a question to a program: pick examples, ask the model, parse its answer, ask again if that fails."""
+"""A chain from a question to a program: pick examples, call the model, parse its answer, retry if that fails."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, TypeAlias, TypeGuard
 
 from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
@@ -29,28 +29,31 @@ from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnabl
 from langchain_core.runnables.configurable import DynamicRunnable
 from pydantic import ConfigDict, Field
 
-from langchain_rcr.answers import STOP, read_answer
+from langchain_rcr.answers import STOP, Reading, read_answer
 from langchain_rcr.errors import InputError
+from langchain_rcr.index.base import InThisThread
 from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt, prompt_keys
 
 PICKED = "picked_examples"
-"""The prompt variable that brings the picks from the retriever to the prompt."""
+"""The prompt variable that passes the picks from the retriever to the prompt."""
 
 _LONGEST_QUOTE = 2000
-"""Characters of a bad answer that the model gets to see again; a model that rambles would be paid for twice."""
+"""Characters of a bad answer that are quoted to the model; quoting a rambling answer in full would cost twice."""
+
+_Call: TypeAlias = Callable[..., Awaitable[list[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
 class ParsedProgram:
-    """What became of a question.
+    """The result for a question.
 
     Attributes:
         program: the program, as the model wrote it; None if no answer could be parsed.
-        tree: what the parser made of it: a `Tree`, or whatever a parser of your own returns.
+        tree: the parser's result: a `Tree`, or whatever your own parser returns.
         picks: the examples in the prompt, in its order: documents of a retriever, dicts of another selector.
-        answers: all that the model answered, word for word, one for each attempt.
-        error: why the last answer is no program; None if it is one.
+        answers: the model's answers, verbatim, one for each attempt.
+        error: why the last answer is not a program; None if it is one.
     """
 
     program: str | None
@@ -78,25 +81,25 @@ def semantic_parsing_chain(
 ) -> SemanticParsingChain:
     """A chain that answers a question with a program that parses, or says why there is none.
 
-    `chain.invoke("how many rivers are there")`, or with all variables of the prompt, `chain.invoke({"source": …})`.
-    The examples are picked once for a question, not at each attempt. Bad answers are no exceptions, see
-    `ParsedProgram`; those of the model (a lost server, say) and of the retriever pass through, for `with_retry` and
-    `with_fallbacks`. `batch` and `abatch` ask the retriever once for all questions, and the model once an attempt.
-    Further keyword arguments of `invoke`, such as `k`, go to the retriever.
+    Call it with a question, `chain.invoke("how many rivers are there")`, or with all variables of the prompt,
+    `chain.invoke({"source": …})`. It picks the examples once per question, not at each attempt. Bad answers raise no
+    exception (see `ParsedProgram`); exceptions of the model (a lost server, say) and of the retriever propagate, for
+    `with_retry` and `with_fallbacks`. `batch` and `abatch` call the retriever once for all questions, and the model
+    once per attempt. Further keyword arguments of `invoke`, such as `k`, go to the retriever.
 
     Args:
         llm: a chat or completion model, bare or wrapped (`bind`, `with_retry`, `with_fallbacks`, a chain to a string).
         retriever: our retriever; any other example selector; or any runnable from a question to documents with the
             examples as metadata, such as our retriever after `configurable_fields` or `with_fallbacks`.
         parser: a language (see `langchain_rcr.programs.get_parser`; note that "functional" and "sexpr" take nearly any
-            words for a program, and "tokens" any text), an object with `parse`, or a function. Whatever it raises, and
-            None or False, says that the text is no program.
+            words for a program, and "tokens" any text), an object with `parse`, or a function. If it raises, or
+            returns None or False, the text is not a program.
         prompt: a prompt with a place for selected examples: `few_shot_prompt`, `chat_few_shot_prompt`, or one made of
-            LangChain's classes; the picks take the place of its selector's. None: one of our two, by the kind of `llm`.
-        retries: how often to ask again, at most, after an answer that is no program: a chat model is told so in a
-            further message, a completion model in a note before the prompt.
-        source_key: see `few_shot_prompt`, likewise for a `prompt` of your own.
-        target_key: likewise.
+            LangChain's classes; the picks replace those of its selector. None: one of our two, by the kind of `llm`.
+        retries: how many times to ask again, at most, after an answer that is not a program: a chat model gets the
+            reason in a further message, a completion model in a note before the prompt.
+        source_key: see `few_shot_prompt`; also used with your own `prompt`.
+        target_key: see `few_shot_prompt`.
         query_key: the prompt variable with the question; None: as in `few_shot_prompt`, or the only variable of
             `prompt`.
 
@@ -137,7 +140,7 @@ def semantic_parsing_chain(
 
 
 class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProgram]):
-    """Made by `semantic_parsing_chain`, which says what it does."""
+    """The chain; create it with `semantic_parsing_chain`."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
@@ -194,39 +197,33 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         )
 
     def _batch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
-        steps, outputs = self._steps(inputs, config, options), None
-        while True:
-            try:
-                call = steps.send(outputs)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            outputs = call.runnable.batch(call.inputs, call.configs, return_exceptions=True, **call.options)
+        async def call(runnable: Runnable[Any, Any], *given: Any, **more: Any) -> list[Any]:
+            return runnable.batch(*given, return_exceptions=True, **more)
+
+        return InThisThread().run(self._steps(inputs, config, options, call))
 
     async def _abatch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
-        steps, outputs = self._steps(inputs, config, options), None
-        while True:
-            try:
-                call = steps.send(outputs)
-            except StopIteration as end:
-                return end.value  # type: ignore[no-any-return]
-            outputs = await call.runnable.abatch(call.inputs, call.configs, return_exceptions=True, **call.options)
+        async def call(runnable: Runnable[Any, Any], *given: Any, **more: Any) -> list[Any]:
+            return await runnable.abatch(*given, return_exceptions=True, **more)
 
-    def _steps(
-        self, inputs: list[Any], configs: list[RunnableConfig], options: dict[str, Any]
-    ) -> Generator[_Call, Any, list[ParsedProgram | Exception | None]]:
-        """The chain without a word on sync or async: yields the batches to run, is sent their outputs."""
+        return await self._steps(inputs, config, options, call)
+
+    async def _steps(
+        self, inputs: list[Any], configs: list[RunnableConfig], options: dict[str, Any], call: _Call
+    ) -> list[Any]:
+        """The whole chain. Only `call`, which runs a batch through a runnable, knows whether it is sync or async."""
         tasks = [self._task(given, config) for given, config in zip(inputs, configs, strict=True)]
         picker, question = self._picker()
-        for task, picks in (yield from _stage(tasks, picker, question, options)):
+        for task, picks in await _stage(tasks, call, picker, question, options):
             task.take_picks(picks)
-        for task, value in (yield from _stage(tasks, self.prompt, _Task.prompt_input)):
+        for task, value in await _stage(tasks, call, self.prompt, _Task.prompt_input):
             task.prompt = task.asked = value
         reading = RunnableLambda(self._read, name="parse_program")
         for left in range(self.retries, -1, -1):
-            for task, output in (yield from _stage(tasks, self.llm, lambda task: task.asked)):
+            for task, output in await _stage(tasks, call, self.llm, lambda task: task.asked):
                 task.output = output
-            for task, read in (yield from _stage(tasks, reading, lambda task: task.output)):
-                task.take_reading(read, last=not left)
+            for task, read in await _stage(tasks, call, reading, lambda task: task.output):
+                task.take_reading(*read, last=not left)
         return [task.result for task in tasks]
 
     def _task(self, given: Any, config: RunnableConfig) -> _Task:
@@ -249,7 +246,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         return sorted(getattr(_innermost(self.retriever), "input_keys", None) or [self.query_key])
 
     def _picker(self) -> tuple[Runnable[Any, Any], Callable[[_Task], Any]]:
-        """What picks the examples, and what it is given."""
+        """What picks the examples, and its input for a task."""
         retriever = self.retriever
         if isinstance(retriever, Runnable):
             keys = self._input_keys()
@@ -257,32 +254,14 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         name = type(retriever).__name__
         return RunnableLambda(retriever.select_examples, retriever.aselect_examples, name), lambda task: task.variables
 
-    def _read(self, output: Any) -> _Reading:
+    def _read(self, output: Any) -> tuple[str, Reading]:
         answer = _text(output)
-        return _Reading(answer, *read_answer(answer, self.parse, self.language))
-
-
-class _Reading(NamedTuple):
-    """What is in one answer."""
-
-    answer: str
-    program: str | None
-    tree: Any
-    complaint: str | None
-
-
-class _Call(NamedTuple):
-    """A batch that `_steps` asks for."""
-
-    runnable: Runnable[Any, Any]
-    inputs: list[Any]
-    configs: list[RunnableConfig]
-    options: Mapping[str, Any]
+        return answer, read_answer(answer, self.parse, self.language)
 
 
 @dataclass(slots=True)
 class _Task:
-    """One question under way; it has its result as soon as nothing more is to be done."""
+    """One question in progress; finished once it has a result."""
 
     config: RunnableConfig
     variables: dict[str, Any] = field(default_factory=dict)
@@ -294,7 +273,7 @@ class _Task:
     result: ParsedProgram | Exception | None = None
 
     def take_picks(self, picks: Any) -> None:
-        """Keep what the retriever chose."""
+        """Keep the retriever's picks."""
         if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
             msg = f"the retriever must return a list of documents or examples, not {type(picks).__name__}"
             self.result = InputError(msg)
@@ -306,48 +285,40 @@ class _Task:
         examples = [pick.metadata if isinstance(pick, Document) else pick for pick in self.picks]
         return {**self.variables, PICKED: examples}
 
-    def take_reading(self, reading: _Reading, *, last: bool) -> None:
-        """Be done with a program or after the last attempt; else word the next one."""
-        self.answers += (reading.answer,)
+    def take_reading(self, answer: str, reading: Reading, *, last: bool) -> None:
+        """Set the result if there is a program or no attempt left; otherwise word the next attempt."""
+        self.answers += (answer,)
         if reading.program is not None or last:
             self.result = ParsedProgram(reading.program, reading.tree, self.picks, self.answers, reading.complaint)
-        elif isinstance(self.prompt, StringPromptValue):
-            self.asked = _with_note(self.prompt, reading)
+            return
+        said, complaint = _quoted(answer), _quoted(str(reading.complaint))
+        if isinstance(self.prompt, StringPromptValue):
+            # In front: the model continues the end of the prompt.
+            note = f"The last question below was answered with this, which is not a program ({complaint}):\n{said}\n"
+            self.asked = StringPromptValue(text=f"{note}Answer with a program alone.\n\n{self.prompt.text}")
         elif self.asked is not None:
-            self.asked = _with_complaint(self.asked, reading)
+            turn: list[BaseMessage] = [AIMessage(said)] if said else []  # servers refuse blank messages
+            turn.append(HumanMessage(f"That is not a program: {complaint}. Answer with the program alone."))
+            self.asked = ChatPromptValue(messages=[*self.asked.to_messages(), *turn])
 
 
-def _stage(
+async def _stage(
     tasks: Sequence[_Task],
+    call: _Call,
     runnable: Runnable[Any, Any],
     given: Callable[[_Task], Any],
     options: Mapping[str, Any] | None = None,
-) -> Generator[_Call, list[Any], list[tuple[_Task, Any]]]:
-    """Run the tasks that have no result yet through a runnable; one that fails has its exception as its result."""
+) -> list[tuple[_Task, Any]]:
+    """Run the unfinished tasks through a runnable; a task that fails gets its exception as its result."""
     going = [task for task in tasks if task.result is None]
     if not going:
         return []
-    outputs = yield _Call(runnable, [given(task) for task in going], [task.config for task in going], options or {})
+    outputs = await call(runnable, [given(task) for task in going], [task.config for task in going], **(options or {}))
     done = list(zip(going, outputs, strict=True))
     for task, output in done:
         if isinstance(output, Exception):
             task.result = output
     return [(task, output) for task, output in done if task.result is None]
-
-
-def _with_complaint(asked: PromptValue, reading: _Reading) -> ChatPromptValue:
-    """The conversation so far, the answer, and what is wrong with it."""
-    said = _quoted(reading.answer)
-    answer = [AIMessage(said)] if said else []  # servers refuse blank messages
-    complaint = f"That is not a program: {_quoted(str(reading.complaint))}. Answer with the program alone."
-    return ChatPromptValue(messages=[*asked.to_messages(), *answer, HumanMessage(complaint)])
-
-
-def _with_note(prompt: StringPromptValue, reading: _Reading) -> StringPromptValue:
-    """The prompt, whose end has to stay its end, with a note on the answer in front."""
-    said, complaint = _quoted(reading.answer), _quoted(str(reading.complaint))
-    note = f"The last question below was answered with this, which is not a program ({complaint}):\n{said}\n"
-    return StringPromptValue(text=f"{note}Answer with a program alone.\n\n{prompt.text}")
 
 
 def _quoted(text: str) -> str:
@@ -356,7 +327,7 @@ def _quoted(text: str) -> str:
 
 
 class _PickedExamples(BaseExampleSelector):
-    """Hands a prompt the examples that are among its variables, picked already."""
+    """Passes the examples that were already picked, one of the prompt's variables, to the prompt."""
 
     def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         return list(input_variables[PICKED])

@@ -1,4 +1,4 @@
-"""The exceptions a user meets. Each message is one clear line that says what is wrong and what to do."""
+"""The exceptions that users see. Each message is one line that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ class RCRError(Exception):
 
 
 class InputError(RCRError, ValueError):
-    """A call's arguments don't fit: a wrong key, a query that is not a string, k out of range."""
+    """An invalid argument: a wrong key, a query that is not a string, k out of range."""
 
 
 class PoolError(RCRError, ValueError):
-    """An example can't enter the pool, or the pool can't serve the request."""
+    """An example can't be added to the pool, or the pool can't serve the request."""
 
 
 class CheckpointError(RCRError):

@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: everything is written beside its place, then renamed into it."""
+"""Atomic files and folders: everything is written to a temporary place beside the target, then renamed."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Write a file that takes its place when the block ends without an error: temporary file, fsync, rename.
+    """Write a file that replaces `path` if the block ends without an error: temporary file, fsync, rename.
 
     Args:
-        path: where the file goes; its folder is made if it is missing. A symbolic link is followed.
+        path: the file to write; its folder is created if it is missing. A symbolic link is followed.
 
     Yields:
         The open temporary file.
@@ -63,11 +63,11 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 @contextmanager
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Fill a temporary folder that takes the place of `path` when the block ends without an error.
+    """Fill a temporary folder that replaces `path` if the block ends without an error.
 
-    A kill at any moment leaves the old folder or the new one, and perhaps a hidden folder `.NAME.…` beside it. Where
-    the system can't swap two folders (other than Linux), there is a moment between two renames in which `path` is
-    missing and the old folder is that hidden one.
+    A kill at any moment leaves the old folder or the new one, and perhaps a hidden folder `.NAME.…` beside it. On
+    systems that can't swap two folders (all but Linux), `path` is missing for a moment between two renames, while the
+    hidden folder is the old one.
 
     Args:
         path: the folder to write; one that exists is replaced as a whole. A symbolic link is followed.
@@ -101,7 +101,7 @@ def _beside(target: Path) -> Path:
 
 @contextmanager
 def _input_errors(target: Path) -> Iterator[None]:
-    """What the file system refuses, as one error of ours that names the place the user knows."""
+    """Turn errors of the file system into an `InputError` that names the user's path, not the temporary one."""
     try:
         yield
     except OSError as error:
@@ -110,7 +110,7 @@ def _input_errors(target: Path) -> Iterator[None]:
 
 
 def _settle(folder: Path) -> None:
-    """Every file on disk, and readable for whom the folder is: safetensors writes for the owner alone."""
+    """Sync every file, and give it the folder's read permissions: safetensors writes files for the owner only."""
     mode = folder.stat().st_mode & 0o666
     for entry in folder.rglob("*"):
         if entry.is_file():
@@ -147,7 +147,7 @@ def _put(new: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step, as no rename can whose target has content; False where the system can't."""
+    """Swap two folders in one step, which `rename` can't do with a non-empty target; False if the system can't."""
     with suppress(AttributeError, OSError, TypeError):
         rename = ctypes.CDLL(None).renameat2
         return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)

@@ -1,4 +1,4 @@
-"""Ready few-shot prompts: as one text in the format of the paper's appendix D, and as chat messages."""
+"""Few-shot prompts: as one text in the format of the paper's appendix D, and as chat messages."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ from langchain_rcr.retriever import SequentialCompositionalRetriever
 class FewShotPrompt(FewShotPromptTemplate):
     """LangChain's `FewShotPromptTemplate`, safe with braces in examples.
 
-    LangChain's own pastes the examples into one template and formats that, so that `{"a": 1}` in an example is taken
-    for a variable. This one formats prefix and suffix alone; the text of an example is never read as a template. It
-    can be extended with `+` as `PromptTemplate` can, and `partial` works on it after a run, too.
+    LangChain's own pastes the examples into one template and formats that, so that `{"a": 1}` in an example is read as
+    a variable. This one formats only prefix and suffix; the text of an example is never read as a template.
     """
 
     def format(self, **kwargs: Any) -> str:
@@ -43,27 +42,15 @@ class FewShotPrompt(FewShotPromptTemplate):
         return self._compose(self._shown(await self._aget_examples(**variables)), variables)
 
     def partial(self, **kwargs: Any) -> Self:
-        """A copy with some variables filled in: with strings, or with functions that are called at each use."""
+        """A copy with some variables set: to strings, or to functions that are called at each use."""
         left = [name for name in self.input_variables if name not in kwargs]
-        return self._changed(input_variables=left, partial_variables={**self.partial_variables, **kwargs})
-
-    def __add__(self, other: str | PromptTemplate) -> Self:
-        """A copy with more text (a template) at its end."""
-        if isinstance(other, str):
-            other = PromptTemplate.from_template(other, template_format=self.template_format)
-        if not isinstance(other, PromptTemplate):
-            return NotImplemented
-        if other.template_format != self.template_format:
-            msg = f"a {other.template_format} template can't be added to one of {self.template_format}"
-            raise InputError(msg)
-        return self._changed(
-            suffix=self.suffix + other.template,
-            input_variables=[*dict.fromkeys([*self.input_variables, *other.input_variables])],
-            partial_variables={**self.partial_variables, **other.partial_variables},
-        )
+        # LangChain's own passes on what it caches beside the fields, which the constructor refuses.
+        fields = {name: getattr(self, name) for name in type(self).model_fields}
+        filled = {"input_variables": left, "partial_variables": {**self.partial_variables, **kwargs}}
+        return type(self)(**fields | filled)
 
     def pretty_repr(self, html: bool = False) -> str:
-        """The prompt with its variables by name. No selector is asked: one example stands for what it would pick."""
+        """The prompt with its variables by name. No selector is called: one example stands for its picks."""
         names = {name: _name(name, html=html) for name in self.input_variables}
         if self.example_selector is None:
             shown = self._shown(self.examples or [])
@@ -71,10 +58,6 @@ class FewShotPrompt(FewShotPromptTemplate):
             stand_in = {key: _name(key, html=html) for key in self.example_prompt.input_variables}
             shown = [*self._shown([stand_in]), _as_many(self.example_selector)]
         return self._compose(shown, self._merge_partial_and_user_variables(**names))
-
-    def _changed(self, **changes: Any) -> Self:
-        # Field by field: what LangChain caches beside the fields is refused by the constructor.
-        return type(self)(**{name: getattr(self, name) for name in type(self).model_fields} | changes)
 
     def _shown(self, examples: Sequence[Mapping[str, Any]]) -> list[str]:
         keys = self.example_prompt.input_variables
@@ -88,10 +71,10 @@ class FewShotPrompt(FewShotPromptTemplate):
 
 
 class FewShotMessages(FewShotChatMessagePromptTemplate):
-    """LangChain's `FewShotChatMessagePromptTemplate` that can be printed, and names the key that an example lacks."""
+    """LangChain's `FewShotChatMessagePromptTemplate`, with a `pretty_repr` and an error that names a missing key."""
 
     def pretty_repr(self, html: bool = False) -> str:
-        """The messages of an example with its keys by name. No selector is asked."""
+        """The messages of an example with its keys by name. No selector is called."""
         note = "" if self.example_selector is None else f"\n\n{_as_many(self.example_selector)}"
         return self.example_prompt.pretty_repr(html=html) + note
 
@@ -120,21 +103,21 @@ def few_shot_prompt(
 ) -> FewShotPrompt:
     """A prompt of selected examples and the question, as in the paper's appendix D.
 
-    "Source: …" and "Target: …" of each example on a line each, then "Source: " with the question, then "Target:".
+    Lines of "Source: …" and "Target: …" for each example, then "Source: " with the question, then "Target:".
 
     Args:
         selector: any LangChain example selector.
         source_key: the key of an example's question; None for the retriever's own, "source" for other selectors.
-        target_key: the key of its program; None likewise.
-        query_key: the prompt variable with the question; None for the selector's input key, if it has just one, else
-            the source key.
+        target_key: the key of its program; None for the retriever's own, "target" for other selectors.
+        query_key: the prompt variable with the question; None for the selector's input key, if it has exactly one,
+            otherwise the source key.
         prefix: a template before the examples, on lines of its own (literal braces doubled).
 
     Returns:
         A prompt with one variable: `few_shot_prompt(retriever).invoke({"source": question})`.
 
     Raises:
-        InputError: the selector is none, or a key can't be the name of a template variable.
+        InputError: the selector is not an example selector, or a key can't be the name of a template variable.
     """
     keys = prompt_keys(selector, source_key, target_key, query_key)
     example = EXAMPLE_TEMPLATE.format(source=f"{{{keys.source}}}", target=f"{{{keys.target}}}")
@@ -163,8 +146,8 @@ def chat_few_shot_prompt(
         selector: any LangChain example selector.
         system: a template for a system message in front (literal braces doubled); None for no such message.
         source_key: see `few_shot_prompt`.
-        target_key: likewise.
-        query_key: likewise.
+        target_key: see `few_shot_prompt`.
+        query_key: see `few_shot_prompt`.
 
     Returns:
         A prompt with one variable, and those of `system`: `chat_few_shot_prompt(retriever) | model`.
@@ -205,7 +188,7 @@ def prompt_keys(
 
 
 def _asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelector:
-    """The selector, told which of a prompt's variables is the question where it couldn't know."""
+    """The selector; one of ours that can't know which of the prompt's variables is the question is told so."""
     if not isinstance(selector, BaseExampleSelector):
         msg = f"selector must be a LangChain example selector, not {type(selector).__name__}"
         raise InputError(msg)

@@ -208,19 +208,6 @@ def test_partial_variables_also_after_a_run() -> None:
     assert (fixed.input_variables, fixed.format()) == ([], prompt.format(source="call {tool}", style="x", date="y"))
 
 
-def test_more_text_can_be_added() -> None:
-    retriever = _retriever(BRACES, k=1)
-    prompt = few_shot_prompt(retriever)
-    longer = prompt + " {{ {start}" + PromptTemplate.from_template(" {end}", partial_variables={"end": "}"})
-    assert longer.input_variables == ["source", "start"]
-    assert longer.format(source="x", start="{s}") == prompt.format(source="x") + " { {s} }"
-    assert (longer.example_selector, prompt.suffix) == (retriever, "Source: {source}\nTarget:")
-    with pytest.raises(TypeError, match="unsupported operand"):
-        prompt + 3
-    with pytest.raises(InputError, match="a mustache template can't be added to one of f-string"):
-        prompt + PromptTemplate.from_template("{{x}}", template_format="mustache")
-
-
 def test_printing_a_prompt_asks_no_selector(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     prompt = few_shot_prompt(_retriever(BRACES), prefix="In {style}:", query_key="q").partial(style="JSON")
     monkeypatch.setattr(SequentialCompositionalRetriever, "select_examples", None)
