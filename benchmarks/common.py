@@ -86,8 +86,9 @@ def run_or_read(folder: Path, seed: int, threads: int, settings: Mapping[str, An
         until: the last stage.
     """
     from rcr_trainer import pipeline
-    from rcr_trainer.config import Config, differences
+    from rcr_trainer.layers import differences
     from rcr_trainer.runs import Run
+    from rcr_trainer.settings import Config
 
     config = Config.model_validate(
         {

@@ -119,10 +119,10 @@ def run_one(name: str, condition: str, seed: int, data: Path, threads: int, fami
     Returns:
         Reading → the figures of `_figures`; `as meant` only where the run doesn't see programs as they are.
     """
-    from rcr_trainer.config import DataConfig
     from rcr_trainer.data import write_split
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.programs import ProgramSpec
+    from rcr_trainer.settings import DataConfig
     from rcr_trainer.tasks import load_split
 
     given = CONDITIONS[condition]

@@ -20,7 +20,7 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm import Answer, AnswerCache, StructureBoundLLM, Use, wrap
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import make_reward
-from rcr_trainer.schema import GRPOConfig, SFTConfig
+from rcr_trainer.settings import GRPOConfig, SFTConfig
 from rcr_trainer.training import ProcessError, Processes, join
 from rcr_trainer.training import state as training_state
 from safetensors.torch import load_file, save_file

@@ -4,8 +4,8 @@ import importlib
 from pathlib import Path
 
 import pytest
-from rcr_trainer.config import Config
 from rcr_trainer.evaluation import AnswersAsked, EvaluationReport, SelectorScores
+from rcr_trainer.settings import Config
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer import cli
-from rcr_trainer.config import Config, load_config, settings
+from rcr_trainer.layers import load_config, settings
+from rcr_trainer.settings import Config
 
 TINY = """
 data: {task: files, train: train.jsonl, test: test.jsonl, dev_size: 2}
@@ -81,9 +82,9 @@ def test_every_command_has_an_example_that_parses(capsys, command):
 
 def test_help_of_run_derives_from_the_fields(capsys):
     out = " ".join(shown(capsys, "run", "--help").split())
-    for setting in settings():
+    for setting in settings().values():
         assert f"--{setting.path} " in out
-        assert " ".join(setting.info.description.split()[:4]) in out
+        assert " ".join(setting.description.split()[:4]) in out
     assert "(paper 120, section 4" in out
     assert "embeddings 20, transformer 120, lexical 30" in out
 
@@ -135,6 +136,10 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["run", "tiny.yaml", "--evaluation.k=13"], "the pool has 12 examples, too few for evaluation.k = 13"),
         (["run", "tiny.yaml", "--data.dev_size=12"], "data.dev_size = 12 leaves no training queries of 12"),
         (["run", "tiny.yaml", "--evaluation.split=dev", "--data.dev_size=0"], "no dev queries"),
+        (
+            ["run", "tiny.yaml", "--data.test=null"],
+            "no test queries to evaluate on: set data.test, or evaluation.split: dev",
+        ),
         (["evaluate", "nowhere"], "nowhere is not a run: no such folder"),
         (["evaluate", "."], "neither a run folder nor its checkpoint"),
         (["evaluate", ".", "--sft.k", "3"], "unknown setting 'sft.k'"),

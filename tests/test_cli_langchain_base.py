@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from rcr_trainer import pipeline
-from rcr_trainer.config import Config
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.settings import Config
 
 from langchain_rcr import CheckpointError, SequentialCompositionalRetriever
 

@@ -3,35 +3,36 @@
 from pathlib import Path
 
 import pytest
-from rcr_trainer.config import Config, SFTConfig, differences, load_config, settings, to_yaml
+from rcr_trainer.layers import differences, fresh_yaml, load_config, settings, to_yaml
+from rcr_trainer.settings import Config, SFTConfig
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
 
 
 def test_every_setting_has_a_description_of_one_or_two_sentences():
-    for setting in settings():
-        assert setting.info.description, setting.path
-        assert setting.info.description[0] != " "
-        assert setting.info.description.endswith("."), setting.path
+    for setting in settings().values():
+        assert setting.description, setting.path
+        assert setting.description[0] != " "
+        assert setting.description.endswith("."), setting.path
 
 
 def test_the_fresh_file_reads_back_as_the_defaults(tmp_path):
     path = tmp_path / "rcr.yaml"
-    path.write_text(to_yaml(), encoding="utf-8")
+    path.write_text(fresh_yaml(), encoding="utf-8")
     assert load_config(path, environ={}) == Config()
 
 
 def test_the_fresh_file_explains_every_setting():
-    text = " ".join(line.strip("# ") for line in to_yaml().splitlines())
-    for setting in settings():
-        assert setting.info.description in text, setting.path
-    assert max(map(len, to_yaml().splitlines())) <= 110
+    text = " ".join(line.strip("# ") for line in fresh_yaml().splitlines())
+    for setting in settings().values():
+        assert setting.description in text, setting.path
+    assert max(map(len, fresh_yaml().splitlines())) <= 110
 
 
 def test_a_fresh_file_changes_family_in_one_word(tmp_path):
     path = tmp_path / "rcr.yaml"
-    path.write_text(to_yaml().replace("family: structure", "family: transformer"), encoding="utf-8")
+    path.write_text(fresh_yaml().replace("family: structure", "family: transformer"), encoding="utf-8")
     config = load_config(path, environ={})
     assert (config.model.base, config.model.lam) == ("bert-base-uncased", 0.1)
     assert not hasattr(config.model, "ngrams")

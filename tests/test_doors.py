@@ -25,7 +25,7 @@ LEVELS = {
     ],
     "rcr_trainer": [
         ["errors", "__init__"],
-        ["rewards", "llm", "programs", "baselines", "data", "runs", "config", "schema"],
+        ["rewards", "llm", "programs", "baselines", "data", "runs", "settings", "layers"],
         ["training"],
         ["sft", "grpo", "evaluation"],
         ["pipeline", "comparison", "tasks", "models"],

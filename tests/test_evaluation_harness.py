@@ -18,7 +18,7 @@ from rcr_trainer.data import Example
 from rcr_trainer.evaluation import EvaluationReport, PlainSelectors, choose, evaluate, plain_selectors
 from rcr_trainer.evaluation.table import write_table
 from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.schema import EvaluationConfig
+from rcr_trainer.settings import EvaluationConfig
 
 from langchain_rcr.errors import InputError
 
@@ -182,7 +182,7 @@ def test_a_baseline_that_nobody_registered_is_no_setting():
 
 def test_the_registry_and_the_settings_load_no_baseline():
     heavy = {"torch", "scipy", "numpy", "langchain_core"}
-    code = f"import sys, rcr_trainer.schema; print(sorted({heavy} & set(sys.modules)))"
+    code = f"import sys, rcr_trainer.settings; print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "[]\n"
 

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 from rcr_trainer import cli, comparison
 from rcr_trainer.baselines.bm25 import BM25Selector
-from rcr_trainer.config import Config, EvaluationConfig, load_config
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import EvaluationReport
+from rcr_trainer.layers import load_config
 from rcr_trainer.llm import AccessError, AnswerCache, LLMSettings, StructureBoundLLM, wrap
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.runs import Run
+from rcr_trainer.settings import Config, EvaluationConfig
 from tiny_bert import tiny_bert
 
 from langchain_rcr.items import Item, compose

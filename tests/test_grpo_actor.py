@@ -10,7 +10,7 @@ from rcr_trainer.grpo.leaf import Leaf
 from rcr_trainer.grpo.losses import grpo_loss
 from rcr_trainer.grpo.policy import Sequences
 from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.schema import GRPOConfig
+from rcr_trainer.settings import GRPOConfig
 from rcr_trainer.training import own_positions
 from tiny_bert import tiny_bert
 

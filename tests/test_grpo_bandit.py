@@ -6,7 +6,7 @@ import torch
 from rcr_trainer.data import Example
 from rcr_trainer.grpo import train
 from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.schema import GRPOConfig
+from rcr_trainer.settings import GRPOConfig
 
 from langchain_rcr.families import get_family
 from langchain_rcr.families.encoder import Encoder

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from openai_server import OpenAIServer
 from rcr_trainer import pipeline
-from rcr_trainer.config import Config
 from rcr_trainer.llm.local import LocalLM
+from rcr_trainer.settings import Config
 
 PARSER = Path(__file__).parents[1] / "examples" / "models" / "covr-parser"
 COVR = {"split": "110", "train_size": 22, "test_size": 4, "dev_size": 6}

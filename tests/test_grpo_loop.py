@@ -13,7 +13,7 @@ from rcr_trainer.grpo import calls_at_most, train
 from rcr_trainer.llm import Answer, BudgetExceeded
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import RewardError, make_reward
-from rcr_trainer.schema import GRPOConfig
+from rcr_trainer.settings import GRPOConfig
 from rcr_trainer.training import state as training_state
 from tiny_bert import tiny_bert
 
@@ -332,7 +332,7 @@ def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, m
 
 def test_a_state_of_another_stage_is_refused(tmp_path):
     from rcr_trainer import sft
-    from rcr_trainer.schema import SFTConfig
+    from rcr_trainer.settings import SFTConfig
 
     sft.train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, SFTConfig(epochs=1), state_folder=tmp_path / "s")
     with pytest.raises(CheckpointError, match="can't be resumed from"):

@@ -6,11 +6,11 @@ import itertools
 
 import pytest
 from rcr_trainer import pipeline
-from rcr_trainer.config import Config
 from rcr_trainer.data import Example
 from rcr_trainer.llm import LLMSettings, open_llm
 from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.settings import Config
 from rcr_trainer.tasks import Task
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast

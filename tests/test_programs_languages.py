@@ -7,7 +7,7 @@ import warnings
 
 import pytest
 from rcr_trainer.programs import LANGUAGES, ProgramParser, ProgramSpec, Tree, get_parser, parse
-from rcr_trainer.schema import ProgramConfig
+from rcr_trainer.settings import ProgramConfig
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs.languages import PARSERS

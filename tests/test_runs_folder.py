@@ -10,9 +10,10 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from rcr_trainer.config import Config, DataConfig, load_config
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.layers import load_config
 from rcr_trainer.runs import LOCK, Run, hold
+from rcr_trainer.settings import Config, DataConfig
 
 from langchain_rcr.errors import CheckpointError
 
@@ -265,7 +266,7 @@ import os, signal, sys
 from pathlib import Path
 from langchain_rcr.files import atomic_directory
 from rcr_trainer import runs
-from rcr_trainer.config import Config
+from rcr_trainer.settings import Config
 
 runs._git_revision = lambda: None
 TOUCHES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"}

@@ -8,7 +8,7 @@ import torch
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.errors import DataError
 from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.schema import SFTConfig
+from rcr_trainer.settings import SFTConfig
 from rcr_trainer.sft import train
 from rcr_trainer.sft.supervision import Supervision
 from rcr_trainer.training import state as sft_state

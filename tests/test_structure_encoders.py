@@ -13,7 +13,7 @@ from rcr_trainer.evaluation.metrics import recall_by_step
 from rcr_trainer.models import policy_picks
 from rcr_trainer.programs import structure_matrices
 from rcr_trainer.rewards import make_reward
-from rcr_trainer.schema import GRPOConfig, SFTConfig
+from rcr_trainer.settings import GRPOConfig, SFTConfig
 from rcr_trainer.sft import train
 from rcr_trainer.training import own_positions, state
 

@@ -8,13 +8,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 from rcr_trainer import cli
-from rcr_trainer.config import Config
 from rcr_trainer.data import covr_split, read_split, write_examples
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import EvaluationReport
 from rcr_trainer.models import load_model
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.runs import Run
+from rcr_trainer.settings import Config
 from rcr_trainer.tasks import check_task, divide
 
 from langchain_rcr.items import Item

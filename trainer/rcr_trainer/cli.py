@@ -20,9 +20,9 @@ import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
 
 if TYPE_CHECKING:
-    from rcr_trainer.config import Config
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.runs import Run
+    from rcr_trainer.settings import Config
 
 PROG = "rcr-train"
 _SETTING = "setting:"
@@ -60,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _init(given: argparse.Namespace) -> None:
     from langchain_rcr.files import write_text
-    from rcr_trainer.config import to_yaml
     from rcr_trainer.errors import ConfigError
+    from rcr_trainer.layers import fresh_yaml
 
     path: Path = given.path
     if path.is_dir():
@@ -70,13 +70,13 @@ def _init(given: argparse.Namespace) -> None:
     if path.exists() and not given.force:
         msg = f"{path} exists: give another name, or --force to overwrite it"
         raise ConfigError(msg)
-    write_text(path, to_yaml(name=path.stem))
+    write_text(path, fresh_yaml(path.stem))
     _show(f"{path} written. Next: {PROG} run {path}")
 
 
 def _run(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
-    from rcr_trainer.config import load_config
+    from rcr_trainer.layers import load_config
 
     config = load_config(given.config, _flags(given))
     _check_extra(config)
@@ -113,7 +113,7 @@ def _show_report(report: EvaluationReport) -> None:
 def _evaluate(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
     from rcr_trainer.comparison import evaluation_stage
-    from rcr_trainer.config import load_config
+    from rcr_trainer.layers import load_config
     from rcr_trainer.runs import Run, hold
 
     run = Run.open(given.run)
@@ -188,7 +188,7 @@ class _Parser(argparse.ArgumentParser):
             flag = unknown[0].partition("=")[0]
             hint = f"unknown argument '{flag}'"
             if flag.startswith("--") and given.settings:
-                from rcr_trainer.config import unknown_key
+                from rcr_trainer.layers import unknown_key
 
                 hint = unknown_key(flag.removeprefix("--"), given.settings)
             self.exit(2, f"{PROG}: error: {hint} (see {given.prog} --help)\n")
@@ -281,9 +281,9 @@ def _command(
 
 def _add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> None:
     """A flag for each setting, grouped by section; the help is the field's description."""
-    from rcr_trainer.config import section_title, settings
+    from rcr_trainer.layers import section_title, settings
 
-    chosen = {setting.path: setting for setting in settings() if wanted(setting.path)}
+    chosen = {path: setting for path, setting in settings().items() if wanted(path)}
     short = {"evaluation.split": ["--split"], "evaluation.k": ["--k"]} if parser.prog.endswith("evaluate") else {}
     groups: dict[str, Any] = {}
     for path, setting in chosen.items():

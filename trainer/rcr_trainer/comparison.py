@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError
 from rcr_trainer.baselines import get_baseline
-from rcr_trainer.config import Config, EvaluationConfig
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.models import device_of, embeddings_of, load_beside, open_language_model, policy_picks
 from rcr_trainer.runs import Run
+from rcr_trainer.settings import Config, EvaluationConfig
 from rcr_trainer.tasks import Task, divide
 
 if TYPE_CHECKING:

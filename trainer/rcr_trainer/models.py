@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rcr_trainer.config import Config
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.settings import Config
 
 if TYPE_CHECKING:
     import numpy as np

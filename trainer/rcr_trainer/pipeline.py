@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING
 
 from langchain_rcr.errors import CheckpointError, PoolError
 from rcr_trainer.comparison import count_selectors, evaluation_stage
-from rcr_trainer.config import Config
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.models import (
     build_model,
@@ -30,6 +29,7 @@ from rcr_trainer.models import (
     save_checkpoint,
 )
 from rcr_trainer.runs import Run, hold
+from rcr_trainer.settings import Config
 from rcr_trainer.tasks import LANGUAGE, Task, check_task, divide, load_split, program_spec
 
 if TYPE_CHECKING:

@@ -35,8 +35,9 @@ from typing import Any, TextIO
 
 from langchain_rcr.errors import CheckpointError, MissingExtraError
 from langchain_rcr.files import write_json, write_text
-from rcr_trainer.config import Config, differences, load_config, to_yaml
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.layers import differences, load_config, to_yaml
+from rcr_trainer.settings import Config
 
 logger = logging.getLogger(__name__)
 

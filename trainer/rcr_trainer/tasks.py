@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from langchain_rcr.errors import PoolError
-from rcr_trainer.config import Config, DataConfig
 from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.settings import Config, DataConfig
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Example, Split

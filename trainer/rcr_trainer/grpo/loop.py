@@ -45,7 +45,7 @@ from rcr_trainer.grpo.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.grpo.policy import Sequences
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.rewards import Reward, check_reward, score
-from rcr_trainer.schema import GRPOConfig
+from rcr_trainer.settings import GRPOConfig
 from rcr_trainer.training import Processes, TrainingState, fixed, is_better, linear, own_positions, resume
 
 if TYPE_CHECKING:

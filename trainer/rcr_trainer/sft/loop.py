@@ -36,7 +36,7 @@ from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.schema import SFTConfig
+from rcr_trainer.settings import SFTConfig
 from rcr_trainer.sft.batches import Batch, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
 from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, family_names, get_family
-from langchain_rcr.section import Section, contradiction, show
+from langchain_rcr.section import OneOf, Section, contradiction, show
 from rcr_trainer import baselines
 from rcr_trainer.llm.settings import LLMSettings
 
@@ -95,26 +95,20 @@ class ProgramConfig(Section):
         return self
 
 
-def model_settings(value: Any) -> Any:
-    """The section `model`: the settings of the family that it names, `family.Settings`, which own all of its keys.
-
-    null stands for the family's default. Errors in a field keep their place (`model`, field).
-
-    Raises:
-        ValueError: a setting that other families have, not this one.
-    """
-    if isinstance(value, ModelSettings) or not isinstance(value, Mapping):
-        return value
-    name = value.get("family") or DEFAULT_FAMILY
-    given = {key: item for key, item in value.items() if item is not None}
+def _of_its_family(values: Any) -> Any:
+    """The section `model` as the settings of the family that it names; null stands for the family's default."""
+    if not isinstance(values, Mapping):
+        return values
+    name = values.get("family") or DEFAULT_FAMILY
+    given = {key: value for key, value in values.items() if value is not None}
     if name not in family_names():
-        return given  # let the field `family` say so
-    settings = get_family(name).Settings
-    for key in given.keys() - settings.model_fields.keys():
+        return given  # The field says so.
+    model = get_family(name).Settings
+    for key in given.keys() - model.model_fields.keys():
         owners = [family.name for family in families() if key in family.Settings.model_fields]
         if owners:
-            raise contradiction(f"model.{key}", given[key], "model.family", name, f"for {', '.join(owners)} alone")
-    return settings.model_validate({**given, "family": name})
+            raise contradiction(f"model.{key}", given[key], "model.family", name, f"only {', '.join(owners)} has it")
+    return model.model_validate({**given, "family": name})
 
 
 class SFTConfig(Section):
@@ -134,8 +128,8 @@ class SFTConfig(Section):
     epochs: int = Field(
         0,
         ge=0,
-        description='Passes over the training queries (paper 120, section 4 "Training details"); 0: none, where the '
-        "closed-form fit is all (family structure).",
+        description='Passes over the training queries (paper 120, section 4 "Training details"); 0: none, where a '
+        "closed-form fit is all.",
     )
     max_steps: int | None = Field(
         None, ge=1, description="Stop after so many optimiser steps, for a trial; null: by epochs alone."
@@ -274,7 +268,7 @@ class RewardConfig(Section):
         "(exact match, appendix F), execution (same result), context_coverage (recall of the picks; asks no language "
         "model), or your own as module:callable. Several are added up.",
     )
-    weights: list[float] = Field([], description="A weight for each of names; empty: 1 each.")
+    weights: list[Annotated[float, Field(gt=0)]] = Field([], description="A weight for each of names; empty: 1 each.")
     database: str | None = Field(
         None, description="execution: a SQLite file or postgresql://…; read only, whatever the program says."
     )
@@ -290,23 +284,10 @@ class RewardConfig(Section):
             raise contradiction(
                 "reward.weights", self.weights, "reward.names", self.names, "give as many weights as names, or none"
             )
-        if any(weight <= 0 for weight in self.weights):
-            msg = f"reward.weights = {show(self.weights)}: each must be above 0"
-            raise ValueError(msg)
         if len(set(self.names)) < len(self.names):
             msg = f"reward.names = {show(self.names)}: each once"
             raise ValueError(msg)
-        if "execution" in self.names and (self.database is None) == (self.executor is None):
-            how = "set reward.database or reward.executor" if self.database is None else "keep one"
-            raise contradiction("reward.database", self.database, "reward.executor", self.executor, how)
         return self
-
-
-def _known_selector(name: str) -> str:
-    if name not in baselines.names():
-        known = ", ".join(f"'{known}'" for known in baselines.names())
-        raise PydanticCustomError("literal_error", f"Input should be {known}")
-    return name
 
 
 class EvaluationConfig(Section):
@@ -315,7 +296,7 @@ class EvaluationConfig(Section):
     split: Literal["test", "dev"] = Field("test", description="Which queries.")
     k: int = Field(4, ge=1, description='Examples a query in the table (paper 4, section 4 "Model setup").')
     steps: int = Field(8, ge=1, description="The plot shows coverage after 1 to so many picks, and always up to k.")
-    selectors: list[Annotated[str, AfterValidator(_known_selector)]] = Field(
+    selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
         ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "oracle"],
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
     )
@@ -368,7 +349,7 @@ class Config(Section):
     tensorboard: bool = Field(True, description="Also write the metrics for TensorBoard.")
     data: DataConfig = Field(default_factory=DataConfig)
     program: ProgramConfig = Field(default_factory=ProgramConfig)
-    model: Annotated[SerializeAsAny[ModelSettings], BeforeValidator(model_settings)] = Field(
+    model: Annotated[SerializeAsAny[ModelSettings], BeforeValidator(_of_its_family)] = Field(
         default_factory=lambda: get_family(DEFAULT_FAMILY).settings()
     )
     sft: SFTConfig = Field(default_factory=SFTConfig)
@@ -391,36 +372,27 @@ class Config(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _by_family(cls, values: Any) -> Any:
+    def _trained_as_its_family(cls, values: Any) -> Any:
+        """Where other sections leave a value out, or set it to null, the family's default goes in."""
         if not isinstance(values, Mapping):
             return values
         model = values.get("model")
-        family = model.get("family") if isinstance(model, Mapping) else getattr(model, "family", None)
-        filled = {
-            name: _fill(section, name, family)
-            for name in ("sft", "grpo")
-            if isinstance(section := values.get(name, {}), Mapping)
-        }
-        return {**values, **filled}
+        name = model.get("family") if isinstance(model, Mapping) else getattr(model, "family", None)
+        tables = get_family(name or DEFAULT_FAMILY).training if name in (None, *family_names()) else {}
+        filled = dict(values)
+        for section, defaults in tables.items():
+            given = values.get(section, {})
+            if isinstance(given, Mapping):
+                missing = {key: value for key, value in defaults.items() if given.get(key) is None}
+                filled[section] = {**given, **missing}
+        return filled
 
     @model_validator(mode="after")
     def _agree(self) -> Config:
-        data, evaluation = self.data, self.evaluation
-        if data.task == "files" and data.directory is None and data.test is None and evaluation.split == "test":
-            raise contradiction(
-                "evaluation.split", "test", "data.test", None, "set data.test, or evaluation.split: dev"
-            )
-        family = ("model.family", self.model.family)
         if self.sft.epochs == 0 and not get_family(self.model.family).fits and self.sft.checkpoint is None:
-            raise contradiction("sft.epochs", 0, *family, "without training it would pick at random")
-        if evaluation.answers and not self.llm.given:
-            how = "name a model, or set llm.kind: simulator"
-            raise contradiction("evaluation.answers", True, "llm.model", None, how)
+            advice = "without training it would pick at random"
+            raise contradiction("sft.epochs", 0, "model.family", self.model.family, advice)
+        if self.evaluation.answers and not self.llm.given:
+            advice = "name a model, or set llm.kind: simulator"
+            raise contradiction("evaluation.answers", True, "llm.model", None, advice)
         return self
-
-
-def _fill(values: Mapping[str, Any], section: str, family: Any) -> dict[str, Any]:
-    """The section's values, with those that are missing or null set to the family's defaults."""
-    name = DEFAULT_FAMILY if family is None else family
-    defaults = get_family(name).training.get(section, {}) if name in family_names() else {}
-    return {**values, **{name: value for name, value in defaults.items() if values.get(name) is None}}

@@ -1,0 +1,368 @@
+"""Reading and writing the settings of a run (`rcr_trainer.settings`): YAML file < environment < flags.
+
+The layers are our own. pydantic-settings names neither the line of a file nor the variable or flag that a bad value
+came from, accepts keys that are set twice and unknown variables, and suggests nothing for a typo: each of its sources
+would have to be replaced.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import textwrap
+import types
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from langchain_rcr.errors import MissingExtraError
+from langchain_rcr.families import ModelSettings, families
+from langchain_rcr.section import OneOf, show
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.settings import Config
+
+PREFIX = "RCR_"
+RESERVED = frozenset({"RCR_DATA"})
+"""Variables with our prefix that are no settings: RCR_DATA tells the project's tests where the corpora lie."""
+
+_Given = dict[str, tuple[Any, str]]
+"""Dotted path → value and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS", "--sft.epochs"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting.
+
+    Args:
+        path: dotted, "sft.epochs"; without a dot at the top level.
+        info: pydantic's record of the field: annotation and default.
+        description: what it sets; of the section model, with what single families add to it.
+        families: the default of each family that has the setting, where it depends on the family; else empty.
+    """
+
+    path: str
+    info: FieldInfo
+    description: str
+    families: Mapping[str, Any]
+
+    @property
+    def section(self) -> str:
+        """The section's name, empty at the top level."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """The name within its section."""
+        return self.path.rpartition(".")[2]
+
+    @property
+    def default(self) -> Any:
+        """The value in a fresh YAML file; None where it depends on the family."""
+        return None if self.families else self.info.get_default(call_default_factory=True)
+
+    @property
+    def choices(self) -> Mapping[str, str]:
+        """The allowed words, where they are few, each with what it stands for, if that is known."""
+        for mark in self.info.metadata:
+            if isinstance(mark, OneOf):
+                return mark.names()
+        literal = get_origin(self.info.annotation) is Literal
+        return dict.fromkeys(get_args(self.info.annotation), "") if literal else {}
+
+    @property
+    def kind(self) -> str:
+        """A short name of the type, for help texts: INT, FLOAT, BOOL, PATH, LIST, TEXT."""
+        annotation = self.info.annotation
+        parts = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
+        if any(get_origin(part) is list for part in parts):
+            return "LIST"
+        names = {int: "INT", float: "FLOAT", bool: "BOOL", Path: "PATH"}
+        return next((names[part] for part in parts if part in names), "TEXT")
+
+    @property
+    def comment(self) -> str:
+        """The description, what each choice means and, where the default depends on the family, what null means."""
+        text = self.description
+        explained = "; ".join(f"{name}: {meaning}" for name, meaning in self.choices.items() if meaning)
+        text += f" {explained}." if explained else ""
+        each = ", ".join(f"{family} {_plain(value)}" for family, value in self.families.items())
+        return f"{text} null: by family, {each}." if each else text
+
+    @property
+    def help(self) -> str:
+        """The comment and the default."""
+        return self.comment if self.families else f"{self.comment} (default: {_plain(self.default)})"
+
+
+@cache
+def settings() -> dict[str, Setting]:
+    """Every setting by its dotted path, top level first, then section by section, in the order of their fields."""
+    found: list[Setting] = []
+    below: list[Setting] = []
+    for name, info in Config.model_fields.items():
+        if name == "model":
+            below += _of_families()
+        elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
+            below += _of_section(name, info.annotation)
+        else:
+            found.append(Setting(name, info, info.description or "", {}))
+    return {setting.path: setting for setting in (*found, *below)}
+
+
+def _of_section(section: str, model: type[BaseModel]) -> Iterator[Setting]:
+    tables = {family.name: family.training.get(section, {}) for family in families()}
+    for name, info in model.model_fields.items():
+        defaults = {family: table[name] for family, table in tables.items() if name in table}
+        yield Setting(f"{section}.{name}", info, info.description or "", _unless_equal(defaults, info.default))
+
+
+def _of_families() -> Iterator[Setting]:
+    """The section `model`: what all families have, then what only some have."""
+    fields = {family.name: family.Settings.model_fields for family in families()}
+    common = ModelSettings.model_fields
+    for name in dict.fromkeys([*common, *(name for each in fields.values() for name in each)]):
+        infos = {family: each[name] for family, each in fields.items() if name in each}
+        texts: dict[str, list[str]] = {}
+        for family, info in infos.items():
+            texts.setdefault(info.description or "", []).append(family)
+        text = (
+            " ".join(texts) if len(texts) == 1 else " ".join(f"{', '.join(of)}: {each}" for each, of in texts.items())
+        )
+        info = common.get(name) or next(iter(infos.values()))
+        defaults = {family: each.get_default() for family, each in infos.items()}
+        yield Setting(
+            f"model.{name}", info, text, _unless_equal(defaults, info.default) if name in common else defaults
+        )
+
+
+def _unless_equal(defaults: dict[str, Any], default: Any) -> dict[str, Any]:
+    return {} if all(value == default for value in defaults.values()) else defaults
+
+
+def section_title(section: str) -> str:
+    """The one line that describes a section ("" is the top level)."""
+    model = Config.model_fields[section].annotation if section else Config
+    return (model.__doc__ or "").partition("\n")[0]
+
+
+def _plain(value: object) -> str:
+    if isinstance(value, list):
+        return ",".join(map(_plain, value))
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+# ---------------------------------------------------------------- writing
+
+
+def fresh_yaml(name: str = "rcr") -> str:
+    """A YAML file of all settings with their defaults, each under a comment that explains it.
+
+    Args:
+        name: the run's name.
+    """
+    lines: list[str] = []
+    section = ""
+    for setting in settings().values():
+        if setting.section != section:
+            section = setting.section
+            lines += ["", f"# {section_title(section)}", f"{section}:"]
+        pad = "  " if section else ""
+        mark = f"{pad}# "
+        lines += textwrap.wrap(
+            setting.comment, 100, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False
+        )
+        value = name if setting.path == "name" else setting.default
+        text = _yaml().safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+        lines.append(f"{pad}{setting.name}: {text}")
+    return "\n".join(lines) + "\n"
+
+
+def to_yaml(config: Config) -> str:
+    """The settings of a run as YAML that `load_config` reads back to the same."""
+    text: str = _yaml().safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    return text
+
+
+def differences(one: Config, other: Config, *, ignore: Collection[str] = ()) -> list[str]:
+    """The settings in which two configurations differ, each as "sft.epochs (3, now 5)"."""
+    before, now = _flat(one), _flat(other)
+    changed = [path for path in {**before, **now} if path not in ignore and before.get(path) != now.get(path)]
+    return [f"{path} ({show(before.get(path))}, now {show(now.get(path))})" for path in changed]
+
+
+def _flat(config: Config) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, value in config:
+        found |= {f"{name}.{key}": each for key, each in value} if isinstance(value, BaseModel) else {name: value}
+    return found
+
+
+# ---------------------------------------------------------------- the three layers
+
+
+def load_config(
+    path: str | os.PathLike[str] | None = None,
+    flags: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Config:
+    """Read the settings: YAML file < environment < flags.
+
+    Args:
+        path: the YAML file, or None for the defaults.
+        flags: dotted path → text, as typed after `--path`.
+        environ: the environment; None for this process's. Variables are RCR_NAME and RCR_SECTION__NAME.
+
+    Returns:
+        The checked configuration. Its name is the YAML file's stem unless a layer names it.
+
+    Raises:
+        ConfigError: a key is unknown (with the nearest known one), a value has the wrong type or range, settings
+            contradict each other, or the file can't be read. One line each.
+    """
+    given = _from_file(Path(path)) if path is not None else {}
+    given |= _from_environment(os.environ if environ is None else environ)
+    given |= _from_flags(flags or {})
+    if path is not None:
+        stem = re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")
+        given.setdefault("name", (stem or "rcr", str(path)))
+    nested: dict[str, Any] = {}
+    for dotted, (value, _) in given.items():
+        section, _, name = dotted.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = value
+    try:
+        return Config.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, given)) from None
+
+
+def parse_text(setting: Setting, text: str) -> Any:
+    r"""The value of a flag or variable: null is None, a list is split at commas, the rest is left to the field.
+
+    A list in brackets is read as YAML, so that "\n" in double quotes is a line break; its items stay texts.
+    """
+    if text.strip().lower() == "null":
+        return None
+    if setting.kind != "LIST":
+        return text
+    if text.lstrip().startswith("["):
+        yaml = _yaml()
+        with suppress(yaml.YAMLError):
+            return yaml.load(text, Loader=yaml.BaseLoader)
+    inner = text.strip().removeprefix("[").removesuffix("]")
+    return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
+
+
+def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
+    """What to say of an unknown dotted path: that it is unknown, and which known one is nearest."""
+    section, _, name = path.rpartition(".")
+    siblings = [setting.name for setting in known.values() if setting.section == section]
+    sections = {setting.section for setting in known.values()} - {""}
+    near = [f"{section}.{word}" if section else word for word in difflib.get_close_matches(name, siblings, 1)]
+    near += [setting.path for setting in known.values() if setting.name == name]
+    near += difflib.get_close_matches(path, [*known, *sections], 1)
+    return f"unknown setting '{path}'" + (f": did you mean '{near[0]}'?" if near else "")
+
+
+def _from_flags(flags: Mapping[str, str]) -> _Given:
+    known = settings()
+    for path in flags:
+        if path not in known:
+            raise ConfigError(unknown_key(path, known))
+    return {path: (parse_text(known[path], text), f"--{path}") for path, text in flags.items()}
+
+
+def _from_environment(environ: Mapping[str, str]) -> _Given:
+    variables = {PREFIX + path.upper().replace(".", "__"): setting for path, setting in settings().items()}
+    found: _Given = {}
+    for name, text in environ.items():
+        if not name.startswith(PREFIX) or name in RESERVED:
+            continue
+        if name not in variables:
+            near = difflib.get_close_matches(name, variables, 1)
+            hint = f"did you mean {near[0]}?" if near else f"settings are {PREFIX}NAME and {PREFIX}SECTION__NAME"
+            msg = f"unknown setting in the environment variable {name}: {hint}"
+            raise ConfigError(msg)
+        found[variables[name].path] = (parse_text(variables[name], text), name)
+    return found
+
+
+def _from_file(path: Path) -> _Given:
+    yaml = _yaml()
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
+        root = loader.get_single_node()
+        return dict(_flatten(loader, root, path)) if root is not None else {}
+    except FileNotFoundError:
+        msg = f"{path}: no such file (`rcr-train init {path}` writes one with all settings)"
+    except UnicodeDecodeError:
+        msg = f"{path}: not a text file in UTF-8"
+    except OSError as error:
+        msg = f"{path}: can't be read: {error.strerror}"
+    except RecursionError:
+        msg = f"{path}: not a settings file: nested too deeply"
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark is not None else ""
+        msg = f"{path}{where}: not YAML: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
+    raise ConfigError(msg) from None
+
+
+def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, tuple[Any, str]]]:
+    """The values of a YAML mapping node by dotted path; what is under a section's name is one level down."""
+    where = f"{path} line {root.start_mark.line + 1}"
+    if root.id != "mapping":
+        msg = f"{where}: the file must hold settings as `key: value`, not a {root.id}"
+        raise ConfigError(msg)
+    known, seen = settings(), set()
+    for key_node, node in root.value:
+        key = prefix + str(loader.construct_object(key_node, deep=True))
+        where = f"{path} line {key_node.start_mark.line + 1}"
+        if key in seen:
+            msg = f"{where}: '{key}' is set twice"
+            raise ConfigError(msg)
+        seen.add(key)
+        if any(setting.section == key for setting in known.values()):
+            if node.id == "mapping":
+                yield from _flatten(loader, node, path, f"{key}.")
+            elif (value := loader.construct_object(node, deep=True)) is not None:
+                msg = f"{where}: '{key}' is a section with settings of its own, not {show(value)}"
+                raise ConfigError(msg)
+        elif key in known:
+            yield key, (loader.construct_object(node, deep=True), where)
+        else:
+            msg = f"{where}: {unknown_key(key, known)}"
+            raise ConfigError(msg)
+
+
+def _explain(error: ValidationError, given: _Given) -> str:
+    """One line for what pydantic found: field, value, what is expected, and where the value was given."""
+    messages: list[str] = []
+    for item in error.errors(include_url=False):
+        text = item["msg"].removeprefix("Value error, ")
+        dotted = ".".join(str(part) for part in item["loc"][:2])
+        if dotted not in settings():
+            messages.append(text)
+            continue
+        # pydantic appends how it failed ("…, unable to parse string as an integer"): the value says that better.
+        expected = re.sub(r", (unable|got) .*", "", text.removeprefix("Input should be "))
+        words = [part.strip("' ") for part in re.split(",| or ", expected)] if item["type"] == "literal_error" else []
+        near = difflib.get_close_matches(str(item["input"]), words, 1)
+        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        origin = f"{given[dotted][1]}: " if dotted in given else ""
+        messages.append(f"{origin}{dotted} must be {expected}, not {show(item['input'])}{hint}")
+    return "; ".join(dict.fromkeys(messages))
+
+
+def _yaml() -> types.ModuleType:
+    try:
+        import yaml
+    except ImportError:
+        raise MissingExtraError("PyYAML", "train") from None
+    return yaml
