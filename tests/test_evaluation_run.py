@@ -210,7 +210,7 @@ def test_a_dry_run_counts_the_answers(capsys, here):
         "pool 60, training 52, dev 8, test 8",
         "evaluation: 8 test queries, answered with 3 selectors' picks",
     ]
-    assert lines[2].startswith("language model: at most 24 calls for 24 prompts, ")
+    assert lines[2].startswith("language model: at most 24 calls, ")
     assert "and 240 completion tokens" in lines[2]
 
     grpo = ["--grpo.enabled=true", "--grpo.epochs=1", "--grpo.group_size=2", "--reward.names=correctness"]

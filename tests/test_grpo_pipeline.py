@@ -150,6 +150,8 @@ def test_a_run_with_a_held_out_slice(here):
 
 def test_with_the_simulator_as_its_language_model(capsys, here):
     flags = ["--reward.names=structure_coverage,correctness", "--reward.weights=1,0.5", "--llm.kind=simulator"]
+    # The budget is the real model's, once there is one.
+    flags += ["--llm.price_prompt=1", "--llm.price_completion=1", "--llm.budget_money=0", "--llm.budget_calls=0"]
     assert cli.main(["run", "demo.yaml", *flags]) == 0
     last = rows(here / "runs/demo")[-1]
     assert 0 < last["reward"] < 1.5
@@ -225,7 +227,7 @@ def test_a_dry_run_says_what_it_would_cost(capsys, here):
     ]  # fmt: skip
     assert cli.main(["run", "demo.yaml", "--dry-run", *flags]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
-    assert last.startswith("language model: at most 536 calls for 536 prompts, ")
+    assert last.startswith("language model: at most 536 calls, ")
     assert "and 5,360 completion tokens, $" in last
     assert cli.main(["run", "demo.yaml", "--dry-run", "--grpo.enabled=false"]) == 0
     assert capsys.readouterr().out.splitlines() == ["pool 40, training 32, dev 8, test 8"]

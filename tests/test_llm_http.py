@@ -222,7 +222,7 @@ def test_a_model_given_as_an_object_loses_its_own_retries_and_keeps_its_settings
             server.fail("500")
             assert texts(llm.generate(prompts_of(1))) == expected(1)
             assert len(server.requests) == 3
-            assert llm.estimate(prompts_of(2)).use.completion_tokens == 9
+            assert llm.estimate_calls(1, "a").use.completion_tokens == 9
         assert {request.body["temperature"] for request in server.requests} == {0.3}
         assert given.max_retries == 5
 

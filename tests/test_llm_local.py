@@ -102,8 +102,8 @@ def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str
     with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite") as llm:
         answers = llm.generate([*PROMPTS, *PROMPTS])
         assert (llm.stats.nominal, llm.stats.paid, llm.stats.counted) == (18, 9, 0)
-        assert llm.estimate(["Source: a b"]).use.prompt_tokens == 3
-        assert llm.estimate(["Source: a b"]).exact
+        estimate = llm.estimate_calls(1, "Source: a b")
+        assert (estimate.use.prompt_tokens, estimate.exact) == (3, True)
     model = LocalLM(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
     for answer, prompt in zip(answers, PROMPTS * 2, strict=True):
         text, end, _ = plain(model, prompt)

@@ -261,23 +261,17 @@ def test_a_budget_needs_to_know_the_worst_case() -> None:
     wrap(Slow(), budget_tokens=5, max_tokens=3).close()
 
 
-def test_an_estimate_counts_what_would_be_asked() -> None:
+def test_an_estimate_before_the_prompts_are_known() -> None:
     echo = Echo()
     with wrap(echo, price_prompt=1e6, price_completion=2e6) as llm:
-        llm.generate(["a"])
-        estimate = llm.estimate(["a", "bb", "bb", "ö"])
-        assert (estimate.nominal, estimate.use) == (4, Use(2, 4, 20))
-        assert estimate.money == pytest.approx(44)
-        assert not estimate.exact
-        beforehand = llm.estimate_calls(100, "four")
-        assert beforehand.use == Use(100, 400, 1000)
-    assert sum(echo._asked.values()) == 1
+        estimate = llm.estimate_calls(100, "foür")
+        assert (estimate.use, estimate.money, estimate.exact) == (Use(100, 500, 1000), 2500, False)
+    assert not echo._asked
     with llm_.wrap(Echo(), count_tokens=lambda text: 7) as llm:
-        assert llm.estimate(["a"]).use.prompt_tokens == 7
-        assert llm.estimate(["a"]).exact
-        assert llm.estimate(["a"]).money is None
+        estimate = llm.estimate_calls(2, "a")
+        assert (estimate.use.prompt_tokens, estimate.money, estimate.exact) == (14, None, True)
     with wrap(Slow()) as llm, pytest.raises(ConfigError, match="max_tokens"):
-        llm.estimate(["a"])
+        llm.estimate_calls(1, "a")
 
 
 def test_one_hopeless_prompt_stops_the_rest_and_keeps_what_ran() -> None:

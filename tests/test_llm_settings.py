@@ -113,6 +113,5 @@ def test_prices_and_budget_are_the_settings(tmp_path: Path) -> None:
     )
     with open_llm(settings, tmp_path / "a.sqlite") as llm:
         assert llm.name == "m"
-        estimate = llm.estimate(["Source: a\nTarget:"])
-        assert estimate.use.calls == 1
+        estimate = llm.estimate_calls(1, "Source: a\nTarget:")
         assert estimate.money == pytest.approx((estimate.use.prompt_tokens + 2 * 256) / 1e6)

@@ -244,9 +244,7 @@ class TestPostgreSQL:
             connection.execute("DROP TABLE IF EXISTS city")
             connection.execute("CREATE TABLE city (name TEXT, people INT, area NUMERIC)")
             connection.execute("INSERT INTO city VALUES ('austin', 3, 0.10), ('boston', 2, 0.2)")
-        executor = open_database(postgres_url, timeout_s=1, max_rows=5)
-        yield executor
-        executor.close()
+        return open_database(postgres_url, timeout_s=1, max_rows=5)
 
     def test_rows_come_back(self, run):
         assert run("SELECT name, area FROM city ORDER BY 1;") == [
@@ -299,7 +297,6 @@ class TestPostgreSQL:
         executor = open_database(f"{postgres_url}{'&' if '?' in postgres_url else '?'}options={own}", timeout_s=1)
         now = "SELECT current_setting('search_path'), current_setting('transaction_read_only')"
         assert executor(now) == [("pg_catalog", "on")]
-        executor.close()
 
     def test_it_tells_right_answers_from_wrong_ones(self, run, postgres_url):
         reward = make_reward("execution", ProgramSpec(language="sql:postgres"), database=postgres_url)

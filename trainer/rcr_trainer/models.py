@@ -218,7 +218,7 @@ def open_language_model(config: Config, task: Task, *, keep: bool = True) -> Lan
         MissingExtraError: langchain-openai is not installed.
         DataError: the file of answers can't be used.
     """
-    from rcr_trainer.llm import StructureBoundLLM, open_llm, wrap
+    from rcr_trainer.llm import LLMSettings, StructureBoundLLM, open_llm, wrap
 
     settings, spec = config.llm, task.spec
     if settings.kind == "simulator":
@@ -228,7 +228,8 @@ def open_language_model(config: Config, task: Task, *, keep: bool = True) -> Lan
             spec=spec,
             size=settings.simulator_size,
         )
-        return wrap(simulator, settings, language=spec.language)
+        # Prices and budget are the real model's: this one costs nothing.
+        return wrap(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
     cache = settings.cache or config.folder.parent / "answers.sqlite"
     account = str(config.folder.resolve())
     return open_llm(settings, cache if keep else None, language=spec.language, account=account)

@@ -20,7 +20,7 @@ _MALFORMED_ATTEMPTS = 3
 """Attempts at a prompt whose responses are malformed; then it has no program."""
 
 _ALL_MALFORMED = 10
-"""So many prompts and never a proper response: the server speaks another protocol, and training would learn noise."""
+"""Prompts with malformed responses alone after which a run stops: the server speaks another protocol."""
 
 _NAP = 0.5
 """Seconds between looks at whether waiting still makes sense."""
@@ -74,7 +74,8 @@ class Caller:
         """The answers, and what they used; retries within.
 
         Raises:
-            LLMError: no answer in all attempts, or none to be had; the budget; or the batch's error.
+            LLMError: no answer in all attempts, an error that another attempt can't mend, or another prompt's error.
+            BudgetExceeded: the call could exceed the budget.
         """
         counts = [self._backend.count_tokens(prompt) for prompt in prompts]
         worst = Use(len(prompts), sum(counts), len(prompts) * (self._backend.longest or 0))

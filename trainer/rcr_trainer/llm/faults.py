@@ -45,7 +45,7 @@ class RequestError(LLMError):
     """The server refuses this request (400, 413, 422 and the like), such as a prompt too long for the model."""
 
 
-class BudgetExceeded(LLMError):  # noqa: N818 — nobody made an error
+class BudgetExceeded(LLMError):  # noqa: N818 — a limit, not a mistake
     """The next call could exceed the budget. It was not made; all that was paid for is in the cache."""
 
 

@@ -1,4 +1,4 @@
-"""What was asked and paid: answers on disk before they are used, and a budget that holds over runs and processes."""
+"""What was paid for: answers on disk before they are used, and a budget that holds over runs and processes."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ class AnswerCache:
         Where another process was first, its answer stays, and both go on with the same one.
 
         Args:
-            model: a name for whoever looks into the file.
+            model: its name, for people who look into the file.
             answers: by key.
             account: who pays.
             used: what it cost.
@@ -288,18 +288,15 @@ class Ledger:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What some prompts cost at most.
+    """What calls cost at most.
 
     Attributes:
-        nominal: prompts.
-        use: calls that would be made (identical prompts once, and none that the cache has), with every answer at its
-            longest.
+        use: calls and tokens, every answer at its longest.
         money: dollars; None without prices.
         exact: prompt tokens come from the model's own tokenizer; else every byte counts as a token, which is an
             upper bound, some three times what English text and programs come to.
     """
 
-    nominal: int
     use: Use
     money: float | None
     exact: bool
@@ -308,7 +305,7 @@ class Estimate:
         money = "" if self.money is None else f", ${self.money:,.2f}"
         note = "" if self.exact else " (a token for each byte of a prompt; real use is about a third)"
         tokens = f"{self.use.prompt_tokens:,} prompt and {self.use.completion_tokens:,} completion tokens"
-        return f"at most {self.use.calls:,} calls for {self.nominal:,} prompts, {tokens}{money}{note}"
+        return f"at most {self.use.calls:,} calls, {tokens}{money}{note}"
 
 
 @dataclass(slots=True)
@@ -369,17 +366,4 @@ class Stats:
         return {name: float(value) for name, value in found.items()}
 
     def __str__(self) -> str:
-        parts = [
-            f"{self.nominal:,} nominal calls, {self.distinct:,} distinct ({self.distinct_share:.2f})",
-            f"{self.cached:,} from the cache, {self.paid:,} paid",
-            f"{self.used.prompt_tokens:,} + {self.used.completion_tokens:,} tokens",
-        ]
-        parts += [f"{self.counted:,} of the answers counted here"] if self.counted else []
-        parts += [f"${self.money:,.4f}"] if self.money is not None else []
-        parts += [f"no program: {_listed(self.failures)}"] if self.failures else []
-        parts += [f"retries: {_listed(self.retries)}"] if self.retries else []
-        return "; ".join(parts)
-
-
-def _listed(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(counts.items()))
+        return ", ".join(f"{name.replace('_', ' ')} {value:,.6g}" for name, value in self.figures().items())

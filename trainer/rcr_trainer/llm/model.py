@@ -11,6 +11,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache, partial
 from types import TracebackType
 from typing import Self
 
@@ -26,7 +27,7 @@ from rcr_trainer.llm.settings import LLMSettings
 logger = logging.getLogger(__name__)
 
 _NEVER_A_PROGRAM = 50
-"""So many answers without one program: worth a warning."""
+"""Answers without a single program after which a warning is logged."""
 
 
 class LanguageModel:
@@ -56,7 +57,9 @@ class LanguageModel:
     ) -> None:
         self.name = backend.name
         self.stats = Stats(settings)
-        self._backend, self._cache, self._language, self._account = backend, cache, language, account
+        self._backend, self._cache, self._account = backend, cache, account
+        # Answers to a group's prompts are often the same.
+        self._program_of = lru_cache(maxsize=1 << 16)(partial(program_of, language=language))
         self._ledger = Ledger(settings, cache.spent(account) if account is not None else Use())
         self._caller = Caller(backend, settings, self._ledger, self.stats, lambda used: self._write({}, used))
         self._slots = asyncio.Semaphore(1 if settings.kind == "local" else settings.concurrency)
@@ -96,18 +99,8 @@ class LanguageModel:
         """Tokens of a prompt with all that is sent along, at least as many as there are."""
         return self._backend.count_tokens(prompt)
 
-    def estimate(self, prompts: Sequence[str]) -> Estimate:
-        """What `generate` would cost at most, without calling the model.
-
-        Raises:
-            ConfigError: how long an answer may get isn't known.
-        """
-        keys = {self._backend.key(prompt): prompt for prompt in prompts}
-        known = self._cache.get(list(keys))
-        return self._estimate(len(prompts), [prompt for each, prompt in keys.items() if each not in known], 1)
-
     def estimate_calls(self, calls: int, longest_prompt: str) -> Estimate:
-        """What so many calls cost at most, before the prompts are known.
+        """What a number of calls costs at most, before the prompts are known. The model is not called.
 
         Args:
             calls: nominal ones; all of them may turn out to be distinct.
@@ -116,7 +109,12 @@ class LanguageModel:
         Raises:
             ConfigError: how long an answer may get isn't known.
         """
-        return self._estimate(calls, [longest_prompt], calls)
+        longest = self._backend.longest
+        if longest is None:
+            raise ConfigError(f"how long an answer of {self.name!r} may get isn't known: give max_tokens")
+        use = Use(calls, calls * self.count_tokens(longest_prompt), calls * longest)
+        money = self.stats.settings.money(use.prompt_tokens, use.completion_tokens)
+        return Estimate(use, money, self._backend.exact_tokens)
 
     def close(self) -> None:
         """Wait for calls that are still running, so that what is paid for is kept; then let go of everything."""
@@ -134,15 +132,6 @@ class LanguageModel:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _estimate(self, nominal: int, prompts: Sequence[str], times: int) -> Estimate:
-        longest = self._backend.longest
-        if longest is None:
-            raise ConfigError(f"how long an answer of {self.name!r} may get isn't known: give max_tokens")
-        read = sum(map(self._backend.count_tokens, prompts)) * times
-        use = Use(len(prompts) * times, read, len(prompts) * times * longest)
-        money = self.stats.settings.money(use.prompt_tokens, use.completion_tokens)
-        return Estimate(nominal, use, money, self._backend.exact_tokens)
 
     async def _generate(self, prompts: list[str]) -> list[Answer]:
         if self._caller.closed:
@@ -181,9 +170,9 @@ class LanguageModel:
         """The answer with its program, or a reason why there is none."""
         if answer.text is None:
             return answer
-        program = program_of(answer.text, self._language)
+        program = self._program_of(answer.text)
         # Cut off in its program, unless what might follow would change nothing.
-        if answer.reason == "truncated" and program != program_of(f"{answer.text}x", self._language):
+        if answer.reason == "truncated" and program != self._program_of(f"{answer.text}x"):
             return answer
         return replace(answer, program=program, reason=answer.reason if program else answer.reason or "empty")
 
@@ -221,7 +210,7 @@ class LanguageModel:
 
     @contextmanager
     def _outcome(self, prompts: Mapping[bytes, str], batch: Batch) -> Iterator[None]:
-        """Whatever happens inside, nobody waits for these prompts afterwards."""
+        """Pass an error on to those who wait for these prompts."""
         try:
             yield
         except BaseException as error:  # of whatever kind: goes to those who wait
@@ -230,7 +219,7 @@ class LanguageModel:
                 future = self._in_flight.pop(each, None)
                 if future is not None and not future.done():
                     future.set_exception(error if isinstance(error, Exception) else LLMError("interrupted"))
-                    future.exception()  # looked at: whoever waited may be gone
+                    future.exception()  # retrieved here, since nobody may be waiting any more
 
     def _settle(self, answers: Mapping[bytes, Answer]) -> None:
         for each, answer in answers.items():

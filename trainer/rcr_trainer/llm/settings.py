@@ -57,11 +57,11 @@ class LLMSettings(Section):
 
     @property
     def given(self) -> bool:
-        """Whether there is a model to ask."""
+        """Whether the settings name a model."""
         return self.kind == "simulator" or bool((self.model or "").strip())
 
     def money(self, prompt_tokens: int, completion_tokens: int) -> float | None:
-        """What so many tokens cost, in dollars; None without prices."""
+        """Dollars for these tokens; None without prices."""
         if self.price_prompt is None or self.price_completion is None:
             return None
         return (prompt_tokens * self.price_prompt + completion_tokens * self.price_completion) / 1e6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 import time
 import weakref
+from contextlib import closing
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ class SQLite:
 
 
 class PostgreSQL:
-    """Runs queries on a PostgreSQL database, each in a read-only transaction that is rolled back.
+    """Runs queries on a PostgreSQL database, each on a connection of its own and in a read-only transaction.
 
     Use a role that may only SELECT all the same: a query can call any function that the role may.
 
@@ -90,9 +91,6 @@ class PostgreSQL:
         url: `postgresql://…`.
         timeout_s: seconds a query may take.
         max_rows: rows it may give.
-
-    Attributes:
-        close: closes the connection; so does the end of this object.
 
     Raises:
         MissingExtraError: psycopg is not installed.
@@ -106,54 +104,36 @@ class PostgreSQL:
             raise MissingExtraError("psycopg", "pgvector") from None
         self._url, self._max_rows = url, max_rows
         self._limits = f"-c default_transaction_read_only=on -c statement_timeout={max(1, round(1000 * timeout_s))}"
-        self._open()
-
-    def _open(self) -> None:
-        connect, parts = self._psycopg.connect, self._psycopg.conninfo.conninfo_to_dict
-        try:
-            options = f"{parts(self._url).get('options', '')} {self._limits}"  # of equal ones the last counts
-            self._connection: Any = connect(self._url, options=options.strip(), connect_timeout=10)
-        except self._psycopg.Error as error:
-            message = f"no connection to the PostgreSQL database: {' '.join(str(error).split())}"
-            raise ConfigError(message) from None
-        self.close = weakref.finalize(self, self._connection.close)
+        self._connect().close()
 
     def __call__(self, program: str) -> list[tuple[Any, ...]]:
         """The rows of a query.
 
         Raises:
             ProgramError: it is no query, fails, takes too long or gives too many rows.
-            ConfigError: the connection was lost, and there is no other.
+            ConfigError: no connection.
         """
         if "\0" in program:  # where the client library would cut it off
             message = "a null character"
             raise ProgramError(message)
-        rows = self._fetch(program)
-        if rows is None:
-            # Idle for too long between two batches, or the server was restarted.
-            self._open()
-            rows = self._fetch(program)
-        if rows is None:
-            self._open()
-            message = "it ends the connection"
-            raise ProgramError(message)
+        with closing(self._connect()) as connection:
+            try:
+                # On the server a cursor can be declared for one query and nothing else, and only max_rows come over.
+                with connection.cursor(name="rcr") as cursor:
+                    cursor.execute(program.strip().rstrip(";"))
+                    rows: list[tuple[Any, ...]] = cursor.fetchmany(self._max_rows + 1)
+            except (self._psycopg.Error, ValueError) as error:
+                raise ProgramError(str(error)) from None
         return _checked(rows, self._max_rows, is_query=True)
 
-    def _fetch(self, program: str) -> list[tuple[Any, ...]] | None:
-        """At most one row more than is allowed; None if the connection is lost."""
-        # A cursor on the server: it can be declared for one query and nothing else, and only max_rows come over.
+    def _connect(self) -> Any:
         try:
-            with self._connection.cursor(name="rcr") as cursor:
-                cursor.execute(program.strip().rstrip(";"))
-                rows: list[tuple[Any, ...]] = cursor.fetchmany(self._max_rows + 1)
-        except (self._psycopg.Error, ValueError) as error:
-            if self._connection.closed:
-                return None
-            raise ProgramError(str(error)) from None
-        finally:
-            if not self._connection.closed:
-                self._connection.rollback()
-        return rows
+            given = self._psycopg.conninfo.conninfo_to_dict(self._url).get("options", "")
+            options = f"{given} {self._limits}".strip()  # of equal ones the last counts
+            return self._psycopg.connect(self._url, options=options, connect_timeout=10)
+        except self._psycopg.Error as error:
+            message = f"no connection to the PostgreSQL database: {' '.join(str(error).split())}"
+            raise ConfigError(message) from None
 
 
 def _checked(rows: list[tuple[Any, ...]], max_rows: int, *, is_query: bool) -> list[tuple[Any, ...]]:
