@@ -213,14 +213,14 @@ def _parse(text: str, tree: Tree, spec: ProgramSpec, size: int) -> _Program:
     nodes = list(tree.walk())
     labels = tuple([node.label for node in nodes])
     arities = tuple([len(node.children) for node in nodes])
-    return _Program(text, labels, arities, _endings(arities, size), _spans(text, labels, arities, spec))
+    return _Program(text, labels, arities, _endings(tree, size), _spans(text, labels, arities, spec))
 
 
-def _endings(arities: Sequence[int], size: int) -> tuple[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], ...]:
+def _endings(tree: Tree, size: int) -> tuple[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], ...]:
     """For each node the structures (chain, run of siblings) that end there, as places in preorder; −1: virtual root."""
-    parents, elder = _family(arities)
+    parents, elder = _relatives(tree)
     found = []
-    for node in range(len(arities)):
+    for node in range(len(parents)):
         own = []
         run: tuple[int, ...] = ()
         sibling: int | None = node
@@ -238,21 +238,19 @@ def _endings(arities: Sequence[int], size: int) -> tuple[tuple[tuple[tuple[int, 
     return tuple(found)
 
 
-def _family(arities: Sequence[int]) -> tuple[list[int], list[int | None]]:
-    """Each node's parent (−1 above the root) and the sibling just before it."""
+def _relatives(tree: Tree) -> tuple[list[int], list[int | None]]:
+    """Each node's parent (−1 above the root) and the sibling just before it, in preorder."""
     parents: list[int] = []
     elder: list[int | None] = []
-    open_: list[tuple[int, int]] = [(-1, 1)]  # parent, children still to come
     last: dict[int, int] = {}
-    for node, arity in enumerate(arities):
-        while open_[-1][1] == 0:
-            open_.pop()
-        parent, left = open_[-1]
-        open_[-1] = (parent, left - 1)
+    to_visit = [(tree, -1)]
+    while to_visit:
+        node, parent = to_visit.pop()
+        place = len(parents)
         parents.append(parent)
         elder.append(last.get(parent))
-        last[parent] = node
-        open_.append((node, arity))
+        last[parent] = place
+        to_visit += [(child, place) for child in reversed(node.children)]
     return parents, elder
 
 
