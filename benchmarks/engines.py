@@ -83,6 +83,49 @@ def pgvector(kind: Any) -> Callable[[], CandidateIndex]:
     return make
 
 
+def in_memory() -> CandidateIndex:
+    """LangChain's InMemoryVectorStore."""
+    from langchain_core.vectorstores import InMemoryVectorStore
+
+    from langchain_rcr.index.vectorstore import VectorStoreIndex
+
+    return VectorStoreIndex(InMemoryVectorStore)
+
+
+def chroma() -> CandidateIndex:
+    """Chroma in this process, by HNSW."""
+    from langchain_chroma import Chroma
+
+    from langchain_rcr.index.vectorstore import VectorStoreIndex
+
+    return VectorStoreIndex(Chroma, collection_name=f"p{uuid.uuid4().hex}")
+
+
+def qdrant() -> CandidateIndex:
+    """The local mode of Qdrant's client, which is plain NumPy: no figure of a server."""
+    from langchain_qdrant import QdrantVectorStore
+
+    from langchain_rcr.index.vectorstore import VectorStoreIndex
+
+    local = {"location": ":memory:"}
+    return VectorStoreIndex(QdrantVectorStore.construct_instance, client_options=local, collection_name="pool")
+
+
+def pgvectorstore() -> CandidateIndex:
+    """langchain-postgres' PGVectorStore on the server of `postgres`, exact."""
+    from langchain_postgres import PGEngine, PGVectorStore
+
+    from langchain_rcr.index.vectorstore import VectorStoreIndex
+
+    engine, table = PGEngine.from_connection_string(postgres().replace("sql://", "sql+psycopg://", 1)), uuid.uuid4().hex
+
+    def make(embeddings: Any) -> PGVectorStore:
+        engine.init_vectorstore_table(table, vector_size=embeddings.size)
+        return PGVectorStore.create_sync(engine, embeddings, table)
+
+    return VectorStoreIndex(make)
+
+
 ENGINES: dict[str, Callable[[], CandidateIndex]] = {
     "memory": memory,
     "faiss-flat": faiss("flat"),
@@ -92,10 +135,14 @@ ENGINES: dict[str, Callable[[], CandidateIndex]] = {
     "faiss-ivf-fp16": faiss("ivf", fp16=True),
     "pgvector": pgvector("exact"),
     "pgvector-hnsw": pgvector("hnsw"),
+    "InMemoryVectorStore": in_memory,
+    "Chroma": chroma,
+    "QdrantVectorStore": qdrant,
+    "PGVectorStore": pgvectorstore,
 }
 """Each makes an empty engine; memory comes first, the others are compared with it."""
 
-SLOW = ("pgvector-hnsw",)
+SLOW = ("pgvector-hnsw", "InMemoryVectorStore", "Chroma", "QdrantVectorStore", "PGVectorStore")
 """Not run unless they are named: filling them with 100,000 examples takes many minutes."""
 
 

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from langchain_rcr.index.faiss import FaissIndex
     from langchain_rcr.index.memory import MemoryIndex
     from langchain_rcr.index.pgvector import PgVectorIndex
+    from langchain_rcr.index.vectorstore import VectorStoreIndex
     from langchain_rcr.items import Item
     from langchain_rcr.policy import TriEncoder
     from langchain_rcr.pool import ExamplePool
@@ -45,6 +46,7 @@ __all__ = [
     "SemanticParsingChain",
     "SequentialCompositionalRetriever",
     "TriEncoder",
+    "VectorStoreIndex",
     "chat_few_shot_prompt",
     "few_shot_prompt",
     "semantic_parsing_chain",
@@ -63,6 +65,7 @@ _HOME = {
     "SemanticParsingChain": "chains",
     "SequentialCompositionalRetriever": "retriever",
     "TriEncoder": "policy",
+    "VectorStoreIndex": "index.vectorstore",
     "chat_few_shot_prompt": "prompting",
     "few_shot_prompt": "prompting",
     "semantic_parsing_chain": "chains",

@@ -10,7 +10,7 @@ from langchain_rcr.index.base import Row
 
 
 class DifferentPrograms:
-    """No two picks with the same program (white space aside), while others are left."""
+    """No two picks with the same program (`ProgramSpec.key`), while others are left."""
 
     soft = True
 

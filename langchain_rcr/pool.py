@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 import json
 import os
 import uuid
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.files import write_text
 from langchain_rcr.items import EXAMPLE_TEMPLATE, Item
+from langchain_rcr.programs import ProgramSpec
 
 Example = Mapping[str, Any]
 """One example: a question under the source key, its program under the target key, any other fields beside them."""
@@ -33,6 +34,7 @@ class ExamplePool:
         source_key: the key of the question.
         target_key: the key of the program.
         require_target: whether an example without program is an error.
+        spec: which programs are the same (`ProgramSpec.key`): the encoder's, where there is one.
 
     Raises:
         PoolError: an example that is not a mapping, lacks a key, has no text under it; an id that is not a unique
@@ -48,6 +50,7 @@ class ExamplePool:
         source_key: str = "source",
         target_key: str = "target",
         require_target: bool = True,
+        spec: ProgramSpec | None = None,
     ) -> None:
         if source_key == target_key:
             msg = f"source_key and target_key are both '{source_key}': they must differ"
@@ -55,12 +58,11 @@ class ExamplePool:
         self.source_key = source_key
         self.target_key = target_key
         self.require_target = require_target
+        self.spec = spec or ProgramSpec()
         self.ids: tuple[str, ...] = ()
         """(N,) the ids, by position."""
         self.examples: tuple[dict[str, Any], ...] = ()
         """(N,) the examples, by position. Not to be changed in place."""
-        self.programs: NDArray[np.int64] = np.empty(0, dtype=np.int64)
-        """(N,) equal numbers for equal programs (white space aside), as `groups` of `selection.greedy` takes them."""
         self._append(examples, ids)
 
     def __len__(self) -> int:
@@ -122,16 +124,27 @@ class ExamplePool:
         return EXAMPLE_TEMPLATE.format(source=item.source, target=item.target)
 
     @cached_property
+    def programs(self) -> NDArray[np.int64]:
+        """(N,) equal numbers for the same programs, as `groups` of `selection.greedy` takes them.
+
+        A hash of each program's key, the same in every process, so that pools can grow and be pickled.
+        """
+        keys = {item.target for item in self.items()}
+        number = {text: blake2b(self.spec.key(text).encode(), digest_size=8).digest() for text in keys}
+        digests = b"".join(number[item.target] for item in self.items())
+        return np.frombuffer(digests, dtype="<i8").astype(np.int64)
+
+    @cached_property
     def _positions(self) -> dict[str, int]:
         return {example_id: position for position, example_id in enumerate(self.ids)}
 
     def _append(self, examples: Sequence[Example], ids: Sequence[str] | None) -> None:
         items = self.items(examples)
         new_ids = tuple(uuid.uuid4().hex for _ in items) if ids is None else self._checked(ids, len(items))
-        self.__dict__.pop("_positions", None)
+        for name in ("_positions", "programs"):
+            self.__dict__.pop(name, None)
         self.ids += new_ids
         self.examples += tuple(dict(example) for example in examples)
-        self.programs = np.concatenate([self.programs, _numbers([item.target for item in items])])
 
     def _checked(self, ids: Sequence[str], count: int) -> tuple[str, ...]:
         if isinstance(ids, str) or len(ids) != count:
@@ -249,14 +262,6 @@ def check_text(text: str) -> str:
         msg = f"is not valid Unicode text: lone surrogate at character {error.start}"
         raise ValueError(msg) from None
     return text
-
-
-def _numbers(programs: Sequence[str]) -> NDArray[np.int64]:
-    """(N,) int64: a hash of each program, the same in every process, so that pools can grow and be pickled."""
-    digests = b"".join(
-        hashlib.blake2b(" ".join(program.split()).encode(), digest_size=8).digest() for program in programs
-    )
-    return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 
 
 def _kind(value: object) -> str:

@@ -21,6 +21,7 @@ from langchain_rcr.index.base import FloatArray, PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, load_vectors, save_vectors
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
+from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import Options, select
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class ExampleStore:
 
     def __init__(self, encoder: TriEncoder, pool: ExamplePool, index: CandidateIndex | None = None) -> None:
         self.encoder = encoder.eval()
-        self.schema = _empty(pool)
+        self.schema = _empty(pool, encoder.spec)
         self.index: CandidateIndex = MemoryIndex() if index is None else index
         self.index.bind(encoder.fingerprint(), encoder.dim)
         known = self.index.known(pool.ids) if len(pool) else set()
@@ -267,7 +268,8 @@ class ExampleStore:
         file = folder / VECTORS_FILE
         if not file.is_file():
             return cls(encoder, pool, index)
-        store = cls(encoder, _empty(pool), index)
+        store = cls(encoder, _empty(pool, encoder.spec), index)
+        pool = store.schema.extended(pool.examples, pool.ids)
         vectors = load_vectors(file, encoder.fingerprint(), _signatures(pool))
         rows = [Row(*row) for row in zip(pool.ids, pool.examples, pool.programs.tolist(), strict=True)]
         known = store.index.known(pool.ids)
@@ -359,8 +361,11 @@ def _signatures(pool: ExamplePool) -> list[str]:
     ]
 
 
-def _empty(pool: ExamplePool) -> ExamplePool:
-    return ExamplePool(source_key=pool.source_key, target_key=pool.target_key, require_target=pool.require_target)
+def _empty(pool: ExamplePool, spec: ProgramSpec) -> ExamplePool:
+    """A pool without examples that reads them as this one does, and programs as the encoder does."""
+    return ExamplePool(
+        source_key=pool.source_key, target_key=pool.target_key, require_target=pool.require_target, spec=spec
+    )
 
 
 def _ids(ids: Sequence[str]) -> list[str]:

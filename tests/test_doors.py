@@ -33,7 +33,7 @@ LEVELS = {
     ],
 }
 LANGCHAIN = {
-    "langchain_rcr": ("retriever.py", "prompting.py", "chains.py", "families/backbone.py"),
+    "langchain_rcr": ("retriever.py", "prompting.py", "chains.py", "families/backbone.py", "index/vectorstore.py"),
     "rcr_trainer": ("llm/", "baselines/"),
 }
 ARRAYS_ONLY = ("langchain_rcr/state.py", "langchain_rcr/selection.py")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from langchain_rcr import ExamplePool, InputError, Item, PoolError
 from langchain_rcr.pool import read_jsonl, write_jsonl
+from langchain_rcr.programs import ProgramSpec
 
 ROWS = [
     {"source": "how many states", "target": "count(state(all))", "level": 3, "id": "own"},
@@ -66,12 +67,17 @@ def test_extended_is_another_pool_and_positions_stay() -> None:
         again.extended([ROWS[0]], ids=["c"])
 
 
-def test_programs_number_equal_programs_equally_white_space_aside() -> None:
-    targets = ["f ( a )", "f(a)", "f  (\ta )\n", "g"]
-    pool = ExamplePool([{"source": "x", "target": target} for target in targets])
+def test_programs_number_the_same_programs_equally() -> None:
+    """Those with one `ProgramSpec.key`: apart from constants; a text that doesn't parse apart from white space."""
+    targets = ["f ( 1 )", "f(2)", "no ( program", "g", "no  (\tprogram\n", "no ( programme"]
+    rows = [{"source": "x", "target": target} for target in targets]
+    pool = ExamplePool(rows)
     number = pool.programs.tolist()
-    assert number[0] == number[2]
-    assert len(set(number)) == 3
+    assert number[0] == number[1]
+    assert number[2] == number[4]
+    assert len(set(number)) == 4
+    plain = ExamplePool(rows, spec=ProgramSpec(anonymize=False)).programs
+    assert len(set(plain.tolist())) == 5
     assert pool.extended([{"source": "y", "target": "g"}]).programs.tolist() == [*number, number[3]]
 
 

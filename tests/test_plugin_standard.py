@@ -1,30 +1,35 @@
 """LangChain's own standard tests for retrievers, on every engine; and the same picks on all of them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from documents import alike
 from langchain_core.retrievers import BaseRetriever
 from langchain_tests.integration_tests import RetrieversIntegrationTests
+from vector_stores import STORES
 
 from langchain_rcr import ExamplePool, ExampleStore, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.index.faiss import FaissIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.pgvector import PgVectorIndex
+from langchain_rcr.programs import ProgramSpec
 
 EXAMPLES = [{"source": f"what is {n} plus {n}", "target": f"add({n}, {n})", "n": n} for n in range(8)]
 POOL = ExamplePool(EXAMPLES, ids=[str(n) for n in range(8)])
-ENGINES = ("memory", "faiss", "pgvector")
+ENGINES: dict[str, Callable[[pytest.FixtureRequest], Any]] = {
+    "memory": lambda request: MemoryIndex(),
+    "faiss": lambda request: FaissIndex(),
+    "pgvector": lambda request: PgVectorIndex(request.getfixturevalue("postgres_url"), pool=request.node.name),
+    **STORES,
+}
+"""Each makes an empty engine; a new engine is a line more."""
 
 
 @pytest.fixture(params=ENGINES)
 def index(request: pytest.FixtureRequest) -> Iterator[Any]:
     """An empty engine of each kind."""
-    if request.param == "pgvector":
-        made = PgVectorIndex(request.getfixturevalue("postgres_url"), pool=request.node.name)
-    else:
-        made = {"memory": MemoryIndex, "faiss": FaissIndex}[request.param]()
+    made = ENGINES[request.param](request)
     yield made
     made.close()
 
@@ -45,6 +50,22 @@ class TestSequentialCompositionalRetriever(RetrieversIntegrationTests):
     @property
     def retriever_query_example(self) -> str:
         return "what is 3 plus 4"
+
+
+def test_programs_that_differ_in_constants_are_one_program(index: Any) -> None:
+    """On every engine as in evaluation, and by the encoder's own language."""
+    spec = ProgramSpec("sql")
+    targets = ["SELECT a FROM t WHERE b = 1", "select a from t where b = 2", "SELECT c FROM t"]
+    examples = [{"source": f"question {n}", "target": target} for n, target in enumerate(targets)]
+    encoder = TriEncoder.build("lexical", ExamplePool(examples).items(), dim=16, spec=spec)
+    store = ExampleStore(encoder, ExamplePool(examples, ids=list("abc")), index)
+    numbers = store.schema.extended(examples).programs.tolist()
+    assert [numbers.index(one) for one in numbers] == [0, 0, 2]
+    keys = [spec.key(target) for target in targets]  # what evaluation counts duplicates by
+    assert [keys.index(one) for one in keys] == [0, 0, 2]
+    masked = SequentialCompositionalRetriever(store=store, k=2, mask_same_program=True)
+    for n in range(3):
+        assert "c" in {document.id for document in masked.invoke(f"question {n}")}
 
 
 async def test_every_engine_picks_what_memory_picks(index: Any) -> None:

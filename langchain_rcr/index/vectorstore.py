@@ -1,0 +1,472 @@
+"""The pool in any LangChain `VectorStore`, Qdrant or Chroma, say, by the methods that all of them have.
+
+Stores rank by cosine, by distance or by inner product, and this engine needs the last. So it stores E_c, divided by a
+bound on its length, with one coordinate more that makes all stored vectors of length 1, and asks with a 0 there: then
+the three rank alike (Bachrach et al. 2014, section 3; Neyshabur & Srebro 2015, section 4). What comes back is ranked
+anew with E_c itself, which is kept beside E_z in the documents' metadata.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import inspect
+import json
+import threading
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import VectorStore
+from numpy.typing import NDArray
+
+from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError, RCRError
+from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
+from langchain_rcr.index.base import (
+    FloatArray,
+    Hits,
+    IntArray,
+    InThisThread,
+    PoolVectors,
+    Reader,
+    Row,
+    Search,
+    check_vectors,
+)
+from langchain_rcr.index.local import LocalReader
+from langchain_rcr.index.memory import MatrixTable, in_order, log_sums, longest, slack
+
+T = TypeVar("T")
+
+_EMBEDDINGS = ("embedding", "embeddings", "embedding_function", "embedding_service")
+"""What LangChain's integrations call the parameter that takes the embeddings."""
+
+_NAMESPACE = uuid.UUID("6f0e3bb0-5d0c-4f6e-8d0e-7a3f6a1d7c52")
+"""Of documents' ids: some stores take nothing but UUIDs."""
+
+_HEADER = ""
+"""The id of the document that says what the others are; no example has it, as an id is never empty."""
+
+_AT_ONCE = 256
+"""Documents written or looked up by one call of the store."""
+
+_MORE = 8
+"""Candidates fetched beyond those that are needed: equal ones, and what a store that rounds puts in another order."""
+
+_MOST = 1024
+"""Candidates fetched to settle which of many equal ones comes first; further ones are not looked at."""
+
+_ROUNDING = 4e-6
+"""How far off a store's own ranking may be, relative to the bound: float32, squared distances included."""
+
+
+class PoolEmbeddings(Embeddings):
+    """The embeddings that a store of a pool is made with: they hand it the vectors of the examples that it is given.
+
+    Args:
+        dim: D of the encoder (`TriEncoder.dim`).
+    """
+
+    def __init__(self, dim: int) -> None:
+        self.size = dim + 1
+        """How long the stored vectors are, for stores that have to be told."""
+        self.vectors: dict[str, list[float]] = {}
+        """Of the texts that are being added."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """The vectors of documents on their way into the store; a unit vector for any other text, such as a probe."""
+        return [self.vectors.get(text) or self.embed_query(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        """A unit vector: pools are asked by vectors, never by texts."""
+        return [0.0] * (self.size - 1) + [1.0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    """What the pool is.
+
+    Args:
+        fingerprint: of the encoder.
+        dim: D.
+        count: examples.
+        next: the next key.
+        longest: no E_c was ever longer.
+        bound: no E_c may be longer; 0 before the first.
+    """
+
+    fingerprint: str
+    dim: int
+    count: int = 0
+    next: int = 0
+    longest: float = 0.0
+    bound: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """An example as it came out of the store."""
+
+    key: int
+    row: Row
+    candidate: FloatArray
+    context: FloatArray
+
+
+class VectorStoreIndex(InThisThread):
+    """A pool in a LangChain vector store: a `CandidateIndex`.
+
+    The store holds a document an example: the example as JSON, its vectors in the metadata; and one document about the
+    pool itself. It must be this pool's alone. Picks are exactly those of `MemoryIndex` where the store searches
+    exactly, and as good as its search where it doesn't.
+
+    What a `VectorStore` has no way to promise: a change is not seen all at once, a selection sees what is changed
+    during it, and only one process may write at a time. Use `PgVectorIndex` where that matters.
+
+    Args:
+        store: the class of the store or any function that makes one and has a parameter for the embeddings
+            (`QdrantVectorStore.construct_instance`, `PGVectorStore.create_sync`, a lambda); or a store that was made
+            with `PoolEmbeddings`.
+        pool: a name that goes into the documents' ids: it tells pools in one table apart (`PGVector`'s collections).
+        longest: the length that no E_c will exceed. None: twice that of the longest of the examples added first.
+            Longer ones are refused. Far too large a bound costs precision in the store.
+        filter_translator: makes the store's own filter, as its searches take it (`filter=`), of a
+            `langchain_rcr.filters.Filter`; the examples' scalar fields are metadata of the same name. It may let too
+            many examples through, never too few. None: filters read the whole pool.
+        scan_limit: examples that a filter may read; a pool that is larger needs a `filter_translator`.
+        partition: candidates whose logits make up probabilities, which are upper bounds in larger pools.
+        parallel: whether the store's client may be called by several threads at once.
+        **options: passed on to the class or function.
+
+    Raises:
+        InputError: a function without a parameter for the embeddings, a store with other embeddings, or a number that
+            is not positive.
+
+    Every method raises EngineError, with the store's name, where the store fails or lacks a method.
+    """
+
+    def __init__(
+        self,
+        store: VectorStore | Callable[..., VectorStore],
+        *,
+        pool: str = "pool",
+        longest: float | None = None,
+        filter_translator: Callable[[Filter], Any] | None = None,
+        scan_limit: int = 10_000,
+        partition: int = 256,
+        parallel: bool = False,
+        **options: Any,
+    ) -> None:
+        for name, value in (("longest", longest), ("scan_limit", scan_limit), ("partition", partition)):
+            if value is not None and not value > 0:
+                msg = f"{name} must be a positive number, not {value!r}"
+                raise InputError(msg)
+        self._pool, self._longest, self._translate = pool, longest, filter_translator
+        self._scan_limit, self._partition = scan_limit, partition
+        self._lock, self._asking = threading.RLock(), nullcontext() if parallel else threading.RLock()
+        self._embeddings: PoolEmbeddings | None = None
+        self._store: VectorStore | None = None
+        self._make: Callable[[PoolEmbeddings], VectorStore] | None = None
+        if isinstance(store, VectorStore):
+            if not isinstance(store.embeddings, PoolEmbeddings) or options:
+                msg = f"a {type(store).__name__} must be made with PoolEmbeddings(encoder.dim), or given as a class"
+                raise InputError(msg)
+            self._store, self._embeddings, self.name = store, store.embeddings, type(store).__name__
+        else:
+            parameter = _parameter(store)
+            self._make = lambda embeddings: store(**{parameter: embeddings}, **options)
+            self.name = "the vector store"
+
+    def __repr__(self) -> str:
+        return f"VectorStoreIndex({self.name})"
+
+    def bind(self, fingerprint: str, dim: int) -> None:
+        """See `CandidateIndex.bind`. Makes the store, unless it was given."""
+        with self._lock:
+            if self._store is None or self._embeddings is None:
+                self._embeddings = PoolEmbeddings(dim)
+                self._store = self._ask(self._make, self._embeddings)
+                self.name = type(self._store).__name__
+            header = self._header()
+            if header is None or (not header.count and header.dim == dim):
+                if self._embeddings.size != dim + 1:
+                    msg = f"{self.name} was made for vectors of {self._embeddings.size - 1} numbers, these have {dim}"
+                    raise CheckpointError(msg)
+                if header is None or header.fingerprint != fingerprint:
+                    self._write_header(_Header(fingerprint, dim))
+            elif (header.fingerprint, header.dim) != (fingerprint, dim):
+                msg = (
+                    f"{self.name} holds {header.count} examples encoded by other encoders (fingerprint "
+                    f"{header.fingerprint}, D = {header.dim}) than these (fingerprint {fingerprint}, D = {dim}): "
+                    "add the examples to a collection of their own"
+                )
+                raise CheckpointError(msg)
+
+    def count(self) -> int:
+        """How many examples there are."""
+        return self._bound().count
+
+    @asynccontextmanager
+    async def read(self, where: Filter | None = None) -> AsyncIterator[Reader]:
+        """The pool as it is now, save for changes while it is read; see `CandidateIndex.read`.
+
+        With a filter the examples that it lets through are read, and searched in this process.
+
+        Raises:
+            InputError: the filter asks about a field that no example has; the pool is too large for filters.
+        """
+        header = self._bound()
+        if where is None:
+            yield _Reader(self, header, self._partition)
+        else:
+            found = sorted(self._passing(where, header), key=lambda one: one.key)
+            candidate = np.array([one.candidate for one in found], dtype=np.float32).reshape(-1, header.dim)
+            context = np.array([one.context for one in found], dtype=np.float32).reshape(-1, header.dim)
+            yield LocalReader(MatrixTable(PoolVectors(candidate, context)), [one.row for one in found])
+
+    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
+        """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can be.
+
+        Raises:
+            PoolError: an id is taken and `replace` is off, comes twice, or a field is no JSON.
+            InputError: vectors of another number or length, or with numbers that are not finite, or longer than the
+                bound.
+        """
+        with self._lock:
+            header = self._bound()
+            check_vectors(len(rows), vectors, header.dim)
+            if not rows:
+                return
+            longest_one = longest(vectors.candidate)
+            bound = header.bound or self._longest or 2 * longest_one or 1.0
+            if longest_one > bound:
+                msg = (
+                    f"an example's vector has the length {longest_one:.4g}, and {self.name} was filled for lengths up "
+                    f"to {bound:.4g}: fill a new collection, with longest= for the longest that may come"
+                )
+                raise InputError(msg)
+            each = zip(rows, vectors.candidate, vectors.context, strict=True)
+            documents = [self._document(key, *one) for key, one in enumerate(each, start=header.next)]
+            taken = self.known([row.id for row in rows])
+            if len({row.id for row in rows}) < len(rows) or (taken and not replace):
+                ids = [row.id for row in rows]
+                which = next(one for one in ids if one in taken or ids.count(one) > 1)
+                msg = f"the id {which!r} is taken by another example"
+                raise PoolError(msg)
+            if taken:
+                self._remove(sorted(taken))
+            scaled = np.zeros((len(rows), header.dim + 1), dtype=np.float64)
+            scaled[:, :-1] = vectors.candidate / bound
+            scaled[:, -1] = np.sqrt(np.maximum(0.0, 1.0 - np.square(scaled[:, :-1]).sum(axis=1)))
+            header = dataclasses.replace(
+                header,
+                count=header.count - len(taken),
+                next=header.next + len(rows),
+                longest=max(header.longest, longest_one),
+                bound=bound,
+            )
+            self._write_header(header)
+            try:
+                self._put(documents, scaled)
+            except EngineError:
+                self._remove([row.id for row in rows])
+                raise
+            self._write_header(dataclasses.replace(header, count=header.count + len(rows)))
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete examples; unknown ids are ignored. Returns how many there were."""
+        with self._lock:
+            header, there = self._bound(), sorted(self.known(ids))
+            if there:
+                self._remove(there)
+                self._write_header(dataclasses.replace(header, count=header.count - len(there)))
+            return len(there)
+
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Which of these ids are there."""
+        names, there = [self._name(one) for one in ids], set()
+        for start in range(0, len(names), _AT_ONCE):
+            documents = self._ask(self._opened.get_by_ids, names[start : start + _AT_ONCE])
+            there |= {_loaded(document)["id"] for document in documents}
+        return there & set(ids)
+
+    def close(self) -> None:
+        """Nothing: a store has no end of its own; its client is the caller's."""
+
+    def nearest(self, state: FloatArray, width: int, filter: Any = None) -> list[_Found]:
+        """The examples that the store puts first for a state (D,), at most `width`."""
+        length = float(np.linalg.norm(state.astype(np.float64)))
+        query = [*(state / length).tolist(), 0.0] if length else [0.0] * len(state) + [1.0]
+        options = {} if filter is None else {"filter": filter}
+        # One more, as the header may be among them.
+        documents = self._ask(self._opened.similarity_search_by_vector, query, k=width + 1, **options)
+        return [_found(document) for document in documents if document.metadata["rcr_key"] >= 0][:width]
+
+    # ------------------------------------------------------------------ the store
+
+    @property
+    def _opened(self) -> VectorStore:
+        if self._store is None:
+            msg = "bind(fingerprint, dim) comes before anything else"
+            raise RuntimeError(msg)
+        return self._store
+
+    def _ask(self, method: Callable[..., T] | None, *arguments: Any, **options: Any) -> T:
+        try:
+            with self._asking:
+                return method(*arguments, **options)  # type: ignore[misc]
+        except RCRError:
+            raise
+        except NotImplementedError as error:
+            msg = f"{self.name} has no {getattr(method, '__name__', 'such method')}, which this engine needs ({error})"
+            raise EngineError(msg) from error
+        except Exception as error:  # each store has its own
+            msg = f"{self.name}: {' '.join(str(error).split())[:500] or type(error).__name__}"
+            raise EngineError(msg) from error
+
+    def _bound(self) -> _Header:
+        header = self._header()
+        if header is None:
+            msg = f"{self.name} holds no pool any more: its documents were deleted by somebody else"
+            raise EngineError(msg)
+        return header
+
+    def _header(self) -> _Header | None:
+        documents = self._ask(self._opened.get_by_ids, [self._name(_HEADER)])
+        return _Header(**_loaded(documents[0])) if documents else None
+
+    def _write_header(self, header: _Header) -> None:
+        name, metadata = self._name(_HEADER), {"rcr_key": -1, "rcr_vectors": ""}
+        if self._ask(self._opened.get_by_ids, [name]):
+            self._ask(self._opened.delete, [name])
+        document = Document(json.dumps(dataclasses.asdict(header)), id=name, metadata=metadata)
+        self._put([document], np.eye(1, header.dim + 1, header.dim))
+
+    def _put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
+        embeddings = self._embeddings
+        if embeddings is None:
+            return
+        for start in range(0, len(documents), _AT_ONCE):
+            some = list(documents[start : start + _AT_ONCE])
+            lists = vectors[start : start + _AT_ONCE].tolist()
+            embeddings.vectors = {one.page_content: vector for one, vector in zip(some, lists, strict=True)}
+            try:
+                self._ask(self._opened.add_documents, some, ids=[one.id for one in some])
+            finally:
+                embeddings.vectors = {}
+
+    def _remove(self, ids: Sequence[str]) -> None:
+        self._ask(self._opened.delete, [self._name(one) for one in ids])
+
+    def _name(self, example_id: str) -> str:
+        return str(uuid.uuid5(_NAMESPACE, json.dumps([self._pool, example_id])))
+
+    def _document(self, key: int, row: Row, candidate: FloatArray, context: FloatArray) -> Document:
+        try:
+            text = json.dumps({"id": row.id, "example": row.example, "program": row.program})
+        except (TypeError, ValueError) as error:
+            msg = f"example {row.id!r} has a field that is no JSON, so {self.name} can't keep it: {error}"
+            raise PoolError(msg) from None
+        metadata: dict[str, Any] = {"rcr_key": key, "rcr_vectors": _packed(candidate, context)}
+        if self._translate is not None:
+            scalars = {name: value for name, value in row.example.items() if isinstance(value, str | int | float)}
+            metadata = scalars | metadata
+        return Document(text, id=self._name(row.id), metadata=metadata)
+
+    def _passing(self, where: Filter, header: _Header) -> list[_Found]:
+        if self._translate is None and header.count > self._scan_limit:
+            msg = (
+                f"filter: {self.name} holds {header.count:,} examples, more than scan_limit = {self._scan_limit:,}: "
+                "give the index a filter_translator, which makes the store's own filter"
+            )
+            raise InputError(msg)
+        if not header.count:
+            everything: list[_Found] = []
+        else:
+            own = None if self._translate is None else self._translate(where)
+            everything = self.nearest(np.ones(header.dim, dtype=np.float32), header.count, own)
+        known = {field for one in everything for field in one.row.example}
+        if self._translate is None and fields_of(where) - known:
+            raise unknown_field(where, sorted(known))
+        return [one for one in everything if matches(where, one.row.example)]
+
+
+class _Reader:
+    """A `Reader` of the whole pool."""
+
+    def __init__(self, index: VectorStoreIndex, header: _Header, partition: int) -> None:
+        self._index, self._header, self._partition = index, header, partition
+        self._found: dict[int, _Found] = {}
+        self.size = header.count
+
+    async def search(self, search: Search) -> Hits:
+        """See `Reader.search`; a state at a time, as a `VectorStore` is asked."""
+        states, t = search.states, search.t
+        keys = np.full((len(states), t), -1, dtype=np.int64)
+        logits = np.full((len(states), t), -np.inf, dtype=np.float32)
+        contexts = np.zeros((len(states), t, states.shape[1]), dtype=np.float32)
+        totals = None if search.tau is None else np.full(len(states), -np.inf)
+        rows: list[list[Row]] = []
+        margins = slack(states, self._header.longest)
+        for at, state in enumerate(states):
+            best, values = self._best(state, float(margins[at]), t, search.exclude[at])
+            found = [self._found[key] for key in best.tolist()]
+            keys[at, : len(best)], logits[at, : len(best)] = best, values
+            contexts[at, : len(best)] = np.array([one.context for one in found]).reshape(-1, states.shape[1])
+            rows.append([one.row for one in found])
+            if totals is not None and search.tau is not None:
+                _, some = self._best(state, 0.0, self._partition, search.exclude[at])
+                totals[at] = log_sums(some[None].copy(), search.tau, [np.empty(0, dtype=np.int64)])[0]
+        return Hits(keys, logits, contexts, rows, totals)
+
+    async def candidates(self, keys: IntArray) -> FloatArray:
+        """E_c (n, D) of `keys` (n,)."""
+        return np.array([self._found[key].candidate for key in keys.tolist()]).reshape(-1, self._header.dim)
+
+    def _best(self, state: FloatArray, margin: float, t: int, exclude: IntArray) -> tuple[IntArray, FloatArray]:
+        barred = np.unique(exclude)
+        width = t + len(barred) + _MORE
+        near = margin + _ROUNDING * self._header.bound * float(np.linalg.norm(state))
+        while True:
+            width = min(width, self.size)
+            found = self._index.nearest(state, width) if width else []
+            self._found |= {one.key: one for one in found}
+            matrix = np.array([one.candidate for one in found], dtype=np.float32).reshape(-1, len(state))
+            values = matrix @ state
+            keys = np.array([one.key for one in found], dtype=np.int64)
+            left = ~np.isin(keys, barred)
+            best, logits = in_order(keys[left], values[left], margin, t)
+            whole = len(found) < width or width == self.size or width >= max(_MOST, t + len(barred) + _MORE)
+            if whole or (len(best) == t and values.min() < logits[-1] - near):
+                return best, logits
+            width = max(8 * width, _MOST)
+
+
+def _parameter(make: Callable[..., VectorStore]) -> str:
+    """The parameter of a class or function that takes the embeddings."""
+    names = inspect.signature(make).parameters
+    found = next((name for name in _EMBEDDINGS if name in names), None)
+    if found is None:
+        msg = f"{make!r} has no parameter for embeddings (looked for {', '.join(_EMBEDDINGS)}): wrap it in a function"
+        raise InputError(msg)
+    return found
+
+
+def _packed(candidate: FloatArray, context: FloatArray) -> str:
+    return base64.b64encode(np.stack([candidate, context]).astype("<f4").tobytes()).decode()
+
+
+def _loaded(document: Document) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(document.page_content)
+    return loaded
+
+
+def _found(document: Document) -> _Found:
+    row, metadata = _loaded(document), document.metadata
+    both = np.frombuffer(base64.b64decode(metadata["rcr_vectors"]), dtype="<f4").reshape(2, -1)
+    return _Found(int(metadata["rcr_key"]), Row(row["id"], row["example"], row["program"]), both[0], both[1])

@@ -1,0 +1,209 @@
+"""Pools in real LangChain vector stores: whole pick sequences of memory, changes, bounds, filters, failures."""
+
+import uuid
+
+import numpy as np
+import pytest
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.vectorstores import InMemoryVectorStore
+from plain_reader import reading
+from vector_stores import STORES
+
+from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError
+from langchain_rcr.filters import matches, parse_filter
+from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.index.vectorstore import PoolEmbeddings, VectorStoreIndex
+from langchain_rcr.selection import Options, select
+from langchain_rcr.state import AdditiveState
+
+DIM, COUNT = 12, 300
+NOTHING = np.empty(0, dtype=np.int64)
+ONES = np.ones((1, DIM), dtype=np.float32)
+
+
+def part(vectors, rows):
+    return PoolVectors(vectors.candidate[rows], vectors.context[rows])
+
+
+def equal(count, value):
+    return PoolVectors(*np.full((2, count, DIM), value, dtype=np.float32))
+
+
+def drawn(seed, count):
+    """Rows and vectors of very different lengths, one in five a copy of its neighbour's."""
+    rng = np.random.default_rng(seed)
+    vectors = PoolVectors(*rng.normal(size=(2, count, DIM)).astype(np.float32))
+    vectors.candidate[:] *= rng.uniform(0.05, 3, size=(count, 1)).astype(np.float32)
+    for n in range(0, count - 1, 5):
+        vectors.candidate[n + 1] = vectors.candidate[n]
+    rows = [Row(f"{n}", {"source": f"q {n}", "level": n % 4, "tags": [n]}, n % 9) for n in range(count)]
+    return rows, vectors
+
+
+@pytest.fixture(params=STORES)
+def make(request):
+    return lambda **options: STORES[request.param](request, **options)
+
+
+def filled(index, rows, vectors):
+    index.bind("f", DIM)
+    index.add(rows, vectors)
+    return index
+
+
+def picks(index, queries, options, where=None):
+    async def work():
+        async with index.read(where) as reader:
+            return await select(queries, AdditiveState(-0.4), options, reader)
+
+    found = index.run(work())
+    return [[hit.row for hit in hits] for hits in found.hits], found
+
+
+@pytest.mark.parametrize("options", [Options(6), Options(3, beam_width=3, tau=0.5)], ids=["greedy", "beams"])
+def test_whole_sequences_are_those_of_memory(make, options):
+    rows, vectors = drawn(0, COUNT)
+    indexes = [filled(index, rows, vectors) for index in (MemoryIndex(), make(partition=COUNT))]
+    for index in indexes:
+        assert index.delete([str(n) for n in range(0, COUNT, 7)]) == len(range(0, COUNT, 7))
+        index.add(rows[20:40], part(vectors, slice(20, 40)), replace=True)
+    queries = np.random.default_rng(1).normal(size=(8, DIM)).astype(np.float32)
+    for where in (None, parse_filter({"level": {"$in": [1, 3]}})):
+        (expected, plain), (found, other) = (picks(index, queries, options, where) for index in indexes)
+        assert found == expected
+        np.testing.assert_allclose(other.logits, plain.logits, rtol=1e-5, atol=1e-5)
+        np.testing.assert_allclose(other.probabilities, plain.probabilities, rtol=1e-4)
+
+
+def test_what_is_there_and_what_is_not(make):
+    rows, vectors = drawn(2, 10)
+    index = make()
+    index.bind("f", DIM)
+    assert (index.count(), index.known(["0"]), index.delete(["0"])) == (0, set(), 0)
+    with reading(index) as reader:
+        assert (reader.search(ONES, 2, [NOTHING])[0] == -1).all()
+    index.add(rows, vectors)
+    index.bind("f", DIM)
+    assert (index.count(), index.known(["0", "9", "10"])) == (10, {"0", "9"})
+    with pytest.raises(PoolError, match="the id '0' is taken by another example"):
+        index.add(rows[:1], part(vectors, [0]))
+    with pytest.raises(PoolError, match="field that is no JSON"):
+        index.add([Row("new", {"a": object()}, 0)], part(vectors, [0]))
+    with reading(index) as reader:
+        keys, _ = reader.search(ONES, 12, [np.array([3, 3, 99])])
+        assert sorted(keys[0].tolist()) == [-1, -1, -1, 0, 1, 2, 4, 5, 6, 7, 8, 9]
+        assert reader.rows(np.array([9])) == [rows[9]]
+        np.testing.assert_array_equal(reader.candidates(np.array([9, 0])), vectors.candidate[[9, 0]])
+        np.testing.assert_array_equal(reader.vectors(np.array([9, 0])), vectors.context[[9, 0]])
+        keys, logits = reader.search(0 * ONES, 2, [NOTHING])
+        assert (keys.tolist(), logits.tolist()) == ([[0, 1]], [[0.0, 0.0]])  # all equal
+    with pytest.raises(CheckpointError, match=r"holds 10 examples encoded by other encoders \(fingerprint f, D = 12\)"):
+        index.bind("g", DIM)
+    with pytest.raises(InputError, match=r"no example has a field 'db' \(fields there: 'level', 'source', 'tags'\)"):
+        picks(index, ONES, Options(1), parse_filter({"db": 1}))
+    assert index.delete([str(n) for n in range(10)]) == 10
+    index.bind("g", DIM)
+    assert index.count() == 0
+
+
+def test_the_oldest_of_many_equal_candidates_comes_first(make):
+    index = filled(make(), [Row(str(n), {}, 0) for n in range(60)], equal(60, 1))
+    with reading(index) as reader:
+        assert reader.search(ONES, 3, [NOTHING])[0].tolist() == [[0, 1, 2]]
+
+
+def test_a_vector_longer_than_the_bound_is_refused(make):
+    rows, _ = drawn(3, 4)
+    index = filled(make(), rows[:2], equal(2, 1))
+    index.add(rows[2:], equal(2, 1.9))  # there is room for twice the length
+    with pytest.raises(InputError, match=r"has the length 10\.39, and .* was filled for lengths up to 6\.928: "):
+        index.add([Row("x", {}, 0)], equal(1, 3))
+    assert index.count() == 4
+
+
+def test_a_bound_may_be_given():
+    rows, _ = drawn(3, 2)
+    index = filled(VectorStoreIndex(InMemoryVectorStore, longest=20.0), rows, equal(2, 1))
+    index.add([Row("x", {}, 0)], equal(1, 3))
+    with reading(index) as reader:
+        assert reader.search(ONES, 1, [NOTHING])[0].tolist() == [[2]]
+
+
+@pytest.mark.parametrize("distance", ["DOT", "COSINE", "EUCLID"])
+def test_every_metric_gives_the_same_picks(request, distance):
+    rows, vectors = drawn(4, 80)
+    index = filled(STORES["QdrantVectorStore"](request, distance=distance), rows, vectors)
+    queries = np.random.default_rng(5).normal(size=(5, DIM)).astype(np.float32)
+    assert picks(index, queries, Options(5))[0] == picks(filled(MemoryIndex(), rows, vectors), queries, Options(5))[0]
+
+
+def test_filters_of_the_store():
+    """InMemoryVectorStore takes a function of a document; what it lets through too many is left out."""
+    asked = []
+
+    def translated(where):
+        asked.append(where)
+        return lambda document: document.metadata.get("level", 0) >= 1
+
+    rows, vectors = drawn(6, 40)
+    index = filled(VectorStoreIndex(InMemoryVectorStore, filter_translator=translated, scan_limit=10), rows, vectors)
+    where = parse_filter({"level": {"$gte": 2}})
+    with reading(index, where) as reader:
+        assert reader.size == sum(matches(where, row.example) for row in rows)
+    assert asked == [where]
+    plain = filled(VectorStoreIndex(InMemoryVectorStore, scan_limit=10), rows, vectors)
+    with pytest.raises(InputError, match="holds 40 examples, more than scan_limit = 10: give the index a filter_trans"):
+        plain.run(plain.read(where).__aenter__())
+
+
+def test_a_store_made_with_the_embeddings_of_pools_and_others():
+    rows, vectors = drawn(7, 5)
+    index = filled(VectorStoreIndex(InMemoryVectorStore(PoolEmbeddings(DIM))), rows, vectors)
+    assert (index.count(), repr(index)) == (5, "VectorStoreIndex(InMemoryVectorStore)")
+    with pytest.raises(InputError, match="must be made with PoolEmbeddings"):
+        VectorStoreIndex(InMemoryVectorStore(DeterministicFakeEmbedding(size=DIM)))
+    with pytest.raises(InputError, match="has no parameter for embeddings"):
+        VectorStoreIndex(lambda name: InMemoryVectorStore(embedding=name))
+    with pytest.raises(CheckpointError, match="was made for vectors of 3 numbers, these have 12"):
+        VectorStoreIndex(InMemoryVectorStore(PoolEmbeddings(3))).bind("f", DIM)
+    with pytest.raises(RuntimeError, match="bind"):
+        VectorStoreIndex(InMemoryVectorStore).count()
+    with pytest.raises(InputError, match="partition must be a positive number"):
+        VectorStoreIndex(InMemoryVectorStore, partition=0)
+
+
+def test_a_store_that_fails_and_one_that_lacks_a_method(monkeypatch):
+    rows, vectors = drawn(8, 5)
+    index = filled(VectorStoreIndex(InMemoryVectorStore), rows[:2], part(vectors, slice(2)))
+    add = InMemoryVectorStore.add_documents
+
+    def failing(self, documents, **options):
+        add(self, documents, **options)
+        if len(documents) > 1:
+            raise OSError("disk\nfull")
+
+    monkeypatch.setattr(InMemoryVectorStore, "add_documents", failing)
+    with pytest.raises(EngineError, match=r"^InMemoryVectorStore: disk full$"):
+        index.add(rows[2:], part(vectors, slice(2, 5)))
+    monkeypatch.undo()
+    assert (index.count(), index.known([row.id for row in rows])) == (2, {"0", "1"})
+    index.add(rows[2:], part(vectors, slice(2, 5)))
+    assert index.count() == 5
+
+    class Forgetful(InMemoryVectorStore):
+        def get_by_ids(self, ids, /):
+            raise NotImplementedError("not yet")
+
+    with pytest.raises(EngineError, match=r"Forgetful has no get_by_ids, which this engine needs \(not yet\)"):
+        VectorStoreIndex(Forgetful).bind("f", DIM)
+
+
+def test_a_pool_that_stays(tmp_path):
+    chroma = pytest.importorskip("langchain_chroma")
+    rows, vectors = drawn(9, 6)
+    options = {"collection_name": f"p{uuid.uuid4().hex}", "persist_directory": str(tmp_path)}
+    filled(VectorStoreIndex(chroma.Chroma, **options), rows, vectors)
+    again = VectorStoreIndex(chroma.Chroma, **options)
+    again.bind("f", DIM)
+    assert (again.count(), again.known(["5", "6"])) == (6, {"5"})
