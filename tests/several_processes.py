@@ -21,8 +21,8 @@ from rcr_trainer.llm import Answer, AnswerCache, StructureBoundLLM, Use, wrap
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOConfig, SFTConfig
-from rcr_trainer.training import ProcessError, Processes, join
 from rcr_trainer.training import state as training_state
+from rcr_trainer.training.processes import ProcessError, Processes, join
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
 
@@ -171,8 +171,8 @@ def check_exchanges(processes):
     assert processes.sum(np.array([1.5, rank])).tolist() == [3.0, 1.0]
     assert np.array_equal(processes.gather(rows[processes.part(5)], 5), rows)
     assert np.isnan(processes.gather(np.array([np.nan])[processes.part(1)], 1)).all()
-    assert processes.of_first(np.array([rank + 7])).tolist() == [7]
-    assert processes.say("ä" * rank) == ["", "ä"]
+    assert processes.from_first(np.array([rank + 7])).tolist() == [7]
+    assert processes.texts("ä" * rank) == ["", "ä"]
     fitted = torch.nn.BatchNorm1d(2)  # which has parameters, and buffers of two types
     torch.nn.init.constant_(fitted.weight, rank + 7)
     fitted.running_mean.fill_(rank + 8)
@@ -219,10 +219,10 @@ def check_errors(processes):
 def check_cache(processes, folder):
     """Two processes make the same file of answers at the same moment, and use it."""
     for number in range(12):
-        processes.say("ready")
+        processes.texts("ready")
         cache = AnswerCache(folder / f"answers {number}.sqlite")
         spent = cache.put("m", {b"k": Answer(f"mine {processes.rank}")}, "account", Use(1, 2, 3))[1]
-        processes.say("done")
+        processes.texts("done")
         assert cache.get([b"k"])[b"k"].text.startswith("mine")
         assert spent.calls <= cache.spent("account").calls == 2
         cache.close()
@@ -241,7 +241,7 @@ def main(folder, *names):
             save_file(weights, folder / f"{name} {processes.rank}.safetensors")
             (folder / f"{name} {processes.rank}.json").write_text(json.dumps([result, rows]))
     with join() as processes:  # as a second run of the same script does
-        assert processes.say(str(processes.rank)) == ["0", "1"]
+        assert processes.texts(str(processes.rank)) == ["0", "1"]
 
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ LEVELS = {
     ],
     "rcr_trainer": [
         ["errors", "__init__"],
-        ["rewards", "llm", "programs", "baselines", "data", "runs", "settings", "layers"],
-        ["training"],
+        ["rewards", "llm", "programs", "baselines", "data", "folds", "training", "runs", "settings", "layers"],
         ["sft", "grpo", "evaluation"],
         ["pipeline", "comparison", "tasks", "models"],
         ["cli", "__main__"],
@@ -198,12 +197,12 @@ def test_array_code_loads_neither_langchain_nor_transformers(doors: list[Door], 
         ("langchain_rcr/state.py", "from langchain_rcr import TriEncoder", "down only"),
         ("langchain_rcr/families/base.py", "def f():\n    from ..pool import ExamplePool", "down only"),
         ("langchain_rcr/novel.py", "import json", "no such room"),
-        ("rcr_trainer/sft/loop.py", "from rcr_trainer.grpo.loop import train", "don't know each other"),
-        ("rcr_trainer/grpo/loop.py", "from rcr_trainer import sft", "don't know each other"),
+        ("rcr_trainer/sft.py", "from rcr_trainer.grpo import train", "don't know each other"),
+        ("rcr_trainer/grpo.py", "from rcr_trainer import sft", "don't know each other"),
         ("rcr_trainer/data/covr.py", "from rcr_trainer.evaluation import evaluate", "down only"),
         ("rcr_trainer/runs.py", "from rcr_trainer import cli", "down only"),
         ("rcr_trainer/evaluation/table.py", "from langchain_core.documents import Document", "LangChain has no"),
-        ("rcr_trainer/sft/loop.py", "from langchain_rcr.families._io import read_json", "private"),
+        ("rcr_trainer/sft.py", "from langchain_rcr.families._io import read_json", "private"),
     ],
 )
 def test_a_wrong_door_is_found(tmp_path: Path, file: str, line: str, complaint: str) -> None:
@@ -218,7 +217,7 @@ def test_a_wrong_door_is_found(tmp_path: Path, file: str, line: str, complaint: 
         ("langchain_rcr/policy.py", "if TYPE_CHECKING:\n    from langchain_core.embeddings import Embeddings"),
         ("langchain_rcr/selection.py", "from langchain_rcr.index.base import PoolVectors"),
         ("rcr_trainer/baselines/base.py", "from langchain_core.example_selectors import BaseExampleSelector"),
-        ("rcr_trainer/sft/loop.py", "from langchain_rcr import TriEncoder\nfrom rcr_trainer.programs import parse"),
+        ("rcr_trainer/sft.py", "from langchain_rcr import TriEncoder\nfrom rcr_trainer.programs import parse"),
     ],
 )
 def test_a_right_door_is_open(tmp_path: Path, file: str, line: str) -> None:

@@ -45,8 +45,7 @@ import json, os, signal, sys, time
 import langchain_openai, torch._dynamo  # the optimiser loads the latter
 import rcr_trainer.comparison, rcr_trainer.evaluation, rcr_trainer.llm.openai_, rcr_trainer.rewards
 from langchain_rcr import files
-from rcr_trainer import cli, llm, pipeline, sft
-from rcr_trainer.grpo import loop
+from rcr_trainer import cli, grpo, llm, pipeline, sft
 from rcr_trainer.training import state
 
 said = os.dup(1)
@@ -77,10 +76,10 @@ def waiting(original):
         return original(*arguments)
     return roll_out
 
-loop._Trainer._roll_out = waiting(loop._Trainer._roll_out)
-mark(loop._Trainer, "_roll_out", "rollout")
-mark(loop._Trainer, "_update", "update", pause=0.01)
-mark(loop._Trainer, "_evaluate", "evaluation")
+grpo._GRPO.collect = waiting(grpo._GRPO.collect)
+mark(grpo._GRPO, "collect", "rollout")
+mark(grpo._GRPO, "learn", "update", pause=0.01)
+mark(grpo._GRPO, "evaluate", "evaluation")
 mark(state.TrainingState, "save", "save")
 state.SAVE_EVERY_S = 0
 sync, wrap = files._sync, llm.wrap

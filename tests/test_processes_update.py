@@ -6,7 +6,7 @@ import pytest
 import several_processes
 import torch
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.training import join
+from rcr_trainer.training.processes import join
 from several_processes import RESUMED, TRAININGS, Processes, build, end, outcome, read, start, write_bert
 
 from langchain_rcr.errors import CheckpointError

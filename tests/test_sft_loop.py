@@ -10,8 +10,10 @@ from rcr_trainer.errors import DataError
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.settings import SFTConfig
 from rcr_trainer.sft import train
-from rcr_trainer.sft.supervision import Supervision
+from rcr_trainer.training import losses
 from rcr_trainer.training import state as sft_state
+from rcr_trainer.training.runner import Runner
+from rcr_trainer.training.supervision import Supervision
 from tiny_bert import tiny_bert
 
 from langchain_rcr.errors import CheckpointError
@@ -55,13 +57,13 @@ def test_training_raises_dev_coverage():
     model = lexical()
     rows = []
     result = train(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, FAST, log=lambda epoch, row: rows.append(row))
-    assert (result.epochs, len(rows), rows) == (6, 7, result.history)
+    assert (result.rounds, len(rows), rows) == (6, 7, result.history)
     assert [row["epoch"] for row in rows] == list(range(7))
-    assert math.isnan(rows[0]["loss"])
+    assert "loss" not in rows[0]
     untrained, best = rows[0]["dev_coverage"], max(row["dev_coverage"] for row in rows)
     assert best > untrained + 5
     assert rows[-1]["loss"] < rows[1]["loss"]
-    assert result.best_dev_coverage == best == rows[result.best_epoch]["dev_coverage"]
+    assert result.best_score == best == rows[result.best_round]["dev_coverage"]
     # The model is that of the best epoch, and picks as the loop said it does.
     assert not model.training
     queries = model.encode_queries([e.source for e in SPLIT.dev])
@@ -79,8 +81,8 @@ def test_all_three_encoders_are_trained():
 
 def test_without_dev_the_last_epoch_is_kept():
     result = train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, FAST.model_copy(update={"epochs": 2}))
-    assert (result.best_epoch, result.epochs) == (2, 2)
-    assert math.isnan(result.best_dev_coverage)
+    assert (result.best_round, result.rounds) == (2, 2)
+    assert math.isnan(result.best_score)
     assert all("dev_coverage" not in row for row in result.history)
 
 
@@ -125,8 +127,8 @@ def test_a_run_killed_again_and_again(tmp_path, monkeypatch):
     data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
     whole = lexical()
     expected = train(whole, *data)
-    assert 3 < expected.epochs < 20  # stopped by patience
-    for epoch in range(2, expected.epochs + 1):
+    assert 3 < expected.rounds < 20  # stopped by patience
+    for epoch in range(2, expected.rounds + 1):
         with pytest.raises(StopError):
             train(lexical(), *data, state_folder=tmp_path / "s", log=stop_at(epoch))
     resumed = lexical()
@@ -177,28 +179,36 @@ def test_a_damaged_state_is_refused_in_one_line(tmp_path, file, content):
     assert "\n" not in str(error.value)
 
 
+def _norms(monkeypatch):
+    """Of the gradients of all steps from now on."""
+    norms, step = [], Runner.step
+
+    def spy(self, backward):
+        norms.append(step(self, backward))
+        return norms[-1]
+
+    monkeypatch.setattr(Runner, "step", spy)
+    return norms
+
+
 def test_gradient_accumulation_is_a_larger_batch(monkeypatch):
-    norms, clip = [], torch.nn.utils.clip_grad_norm_
-    monkeypatch.setattr(
-        torch.nn.utils, "clip_grad_norm_", lambda *args: norms[-1].append(float(clip(*args)))
-    )  # AdamW doesn't tell a gradient from its double
+    norms = _norms(monkeypatch)  # AdamW doesn't tell a gradient from its double
     models = []
     for batch_size, accumulation in ((20, 1), (10, 2), (5, 4)):
         models.append(lexical())
-        norms.append([])
+        before = len(norms)
         changes = {"epochs": 1, "k": 1, "batch_size": batch_size, "gradient_accumulation": accumulation}
         result = train(models[-1], SPLIT.train, SPLIT.train, [], SPEC, FAST.model_copy(update=changes))
-        assert result.steps == len(norms[-1]) == 3
-    for model, ours in zip(models[1:], norms[1:], strict=True):
-        assert ours == pytest.approx(norms[0], rel=1e-3)
+        assert result.steps == len(norms) - before == 3
+    for number, model in enumerate(models):
+        assert norms[3 * number : 3 * number + 3] == pytest.approx(norms[:3], rel=1e-3)
         for name, tensor in models[0].state_dict().items():
             torch.testing.assert_close(model.state_dict()[name], tensor, rtol=1e-3, atol=1e-5)
 
 
 def test_accumulated_batches_count_by_their_states(monkeypatch):
     """The last batch of an epoch is smaller, and states that have nothing to gain don't count."""
-    norms, clip = [], torch.nn.utils.clip_grad_norm_
-    monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", lambda *args: norms.append(float(clip(*args))))
+    norms = _norms(monkeypatch)
     for batch_size, accumulation in ((100, 1), (28, 4)):
         changes = {"epochs": 1, "max_steps": 1, "batch_size": batch_size, "gradient_accumulation": accumulation}
         train(lexical(), SPLIT.train, SPLIT.train[:25], [], SPEC, FAST.model_copy(update=changes))  # 25, and 7+7+7+4
@@ -211,7 +221,7 @@ def test_info_nce_trains_a_transformer(bert):
     seen = []
     data = (SPLIT.train, SPLIT.train, [], SPEC, config)
     result = train(model, *data, progress=lambda done, planned: seen.append((done, planned)))
-    assert (result.steps, result.epochs, seen) == (2, 1, [(1, 2), (2, 2)])
+    assert (result.steps, result.rounds, seen) == (2, 1, [(1, 2), (2, 2)])
     assert math.isfinite(result.history[-1]["loss"])
     same = {name for name, p in model.named_parameters() if torch.equal(p, before.get_parameter(name))}
     assert same == {name for name, _ in model.named_parameters() if "pooler" in name}  # which takes no part
@@ -220,22 +230,20 @@ def test_info_nce_trains_a_transformer(bert):
 def test_info_nce_raises_dev_coverage_too():
     config = FAST.model_copy(update={"loss": "infonce", "lr": 0.03})
     result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
-    assert result.best_dev_coverage > result.history[0]["dev_coverage"] + 5
+    assert result.best_score > result.history[0]["dev_coverage"] + 5
 
 
 @pytest.mark.parametrize("mask_duplicates", [False, True])
 @pytest.mark.parametrize("own_program", [False, True])
 def test_no_query_is_trained_to_pick_itself(monkeypatch, own_program, mask_duplicates):
-    from rcr_trainer.sft import loop
-
     calls = []
-    real = loop.listwise_loss
+    real = losses.listwise
 
-    def spy(logits, gains, allowed, *rest):
-        calls.append((gains, allowed))
-        return real(logits, gains, allowed, *rest)
+    def spy(logits, targets):
+        calls.append((targets.gains, targets.allowed))
+        return real(logits, targets)
 
-    monkeypatch.setattr(loop, "listwise_loss", spy)
+    monkeypatch.setattr(losses, "listwise", spy)
     # Three examples with one program each twice over: each query finds its twin and, unless barred, nothing else.
     pool = [Example(str(n), f"question {n}", f"f{n % 3}(x)") for n in range(6)]
     config = SFTConfig(
@@ -254,7 +262,7 @@ def test_no_query_is_trained_to_pick_itself(monkeypatch, own_program, mask_dupli
 def test_early_stopping():
     config = FAST.model_copy(update={"epochs": 50, "lr": 1e-9, "patience": 2})
     result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
-    assert (result.epochs, result.best_epoch) == (2, 0)  # nothing moves: two evaluations without a better one
+    assert (result.rounds, result.best_round) == (2, 0)  # nothing moves: two evaluations without a better one
 
 
 def test_evaluating_seldom_still_evaluates_the_end():
@@ -264,12 +272,10 @@ def test_evaluating_seldom_still_evaluates_the_end():
 
 
 def test_a_larger_pool_than_candidates_is_sampled(monkeypatch):
-    from rcr_trainer.sft import loop
-
     widths = []
-    real = loop.listwise_loss
+    real = losses.listwise
     monkeypatch.setattr(
-        loop, "listwise_loss", lambda logits, *rest: widths.append(logits.shape[1]) or real(logits, *rest)
+        losses, "listwise", lambda logits, targets: widths.append(logits.shape[1]) or real(logits, targets)
     )
     config = FAST.model_copy(update={"epochs": 2, "candidates": 30, "batch_size": 8, "on_policy_from": 0.5})
     train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, config)
@@ -301,4 +307,4 @@ def test_some_programs_do_not_parse():
     config = FAST.model_copy(update={"epochs": 1})
     result = train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, pool[-3:], SPEC, config)
     assert math.isfinite(result.history[-1]["loss"])
-    assert math.isfinite(result.best_dev_coverage)
+    assert math.isfinite(result.best_score)

@@ -4,8 +4,9 @@ import math
 from dataclasses import dataclass
 
 import torch
-from rcr_trainer.training import TrainingState, is_better, linear
 from rcr_trainer.training import state as training_state
+from rcr_trainer.training.runner import is_better, linear
+from rcr_trainer.training.state import TrainingState
 
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
@@ -19,7 +20,6 @@ class Result:
 def test_writing_takes_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):
     model = TriEncoder.build("lexical", [Item("a b", "f(x)")], dim=4)
     optimizer = torch.optim.AdamW(model.parameters())
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: linear(step, 10, 0.0))
     clock = [0.0]
     monkeypatch.setattr(training_state.time, "monotonic", lambda: clock[0])
     save = training_state.save_file
@@ -29,7 +29,7 @@ def test_writing_takes_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):
         save(*arguments)
 
     monkeypatch.setattr(training_state, "save_file", slow)
-    state = TrainingState(model, optimizer, schedule, Result())
+    state = TrainingState(dict(model.named_parameters()), optimizer, Result())
     saved = []
     for second in range(300):
         clock[0] += 1.0
@@ -40,7 +40,7 @@ def test_writing_takes_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):
             saved.append(before)
     assert saved == [20.0, 125.0, 230.0]  # 20 s after the start, then 20 × 5 s after each write of 5 s
     state.save(tmp_path / "s", force=True)
-    other = TrainingState(model, optimizer, schedule, Result())
+    other = TrainingState(dict(model.named_parameters()), optimizer, Result())
     assert other.load(tmp_path / "s")
     assert other.result == Result(299)
 

@@ -136,7 +136,7 @@ def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str
     Development queries stand in for held-out ones, whose programs the pool doesn't have: they are barred from their
     own programs wherever the training queries are.
     """
-    from rcr_trainer.training import own_positions
+    from rcr_trainer.folds import own_positions
 
     same_program = evaluation.exclude_own_program or (split == "dev" and config.sft.exclude_own_program)
     return [*own_positions(task.held_out(split), task.pool, task.spec, same_program=same_program)]

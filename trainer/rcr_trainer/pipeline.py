@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rcr_trainer.data import Example, Split
     from rcr_trainer.llm import Estimate, LanguageModel
     from rcr_trainer.models import Known
-    from rcr_trainer.training import Processes
+    from rcr_trainer.training.processes import Processes
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ def run(
     """
     set_threads(config.threads)
     from rcr_trainer.data import write_split
-    from rcr_trainer.training import join
+    from rcr_trainer.training.processes import join
 
     known: Known = {}
     wanted = STAGES[: STAGES.index(until) + 1]
@@ -338,7 +338,7 @@ def grpo_stage(
     """
     from langchain_rcr.files import atomic_directory
     from rcr_trainer import grpo
-    from rcr_trainer.training import Processes
+    from rcr_trainer.training.processes import Processes
 
     config, task = run.config, _task_of(run)
     reward, processes = build_reward(config, task.spec), processes or Processes()
@@ -381,7 +381,7 @@ def grpo_stage(
 def _use(llm: LanguageModel, processes: Processes) -> dict[str, float]:
     """What the language model's calls came to, summed over processes, of which each tells prompts apart for itself."""
     total: Counter[str] = Counter()
-    for said in processes.say(json.dumps(llm.stats.figures())):
+    for said in processes.texts(json.dumps(llm.stats.figures())):
         total.update(json.loads(said))
     share = total["distinct_calls"] / total["nominal_calls"] if total["nominal_calls"] else 1.0
     return {**total, "distinct_share": round(share, 4)}

@@ -5,16 +5,23 @@ over processes. A process alone exchanges nothing and loads nothing distributed.
 
 An error in one process must end all of them: what may fail stands in a `together` block, and every exchange follows
 one. No process then waits for what another will never send.
+
+`join` reads the environment that `torchrun` and `accelerate launch` set: WORLD_SIZE, RANK, LOCAL_RANK,
+LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 """
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
+import os
 import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -25,7 +32,12 @@ from torch import Tensor, nn
 from langchain_rcr.errors import RCRError
 from rcr_trainer.errors import ConfigError
 
-_MENDABLE, _INTERRUPTED, _BUG = 1, 2, 3
+_FAILED, _INTERRUPTED, _BUG = 1, 2, 3
+"""How a block ended in a process: with an error that its user can mend, by the user, or with any other error."""
+_MEETINGS = itertools.count()
+_MEETING, _WORK, _FAREWELL = timedelta(minutes=5), timedelta(days=7), timedelta(minutes=1)
+"""How long to wait for each other. At work another's language model may take long; a process that is gone is noticed
+at once, by its connection."""
 
 
 class ProcessError(RCRError):
@@ -92,14 +104,20 @@ class Processes:
         out: NDArray[Any] = tensor.numpy()
         return out
 
+    def collect(self, count: int, compute: Callable[[slice], NDArray[Any]]) -> NDArray[Any]:
+        """All `count` rows, of which each process computes its `part`; an error in one of them is raised in all."""
+        with self.together():
+            rows = compute(self.part(count))
+        return self.gather(rows, count)
+
     def gather(self, rows: NDArray[Any], count: int) -> NDArray[Any]:
         """All `count` rows, where each process has those of its `part`."""
         whole = np.zeros((count, *rows.shape[1:]), dtype=rows.dtype)
         whole[self.part(count)] = rows
         return self.sum(whole)
 
-    def say(self, text: str) -> list[str]:
-        """What each process says."""
+    def texts(self, text: str) -> list[str]:
+        """The texts of all processes, of which this is one."""
         own = np.frombuffer(text.encode(), dtype=np.uint8)
         lengths = self.gather(np.array([len(own)]), self.size)
         ends = np.cumsum(lengths)
@@ -108,8 +126,8 @@ class Processes:
         whole = self.sum(whole)
         return [whole[end - length : end].tobytes().decode() for end, length in zip(ends, lengths, strict=True)]
 
-    def of_first(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The first process's array, where all have one of that shape and type."""
+    def from_first(self, values: NDArray[Any]) -> NDArray[Any]:
+        """The first process's array; all have one of that shape and type."""
         return self.sum(values if self.first else np.zeros_like(values))
 
     def broadcast(self, module: nn.Module) -> None:
@@ -125,7 +143,7 @@ class Processes:
         tensors = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
         with self.together():
             shapes = {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
-        if len(set(self.say(json.dumps(shapes)))) > 1:
+        if len(set(self.texts(json.dumps(shapes)))) > 1:
             msg = "the processes have different models: give all of them the same data and settings"
             raise ConfigError(msg)
         for tensor in tensors.values():
@@ -146,7 +164,7 @@ class Processes:
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype) if known else None
 
     @contextmanager
-    def whole(self, encode: Callable[[slice], Tensor], count: int) -> Iterator[Tensor]:
+    def shared_vectors(self, encode: Callable[[slice], Tensor], count: int) -> Iterator[Tensor]:
         """Vectors of `count` items of which each process encodes its share, with gradients: in-batch negatives.
 
         Args:
@@ -188,7 +206,7 @@ class Processes:
             kinds = self.sum(kinds)
             if not kinds.any():
                 return
-            reasons = self.say("" if error is None else _text(error))
+            reasons = self.texts("" if error is None else _text(error))
         except ProcessError:
             if error is None:
                 raise
@@ -198,16 +216,95 @@ class Processes:
             who = int(np.flatnonzero(kinds)[0])
             if kinds[who] == _INTERRUPTED:
                 raise KeyboardInterrupt
-            if kinds[who] == _MENDABLE:
+            if kinds[who] == _FAILED:
                 raise ProcessError(f"process {who}: {reasons[who]}")
             raise RuntimeError(f"process {who} failed:\n{reasons[who]}")
 
 
 def _kind(error: BaseException) -> int:
     if isinstance(error, RCRError):
-        return _MENDABLE
+        return _FAILED
     return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _BUG
 
 
 def _text(error: BaseException) -> str:
     return str(error) if isinstance(error, RCRError) else "".join(traceback.format_exception(error))
+
+
+@contextmanager
+def join(device: str = "cpu") -> Iterator[Processes]:
+    """Meet the processes that were launched with this one; all part when the block ends.
+
+    After an error the first process leaves first, so that what it writes and says isn't cut off by a launcher that
+    ends all as soon as one has ended.
+
+    Args:
+        device: what the processes train on: gloo connects CPUs, NCCL GPUs, of which each process gets its own. A GPU
+            with a number is shared by all processes of a machine.
+
+    Yields:
+        The processes; a single one where none were launched together.
+
+    Raises:
+        ConfigError: the environment is incomplete, or there are fewer GPUs than processes.
+        ProcessError: the others can't be reached.
+    """
+    size = _number("WORLD_SIZE", 1)
+    if size == 1:
+        yield Processes()
+        return
+    # While there is no group: these functions would keep it, and its threads must end before the interpreter does.
+    import torch.distributed.nn
+    from torch import distributed as dist
+
+    rank, backend = _number("RANK"), _backend(device)
+    with connected():
+        store = dist.PrefixStore(f"rcr-{next(_MEETINGS)}", _store(rank, size))  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_MEETING)
+        group = dist.new_group(timeout=_WORK)
+    processes = Processes(rank, size, group)
+    try:
+        with processes.together():
+            yield processes
+    except BaseException:
+        if processes.first:
+            atexit.register(dist.destroy_process_group)
+            raise
+        with suppress(Exception):
+            # The first takes no part; when it is gone, so is its connection.
+            dist.all_reduce(torch.zeros(1), group=group, async_op=True).wait(_FAREWELL)
+        dist.destroy_process_group()
+        raise
+    dist.destroy_process_group()
+
+
+@cache
+def _store(rank: int, size: int) -> Any:
+    """Where processes find each other; one for all meetings, of which each has its own part."""
+    from torch.distributed.rendezvous import rendezvous
+
+    return next(rendezvous("env://", rank, size, timeout=_MEETING))[0]
+
+
+def _backend(device: str) -> str:
+    if device.startswith("mps"):
+        msg = "several processes train on CPUs or on CUDA devices: set device: cpu"
+        raise ConfigError(msg)
+    if device not in ("auto", "cuda") or not torch.cuda.is_available():
+        return "gloo"
+    here, there = _number("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
+    if here > there:
+        msg = f"{here} processes for {there} GPUs: start as many as there are, or set device: cuda:0 for all"
+        raise ConfigError(msg)
+    torch.cuda.set_device(_number("LOCAL_RANK"))
+    # Small arrays are exchanged by the CPUs, so that GPUs never wait for another's language model.
+    return "cpu:gloo,cuda:nccl"
+
+
+def _number(variable: str, default: int | None = None) -> int:
+    value = os.environ.get(variable, default)
+    try:
+        return int(value)  # type: ignore[arg-type]  # None is refused, too
+    except (TypeError, ValueError):
+        msg = f"the environment has {variable} = {value}: start several processes with torchrun"
+        raise ConfigError(msg) from None

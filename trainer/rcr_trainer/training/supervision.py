@@ -11,9 +11,10 @@ from scipy import sparse
 
 from rcr_trainer.baselines.bm25 import BM25Scorer
 from rcr_trainer.data import Example
+from rcr_trainer.errors import DataError
+from rcr_trainer.folds import own_positions
 from rcr_trainer.programs import ProgramSpec, structure_matrices
 from rcr_trainer.programs.coverage import greedy_coverage, row_blocks
-from rcr_trainer.training import own_positions
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
@@ -96,6 +97,27 @@ class Supervision:
         with np.errstate(invalid="ignore"):
             share = 1.0 - np.asarray(left.sum(axis=1)).ravel() / total
         return np.asarray(share, dtype=np.float32)
+
+
+def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int) -> None:
+    """Refuse a pool that leaves some training query fewer than k candidates.
+
+    Args:
+        stage: sft or grpo, as the settings' section is called.
+        forbidden: for each query the pool positions it may not get.
+        size: N.
+        k: picks a query.
+
+    Raises:
+        DataError: with what to set.
+    """
+    left = size - max((len(row) for row in forbidden), default=0)
+    if left < k:
+        msg = (
+            f"the pool of {size} examples leaves a training query only {left} to pick from, fewer than "
+            f"k = {k}: give more examples, lower {stage}.k, or set {stage}.exclude_own_program: false"
+        )
+        raise DataError(msg)
 
 
 class HardNegatives:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rcr_trainer.training.registry import ADVANTAGES
+
 FloatArray = NDArray[np.float64]
 
 _NO_SPREAD = 1e-8
@@ -16,23 +18,23 @@ _NO_SPREAD = 1e-8
 
 
 def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Advantages by the name of their estimator.
+    """Advantages by their name in `registry.ADVANTAGES`.
 
     Args:
-        name: grpo, rloo, remax or nb.
+        name: grpo, rloo, remax, nb, …
         rewards: (B, G).
-        greedy: (B,) reward of the greedy sequence, for remax.
+        greedy: (B,) reward of the greedy sequence, for those that read it.
 
     Returns:
         Advantages (B, G), and whether each sequence has one, (B, G) bool.
     """
-    scored = np.asarray(~np.isnan(rewards))
-    if name == "remax":
-        if greedy is None:
-            message = "remax compares with the greedy sequence's reward"
-            raise ValueError(message)
-        return remax(rewards, greedy), scored & ~np.isnan(greedy)[:, None]
-    return {"grpo": grpo, "rloo": rloo, "nb": nb}[name](rewards), scored
+    entry, scored = ADVANTAGES[name], ~np.isnan(rewards)
+    if not entry.reads_greedy:
+        return entry.function(rewards), scored
+    if greedy is None:
+        message = f"{name} compares with the greedy sequence's reward"
+        raise ValueError(message)
+    return entry.function(rewards, greedy), scored & ~np.isnan(greedy)[:, None]
 
 
 def grpo(rewards: FloatArray) -> FloatArray:

@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 import torch
 from rcr_trainer.data import covr_split
-from rcr_trainer.grpo import actor as actor_module
-from rcr_trainer.grpo.actor import Actor
-from rcr_trainer.grpo.leaf import Leaf
-from rcr_trainer.grpo.losses import grpo_loss
-from rcr_trainer.grpo.policy import Sequences
+from rcr_trainer.folds import own_positions
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.settings import GRPOConfig
-from rcr_trainer.training import own_positions
+from rcr_trainer.training import actor as actor_module
+from rcr_trainer.training.actor import Actor
+from rcr_trainer.training.leaf import Leaf
+from rcr_trainer.training.losses import grpo_loss
+from rcr_trainer.training.rollout import Sequences
 from tiny_bert import tiny_bert
 
 from langchain_rcr.items import Item

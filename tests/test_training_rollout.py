@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.grpo.policy import Sequences, draw, masked, sequence_log_probs, states
+from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
 from scipy import stats
 
 from langchain_rcr.state import AdditiveState

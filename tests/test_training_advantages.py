@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from rcr_trainer.grpo.advantages import estimate, grpo, nb, remax, rloo
+from rcr_trainer.training.advantages import estimate, grpo, nb, remax, rloo
 
 NAN = float("nan")
 

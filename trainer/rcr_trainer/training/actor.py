@@ -18,8 +18,8 @@ from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.data import Example
-from rcr_trainer.grpo.leaf import Leaf
-from rcr_trainer.grpo.policy import Sequences, draw, masked, sequence_log_probs, states
+from rcr_trainer.training.leaf import Leaf
+from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
 
 IntArray = NDArray[np.int64]
 
@@ -39,7 +39,7 @@ class Actor:
         pool: the N candidates.
         barred: for each query the pool positions it may not get.
         k: picks a query.
-        top: M, where each step is confined to the M largest logits (see `policy`); None: the whole pool.
+        top: M, where each step is confined to the M largest logits (see `rollout`); None: the whole pool.
         train_candidates: whether E_c moves; if not, the pool is encoded once.
         chunk: texts that are encoded at once with gradients.
     """

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from rcr_trainer.grpo.losses import grpo_loss, kl_estimate, ratio, surrogate
+from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio, surrogate
 
 LOG2 = math.log(2)
 

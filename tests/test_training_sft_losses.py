@@ -4,9 +4,19 @@ import math
 
 import pytest
 import torch
-from rcr_trainer.sft.losses import info_nce_loss, listwise_loss
+from rcr_trainer.training import losses
+from rcr_trainer.training.losses import Targets
 
 torch.set_num_threads(1)
+
+
+def listwise_loss(logits, gains, allowed, temperature):
+    return losses.listwise(logits, Targets(gains, allowed, temperature))
+
+
+def info_nce_loss(logits, positive, gains, allowed):
+    return losses.info_nce(logits, Targets(gains, allowed, positive=positive))
+
 
 ALL = torch.ones(1, 3, dtype=torch.bool)
 

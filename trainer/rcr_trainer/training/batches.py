@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcr_trainer.sft.supervision import HardNegatives, IntArray, Supervision
+from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervision
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,23 @@ class Batch:
         """Some of the sequences, all of the candidates."""
         positive = None if self.positive is None else self.positive[part]
         return Batch(self.queries[part], self.picked[part], self.candidates, self.steps[part], positive)
+
+    def allowed(self, forbidden: Sequence[IntArray], programs: IntArray) -> NDArray[np.bool_]:
+        """(B, k, C) bool; which candidates each state may pick.
+
+        Args:
+            forbidden: for each query of the supervision the pool positions it never gets.
+            programs: (N,) equal numbers for candidates of which one picked bars the others.
+        """
+        column = np.full(len(programs), -1)
+        column[self.candidates] = np.arange(len(self.candidates))
+        allowed = np.ones((*self.steps.shape, len(self.candidates)), dtype=bool)
+        for row, query in enumerate(self.queries):
+            barred = column[forbidden[query]]
+            allowed[row, :, barred[barred >= 0]] = False
+            for step, pick in enumerate(self.picked[row]):
+                allowed[row, step + 1 :, programs[self.candidates] == programs[pick]] = False
+        return allowed
 
 
 def listwise_batches(
@@ -99,6 +116,6 @@ def info_nce_batches(
 
 
 def grouped(batches: Iterator[Batch], size: int) -> Iterator[list[Batch]]:
-    """So many batches at a time; the last time perhaps fewer."""
+    """Lists of `size` batches; the last may be shorter."""
     while group := list(islice(batches, size)):
         yield group

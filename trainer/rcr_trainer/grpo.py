@@ -1,0 +1,338 @@
+"""Stage 2 (section 3.2): group relative policy optimisation of a TriEncoder, top to bottom.
+
+Departures from the paper, each with the setting that undoes it:
+- all training queries take part and stay in the pool, instead of 110 held out (`queries: 110`);
+- a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
+- for all families but `transformer` E_c stays as SFT left it (`train_candidates: true`);
+- in pools of more than `exact_pool` examples each step draws from the `top` best candidates alone;
+- gradients are clipped to a norm (`max_grad_norm: null`), the learning rate decays linearly, dropout is off;
+- the weights kept are those with the best development figure, SFT's own included (`best_by`).
+
+Where SFT fitted E_x in closed form (`Family.fit`), training questions, and development questions that were among them,
+are seen as E_x would see them without having been fitted to their programs (`Family.held_out`).
+
+Where the paper leaves it open: one update for each batch of sequences (`updates`), so that the ratio is 1 and the
+clip has no effect unless there are more; the standard deviation's divisor is G; a group of equal rewards has
+advantage 0; for RLOO, ReMax and NB the reward is r − β (log π_old(o) − log π_ref(o)), that of the greedy sequence too.
+
+In several processes a batch is as many times larger; each rolls out, asks the language model and backpropagates for its
+share of the queries.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from langchain_rcr.families.encoder import Features
+from langchain_rcr.items import Item, compose
+from langchain_rcr.policy import TriEncoder
+from langchain_rcr.selection import greedy
+from rcr_trainer.data import Example
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.evaluation.metrics import recall_by_step
+from rcr_trainer.folds import own_positions, taken_from
+from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.rewards import Reward, check_reward, score
+from rcr_trainer.settings import GRPOConfig
+from rcr_trainer.training.actor import Actor
+from rcr_trainer.training.advantages import estimate
+from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
+from rcr_trainer.training.processes import Processes
+from rcr_trainer.training.registry import ADVANTAGES
+from rcr_trainer.training.rollout import Sequences
+from rcr_trainer.training.runner import Figures, Log, Progress, Result, Runner
+from rcr_trainer.training.supervision import Supervision, check_pool_size
+
+if TYPE_CHECKING:
+    from rcr_trainer.llm import LanguageModel
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+
+_Tally = dict[str, tuple[float, float]]
+"""Sums and counts of one process, from which a figure is a mean over all."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rollout:
+    """B queries with G drawn sequences each: R = B · G, query by query. In several processes one's share of a batch.
+
+    Args:
+        rows: (B,) training queries.
+        drawn: the sequences, with log π_old(o).
+        reference: (R,) log π_ref(o).
+        advantages: (R,).
+        scored: (R,) bool; whether there is a reward.
+        count: sequences of the whole batch.
+        figures: for the log, of the whole batch.
+    """
+
+    rows: IntArray
+    drawn: Sequences
+    reference: Tensor
+    advantages: Tensor
+    scored: Tensor
+    count: int
+    figures: Figures
+
+
+def train(
+    model: TriEncoder,
+    pool: Sequence[Example],
+    queries: Sequence[Example],
+    dev: Sequence[Example],
+    spec: ProgramSpec,
+    config: GRPOConfig,
+    reward: Reward,
+    llm: LanguageModel | None = None,
+    *,
+    seed: int = 0,
+    state_folder: Path | None = None,
+    log: Log | None = None,
+    progress: Progress | None = None,
+    processes: Processes | None = None,
+) -> Result:
+    """Reinforce a policy; the model ends with the weights of the best development figure.
+
+    Args:
+        model: the policy after SFT, which is also the reference; trained in place, on the device it is on.
+        pool: the N candidates.
+        queries: the training queries; those whose gold program the reward can't score are left out.
+        dev: development queries; empty: the last weights are kept.
+        spec: how programs are read.
+        config: the settings.
+        reward: what a set of picks is worth; tested on the training queries first.
+        llm: answers the prompts, where the reward needs that.
+        seed: of batches and draws. Every step draws from its own generator, so a resumed run repeats an undisturbed
+            one.
+        state_folder: where the training state is kept between steps; one that is there is continued, with `model`
+            as the reference again.
+        log: receives the figures of every step; after an epoch the development figures are among them.
+        progress: receives (steps done, steps planned).
+        processes: those that train together, each with `config.batch_size` (see `join`); None: this one alone. All
+            call this function with the same arguments; the first one's weights are what they begin with, and it
+            alone writes.
+
+    Returns:
+        The result, the same in all processes; a round is a step.
+
+    Raises:
+        ConfigError: the reward fails its test, needs a language model and there is none, or training diverges.
+        DataError: the pool is smaller than k + what a query may not get.
+        RewardError: the reward failed on an example, which is named; the state before that step is kept.
+        BudgetExceeded: the language model's budget is spent; the state before that step is kept.
+        CheckpointError: the state in `state_folder` can't be continued from.
+    """
+    if reward.needs_llm and llm is None:
+        msg = f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
+        raise ConfigError(msg)
+    options = {"state_folder": state_folder, "log": log, "progress": progress}
+    stage = _GRPO(model, pool, queries, dev, spec, config, reward, llm, seed, processes or Processes(), **options)
+    return stage.runner.run(stage.collect, stage.learn, stage.evaluate)
+
+
+def calls_at_most(config: GRPOConfig, queries: int, dev: int) -> int:
+    """Prompts that training hands in at most, identical ones counted each time.
+
+    Args:
+        config: the settings.
+        queries: training queries.
+        dev: development queries.
+    """
+    per_query = config.group_size + ADVANTAGES[config.advantage].reads_greedy
+    evaluations = 1 + math.ceil(config.epochs / config.evaluate_every) if config.best_by == "reward" else 0
+    return config.epochs * queries * per_query + evaluations * dev
+
+
+class _GRPO:
+    def __init__(
+        self,
+        model: TriEncoder,
+        pool: Sequence[Example],
+        queries: Sequence[Example],
+        dev: Sequence[Example],
+        spec: ProgramSpec,
+        config: GRPOConfig,
+        reward: Reward,
+        llm: LanguageModel | None,
+        seed: int,
+        processes: Processes,
+        **options: Any,
+    ) -> None:
+        self.model, self.config, self.reward, self.llm, self.seed = model.eval(), config, reward, llm, seed
+        self.pool, self.processes = list(pool), processes
+        self.advantage = ADVANTAGES[config.advantage]
+        processes.broadcast(model)
+
+        with processes.together():
+            scorable = check_reward(reward, queries)
+        scorable = processes.from_first(scorable.astype(np.int64)).astype(np.bool_)
+        self.queries = [query for query, good in zip(queries, scorable, strict=True) if good]
+        barred = own_positions(self.queries, pool, spec, same_program=config.exclude_own_program)
+        check_pool_size("grpo", barred, len(pool), config.k)
+        self.actor = Actor(
+            model,
+            self._held_out(self.queries),
+            pool,
+            barred,
+            k=config.k,
+            top=None if len(pool) <= config.exact_pool else max(config.top, config.k),
+            train_candidates=config.train_candidates,
+            chunk=config.chunk,
+        )
+        self.dev, is_training = [e for e in dev if spec.structures(e.target)], taken_from(dev, pool)
+        own_program = config.exclude_own_program and is_training
+        self.dev_supervision = Supervision.build(self.dev, pool, spec, exclude_own_program=own_program)
+        questions = [Item(e.source) for e in self.dev]
+        self.dev_features = self._held_out(self.dev) if is_training else model.query.featurize(questions)
+
+        trained = dict(model.named_parameters())
+        if not config.train_candidates:
+            trained = {name: tensor for name, tensor in trained.items() if not name.startswith("candidate.")}
+        self.batch_size = config.batch_size * processes.size
+        self.per_epoch = math.ceil(len(self.queries) / self.batch_size)
+        self.runner = Runner(
+            "grpo",
+            model,
+            trained,
+            config,
+            planned=min(config.epochs * self.per_epoch, config.max_steps or config.epochs * self.per_epoch),
+            every=config.evaluate_every * self.per_epoch,
+            best_by=f"dev_{config.best_by}",
+            processes=processes,
+            **options,
+        )
+
+    def _held_out(self, queries: Sequence[Example]) -> Features:
+        """Features of queries that E_x may have been fitted to, as if it hadn't."""
+        items = [Item(query.source, query.target) for query in queries]
+        own_program = not self.config.exclude_own_program
+        return self.model.family.held_out(self.model.query, items, own_program=own_program)
+
+    # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
+
+    def collect(self, step: int) -> _Rollout:
+        """Draw G sequences for each query of a batch, and find out what they are worth."""
+        config, (epoch, batch) = self.config, divmod(step, self.per_epoch)
+        order = np.random.default_rng([self.seed, epoch]).permutation(len(self.queries))
+        rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
+        uniforms = np.random.default_rng([self.seed, epoch, batch + 1]).random((len(rows), config.group_size, config.k))
+        with self.processes.together():
+            share = self.processes.part(len(rows))
+            rollout, tally = self._roll_out(rows[share], uniforms[share], len(rows) * config.group_size)
+        rollout.figures.update(_means(self.processes, tally))
+        return rollout
+
+    def _roll_out(self, rows: IntArray, uniforms: FloatArray, count: int) -> tuple[_Rollout, _Tally]:
+        config, actor = self.config, self.actor
+        drawn = actor.draw(rows, uniforms)
+        reference = actor.reference_log_probs(rows, drawn)
+        rewards, tally = self._rewards(rows, drawn)
+        shaped, greedy_shaped = rewards, None
+        if not self.advantage.kl_in_loss:
+            shaped = rewards - config.beta * _array(drawn.log_probs - reference).reshape(rewards.shape)
+        if self.advantage.reads_greedy:
+            best = actor.draw(rows, None)
+            gap = _array(best.log_probs - actor.reference_log_probs(rows, best))
+            penalty = 0.0 if self.advantage.kl_in_loss else config.beta * gap
+            greedy_shaped = self._rewards(rows, best)[0][:, 0] - penalty
+        advantages, scored = estimate(config.advantage, shaped, greedy_shaped)
+        tally["reward"] = (rewards[scored].sum(), scored.sum())
+        tally["unscored"] = ((~scored).sum(), scored.size)
+        tally["no_signal"] = ((~advantages.any(axis=1)).sum(), len(rows))
+        advantage = torch.from_numpy(advantages.ravel()).float().to(reference.device)
+        has_one = torch.from_numpy(scored.ravel()).to(reference.device)
+        return _Rollout(rows, drawn, reference, advantage, has_one, count, {}), tally
+
+    def _rewards(self, rows: IntArray, drawn: Sequences) -> tuple[FloatArray, _Tally]:
+        """(B, G) rewards of the sequences of B queries, NaN where there is none, and what to tell of them."""
+        group = len(drawn.picks) // max(1, len(rows)) or 1
+        queries = [self.queries[row] for row in np.repeat(rows, group)]
+        rewards, tally = self._score(queries, drawn.picks.cpu().numpy())
+        return rewards.reshape(len(rows), group), tally
+
+    def _score(self, queries: Sequence[Example], picks: IntArray) -> tuple[FloatArray, _Tally]:
+        """Picks (R, k) → prompts → language model → programs → rewards (R,)."""
+        contexts = [[self.pool[position] for position in row] for row in picks.tolist()]
+        predictions: list[str | None] = [None] * len(queries)
+        tally: _Tally = {}
+        if self.reward.needs_llm and self.llm is not None:
+            shown = [[Item(e.source, e.target) for e in context] for context in contexts]
+            prompts = [compose(items, query.source) for items, query in zip(shown, queries, strict=True)]
+            predictions = [answer.program for answer in self.llm.generate(prompts)]
+            tally["no_program"] = (predictions.count(None), len(predictions))
+            tally["distinct_prompts"] = (len(set(prompts)), len(prompts))
+        return score(self.reward, predictions, queries, contexts), tally
+
+    # ------------------------------------------------------------------ loss
+
+    def learn(self, rollout: _Rollout) -> Figures:
+        """Update the policy on a batch of sequences."""
+        figures = {**rollout.figures, "lr": self.runner.lr}
+        for _ in range(self.config.updates):
+            figures |= self._update(rollout)
+        self.runner.advance()
+        return figures
+
+    def _update(self, rollout: _Rollout) -> Figures:
+        """One optimiser step on −J, the mean over all sequences; returns its figures."""
+        config, count = self.config, rollout.count
+        beta = config.beta if self.advantage.kl_in_loss else 0.0
+        figures = {"loss": 0.0, "kl": 0.0, "clipped": 0.0}
+
+        def loss(new: Tensor, of: slice) -> Tensor:
+            old, reference = rollout.drawn.log_probs[of], rollout.reference[of]
+            each = grpo_loss(new, old, reference, rollout.advantages[of], rollout.scored[of], config.epsilon, beta)
+            with torch.no_grad():
+                moved = (ratio(new, old) - 1).abs() > config.epsilon
+                for name, values in (("loss", each), ("kl", kl_estimate(new, reference)), ("clipped", moved)):
+                    figures[name] += float(values.sum()) / count
+            return each.sum() / count
+
+        norm = self.runner.step(lambda: self.actor.backward(rollout.rows, rollout.drawn, loss))
+        sums = self.processes.sum(np.array(list(figures.values())))
+        return {**dict(zip(figures, sums.tolist(), strict=True)), "grad_norm": norm}
+
+    # ------------------------------------------------------------------ development
+
+    def evaluate(self) -> Figures:
+        """Coverage and, where it decides or costs nothing, reward of the greedy picks for the development queries."""
+        figures: Figures = {"epoch": self.runner.result.steps / self.per_epoch}
+        if not self.dev:
+            return figures
+        wanted = self.dev_supervision
+        picks = self.processes.collect(len(self.dev), self._greedy)
+        figures["dev_coverage"] = float(100 * recall_by_step(wanted.needs, wanted.pool, picks)[:, -1].mean())
+        if self.config.best_by == "reward" or not self.reward.needs_llm:
+            rewards = self.processes.collect(len(self.dev), lambda part: self._score(self.dev[part], picks[part])[0])
+            figures["dev_reward"] = float(np.nanmean(rewards)) if np.isfinite(rewards).any() else math.nan
+        return figures
+
+    def _greedy(self, part: slice) -> IntArray:
+        """Greedy picks (n, k) for some development queries."""
+        queries = self.model.query.vectors(self.dev_features.select(np.arange(len(self.dev))[part]))
+        barred = self.dev_supervision.forbidden[part]
+        return greedy(queries, self.actor.pool_vectors(), self.model.state(), self.config.k, exclude=barred).positions
+
+
+def _means(processes: Processes, tally: _Tally) -> Figures:
+    """Means over all processes; no figure where nothing was counted."""
+    totals = processes.sum(np.array(list(tally.values()), dtype=np.float64))
+    return {name: float(total / count) for name, (total, count) in zip(tally, totals, strict=True) if count}
+
+
+def _array(tensor: Tensor) -> FloatArray:
+    array: FloatArray = tensor.double().cpu().numpy()
+    return array
+
+
+__all__ = ["Log", "Result", "calls_at_most", "train"]

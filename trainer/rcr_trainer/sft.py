@@ -1,0 +1,358 @@
+"""Stage 1 (section 3.1): supervised fine-tuning of a TriEncoder, top to bottom.
+
+Departures from the paper, each with the setting that undoes it:
+- the default loss is listwise over soft gains, not InfoNCE against one positive (`loss: infonce`);
+- later in training, part of the states come from the policy's own picks, not Algorithm 1's (`on_policy: 0`);
+- steps at which nothing uncovered can be reached teach nothing and are skipped (the paper trains on their ties);
+- candidates that add as much as the positive are masked from InfoNCE's negatives;
+- a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
+- gradients are clipped to a norm (`max_grad_norm: null`);
+- training stops early on development coverage (`patience: null`).
+
+Where the family has a closed-form fit of E_x (`Family.fit`), that comes first, and gradient descent goes on from there.
+
+In several processes a batch of the listwise loss is one process's, as in gradient accumulation; one of InfoNCE, whose
+candidates are the batch's own, is as many times larger, and each process takes a share of its rows and candidates.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from langchain_rcr.families.encoder import Features
+from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
+from langchain_rcr.selection import greedy
+from rcr_trainer.data import Example
+from rcr_trainer.errors import DataError
+from rcr_trainer.folds import taken_from
+from rcr_trainer.programs import ProgramSpec
+from rcr_trainer.settings import SFTConfig
+from rcr_trainer.training.batches import Batch, grouped, info_nce_batches, listwise_batches
+from rcr_trainer.training.losses import Targets
+from rcr_trainer.training.processes import Processes
+from rcr_trainer.training.registry import LOSSES
+from rcr_trainer.training.rollout import states
+from rcr_trainer.training.runner import Figures, Log, Progress, Result, Runner
+from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervision, check_pool_size
+
+logger = logging.getLogger(__name__)
+
+_ENOUGH_DEV = 50
+"""Development queries that can tell one fit of E_x from another: with fewer, coverage moves by points at random."""
+
+
+def train(
+    model: TriEncoder,
+    pool: Sequence[Example],
+    queries: Sequence[Example],
+    dev: Sequence[Example],
+    spec: ProgramSpec,
+    config: SFTConfig,
+    *,
+    seed: int = 0,
+    state_folder: Path | None = None,
+    log: Log | None = None,
+    progress: Progress | None = None,
+    processes: Processes | None = None,
+) -> Result:
+    """Fine-tune a policy on coverage; the model ends with the weights of the best development coverage.
+
+    Args:
+        model: trained in place, on the device it is on.
+        pool: the N candidates.
+        queries: the training queries, usually the pool itself (a query never gets itself).
+        dev: development queries for early stopping; empty: the last epoch is kept.
+        spec: how programs are read.
+        config: the settings.
+        seed: of batches, rollouts and draws. Every epoch draws from its own generator, so a resumed run repeats an
+            undisturbed one.
+        state_folder: where the training state is kept between epochs; one that is there is continued.
+        log: receives the figures of every epoch.
+        progress: receives (steps done, steps planned).
+        processes: those that train together, each with `config.batch_size` (see `join`); None: this one alone. All
+            call this function with the same arguments; the first one's weights are what they begin with, and it
+            alone writes.
+
+    Returns:
+        The result, the same in all processes; a round is an epoch.
+
+    Raises:
+        DataError: no query has a program that parses, or the pool is smaller than k + what a query may not get.
+        ConfigError: training diverges.
+        CheckpointError: the state in `state_folder` can't be continued from.
+    """
+    options = {"state_folder": state_folder, "log": log, "progress": progress}
+    stage = _SFT(model, pool, queries, dev, spec, config, seed, processes or Processes(), **options)
+    result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
+    stage.fit_to_all(result)
+    return result
+
+
+class _SFT:
+    def __init__(
+        self,
+        model: TriEncoder,
+        pool: Sequence[Example],
+        queries: Sequence[Example],
+        dev: Sequence[Example],
+        spec: ProgramSpec,
+        config: SFTConfig,
+        seed: int,
+        processes: Processes,
+        **options: Any,
+    ) -> None:
+        self.model, self.config, self.seed, self.processes = model, config, seed, processes
+        self.device, self.loss = next(model.parameters()).device, LOSSES[config.loss]
+        self.loss_function = self.loss.function
+
+        own = config.exclude_own_program
+        self.queries, self.dev = list(queries), [e for e in dev if spec.structures(e.target)]
+        self.dev_is_training = taken_from(dev, pool)
+        self.supervision = Supervision.build(queries, pool, spec, exclude_own_program=own)
+        self.dev_supervision = Supervision.build(self.dev, pool, spec, exclude_own_program=own and self.dev_is_training)
+        check_pool_size("sft", self.supervision.forbidden, len(pool), config.k)
+        self.sequences, self.sequence_gains = self.supervision.sequences(config.k)
+        self.trainable = np.flatnonzero(self.sequence_gains[:, 0] > 0)
+        if not len(self.trainable):
+            msg = (
+                f"none of the {len(queries)} training queries has a program that parses as '{spec.language}' and "
+                "shares a structure with another example: set program.language (tokens reads any text), or check the "
+                "programs"
+            )
+            raise DataError(msg)
+        self.negatives = None
+        if self.loss.in_batch and config.bm25_worst:
+            sources = [e.source for e in queries], [e.source for e in pool]
+            forbidden = self.supervision.forbidden
+            self.negatives = HardNegatives(*sources, top=config.bm25_top, worst=config.bm25_worst, forbidden=forbidden)
+
+        self.groups = None
+        if config.mask_duplicates:
+            self.groups = np.unique([spec.key(e.target) for e in pool], return_inverse=True)[1]
+        self.candidates, self.contexts = model.featurize_pool([Item(e.source, e.target) for e in pool])
+        self.pool_vectors: PoolVectors | None = None
+        self.query_features = self.fit()
+        self.dev_features = model.query.featurize([Item(e.source) for e in self.dev])
+
+        if self.loss.in_batch:  # single states, in batches of all processes together
+            self.batch_size, self.accumulation = config.batch_size * processes.size, config.gradient_accumulation
+            rows = int((self.sequence_gains > 0).sum())
+        else:  # whole sequences of k states, in batches of one process each
+            self.batch_size = max(1, config.batch_size // config.k)
+            self.accumulation = config.gradient_accumulation * processes.size
+            rows = len(self.trainable)
+        per_epoch = math.ceil(math.ceil(rows / self.batch_size) / self.accumulation)
+        self.runner = Runner(
+            "sft",
+            model,
+            {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad},
+            config,
+            planned=min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch),
+            every=config.evaluate_every,
+            best_by="dev_coverage",
+            processes=processes,
+            **options,
+        )
+
+    # ------------------------------------------------------------------ the closed-form fit
+
+    def fit(self) -> Features:
+        """Fit E_x where its family can, as is best for development queries; features of the training queries."""
+
+        def judge() -> float:
+            self.dev_features = self.model.query.featurize([Item(e.source) for e in self.dev])
+            coverage = self._dev_coverage()
+            self._say("fitted: development coverage %.2f", coverage)
+            return coverage
+
+        return self._fit(self.queries, judge if len(self.dev) >= _ENOUGH_DEV else None)
+
+    def fit_to_all(self, result: Result) -> None:
+        """Fit E_x to the development queries, too, if they are training queries and no gradient has moved it."""
+        if self.model.family.fits and self.dev and self.dev_is_training and not result.steps:
+            self._fit([*self.queries, *self.dev])
+
+    def _fit(self, queries: Sequence[Example], judge: Callable[[], float] | None = None) -> Features:
+        if self.model.family.fits:
+            self._say("fitting to %d training questions …", len(queries))
+        features = self.model.family.fit(
+            self.model.query,
+            [Item(query.source, query.target) for query in queries],
+            own_program=not self.config.exclude_own_program,
+            seed=self.seed,
+            judge=judge,
+        )
+        self.processes.broadcast(self.model)
+        self.pool_vectors = None
+        return features
+
+    def _say(self, message: str, *values: object) -> None:
+        """The fit takes seconds to minutes, and has no steps to count."""
+        if self.processes.first:
+            logger.info(message, *values)
+
+    # ------------------------------------------------------------------ an epoch
+
+    def collect(self, epoch: int) -> tuple[int, Iterator[list[Batch]]]:
+        """The batches of an epoch, a list for each step, and the seed of its dropout."""
+        rng = np.random.default_rng([self.seed, epoch])
+        sequences = self._sequences(rng, epoch)
+        dropout = int(rng.integers(2**31))
+        return dropout, grouped(self._batches(rng, sequences), self.accumulation)
+
+    def _sequences(self, rng: np.random.Generator, epoch: int) -> IntArray:
+        """(Q, k) picks whose prefixes are the epoch's states: Algorithm 1's, or, for a share, the policy's own."""
+        config = self.config
+        if self.loss.in_batch or not config.on_policy or epoch < config.on_policy_from * config.epochs:
+            return self.sequences
+        rows = self.trainable[rng.random(len(self.trainable)) < config.on_policy]
+        sequences = self.sequences.copy()
+        if len(rows):
+            sequences[rows] = self._greedy(self.query_features, rows, self.supervision)
+        return sequences
+
+    def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[Batch]:
+        if self.loss.in_batch:
+            order = rng.permutation(np.argwhere(self.sequence_gains > 0))
+            yield from info_nce_batches(order, self.sequences, self.batch_size, self.supervision, self.negatives, rng)
+        else:
+            order, pool = rng.permutation(self.trainable), len(self.candidates)
+            most = self.config.candidates
+            yield from listwise_batches(order, sequences, self.sequences, self.batch_size, pool, most, rng)
+
+    def learn(self, epoch: tuple[int, Iterator[list[Batch]]]) -> Figures:
+        """Take an optimiser step on each list of batches."""
+        dropout, batches = epoch
+        losses: list[float] = []
+        self.model.train()
+        with _seeded(dropout + self.processes.rank, self.device):
+            for group in batches:
+                losses.append(self._step(group))
+                self.runner.advance()
+                if self.runner.at_end:
+                    break
+        self.pool_vectors = None
+        done = float(self.runner.result.rounds + 1)
+        return {"epoch": done, "loss": float(np.mean(self.processes.sum(np.array(losses))))}
+
+    def _step(self, group: Sequence[Batch]) -> float:
+        """One optimiser step on the mean loss over some batches' states; returns this process's part of that loss."""
+        processes, loss = self.processes, 0.0
+        with processes.together():
+            if self.loss.in_batch:
+                share = [batch.rows(processes.part(len(batch.queries))) for batch in group]
+            else:
+                share = list(group[processes.rank :: processes.size])
+            targets = [self._targets(batch) for batch in share]
+            # States with nothing to gain teach nothing: the loss is a mean over the others, of all batches together.
+            counts = [int((t.gains * t.allowed).amax(1).gt(0).sum()) if len(t.gains) else 0 for t in targets]
+        count = int(processes.sum(np.array([sum(counts)]))[0])
+
+        def backward() -> None:
+            nonlocal loss
+            for batch, wanted, part in zip(share, targets, counts, strict=True):
+                loss += self._backward(batch, wanted, part / max(1, count))
+
+        self.runner.step(backward)
+        return loss
+
+    def _targets(self, batch: Batch) -> Targets:
+        """What the batch's S states should learn of its C candidates."""
+        gains = self.supervision.gains(batch.queries, batch.picked, batch.candidates)[batch.steps]
+        programs = np.arange(len(self.candidates)) if self.groups is None else self.groups
+        allowed = batch.allowed(self.supervision.forbidden, programs)[batch.steps]
+        positive = None if batch.positive is None else self._tensor(batch.positive[batch.steps])
+        return Targets(self._tensor(gains), self._tensor(allowed), self.config.temperature, positive)
+
+    def _backward(self, batch: Batch, targets: Targets, weight: float) -> float:
+        """Add the gradient of the weighted loss on a batch; returns that loss."""
+        states = self._states(batch) if len(targets.gains) else None
+        together = self.processes if self.loss.in_batch else Processes()
+        with together.shared_vectors(lambda part: self._encode(batch.candidates[part]), len(batch.candidates)) as all_c:
+            if states is None:
+                return 0.0
+            loss = weight * self.loss_function(states @ all_c.T, targets)
+            torch.autograd.backward(loss)
+            return float(loss.item())
+
+    def _encode(self, candidates: IntArray) -> Tensor:
+        """E_c (C, D) of candidates, with gradients."""
+        if not len(candidates):
+            return torch.zeros(0, self.model.dim, device=self.device)
+        vectors: Tensor = self.model.candidate(self.candidates.select(candidates))
+        return vectors
+
+    def _states(self, batch: Batch) -> Tensor:
+        """State vectors (S, D) of those prefixes of the batch's sequences that take part (Eq. 4)."""
+        start = self.model.state().start(self.model.query(self.query_features.select(batch.queries)))
+        contexts = torch.zeros(0, self.model.dim, device=self.device)
+        if batch.picked.size:
+            contexts = self.model.context(self.contexts.select(batch.picked.ravel()))
+        every = states(start, contexts.view(*batch.picked.shape, self.model.dim))
+        return every[self._tensor(batch.steps)]
+
+    def _tensor(self, array: NDArray[Any]) -> Tensor:
+        return torch.from_numpy(array).to(self.device)
+
+    # ------------------------------------------------------------------ development
+
+    def evaluate(self) -> Figures:
+        """Coverage of the policy as it is on the development queries."""
+        figures = {"epoch": float(self.runner.result.rounds)}
+        if self.dev:
+            figures["dev_coverage"] = self._dev_coverage()
+        return {**figures, "lr": self.runner.lr}
+
+    def _dev_coverage(self) -> float:
+        """Of the greedy picks, in percent."""
+        picks = self._greedy(self.dev_features, np.arange(len(self.dev)), self.dev_supervision)
+        return float(100 * self.dev_supervision.coverage(picks).mean())
+
+    def _greedy(self, features: Features, rows: IntArray, supervision: Supervision) -> IntArray:
+        """(len(rows), k) picks of the policy as it is for some queries."""
+
+        def picks(part: slice) -> IntArray:
+            mine = rows[part]
+            if not len(mine):
+                return np.empty((0, self.config.k), dtype=np.int64)
+            return greedy(
+                self.model.query.vectors(features.select(mine)),
+                self._pool_vectors(),
+                self.model.state(),
+                self.config.k,
+                exclude=[supervision.forbidden[row] for row in mine],
+                groups=self.groups,
+            ).positions
+
+        return self.processes.collect(len(rows), picks)
+
+    def _pool_vectors(self) -> PoolVectors:
+        """E_c and E_z of the pool under the current weights; encoded at most once an epoch."""
+        if self.pool_vectors is None:
+            self.pool_vectors = PoolVectors(
+                self.model.candidate.vectors(self.candidates), self.model.context.vectors(self.contexts)
+            )
+        return self.pool_vectors
+
+
+@contextmanager
+def _seeded(seed: int, device: torch.device) -> Iterator[None]:
+    """Dropout drawn from its own seed; the process's generators are as before afterwards."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
+
+
+__all__ = ["Log", "Result", "train"]

@@ -1,0 +1,142 @@
+"""The losses of SFT (section 3.1) and GRPO (section 3.2) as pure functions of logits and log-probabilities."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """What S states should learn of C candidates.
+
+    Args:
+        gains: (S, C) how many uncovered structures each candidate covers, at least 0.
+        allowed: (S, C) bool; False for what may not be picked (the query itself, what is picked already).
+        temperature: how soft targets are that depend on gains.
+        positive: (S,) int64; the column of Algorithm 1's pick; None where whole sequences are trained.
+    """
+
+    gains: Tensor
+    allowed: Tensor
+    temperature: float = 1.0
+    positive: Tensor | None = None
+
+
+def listwise(logits: Tensor, targets: Targets) -> Tensor:
+    """Cross-entropy between softmax(gain / temperature) and the policy: candidates that add as much share the target.
+
+    L = −Σ_c softmax_c(gain / T) · log softmax_c(logit), mean over the states in which some candidate adds something.
+
+    Use it where the whole pool (or a good part) can be scored at every step: frozen embeddings, n-grams.
+
+    Args:
+        logits: (S, C) Eq. 4 for S states and C candidates.
+        targets: what they should learn; small temperatures put the target on the best candidates alone, ties shared.
+
+    Returns:
+        A scalar; 0 (with zero gradient) where no state has anything to gain.
+    """
+    allowed, lowest = targets.allowed, torch.finfo(logits.dtype).min
+    target = (targets.gains / targets.temperature).masked_fill(~allowed, lowest).softmax(-1)
+    log_policy = logits.masked_fill(~allowed, lowest).log_softmax(-1)
+    useful = (targets.gains.masked_fill(~allowed, 0.0).amax(-1) > 0).to(logits.dtype)
+    cross_entropy = -(target * log_policy.masked_fill(~allowed, 0.0)).sum(-1)
+    return (cross_entropy * useful).sum() / useful.sum().clamp(min=1.0)
+
+
+def info_nce(logits: Tensor, targets: Targets) -> Tensor:
+    """The paper's InfoNCE (section 3.1): the step's positive against in-batch and hard negatives.
+
+    L = −log exp q(c⁺) / Σ_{c ∈ N ∪ {c⁺}} exp q(c), mean over the batch. A candidate that adds at least as much as
+    the positive is no negative: it is masked.
+
+    Use it where only a batch's own candidates can be encoded: fully trained transformers.
+
+    Args:
+        logits: (S, C) Eq. 4 for S states and the batch's C candidates (positives and hard negatives, each once).
+        targets: with `positive`; what is not allowed is never a negative.
+
+    Returns:
+        A scalar.
+    """
+    positive = targets.positive
+    if positive is None:
+        message = "InfoNCE compares with a positive"
+        raise ValueError(message)
+    is_positive = torch.zeros_like(targets.allowed).scatter_(1, positive.unsqueeze(1), value=True)
+    as_good = targets.gains >= targets.gains.gather(1, positive.unsqueeze(1))
+    kept = is_positive | (targets.allowed & ~as_good)
+    masked = logits.masked_fill(~kept, torch.finfo(logits.dtype).min)
+    return torch.nn.functional.cross_entropy(masked, positive)
+
+
+_LARGEST = 20.0
+"""Exponents up to here are exact; beyond, exp goes on as its tangent, since float32 would soon overflow."""
+
+
+def ratio(new: Tensor, old: Tensor) -> Tensor:
+    """r_θ(o) = π_θ(o) / π_old(o), of whole sequences.
+
+    Args:
+        new: (R,) log π_θ(o).
+        old: (R,) log π_old(o).
+    """
+    return _exp(new - old)
+
+
+def surrogate(new: Tensor, old: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
+    """min(r_θ A, clip(r_θ, 1 − ε, 1 + ε) A), the first term of Eq. 8.
+
+    Args:
+        new: (R,) log π_θ(o); gradients flow through it.
+        old: (R,) log π_old(o).
+        advantages: (R,).
+        epsilon: ε.
+    """
+    free = ratio(new, old)
+    return torch.minimum(free * advantages, free.clamp(1 - epsilon, 1 + epsilon) * advantages)
+
+
+def kl_estimate(new: Tensor, reference: Tensor) -> Tensor:
+    """The paper's estimate of D_KL(π_θ ‖ π_ref) from one sequence: ρ − log ρ − 1 with ρ = π_ref(o) / π_θ(o).
+
+    At least 0, and unbiased for sequences drawn from π_θ.
+
+    Args:
+        new: (R,) log π_θ(o); gradients flow through it.
+        reference: (R,) log π_ref(o).
+    """
+    log_rho = reference - new
+    return _exp(log_rho) - log_rho - 1
+
+
+def grpo_loss(
+    new: Tensor, old: Tensor, reference: Tensor, advantages: Tensor, scored: Tensor, epsilon: float, beta: float
+) -> Tensor:
+    """−J (Eq. 8) of each sequence; the objective is their mean.
+
+    Args:
+        new: (R,) log π_θ(o); gradients flow through it.
+        old: (R,) log π_old(o), of the policy that drew the sequences.
+        reference: (R,) log π_ref(o), of the policy after SFT.
+        advantages: (R,).
+        scored: (R,) bool; False for a sequence without a reward: its loss is 0, the KL term included.
+        epsilon: ε, the clip ratio.
+        beta: β, the weight of the KL term; 0 where the penalty is in the reward.
+
+    Returns:
+        (R,).
+    """
+    objective = surrogate(new, old, advantages, epsilon)
+    if beta:
+        objective = objective - beta * kl_estimate(new, reference)
+    return torch.where(scored, -objective, torch.zeros_like(objective))
+
+
+def _exp(exponent: Tensor) -> Tensor:
+    beyond = (exponent - _LARGEST).clamp(min=0)
+    return (exponent.clamp(max=_LARGEST)).exp() + math.exp(_LARGEST) * beyond

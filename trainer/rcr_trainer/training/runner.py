@@ -1,0 +1,276 @@
+"""The loop that SFT and GRPO share: rounds of training, the best weights kept, resumable after a kill.
+
+A stage brings three functions, and decides what a round is (an epoch of SFT, a batch of GRPO):
+
+    collect(round) → what the round learns from; moves no weight, and may cost money
+    learn(that)    → figures; takes optimiser steps (`Runner.step`, `Runner.advance`)
+    evaluate()     → figures on development queries, every so many rounds and after the last
+
+The state is written after a round, if the last time is long enough ago, and whenever `collect` or `evaluate` fails (a
+spent budget, an interruption). A run that is resumed goes on after the last round, or with that round's evaluation
+where that was cut short: it learns nothing twice, and loses no answer that was paid for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from langchain_rcr.errors import CheckpointError
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.training.processes import Processes
+from rcr_trainer.training.state import TrainingState
+
+MaterialT = TypeVar("MaterialT")
+Figures = dict[str, float]
+Log = Callable[[int, Figures], None]
+"""Called with the round (0: before training) and its figures after every round, in every process."""
+Progress = Callable[[int, int], None]
+"""Called with the steps done and planned."""
+
+
+class OptimizerSettings(Protocol):
+    """What the settings of both stages have in common."""
+
+    lr: float
+    weight_decay: float
+    warmup: float
+    max_grad_norm: float | None
+    patience: int | None
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of training; the model itself holds the best weights.
+
+    Args:
+        stage: sft or grpo.
+        processes: how many train together.
+        rounds: rounds trained: epochs of SFT, batches of GRPO.
+        steps: steps taken, of those that the learning rate was planned for.
+        best_round: the round whose weights are kept, 0 for those before training.
+        best_score: the development figure by which it is the best; NaN without development queries.
+        since_best: evaluations since then.
+        history: the figures of each round that was evaluated.
+        pending: the figures of a round whose evaluation is still to come; None: there is no such round.
+    """
+
+    stage: str
+    processes: int = 1
+    rounds: int = 0
+    steps: int = 0
+    best_round: int = 0
+    best_score: float = math.nan
+    since_best: int = 0
+    history: list[Figures] = field(default_factory=list)
+    pending: Figures | None = field(default_factory=dict)
+
+
+class Runner:
+    """Trains some of a model's parameters.
+
+    Args:
+        stage: sft or grpo, as the settings' section is called.
+        model: what is trained, in place.
+        parameters: those to be trained, by name.
+        config: the stage's settings.
+        planned: steps of the whole run.
+        every: rounds between two evaluations.
+        best_by: the figure of `evaluate` that decides which weights are kept, the larger the better; where it is
+            missing, the last ones are.
+        state_folder: where the state is kept; one that is there is continued.
+        log: receives the figures.
+        progress: receives the steps done and planned.
+        processes: those that train together, of which the first alone writes.
+    """
+
+    def __init__(
+        self,
+        stage: str,
+        model: nn.Module,
+        parameters: Mapping[str, nn.Parameter],
+        config: OptimizerSettings,
+        *,
+        planned: int,
+        every: int,
+        best_by: str,
+        state_folder: Path | None = None,
+        log: Log | None = None,
+        progress: Progress | None = None,
+        processes: Processes,
+    ) -> None:
+        self.model, self.config, self.planned, self.every, self.best_by = model, config, planned, every, best_by
+        self.folder, self.log, self.progress, self.processes = state_folder, log, progress, processes
+        self.parameters = list(parameters.values())
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=config.weight_decay)
+        self.state = TrainingState(parameters, self.optimizer, Result(stage, processes.size))
+
+    @property
+    def result(self) -> Result:
+        """How far the run is."""
+        return self.state.result
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the next step."""
+        return self.config.lr * linear(self.result.steps, self.planned, self.config.warmup)
+
+    def run(
+        self,
+        collect: Callable[[int], MaterialT],
+        learn: Callable[[MaterialT], Figures],
+        evaluate: Callable[[], Figures],
+    ) -> Result:
+        """Train to the end, or until patience runs out; the model is left with the best weights.
+
+        Args:
+            collect: (round) → what it learns from; draws its random numbers from generators seeded by the round.
+            learn: what `collect` gave → figures.
+            evaluate: → figures of the weights as they are.
+
+        Returns:
+            The result, the same in all processes.
+
+        Raises:
+            CheckpointError: the saved state can't be continued from.
+            ConfigError: training diverges.
+        """
+        self._resume()
+        self._finish_round(evaluate)
+        while self.result.steps < self.planned and not self._out_of_patience():
+            with self._kept(), self.processes.together():
+                material = collect(self.result.rounds)
+            with self.processes.together():
+                figures = learn(material)
+            self.result.rounds += 1
+            self.result.pending = figures
+            self._finish_round(evaluate)
+            with self.processes.together():
+                self._save(force=self.at_end)
+        self.state.restore_best()
+        self.model.eval()
+        return self.result
+
+    def step(self, backward: Callable[[], None]) -> float:
+        """One optimiser step.
+
+        Args:
+            backward: adds this process's part of the gradient to the parameters'.
+
+        Returns:
+            The norm of the whole gradient, before it is clipped.
+
+        Raises:
+            ConfigError: the gradient is not finite.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        with self.processes.together():
+            backward()
+        self.processes.sum_gradients(self.parameters)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm or math.inf))
+        if not math.isfinite(norm):
+            where = f"{self.result.stage}.lr = {self.config.lr:g}"
+            raise ConfigError(f"the gradient is no longer finite: training has diverged at {where}; lower it")
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.lr
+        self.optimizer.step()
+        return norm
+
+    def advance(self) -> None:
+        """Count a step, on which the learning rate depends."""
+        self.result.steps += 1
+        if self.progress is not None:
+            self.progress(self.result.steps, self.planned)
+
+    @property
+    def at_end(self) -> bool:
+        """Whether all planned steps are taken."""
+        return self.result.steps >= self.planned
+
+    def _finish_round(self, evaluate: Callable[[], Figures]) -> None:
+        """Evaluate where that is due, remember the best weights, and log."""
+        result, figures = self.result, self.result.pending
+        if figures is None:
+            return
+        if self.at_end or result.rounds % self.every == 0:
+            with self._kept(), self.processes.together():
+                figures = {**figures, **evaluate()}
+            score = figures.get(self.best_by, math.nan)
+            result.since_best += 1
+            if is_better(score, result.best_score):
+                result.best_round, result.best_score, result.since_best = result.rounds, score, 0
+                self.state.keep_best()
+            result.history.append(figures)
+        result.pending = None
+        with self.processes.together():
+            if self.log is not None:
+                self.log(result.rounds, figures)
+
+    def _out_of_patience(self) -> bool:
+        return self.config.patience is not None and self.result.since_best >= self.config.patience
+
+    @contextmanager
+    def _kept(self) -> Iterator[None]:
+        """A block that moves no weight: whatever ends it early, the state is kept."""
+        try:
+            yield
+        except BaseException:
+            self._save(force=True)
+            raise
+
+    def _save(self, *, force: bool) -> None:
+        if self.folder is not None and self.processes.first:
+            self.state.save(self.folder, force=force)
+
+    def _resume(self) -> None:
+        """Continue from a saved state, in all processes or in none."""
+        ours = self.result
+        with self.processes.together():
+            found = self.folder is not None and self.state.load(self.folder)
+            theirs = self.result
+            if theirs.stage != ours.stage:
+                msg = f"{self.folder} can't be resumed from: {theirs.stage} wrote it; delete it to start afresh"
+                raise CheckpointError(msg)
+            if theirs.processes != ours.processes:
+                msg = (
+                    f"{self.folder} was written by {theirs.processes} processes that trained together, and now there "
+                    f"are {ours.processes}: start as many, or delete it to start afresh"
+                )
+                raise CheckpointError(msg)
+        own = np.array([[found, theirs.rounds, theirs.steps]], dtype=np.int64)
+        everywhere = self.processes.gather(own, self.processes.size)
+        if (everywhere != everywhere[0]).any():
+            msg = f"{self.folder} has not the same content for every process: they must see one file system"
+            raise CheckpointError(msg)
+
+
+def linear(step: int, planned: int, warmup: float) -> float:
+    """Factor on the learning rate: a climb over the first `warmup` share of the steps, then linear decay to 0.
+
+    Args:
+        step: steps taken.
+        planned: steps of the whole run.
+        warmup: share of them in which the rate climbs.
+    """
+    climb = warmup * planned
+    if step < climb:
+        return (step + 1) / climb
+    return max(0.0, (planned - step) / max(1.0, planned - climb))
+
+
+def is_better(score: float, best: float) -> bool:
+    """Whether a development score is the best so far. NaN never beats a number, and anything beats NaN.
+
+    Args:
+        score: of the weights as they are; NaN where there is nothing to judge by.
+        best: the best before; NaN at first.
+    """
+    return score > best or math.isnan(best)
