@@ -155,6 +155,7 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
     from rcr_trainer.baselines.set_bsr import TransformerTokens
     from rcr_trainer.data import read_split
     from rcr_trainer.evaluation import evaluate, plain_selectors
+    from rcr_trainer.folds import own_positions
     from rcr_trainer.models import load_model, policy_picks
     from rcr_trainer.folds import own_positions
     from rcr_trainer.tasks import divide

@@ -60,6 +60,7 @@ TRAININGS = {
     "grpo": ({"batch_size": 4}, {"batch_size": 8}),
     "grpo, one row": ({"batch_size": 3, "updates": 2}, {"batch_size": 6, "updates": 2}),
     "grpo, remax": ({**REMAX, "batch_size": 6}, {**REMAX, "batch_size": 12}),
+    "grpo, structure": ({"batch_size": 5, "epochs": 1, "lr": 1e-4}, {"batch_size": 10, "epochs": 1, "lr": 1e-4}),
     "grpo, simulator": ({"batch_size": 5}, {"batch_size": 10}),
 }
 """Name → the settings of each of two processes, and those of one alone that come to the same."""
@@ -92,6 +93,11 @@ def build(name, rank, folder):
                 module.p = 0.0
         return model
     items = [Item(e.source, e.target) for e in SPLIT.train]
+    if "structure" in name:
+        model = TriEncoder.build("structure", items, spec=SPEC)
+        model.family.fit(model.query, items, own_program=False, seed=rank)
+        model.query.mean += 0.01 * rank  # a buffer, which the fit made
+        return model
     return TriEncoder.build("lexical", items, dim=16, seed=rank, scale=20.0, lam=1.0)
 
 

@@ -10,12 +10,13 @@ from fake_backbone import FakeBackbone
 from rcr_trainer import grpo
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.evaluation.metrics import recall_by_step
+from rcr_trainer.folds import own_positions
 from rcr_trainer.models import policy_picks
 from rcr_trainer.programs import structure_matrices
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOConfig, SFTConfig
 from rcr_trainer.sft import train
-from rcr_trainer.training import own_positions, state
+from rcr_trainer.training import state
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import get_family
@@ -119,13 +120,13 @@ def test_left_out_predictions_are_those_of_a_fit_without_the_group():
 @pytest.mark.parametrize("backbone", [None, FakeBackbone()])
 def test_the_fit_beats_an_unfitted_policy_and_knows_its_training_questions(backbone):
     model, result = fitted(backbone)
-    assert (result.steps, result.best_epoch) == (0, 0)
+    assert (result.steps, result.best_round) == (0, 0)
     queries = model.encode_queries([example.source for example in SPLIT.train])
     gold = model.encode_pool(items(SPLIT.train)).candidate * model.query.inventory.sizes
     assert np.corrcoef(queries.ravel(), gold.ravel())[0, 1] > 0.8
     random = greedy(np.zeros_like(queries[:1]), model.encode_pool(items(SPLIT.train)), model.state(), 4)
     assert random.positions.tolist() == [[0, 1, 2, 3]]
-    assert result.best_dev_coverage > 45
+    assert result.best_score > 45
 
 
 def test_features_for_training_leave_the_own_program_out():
@@ -357,8 +358,8 @@ def test_what_is_left_out_together_is_chosen_on_development_questions(monkeypatc
 
 def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
     monkeypatch.setattr(fitting, "_STEPS", 5)
-    monkeypatch.setattr("rcr_trainer.sft.loop._ENOUGH_DEV", 10)
-    with caplog.at_level("INFO", logger="rcr_trainer.sft.loop"):
+    monkeypatch.setattr("rcr_trainer.sft._ENOUGH_DEV", 10)
+    with caplog.at_level("INFO", logger="rcr_trainer.sft"):
         fitted()
     assert caplog.messages[0] == "fitting to 60 training questions …"
     assert sum(message.startswith("fitted: development coverage") for message in caplog.messages) >= 1

@@ -14,6 +14,7 @@ from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, fami
 from langchain_rcr.section import OneOf, Section, contradiction, show
 from rcr_trainer import baselines
 from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.training.registry import ADVANTAGES, LOSSES
 
 Share = Annotated[float, Field(ge=0, le=1)]
 
@@ -119,10 +120,8 @@ class SFTConfig(Section):
         description="Take this policy, a checkpoint folder or what SFT left in a run folder, instead of training one. "
         "Its pool, family, lam and tau must be the run's; the rest of the section model is the policy's own.",
     )
-    loss: Literal["listwise", "infonce"] = Field(
-        "listwise",
-        description="listwise: soft targets over the whole pool, by how much each candidate adds; infonce: the "
-        "paper's, one positive against in-batch and hard negatives.",
+    loss: Annotated[str, OneOf(lambda: {name: loss.summary for name, loss in LOSSES.items()})] = Field(
+        "listwise", description="What is minimised."
     )
     k: int = Field(4, ge=1, description='Picks a query in the supervision (paper 4, section 4 "Model setup").')
     epochs: int = Field(
@@ -196,10 +195,8 @@ class GRPOConfig(Section):
     """Stage 2, reinforcement learning from a language model's answers (paper section 3.2)."""
 
     enabled: bool = Field(False, description="Whether the stage takes place, between SFT and evaluation.")
-    advantage: Literal["grpo", "rloo", "remax", "nb"] = Field(
-        "grpo",
-        description='What a reward is compared with (section 4, "RL variations"): grpo: mean and spread of its group; '
-        "rloo: the rest of its group; remax: the greedy picks; nb: nothing.",
+    advantage: Annotated[str, OneOf(lambda: {name: each.summary for name, each in ADVANTAGES.items()})] = Field(
+        "grpo", description='What a reward is compared with (section 4, "RL variations").'
     )
     queries: int | None = Field(
         None,
