@@ -149,20 +149,6 @@ def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, m
     assert same_weights(whole, resumed)
 
 
-def test_a_killed_run_of_a_fitted_policy_resumed_ends_with_the_same_weights(tmp_path, monkeypatch):
-    """The fit asks for development coverage before the state is read: no vectors of that time may be used after."""
-    monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
-    monkeypatch.setattr("rcr_trainer.sft._ENOUGH_DEV", 10)
-    config = SFTConfig(epochs=3, lr=0.3, batch_size=16, patience=None, on_policy=1, on_policy_from=0)
-    data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
-    whole, killed, resumed = (TriEncoder.build("structure", items(SPLIT.train), spec=SPEC) for _ in range(3))
-    train(whole, *data)
-    with pytest.raises(StopError):
-        train(killed, *data, state_folder=tmp_path / "s", log=stop_at(2))
-    train(resumed, *data, state_folder=tmp_path / "s")
-    assert same_weights(whole, resumed)
-
-
 def test_a_finished_state_is_not_trained_again(tmp_path):
     first, again = lexical(), lexical()
     data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, FAST.model_copy(update={"epochs": 2}))
