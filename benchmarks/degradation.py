@@ -157,7 +157,6 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
     from rcr_trainer.evaluation import evaluate, plain_selectors
     from rcr_trainer.folds import own_positions
     from rcr_trainer.models import load_model, policy_picks
-    from rcr_trainer.folds import own_positions
     from rcr_trainer.tasks import divide
 
     config, evaluation = run.config, run.config.evaluation

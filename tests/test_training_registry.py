@@ -10,7 +10,7 @@ from rcr_trainer import grpo, sft
 from rcr_trainer.data import covr_split
 from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import make_reward
-from rcr_trainer.schema import GRPOConfig, SFTConfig
+from rcr_trainer.settings import GRPOConfig, SFTConfig
 from rcr_trainer.training.registry import ADVANTAGES, LOSSES, Advantage, Loss
 
 from langchain_rcr.items import Item
