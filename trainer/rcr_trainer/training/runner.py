@@ -40,11 +40,16 @@ Progress = Callable[[int, int], None]
 class OptimizerSettings(Protocol):
     """What the settings of both stages have in common."""
 
-    lr: float
-    weight_decay: float
-    warmup: float
-    max_grad_norm: float | None
-    patience: int | None
+    @property
+    def lr(self) -> float: ...
+    @property
+    def weight_decay(self) -> float: ...
+    @property
+    def warmup(self) -> float: ...
+    @property
+    def max_grad_norm(self) -> float | None: ...
+    @property
+    def patience(self) -> int | None: ...
 
 
 @dataclass(slots=True)
