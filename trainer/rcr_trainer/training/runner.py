@@ -41,15 +41,29 @@ class OptimizerSettings(Protocol):
     """What the settings of both stages have in common."""
 
     @property
-    def lr(self) -> float: ...
+    def lr(self) -> float:
+        """Largest learning rate."""
+        ...
+
     @property
-    def weight_decay(self) -> float: ...
+    def weight_decay(self) -> float:
+        """Of AdamW."""
+        ...
+
     @property
-    def warmup(self) -> float: ...
+    def warmup(self) -> float:
+        """Share of the steps in which the learning rate climbs."""
+        ...
+
     @property
-    def max_grad_norm(self) -> float | None: ...
+    def max_grad_norm(self) -> float | None:
+        """Gradients are scaled down to this norm; None: never."""
+        ...
+
     @property
-    def patience(self) -> int | None: ...
+    def patience(self) -> int | None:
+        """Evaluations without a better figure after which training ends; None: never."""
+        ...
 
 
 @dataclass(slots=True)
