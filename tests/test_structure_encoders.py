@@ -37,6 +37,12 @@ SPEC, FAMILY = ProgramSpec(), get_family("structure")
 SPLIT = covr_split("110", 0, 60, 0, dev=40)
 
 
+@pytest.fixture(autouse=True)
+def quick_nets(monkeypatch):
+    """Nets trained for a tenth of the time: most of what is tested doesn't depend on how good they are."""
+    monkeypatch.setattr(fitting, "_STEPS", fitting._STEPS // 10)
+
+
 def items(examples):
     return [Item(example.source, example.target) for example in examples]
 
