@@ -79,6 +79,7 @@ def test_copies_come_in_order_each_in_a_cover_of_its_own():
 TEXTS = st.lists(st.sampled_from(["a", "b", "c", "d", "e", "?"]), max_size=6).map(" ".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(
     corpus=st.lists(TEXTS, min_size=1, max_size=10),

@@ -154,6 +154,7 @@ def test_as_a_langchain_selector():
     assert selector.select_examples({"source": "a b c"}) == [{"source": "a b"}, {"source": "c"}]
 
 
+@pytest.mark.slow
 def test_token_vectors_are_those_of_the_layer_without_special_tokens(bert):
     from transformers import AutoModel, AutoTokenizer
 

@@ -119,6 +119,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
     assert "is a folder" in refused(capsys, "init", ".")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
@@ -200,6 +201,7 @@ def test_control_c_exits_130_with_one_line(capsys, monkeypatch):
     assert capsys.readouterr().err == "rcr-train: interrupted\n"
 
 
+@pytest.mark.slow
 def test_a_signal_is_control_c(tiny, here):
     script = (
         "import os, signal, sys\nfrom rcr_trainer import cli, pipeline\n"

@@ -11,6 +11,8 @@ from rcr_trainer.settings import Config
 
 from langchain_rcr import CheckpointError, SequentialCompositionalRetriever
 
+pytestmark = pytest.mark.slow
+
 MODULE = """
 from langchain_core.embeddings import DeterministicFakeEmbedding
 

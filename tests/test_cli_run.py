@@ -11,6 +11,8 @@ from rcr_trainer import cli
 from rcr_trainer.data import read_split
 from rcr_trainer.runs import Run
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 data: {split: 110, train_size: 60, test_size: 12, dev_size: 10}
 model: {family: lexical, dim: 16}

@@ -9,6 +9,8 @@ from rcr_trainer.runs import Run
 
 from langchain_rcr.policy import TriEncoder
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 data: {split: 110, train_size: 40, test_size: 8, dev_size: 0}
 model: {family: lexical, dim: 16}

@@ -181,6 +181,7 @@ CHANGES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "change"), [(family, change) for family in FAMILIES for change in CHANGES["all"] + CHANGES[family]]
 )
@@ -231,6 +232,7 @@ def test_a_changed_tri_encoder_json(checkpoints, tmp_path, change, words):
     refused(folder, *words)
 
 
+@pytest.mark.slow
 def test_files_of_two_checkpoints_do_not_mix(family, bert, checkpoint, tmp_path):
     make(family, bert, seed=1).save_pretrained(tmp_path / "other")
     weights = encoder_file(checkpoint, "query", "model.safetensors").relative_to(checkpoint).as_posix()

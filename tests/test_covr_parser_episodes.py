@@ -123,6 +123,7 @@ def test_the_same_seed_gives_the_same_batches(sampler):
     assert all(len(batch) * max(len(e.ids) for e in batch) <= 2000 for batch in one)
 
 
+@pytest.mark.slow
 def test_no_test_utterance_is_trained_on():
     forbidden = episodes.forbidden_utterances([0])
     assert {example.source for example in covr_split("43").test} <= forbidden

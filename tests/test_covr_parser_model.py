@@ -59,6 +59,7 @@ def test_the_folder_is_small_and_complete():
     assert all((FOLDER / name).exists() for name in ("config.json", "tokenizer.json", "log.jsonl", "README.md"))
 
 
+@pytest.mark.slow
 def test_it_answers_with_a_program_and_stops(answer):
     programs = answer([compose(SHOWN, question) for question in ASKED])
     assert [program.strip() for program in programs] == list(ASKED.values())

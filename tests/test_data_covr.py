@@ -143,6 +143,7 @@ def test_a_split_has_its_sizes_and_no_duplicates(name: str) -> None:
     assert len({example.id for example in everything}) == 370
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_bytes() -> None:
     first = covr_split(110, seed=4, train=50, test=20)
     assert covr_split("110", seed=4, train=50, test=20) == first

@@ -150,6 +150,7 @@ def test_a_drawn_template_split_is_like_the_published_one() -> None:
         assert abs(len(split.train) - 440) <= 2
 
 
+@pytest.mark.slow
 @needs_data
 def test_a_drawn_tmcd_split_diverges_at_least_as_the_published_one() -> None:
     published = _trees(geoquery_split(DATA / "corpus.xml", "tmcd", DATA / "splits" / "tmcd_1.json"))

@@ -10,6 +10,8 @@ from toys import lexical
 
 from langchain_rcr import SequentialCompositionalRetriever
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
 EXAMPLES = [

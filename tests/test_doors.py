@@ -1,10 +1,15 @@
 """The doors of the house: which room may import from which (imports go down only)."""
 
 import ast
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from rcr_trainer import baselines
+
+import langchain_rcr
+from langchain_rcr.families import family_names
 
 ROOT = Path(__file__).parent.parent
 HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer" / "rcr_trainer"}
@@ -249,3 +254,66 @@ def _built(folder: Path, files: dict[str, str]) -> list[Door]:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     return doors_of({package: folder / package for package in HOMES})
+
+
+# ---------------------------------------------------------------- nothing outside a registry's room knows a name in it
+
+ENGINES = {name for name in langchain_rcr.__all__ if name.endswith("Index")}
+NAMES = {
+    "langchain_rcr/families/": set(family_names()),
+    "langchain_rcr/index/": ENGINES,
+    "rcr_trainer/baselines/": set(baselines.names()),
+}
+KNOWN = {
+    *(("langchain_rcr/__init__.py", name) for name in ENGINES),
+    ("langchain_rcr/store.py", "MemoryIndex"),  # the default engine
+    # A kind of selector, whatever its name:
+    *((f"rcr_trainer/evaluation/{file}.py", "oracle") for file in ("harness", "plot", "report", "table")),
+}
+"""File and name: who may know it all the same."""
+
+
+def names_known(homes: dict[str, Path]) -> list[str]:
+    """Names of a registry that are used outside its room, one line each."""
+    found = []
+    for home in homes.values():
+        for path in sorted(home.rglob("*.py")):
+            file = path.relative_to(home.parent).as_posix()
+            for name, line in _names_in(ast.parse(path.read_text(encoding="utf-8"))):
+                room = next((room for room, names in NAMES.items() if name in names), None)
+                if room and not file.startswith(room) and (file, name) not in KNOWN:
+                    found.append(f"{file}:{line} knows {name!r} of {room}")
+    return found
+
+
+def _names_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """String literals and the names of engines, with their lines; `__all__` and defaults of fields are left out."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            continue
+        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Field", "_field"):
+            continue
+        if isinstance(node, ast.ImportFrom):
+            yield from ((alias.name, node.lineno) for alias in node.names if alias.name in ENGINES)
+        elif isinstance(node, ast.Name) and node.id in ENGINES:
+            yield node.id, node.lineno
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value, node.lineno
+        yield from _names_in(node)
+
+
+def test_nothing_outside_a_registry_knows_its_names() -> None:
+    assert names_known(HOMES) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "line", "complaint"),
+    [
+        ("langchain_rcr/policy.py", "if family.name == 'lexical': pass", "knows 'lexical' of langchain_rcr/families/"),
+        ("rcr_trainer/cli.py", "from langchain_rcr import FaissIndex", "knows 'FaissIndex' of langchain_rcr/index/"),
+        ("rcr_trainer/evaluation/plain.py", "BEST = {'set_bsr': 1}", "knows 'set_bsr' of rcr_trainer/baselines/"),
+    ],
+)
+def test_a_name_known_elsewhere_is_found(tmp_path: Path, file: str, line: str, complaint: str) -> None:
+    _built(tmp_path, {file: line})
+    assert [complaint in found for found in names_known({package: tmp_path / package for package in HOMES})] == [True]

@@ -269,6 +269,7 @@ VERDICTS = {
 }
 
 
+@pytest.mark.slow
 def test_one_verdict_that_the_figures_bear_out():
     rng = np.random.default_rng(0)
     seen = set()

@@ -167,6 +167,7 @@ def test_plain_text_even_where_colour_is_forced(monkeypatch):
     assert "\x1b" not in stream.getvalue()
 
 
+@pytest.mark.slow
 def test_plot_is_a_png_and_leaves_pyplot_alone(tmp_path):
     before = "matplotlib.pyplot" in sys.modules
     path = plot_coverage(make(), tmp_path / "plots" / "coverage.png")

@@ -18,6 +18,8 @@ from tiny_bert import tiny_bert
 
 from langchain_rcr.items import Item, compose
 
+pytestmark = pytest.mark.slow
+
 PARSER = Path(__file__).parent.parent / "examples" / "models" / "covr-parser"
 CONFIG = """
 data: {split: 110, train_size: 60, test_size: 8, dev_size: 8}

@@ -117,6 +117,7 @@ def trained(lam, advantage):
     return probability_of_the_pair(model)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["grpo", "rloo", "remax", "nb"])
 def test_the_pair_that_pays_is_found(advantage):
     assert trained(1.0, advantage) > 0.9

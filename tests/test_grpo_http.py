@@ -14,6 +14,8 @@ from rcr_trainer import pipeline
 from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.settings import Config
 
+pytestmark = pytest.mark.slow
+
 PARSER = Path(__file__).parents[1] / "examples" / "models" / "covr-parser"
 COVR = {"split": "110", "train_size": 22, "test_size": 4, "dev_size": 6}
 

@@ -16,6 +16,8 @@ from rcr_trainer.tasks import divide, load_split
 
 from langchain_rcr.policy import TriEncoder
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 data: {split: 110, train_size: 40, test_size: 8, dev_size: 8}
 model: {family: lexical, dim: 16}

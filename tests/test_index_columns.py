@@ -49,6 +49,7 @@ def test_shape_and_values_by_hand():
     assert columns.passing(parse_filter({}), 2).dtype == bool
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(examples, max_size=12), st.lists(filters, min_size=1, max_size=4), st.data())
 def test_equals_matches_row_by_row_also_while_the_rows_grow(many, conditions, data):

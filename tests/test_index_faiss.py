@@ -63,6 +63,7 @@ def test_greedy_picks_are_the_same():
         np.testing.assert_array_equal(ours.positions, greedy(queries, pool, AdditiveState(lam), 6).positions)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
 @pytest.mark.parametrize("fp16", [False, True])
 def test_recall(kind, fp16):
@@ -81,6 +82,7 @@ def test_recall(kind, fp16):
     np.testing.assert_array_equal(table.vectors(keys[0]), pool.context[keys[0]])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["hnsw", "ivf"])
 def test_a_rare_filter_is_searched_exactly_and_nothing_is_lacking(kind):
     rng = np.random.default_rng(2)

@@ -330,6 +330,7 @@ step = st.one_of(
 where = st.sampled_from([{}, {"level": 0}, {"level": {"$gt": 0}}, {"$not": {"level": {"$in": [1]}}}])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 @settings(max_examples=60, deadline=None)
 @given(

@@ -60,6 +60,7 @@ def check(reader, where):
     return frozenset(seen)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ENGINES)
 def test_32_readers_see_whole_changes_alone(name, monkeypatch):
     interval = sys.getswitchinterval()

@@ -92,6 +92,7 @@ def test_no_prompt_has_more_tokens_by_the_models_own_tokenizer(folder: str) -> N
     assert counts[max(prompts, key=lambda prompt: len(prompt.encode()))] < max(counts.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["completion", "chat"])
 def test_a_server_counts_no_more_tokens_than_there_are_bytes(kind: str, folder: str) -> None:
     server = {"kind": kind, "model": "m", "base_url": "http://127.0.0.1:1/v1", "max_tokens": 5}

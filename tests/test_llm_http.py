@@ -99,6 +99,7 @@ def test_every_fault_ends_with_the_right_answers_and_none_is_paid_twice(kind: st
         assert len(server.requests) == asked
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_faults_at_random_with_many_calls_at_once(kind: str) -> None:
     faults = itertools.cycle(
@@ -227,6 +228,7 @@ def test_a_model_given_as_an_object_loses_its_own_retries_and_keeps_its_settings
         assert given.max_retries == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_server_model_and_parameters_part_the_cache(kind: str, tmp_path: Path) -> None:
     cache = tmp_path / "a.sqlite"
@@ -294,6 +296,7 @@ def kept(cache: Path) -> int:
         return int(database.execute("SELECT count(*) FROM answers").fetchone()[0]) if tables else 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_kill_9_nothing_that_was_paid_is_asked_again(kind: str, tmp_path: Path) -> None:
     cache = tmp_path / "a.sqlite"
@@ -316,6 +319,7 @@ def test_after_kill_9_nothing_that_was_paid_is_asked_again(kind: str, tmp_path: 
         assert len(set(server.paid)) == len(server.paid) == 30
 
 
+@pytest.mark.slow
 def test_processes_that_share_a_cache_go_on_with_the_same_answers(tmp_path: Path) -> None:
     numbers = itertools.count()
     with OpenAIServer(lambda prompt: f"f ( {next(numbers)} )", delay=0.02) as server:

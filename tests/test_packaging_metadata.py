@@ -55,6 +55,7 @@ def test_serving_declares_what_it_imports_and_no_more() -> None:
     assert imported(ROOT / "langchain_rcr") - {"pydantic-core"} == declared([*PROJECT["dependencies"], *extras])
 
 
+@pytest.mark.slow
 def test_training_declares_what_it_imports_beyond_that_and_no_more() -> None:
     beyond = imported(ROOT / "trainer" / "rcr_trainer") - declared(PROJECT["dependencies"])
     serving = declared([text for name in SERVING for text in EXTRAS[name]])

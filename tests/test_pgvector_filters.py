@@ -66,6 +66,7 @@ def passing(connection, condition, examples):
     return [value for (value,) in connection.execute(query, [*parameters, texts]).fetchall()]
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(condition=FILTERS, examples=EXAMPLES)
 def test_the_sql_means_what_matches_means(connection, condition, examples):

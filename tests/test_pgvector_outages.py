@@ -242,6 +242,7 @@ def server():
         server.cleanup()
 
 
+@pytest.mark.slow
 def test_a_server_restart_in_mid_use(server):
     index = PgVectorIndex(server.get_uri(), "p")
     index.bind("f", DIM)

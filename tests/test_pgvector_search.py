@@ -334,6 +334,7 @@ def test_vectors_that_do_not_fit(filled, new, bad):
         new(kind="hnsw").bind("f", 2001)
 
 
+@pytest.mark.slow
 def test_an_hnsw_index_is_made_and_used(filled, postgres_url, monkeypatch):
     index, rows, vectors = filled(count=1500, seed=6)
     asked, plain = [], pgvector_reader.PgVectorReader._nearest
@@ -461,6 +462,7 @@ def test_arguments_that_do_not_fit(options, message):
     assert "secret" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_examples(new):
     """Added in one go; the best of them found, with and without a filter, and the oldest of equal ones."""
     count, dim = 100_000, 16

@@ -22,6 +22,8 @@ from langchain_rcr.background import BackgroundLoop
 from langchain_rcr.errors import PoolError
 from langchain_rcr.index.base import PoolVectors, Row, Search
 
+pytestmark = pytest.mark.slow
+
 psycopg = pytest.importorskip("psycopg")
 from langchain_rcr.index.pgvector import PgVectorIndex  # noqa: E402
 

@@ -595,6 +595,7 @@ def test_many_threads_and_concurrency_limits(retriever: SequentialCompositionalR
 # ---------------------------------------------------------------- a real protocol
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["ChatOpenAI", "OpenAI"])
 async def test_over_http(retriever: SequentialCompositionalRetriever, kind: str) -> None:
     import httpx

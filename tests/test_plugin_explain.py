@@ -69,6 +69,7 @@ def test_structures_are_told_where_they_come_first(retriever: SequentialComposit
     assert steps[0].covered == tuple(sorted(spec.structures(steps[0].pick.target)))
 
 
+@pytest.mark.slow
 def test_data_table_and_picture(retriever: SequentialCompositionalRetriever, tmp_path: Path) -> None:
     spec = ProgramSpec("functional")
     explanation = retriever.explain(QUERY, runner_ups=1, structures=spec.structures)

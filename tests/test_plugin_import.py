@@ -44,10 +44,12 @@ def test_the_pool_and_the_errors_work_without_torch() -> None:
     assert not loaded & {"torch", "transformers", "faiss"}
 
 
+@pytest.mark.slow
 def test_using_a_name_loads_what_it_needs() -> None:
     assert {"torch", "langchain_core"} <= _modules_after("from langchain_rcr import SequentialCompositionalRetriever")
 
 
+@pytest.mark.slow
 def test_every_promised_name_exists_and_is_listed() -> None:
     for name in langchain_rcr.__all__:
         assert getattr(langchain_rcr, name).__name__ == name
@@ -81,10 +83,12 @@ print(json.dumps(said))
     )
 
 
+@pytest.mark.slow
 def test_the_help_works_without_any_extra(without_extras: dict[str, str]) -> None:
     assert [name for name in langchain_rcr.__all__ if name not in without_extras["help"]] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "extra"), ENGINES.items())
 def test_an_engine_without_its_extra_names_the_pip_command(
     without_extras: dict[str, str], name: str, extra: str

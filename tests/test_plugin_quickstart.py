@@ -4,8 +4,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from langchain_rcr import ExamplePool, TriEncoder
 from langchain_rcr.pool import write_jsonl
+
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 

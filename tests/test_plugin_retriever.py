@@ -394,6 +394,7 @@ def test_other_keys(encoder: TriEncoder) -> None:
         retriever.add_example(EXAMPLES[0])
 
 
+@pytest.mark.slow
 def test_32_threads_ask_while_examples_come_and_go(encoder: TriEncoder) -> None:
     shared = SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcdefghi"), k=5)
     stop = threading.Event()

@@ -11,6 +11,8 @@ import pytest
 from langchain_rcr import ExamplePool, TriEncoder
 from langchain_rcr.pool import write_jsonl
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "examples" / "swap_the_selector.py"
 

@@ -13,6 +13,8 @@ from several_processes import end, start
 
 from langchain_rcr.policy import TriEncoder
 
+pytestmark = pytest.mark.slow
+
 CONFIG = """
 data: {split: 110, train_size: 45, test_size: 8, dev_size: 8}
 model: {family: lexical, dim: 16}

@@ -92,6 +92,7 @@ def test_what_is_not_a_program_is_none(text: str) -> None:
     assert parse(text) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "nodes"),
     [

@@ -29,6 +29,7 @@ TREES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", [*LANGUAGES, "sql:postgres"])
 @QUICK
 @given(text=TEXTS)
@@ -42,6 +43,7 @@ def test_no_text_makes_a_parser_raise(language: str, text: str) -> None:
     assert ProgramSpec(language).key(text) == str(anonymize(tree, everywhere=language == "tokens"))
 
 
+@pytest.mark.slow
 @QUICK
 @given(left=TREES, right=TREES)
 def test_canonical_text_is_equal_for_equal_trees_only(left: Tree, right: Tree) -> None:

@@ -108,6 +108,7 @@ def test_python_parsing_leaks_no_warning() -> None:
     assert caught == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("language", "text", "nodes"),
     [

@@ -64,6 +64,7 @@ def test_anonymize_twice_changes_nothing_more() -> None:
     assert anonymize(once, COVR_CLASSES) == once
 
 
+@pytest.mark.slow
 def test_anonymize_does_not_recurse() -> None:
     tree = Tree("'x'")
     for _ in range(50_000):

@@ -142,6 +142,7 @@ def test_other_uses_of_sqlglot_still_log(caplog: pytest.LogCaptureFixture) -> No
     assert [record.message for record in caplog.records] == ["heard"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "answers"),
     [
@@ -168,6 +169,7 @@ def test_deep_or_huge_text_is_quick(text: str, answers: bool) -> None:
     assert (tree is not None) == answers
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not GEOGRAPHY.exists(), reason=f"{GEOGRAPHY} is not there (RCR_DATA)")
 def test_geography_queries_parse_whatever_their_aliases() -> None:
     groups = json.loads(GEOGRAPHY.read_text(encoding="utf-8"))

@@ -139,6 +139,7 @@ def test_names_stay_apart_whatever_the_labels() -> None:
     assert "a -> b" not in local_structures(Tree("a -> b"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tree",
     [
@@ -157,6 +158,7 @@ def test_linear_for_wide_trees(tree: Tree) -> None:
     assert max(map(len, found)) < 1_000
 
 
+@pytest.mark.slow
 def test_linear_for_deep_trees() -> None:
     tree = Tree("x")
     for i in range(100_000):

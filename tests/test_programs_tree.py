@@ -64,6 +64,7 @@ def test_unfold_inverts_fold() -> None:
     assert unfold(SMALL, lambda node: (node.label, node.children)) == SMALL
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("depth", [10_000, 200_000])
 def test_no_operation_recurses(depth: int) -> None:
     tree, same, other = deep(depth), deep(depth), deep(depth, "y")

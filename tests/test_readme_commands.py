@@ -165,6 +165,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.slow
 def test_everything_on_the_page_works(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with OpenAIServer(lambda prompt: "SELECT a0 FROM city") as server:
         follow(workplace, Session(workplace, monkeypatch, server))
@@ -205,6 +206,7 @@ def swapped_in(block: str) -> None:
     assert len(names["selector"].select_examples({"source": "there is some cat"})) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not CORPUS.is_file(), reason="the GeoQuery corpus is not there (RCR_DATA)")
 def test_the_commands_on_geoquery_work(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(workplace, monkeypatch)
@@ -216,6 +218,7 @@ def test_the_commands_on_geoquery_work(workplace: Path, monkeypatch: pytest.Monk
     assert (workplace / "runs" / "paper_geoquery" / "evaluation.json").is_file()
 
 
+@pytest.mark.slow
 def test_what_the_page_says_of_serving_your_own_files(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace / "my.yaml").write_text(block_of("yaml"), encoding="utf-8")
     Session(workplace, monkeypatch).run("rcr-train run my.yaml")

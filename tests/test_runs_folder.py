@@ -326,6 +326,7 @@ for at in range(1, 200):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_killed_at_any_file_operation_a_run_is_whole_and_goes_on(tmp_path):
     result = subprocess.run(

@@ -123,6 +123,7 @@ def test_left_out_predictions_are_those_of_a_fit_without_the_group():
         np.testing.assert_allclose(frequency[out], np.tile(targets[kept].mean(0), (out.sum(), 1)), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", [None, FakeBackbone()])
 def test_the_fit_beats_an_unfitted_policy_and_knows_its_training_questions(backbone):
     model, result = fitted(backbone)
@@ -143,6 +144,7 @@ def test_features_for_training_leave_the_own_program_out():
     assert (known * gold).sum() > (held_out * gold).sum()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_program", [False, True])
 def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypatch, own_program):
     from langchain_rcr.families import backbone as backbones
@@ -166,11 +168,13 @@ def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypa
     assert not np.allclose(query.raw(plain).detach().numpy(), again.raw[:60], atol=1e-2)
 
 
+@pytest.mark.slow
 def test_the_same_seed_fits_the_same():
     one, other = (fitted()[0].fingerprint() for _ in range(2))
     assert one == other != structure().fingerprint()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("state", ["additive", "saturating"])
 def test_gradient_descent_goes_on_from_the_fit(state):
     model = structure(state=state)
@@ -182,6 +186,7 @@ def test_gradient_descent_goes_on_from_the_fit(state):
     assert len(model.query.dual) == len(SPLIT.train) != len(before.query.dual)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backbone", [None, FakeBackbone()])
 def test_a_checkpoint_comes_back(tmp_path, monkeypatch, backbone):
     from langchain_rcr.families import backbone as backbones
@@ -198,6 +203,7 @@ def test_a_checkpoint_comes_back(tmp_path, monkeypatch, backbone):
     assert (tmp_path / "c" / "backbone.json").is_file() == (backbone is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train_candidates", [False, True])
 @pytest.mark.parametrize("held_out", [False, True])
 def test_reinforcement_goes_on_from_the_fit(train_candidates, held_out):
@@ -218,6 +224,7 @@ def test_reinforcement_goes_on_from_the_fit(train_candidates, held_out):
     assert all(torch.isfinite(tensor).all() for tensor in model.state_dict().values())
 
 
+@pytest.mark.slow
 def test_reinforcement_sees_lent_development_questions_as_held_out():
     model, lent = fitted()[0], SPLIT.train[:20]
     barred = own_positions(lent, SPLIT.train, SPEC, same_program=True)
@@ -248,6 +255,7 @@ def test_lent_development_questions_are_asked_as_held_out():
     assert asked.tolist() != plain.tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["sft", "grpo"])
 def test_an_interrupted_stage_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, stage):
     monkeypatch.setattr(state, "SAVE_EVERY_S", 0)
@@ -314,6 +322,7 @@ def test_unparsable_training_programs_are_no_landmarks():
     assert np.isfinite(model.query.vectors(features)).all()
 
 
+@pytest.mark.slow
 def test_few_examples():
     for count in (5, 12):
         few = SPLIT.train[:count]
@@ -337,6 +346,7 @@ def test_a_question_is_read_once():
     assert backbone.seen == before + 2
 
 
+@pytest.mark.slow
 def test_what_is_left_out_together_is_chosen_on_development_questions(monkeypatch):
     monkeypatch.setattr(fitting, "_FEWEST_GROUPS", 2)
     asked = []
@@ -401,6 +411,7 @@ def test_average_linkage_makes_the_clusters_of_scipy(size, ties):
             )
 
 
+@pytest.mark.slow
 def test_four_thousand_programs_are_clustered_in_seconds():
     distances = np.random.default_rng(0).random((4000, 4000), dtype=np.float32)
     began = time.perf_counter()

@@ -7,6 +7,8 @@ import pytest
 from rcr_trainer.data import covr_split, read_split, write_split
 from rcr_trainer.programs import ProgramSpec
 
+pytestmark = pytest.mark.slow
+
 SPEC = ProgramSpec()
 SPLIT = covr_split("110", 0, 40, 8, dev=5)
 

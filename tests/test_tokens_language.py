@@ -72,6 +72,7 @@ def test_a_key_ignores_white_space_and_values():
     assert len({spec.key(text) for text in ("f ( x )", "f x ( )", "f ( x", "f", "'f (' x )", "")}) == 6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "text",
     [
@@ -93,6 +94,7 @@ def test_huge_texts_are_quick(text):
     assert time.process_time() - began < 2
 
 
+@pytest.mark.slow
 def test_a_chain_of_10_000_tokens():
     spec, text = ProgramSpec("tokens"), " ".join(f"w{n} 7" for n in range(5_000))
     began = time.process_time()

@@ -20,6 +20,8 @@ from rcr_trainer.tasks import check_task, divide
 from langchain_rcr.items import Item
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
+pytestmark = pytest.mark.slow
+
 SPLIT = covr_split("110", 0, 40, 10)
 SETTINGS = """
 data: {task: files, train: train.jsonl, test: test.jsonl}
