@@ -267,6 +267,7 @@ NAMES = {
 KNOWN = {
     *(("langchain_rcr/__init__.py", name) for name in ENGINES),
     ("langchain_rcr/store.py", "MemoryIndex"),  # the default engine
+    ("langchain_rcr/index/vectorstore.py", "embeddings"),  # an attribute of LangChain's vector stores
     # A kind of selector, whatever its name:
     *((f"rcr_trainer/evaluation/{file}.py", "oracle") for file in ("harness", "plot", "report", "table")),
 }
