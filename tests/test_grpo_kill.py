@@ -25,7 +25,7 @@ from openai_server import OpenAIServer
 from rcr_trainer.llm import AnswerCache, LLMSettings, open_llm
 from rcr_trainer.runs import Run
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")]
 
 CONFIG = """
 data: {split: 110, train_size: 40, test_size: 4, dev_size: 8}

@@ -60,6 +60,7 @@ def run(model, config=FAST, reward=COVERAGE, dev=SPLIT.dev, **options):
 # ---------------------------------------------------------------- end to end
 
 
+@pytest.mark.slow
 def test_training_raises_the_reward():
     model, rows = lexical(), []
     config = FAST.model_copy(update={"epochs": 6, "group_size": 16, "batch_size": 20, "lr": 3e-3})
@@ -289,6 +290,7 @@ def stop_at(step):
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("advantage", ["grpo", "remax"])
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 6])
 def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, advantage, step):
@@ -305,6 +307,7 @@ def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, 
     assert again == {at: row for at, row in rows.items() if at >= step or step == 1}
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_every_step(tmp_path, monkeypatch):
     monkeypatch.setattr(training_state, "SAVE_EVERY_S", 0)
     config = FAST.model_copy(update={"train_candidates": True, "epochs": 3})
@@ -318,6 +321,7 @@ def test_a_run_killed_at_every_step(tmp_path, monkeypatch):
     assert same_weights(whole, resumed)
 
 
+@pytest.mark.slow
 def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, bert):
     monkeypatch.setattr(training_state, "SAVE_EVERY_S", 0)
     config = GRPOConfig(epochs=1, max_steps=3, batch_size=4, group_size=2, k=2, lr=1e-4, train_candidates=True)

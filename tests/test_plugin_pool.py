@@ -159,6 +159,7 @@ fields = st.dictionaries(
 )
 
 
+@pytest.mark.slow
 @given(st.lists(st.tuples(text, text, fields), max_size=4))
 def test_write_then_read_gives_the_pool_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     path = tmp_path_factory.mktemp("pool") / "pool.jsonl"

@@ -11,6 +11,8 @@ from several_processes import RESUMED, TRAININGS, Processes, build, end, outcome
 
 from langchain_rcr.errors import CheckpointError
 
+pytestmark = pytest.mark.slow
+
 SCRIPT = Path(several_processes.__file__)
 # A shift of all candidates alike changes no probability: its gradient is rounding, which AdamW makes large.
 NO_GRADIENT = "candidate.text.model.encoder.layer.1.output.LayerNorm.bias"

@@ -86,6 +86,7 @@ def test_without_dev_the_last_epoch_is_kept():
     assert all("dev_coverage" not in row for row in result.history)
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_weights():
     models = []
     for seed in (0, 0, 1):
@@ -105,6 +106,7 @@ def stop_at(epoch):
     return log
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("epoch", [1, 2, 4, 6])
 def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, epoch):
     monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
@@ -121,6 +123,7 @@ def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, 
     assert rows == list(range(0 if epoch == 1 else epoch, 7))
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again(tmp_path, monkeypatch):
     monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
     config = FAST.model_copy(update={"patience": 2, "epochs": 20, "gradient_accumulation": 2})
@@ -136,6 +139,7 @@ def test_a_run_killed_again_and_again(tmp_path, monkeypatch):
     assert same_weights(whole, resumed)
 
 
+@pytest.mark.slow
 def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, bert):
     monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
     config = SFTConfig(loss="infonce", epochs=3, lr=1e-3, batch_size=16, bm25_top=10, patience=None, on_policy=0)
@@ -227,6 +231,7 @@ def test_info_nce_trains_a_transformer(bert):
     assert same == {name for name, _ in model.named_parameters() if "pooler" in name}  # which takes no part
 
 
+@pytest.mark.slow
 def test_info_nce_raises_dev_coverage_too():
     config = FAST.model_copy(update={"loss": "infonce", "lr": 0.03})
     result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)

@@ -69,6 +69,7 @@ def build(family, bert):
     return TriEncoder.build("transformer", [], base=bert, lam=0.1).eval()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["lexical", "transformer"])
 @pytest.mark.parametrize("train_candidates", [False, True])
 @pytest.mark.parametrize("block", [1, 1 << 25])

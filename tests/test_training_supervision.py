@@ -155,6 +155,7 @@ def slow_worst(negatives, training, query, picks, worst):
     return [near[n] for n in sorted(range(len(near)), key=lambda n: (gains[near[n]], n))[:worst]]
 
 
+@pytest.mark.slow
 def test_draws_are_the_worst_of_the_nearest(questions, training):
     negatives = HardNegatives(questions, questions, top=12, worst=3, forbidden=training.forbidden)
     sequences = training.sequences(4)[0]
