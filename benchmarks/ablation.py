@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common import cell, limit_threads, parser, run_or_read, settings_of
+from common import cell, parser, print_table, run_or_read, settings_of
 
 if TYPE_CHECKING:
     from rcr_trainer.runs import Run
@@ -154,32 +154,25 @@ def main() -> int:
     flags = parser(__doc__, threads=2)
     flags.add_argument("--variants", help=f"comma-separated, of {', '.join(VARIANTS)}; default: all that need no GPU")
     arguments = flags.parse_args()
-    splits = arguments.splits.split(",") if arguments.splits else SPLITS
     usual = [name for name, row in VARIANTS.items() if not row.gpu]
     chosen = arguments.variants.split(",") if arguments.variants else usual
     unknown = sorted(set(chosen) - set(VARIANTS))
     if unknown:
         flags.error(f"no variant '{unknown[0]}'")
-    limit_threads(arguments.threads)
-    from langchain_rcr.errors import RCRError
-    from langchain_rcr.files import write_json
-
     results: dict[str, dict[str, dict[str, Any]]] = {}
-    try:
-        for split in splits:
-            for variant in chosen:
-                if split in COVR_SPLITS and not VARIANTS[variant].covr:
-                    continue
-                for seed in map(int, arguments.seeds.split(",")):
-                    run = run_one(variant, split, seed, arguments.data, arguments.threads)
-                    results.setdefault(split, {}).setdefault(variant, {})[str(seed)] = figures(run)
-                    write_json(arguments.out, results)
-                print(split, variant, results[split][variant], file=sys.stderr, flush=True)
-    except RCRError as error:
-        print(f"ablation: error: {error}", file=sys.stderr)
-        return 2
-    print(markdown(results))
-    return 0
+
+    def work(split: str, seed: int) -> str:
+        from langchain_rcr.files import write_json
+
+        for variant in chosen:
+            if split not in COVR_SPLITS or VARIANTS[variant].covr:
+                found = figures(run_one(variant, split, seed, arguments.data, arguments.threads))
+                results.setdefault(split, {}).setdefault(variant, {})[str(seed)] = found
+                write_json(arguments.out, results)
+                print(split, seed, variant, found, file=sys.stderr, flush=True)
+        return markdown(results)
+
+    return print_table(arguments, SPLITS, work)
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.runs import Run
 
 COVR = ("8", "25", "34", "43", "48", "51", "99", "100", "110", "115")
@@ -104,6 +106,46 @@ def run_or_read(folder: Path, seed: int, threads: int, settings: Mapping[str, An
         differences(Run.open(folder).config, config, ignore=("threads",))
     )
     return pipeline.run(config, until=until, resume=True, overwrite=stale)
+
+
+def compared(report: EvaluationReport) -> dict[str, Any]:
+    """Coverage of ours, of the best plain selector and of the oracle, %, and the share of the gap between these two.
+
+    Args:
+        report: with rcr, a plain selector and the oracle.
+    """
+    name, best = report.best_plain()
+    ours, oracle = report.selectors["rcr"].coverage, report.oracle.coverage
+    return {
+        "best_plain": round(best, 2),
+        "best_plain_name": name,
+        "ours": round(ours, 2),
+        "oracle": round(oracle, 2),
+        "gap_closed": round((ours - best) / (oracle - best), 4) if oracle > best else None,
+    }
+
+
+def print_table(arguments: argparse.Namespace, splits: Sequence[str], work: Callable[[str, int], str]) -> int:
+    """The main loop of a benchmark: every seed of every split, then the table of the last; the exit status.
+
+    Args:
+        arguments: those of `parser`.
+        splits: what is run where the arguments name none.
+        work: computes a (split, seed), writes the file and returns the table of all up to there.
+    """
+    limit_threads(arguments.threads)
+    from langchain_rcr.errors import RCRError
+
+    table = ""
+    try:
+        for split in arguments.splits.split(",") if arguments.splits else splits:
+            for seed in map(int, arguments.seeds.split(",")):
+                table = work(split, seed)
+    except RCRError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(table)
+    return 0
 
 
 def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str:

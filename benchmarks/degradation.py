@@ -4,7 +4,7 @@
 
 Conditions: a pool of 50, 100, 200 and of all training examples; of all, with a share of 0.1, 0.3, 0.5, 1 of the
 programs broken, which is to say cut off at a random place, so that they don't parse; and of all, unbroken, by their
-tokens, as programs are that nobody has a parser for. Smaller pools are parts of larger ones, and so are smaller shares.
+tokens, as programs of a language without a parser are. Smaller pools are parts of larger ones; so are smaller shares.
 Development queries come out of the pool, as they do for a user who brings no others. Test queries keep their programs.
 
 A broken example stays in the pool: its question may get it picked. What it is worth then is counted twice:
@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from common import cell, limit_threads, parser, run_or_read, settings_of
+from common import cell, compared, parser, print_table, run_or_read, settings_of
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Example, Split
@@ -117,7 +117,7 @@ def run_one(name: str, condition: str, seed: int, data: Path, threads: int, fami
     """Train and evaluate under one condition, or read what an earlier call left.
 
     Returns:
-        Reading → the figures of `_figures`; `as meant` only where the run doesn't see programs as they are.
+        Reading → the figures of `compared`; `as meant` only where the run doesn't see programs as they are.
     """
     from rcr_trainer.data import write_split
     from rcr_trainer.evaluation import EvaluationReport
@@ -135,9 +135,9 @@ def run_one(name: str, condition: str, seed: int, data: Path, threads: int, fami
     settings |= {"data": {"task": "files", "directory": str(folder)}, "model": {"family": family}}
     settings |= {"program": {"language": given.language}}
     run = run_or_read(FOLDER / f"{title}-{family}", seed, threads, settings)
-    found = {READ: _figures(EvaluationReport.read(run.path))}
+    found = {READ: compared(EvaluationReport.read(run.path))}
     if given.hidden:
-        found[MEANT] = _figures(_as_meant(run, whole.train, spec))
+        found[MEANT] = compared(_as_meant(run, whole.train, spec))
     return found
 
 
@@ -196,18 +196,6 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
     )
 
 
-def _figures(report: EvaluationReport) -> dict[str, Any]:
-    name, best = report.best_plain()
-    ours, oracle = report.selectors["rcr"].coverage, report.oracle.coverage
-    return {
-        "best_plain": round(best, 2),
-        "best_plain_name": name,
-        "ours": round(ours, 2),
-        "oracle": round(oracle, 2),
-        "gap_closed": round((ours - best) / (oracle - best), 4) if oracle > best else None,
-    }
-
-
 # ---------------------------------------------------------------- output
 
 Results = Mapping[str, Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]]]
@@ -237,28 +225,21 @@ def main() -> int:
     flags = parser(__doc__, threads=2)
     flags.add_argument("--family", default="structure", help="encoder family (default structure)")
     arguments = flags.parse_args()
-    splits = arguments.splits.split(",") if arguments.splits else SPLITS
-    seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    limit_threads(arguments.threads)
-    from langchain_rcr.errors import RCRError
-    from langchain_rcr.files import write_json
-
     results: dict[str, dict[str, dict[str, dict[str, dict[str, Any]]]]] = {}
-    try:
-        for split in splits:
-            for condition in CONDITIONS:
-                for seed in seeds:
-                    found = run_one(split, condition, seed, arguments.data, arguments.threads, arguments.family)
-                    for reading, figures in found.items():
-                        of_condition = results.setdefault(split, {}).setdefault(condition, {})
-                        of_condition.setdefault(reading, {})[str(seed)] = figures
-                        print(f"{split}, {condition}, seed {seed}, {reading}: {figures}", file=sys.stderr, flush=True)
-                    write_json(arguments.out, results)
-    except RCRError as error:
-        print(f"degradation: error: {error}", file=sys.stderr)
-        return 2
-    print(markdown(results))
-    return 0
+
+    def work(split: str, seed: int) -> str:
+        from langchain_rcr.files import write_json
+
+        for condition in CONDITIONS:
+            found = run_one(split, condition, seed, arguments.data, arguments.threads, arguments.family)
+            for reading, figures in found.items():
+                of_condition = results.setdefault(split, {}).setdefault(condition, {})
+                of_condition.setdefault(reading, {})[str(seed)] = figures
+                print(f"{split}, {condition}, seed {seed}, {reading}: {figures}", file=sys.stderr, flush=True)
+            write_json(arguments.out, results)
+        return markdown(results)
+
+    return print_table(arguments, SPLITS, work)
 
 
 if __name__ == "__main__":

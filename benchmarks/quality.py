@@ -22,7 +22,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from common import COVR, cell, limit_threads, parser, run_or_read, settings_of
+from common import COVR, cell, compared, parser, print_table, run_or_read, settings_of
 
 SPLITS = {
     "geoquery": ("standard", "template_1", "tmcd_1", "length_1", "template_2", "tmcd_2"),
@@ -82,15 +82,10 @@ def _geography(data: Path, kind: str) -> Path:
 
 
 def _figures(report: Any) -> dict[str, Any]:
-    name, best = report.best_plain()
-    ours, oracle = report.selectors["rcr"], report.oracle.coverage
+    ours = report.selectors["rcr"]
     gains = {metric: getattr(ours, metric) - report.best_plain(metric)[1] for metric in GAINS}
     return {
-        "best_plain": round(best, 2),
-        "best_plain_name": name,
-        "ours": round(ours.coverage, 2),
-        "oracle": round(oracle, 2),
-        "gap_closed": round((ours.coverage - best) / (oracle - best), 4) if oracle > best else None,
+        **compared(report),
         **{f"{metric}_gain": round(gain, 2) for metric, gain in gains.items()},
         "selectors": {
             selector: {metric: round(getattr(scores, metric), 2) for metric in METRICS}
@@ -163,26 +158,19 @@ def main() -> int:
     flags.add_argument("--task", choices=tuple(SPLITS), required=True)
     flags.add_argument("--family", default="structure", help="encoder family (default structure)")
     arguments = flags.parse_args()
-    splits = arguments.splits.split(",") if arguments.splits else SPLITS[arguments.task]
-    seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    limit_threads(arguments.threads)
-    from langchain_rcr.errors import RCRError
-    from langchain_rcr.files import write_json
-
     results: dict[str, dict[str, dict[str, Any]]] = {}
-    try:
-        for split in splits:
-            for seed in seeds:
-                figures = run_one(arguments.task, split, seed, arguments.data, arguments.threads, arguments.family)
-                results.setdefault(split, {})[str(seed)] = figures
-                brief = {key: value for key, value in figures.items() if key != "selectors"}
-                print(f"{split} seed {seed}: {json.dumps(brief)}", file=sys.stderr, flush=True)
-                write_json(arguments.out, results)
-    except RCRError as error:
-        print(f"quality: error: {error}", file=sys.stderr)
-        return 2
-    print(markdown(results))
-    return 0
+
+    def work(split: str, seed: int) -> str:
+        from langchain_rcr.files import write_json
+
+        figures = run_one(arguments.task, split, seed, arguments.data, arguments.threads, arguments.family)
+        results.setdefault(split, {})[str(seed)] = figures
+        brief = {key: value for key, value in figures.items() if key != "selectors"}
+        print(f"{split} seed {seed}: {json.dumps(brief)}", file=sys.stderr, flush=True)
+        write_json(arguments.out, results)
+        return markdown(results)
+
+    return print_table(arguments, SPLITS[arguments.task], work)
 
 
 if __name__ == "__main__":

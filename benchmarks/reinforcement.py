@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from common import COVR, cell, limit_threads, parser, run_or_read, settings_of
+from common import COVR, cell, parser, print_table, run_or_read, settings_of
 from rcr_trainer.baselines import get_baseline, names
 
 Cells = dict[str, dict[str, dict[str, dict[str, float]]]]
@@ -199,27 +199,19 @@ def main() -> int:
         "--set", type=setting, action="append", default=[], metavar="SECTION.NAME=VALUE", help="a setting, for trials"
     )
     arguments = flags.parse_args()
-    default = COVR if arguments.table == "covr" else TEMPLATES
-    splits = arguments.splits.split(",") if arguments.splits else default
-    seeds = [int(seed) for seed in arguments.seeds.split(",")]
-    limit_threads(arguments.threads)
-    from langchain_rcr.errors import RCRError
-    from langchain_rcr.files import write_json
-
     settings = merged(SETTINGS[task_of(arguments.table)], *arguments.set)
     cells: Cells = {}
-    try:
-        for split in splits:
-            for seed in seeds:
-                figures = cells.setdefault(split, {})[str(seed)] = run_one(arguments, split, seed)
-                print(f"{split} seed {seed}: {json.dumps(figures)}", file=sys.stderr, flush=True)
-                result = {"table": arguments.table, "part": arguments.part, "settings": settings, "cells": cells}
-                write_json(arguments.out, result)
-    except RCRError as error:
-        print(f"reinforcement: error: {error}", file=sys.stderr)
-        return 2
-    print(markdown(arguments.table, cells, arguments.part))
-    return 0
+
+    def work(split: str, seed: int) -> str:
+        from langchain_rcr.files import write_json
+
+        figures = cells.setdefault(split, {})[str(seed)] = run_one(arguments, split, seed)
+        print(f"{split} seed {seed}: {json.dumps(figures)}", file=sys.stderr, flush=True)
+        result = {"table": arguments.table, "part": arguments.part, "settings": settings, "cells": cells}
+        write_json(arguments.out, result)
+        return markdown(arguments.table, cells, arguments.part)
+
+    return print_table(arguments, COVR if arguments.table == "covr" else TEMPLATES, work)
 
 
 if __name__ == "__main__":

@@ -196,7 +196,7 @@ def test_a_simulator_is_called_one_and_decides_nothing():
 
 def test_nothing_answered_whoever_picks():
     text = advise(answered(0.0, 0.0))
-    assert "With nobody's picks gpt-x answers any of 200 queries exactly." in text
+    assert "Whoever picks, gpt-x answers none of 200 queries exactly." in text
 
 
 def test_selectors_without_answers():

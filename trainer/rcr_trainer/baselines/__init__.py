@@ -1,7 +1,7 @@
 """Every selector that a trained retriever is compared with: LangChain example selectors that also pick in batches.
 
 A new one is a file with a class derived from `Baseline` and a line in `BASELINES`: the class says what it needs and
-what is chosen on development queries. Asking for the names loads none of them.
+what is chosen on development queries. Listing the names imports none of them.
 """
 
 from __future__ import annotations

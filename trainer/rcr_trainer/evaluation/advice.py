@@ -160,7 +160,7 @@ def _on_answers(report: EvaluationReport, gap: Gap | None, best: str) -> list[st
         return []
     who = "the simulator, which is no language model," if report.answers.simulated else report.answers.model
     if gap.ours == gap.other == 0:
-        return [f"With nobody's picks {who} answers any of {gap.n} queries exactly."]
+        return [f"Whoever picks, {who} answers none of {gap.n} queries exactly."]
     rival = gap.name if gap.name == best else f"{gap.name}, the best plain selector in that,"
     said = (
         f"With rcr's picks {who} answers {gap.ours:.1f} % of {gap.n} queries exactly, with those of {rival} "
