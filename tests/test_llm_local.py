@@ -154,3 +154,49 @@ def test_a_stop_sequence_amid_thoughts_is_none(folder: str) -> None:
     model._tokenizer.decode = lambda tokens, **options: f"<think>{decode(tokens, **options)}"
     thoughts = [row[0].text for row in model.generate(PROMPTS, stop=stop).generations]
     assert thoughts == [f"<think>{text}" for text in whole]
+
+
+def test_guesses_change_no_answer(folder: str) -> None:
+    expected = {
+        prompt: plain(LocalLM(model=folder, max_new_tokens=12, stop=["\n"], device="cpu"), prompt) for prompt in PROMPTS
+    }
+    texts = {prompt: text for prompt, (text, _, _) in expected.items()}
+
+    def spoilt(prompt: str, place: int) -> str:
+        words = texts[prompt].split()
+        return " ".join([*words[:place], "h", *words[place + 1 :]])
+
+    guesses = [
+        texts.get,
+        lambda prompt: None,
+        lambda prompt: "",
+        lambda prompt: "Target: unknown words",
+        lambda prompt: f"{texts[prompt]} a b c d e f g h a b c d",
+        lambda prompt: " ".join(texts[prompt].split()[:2]),
+        *[lambda prompt, place=place: spoilt(prompt, place) for place in range(4)],
+    ]
+    for guess in guesses:
+        for batch_size in (1, 4, 16):
+            model = LocalLM(
+                model=folder, max_new_tokens=12, batch_size=batch_size, device="cpu", stop=["\n"], guess=guess
+            )
+            found = [row[0] for row in model.generate(PROMPTS).generations]
+            assert [
+                (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"])
+                for one in found
+            ] == list(expected.values())
+
+
+def test_a_right_guess_takes_one_pass(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = LocalLM(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
+    answers = {prompt: plain(model, prompt) for prompt in PROMPTS}
+    # Not those with words that the text doesn't show.
+    ending = [prompt for prompt, (text, end, n) in answers.items() if end == "stop" and n == len(text.split()) + 1]
+    assert len(ending) > 1
+    texts = {prompt: answers[prompt][0] for prompt in ending}
+    passes: list[int] = []
+    model.guess = texts.get
+    inner = model._model.forward
+    monkeypatch.setattr(model._model, "forward", lambda *args, **kwargs: passes.append(1) or inner(*args, **kwargs))
+    assert [row[0].text for row in model.generate(ending).generations] == list(texts.values())
+    assert len(passes) == 1

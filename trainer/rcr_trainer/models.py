@@ -221,10 +221,11 @@ def open_language_model(config: Config, task: Task, *, keep: bool = True) -> Lan
     from rcr_trainer.llm import LLMSettings, StructureBoundLLM, open_llm, wrap
 
     settings, spec = config.llm, task.spec
+    examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
+    programs = {example.source: example.target for example in examples}
     if settings.kind == "simulator":
-        examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
         simulator = StructureBoundLLM(
-            programs={example.source: example.target for example in examples},
+            programs=programs,
             spec=spec,
             size=settings.simulator_size,
         )
@@ -232,4 +233,5 @@ def open_language_model(config: Config, task: Task, *, keep: bool = True) -> Lan
         return wrap(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
     cache = settings.cache or config.folder.parent / "answers.sqlite"
     account = str(config.folder.resolve())
-    return open_llm(settings, cache if keep else None, language=spec.language, account=account)
+    file = cache if keep else None
+    return open_llm(settings, file, language=spec.language, account=account, guesses=programs)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,8 @@ class LocalLM(BaseLLM):
         batch_size: prompts that are decoded together.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", "mps".
         dtype: numbers to compute with: "auto" (as the folder says), "float32", "bfloat16", "float16".
+        guess: prompt → what the answer may be, or None. Where greedy decoding would write just that, one pass over the
+            guess takes the place of one for each token (speculative decoding); no answer changes.
 
     Raises:
         ConfigError: the model can't be loaded.
@@ -49,6 +51,7 @@ class LocalLM(BaseLLM):
     batch_size: int = Field(16, ge=1)
     device: str = "auto"
     dtype: str = "auto"
+    guess: Callable[[str], str | None] | None = Field(None, exclude=True)
 
     _model: Any = PrivateAttr()
     _tokenizer: Any = PrivateAttr()
@@ -116,79 +119,128 @@ class LocalLM(BaseLLM):
         found = [Generation(text="", generation_info=_info("too_long", len(ids), 0)) for ids in tokens]
         fitting = [row for row, ids in enumerate(tokens) if len(ids) + self.max_new_tokens <= limit]
         fitting.sort(key=lambda row: len(tokens[row]))
+        ends = _Ends(self._tokenizer, stop, self._model.generation_config.eos_token_id)
         # One batch at a time: threads would only share the same cores.
         with self._lock:
             for start in range(0, len(fitting), self.batch_size):
                 rows = fitting[start : start + self.batch_size]
-                for row, generation in zip(rows, self._decode([tokens[row] for row in rows], stop), strict=True):
-                    found[row] = generation
+                written = self._guessed([(tokens[row], self._guess(prompts[row], stop)) for row in rows], ends)
+                left = [row for row, new in zip(rows, written, strict=True) if new is None]
+                decoded = iter(self._decode([tokens[row] for row in left], ends) if left else ())
+                for row, new in zip(rows, written, strict=True):
+                    found[row] = self._generation(len(tokens[row]), next(decoded) if new is None else new, ends)
         return LLMResult(generations=[[generation] for generation in found])
 
+    def _guess(self, prompt: str, stop: Sequence[str]) -> list[int]:
+        guess = self.guess(prompt) if self.guess is not None else None
+        if not guess:
+            return []
+        ids: list[int] = self._tokenizer(f" {guess}{stop[0] if stop else ''}", add_special_tokens=False)["input_ids"]
+        return ids[: self.max_new_tokens - 1]
+
     @torch.inference_mode()
-    def _decode(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> list[Generation]:
-        """Complete prompts of any length, greedily."""
-        ends = self._model.generation_config.eos_token_id
-        ends = ends if ends is not None else self._tokenizer.eos_token_id
-        ends = [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
-        pad = self._tokenizer.pad_token_id
-        if pad is None:
-            pad = ends[0] if ends else 0
-        longest = max(map(len, prompts))
-        ids = torch.full((len(prompts), longest), pad)
-        mask = torch.zeros(len(prompts), longest, dtype=torch.long)
-        for row, own in enumerate(prompts):
-            ids[row, longest - len(own) :] = torch.tensor(own)
-            mask[row, longest - len(own) :] = 1
-        stopping = _Stop(self._tokenizer, stop, ends, longest, len(prompts))
+    def _guessed(self, drafts: Sequence[tuple[list[int], list[int]]], ends: _Ends) -> list[list[int] | None]:
+        """What the model writes after prompts where that is what was guessed; None where it isn't."""
+        if not any(guess for _, guess in drafts):
+            return [None] * len(drafts)
+        ids, mask, longest = self._padded([prompt for prompt, _ in drafts], max(len(guess) for _, guess in drafts))
+        for row, (_, guess) in enumerate(drafts):
+            ids[row, longest : longest + len(guess)] = torch.tensor(guess, dtype=torch.long)
+            mask[row, longest : longest + len(guess)] = 1
+        logits = self._model(
+            input_ids=ids.to(self._model.device),
+            attention_mask=mask.to(self._model.device),
+            position_ids=(mask.cumsum(-1) - 1).clamp(min=0).to(self._model.device),
+            logits_to_keep=ids.shape[1] - longest + 1,
+            use_cache=False,
+        ).logits
+        written: list[list[int] | None] = []
+        for (_, guess), chosen in zip(drafts, logits.argmax(-1).tolist(), strict=True):
+            agreed = next((n for n, token in enumerate(guess) if chosen[n] != token), len(guess))
+            lengths = range(1, agreed + 2) if guess else ()
+            written.append(next((chosen[:n] for n in lengths if ends.at_end(chosen[:n])), None))
+        return written
+
+    @torch.inference_mode()
+    def _decode(self, prompts: Sequence[list[int]], ends: _Ends) -> list[list[int]]:
+        """What the model writes after prompts of any length, greedily."""
+        ids, mask, longest = self._padded(prompts)
+        stopping = _Stop(ends, longest, len(prompts))
         written = self._model.generate(
             input_ids=ids.to(self._model.device),
             attention_mask=mask.to(self._model.device),
             generation_config=GenerationConfig(
                 do_sample=False,
                 max_new_tokens=self.max_new_tokens,
-                pad_token_id=pad,
-                eos_token_id=ends or None,
+                pad_token_id=ends.pad,
+                eos_token_id=ends.tokens or None,
                 bos_token_id=self._tokenizer.bos_token_id,
             ),
             stopping_criteria=StoppingCriteriaList([stopping]),
         )[:, longest:].tolist()
-        return [
-            Generation(
-                text=cut(self._tokenizer.decode(new[: length or None], skip_special_tokens=True), stop)[0],
-                generation_info=_info("stop" if length else "length", len(prompt), length or len(new)),
-            )
-            for prompt, new, length in zip(prompts, written, stopping.lengths, strict=True)
-        ]
+        return [new[: length or None] for new, length in zip(written, stopping.lengths, strict=True)]
+
+    def _padded(self, prompts: Sequence[list[int]], more: int = 0) -> tuple[torch.Tensor, torch.Tensor, int]:
+        """Tokens and mask, (B, longest + more), prompts at the right of the first `longest`; and `longest`."""
+        longest = max(map(len, prompts))
+        ids = torch.zeros(len(prompts), longest + more, dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for row, own in enumerate(prompts):
+            ids[row, longest - len(own) : longest] = torch.tensor(own)
+            mask[row, longest - len(own) : longest] = 1
+        return ids, mask, longest
+
+    def _generation(self, read: int, new: list[int], ends: _Ends) -> Generation:
+        text = cut(self._tokenizer.decode(new, skip_special_tokens=True), ends.stop)[0]
+        return Generation(text=text, generation_info=_info("stop" if ends.at_end(new) else "length", read, len(new)))
+
+
+class _Ends:
+    """Where answers end: at a stop sequence behind something else than blanks and thoughts, or an end of sequence.
+
+    Attributes:
+        stop: stop sequences.
+        tokens: that end a sequence.
+        pad: a token for padding.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str], ends: int | list[int] | None) -> None:
+        ends = ends if ends is not None else tokenizer.eos_token_id
+        self.stop = stop
+        self.tokens = [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
+        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (self.tokens or [0])[0]
+        self._tokenizer = tokenizer
+        self._last = {sequence[-1] for sequence in stop if sequence}
+        self._texts: dict[int, str] = {}
+
+    def at_end(self, tokens: list[int]) -> bool:
+        """Whether the last of an answer's tokens ends it."""
+        token = tokens[-1]
+        if token not in self._texts:
+            self._texts[token] = self._tokenizer.decode([token])
+        # Decoding whole answers at every step would cost more than a small model does.
+        return token in self.tokens or (
+            not self._last.isdisjoint(self._texts[token])
+            and cut(self._tokenizer.decode(tokens, skip_special_tokens=True), self.stop)[1]
+        )
 
 
 class _Stop(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
-    """Ends each row at a stop sequence behind something else than blanks and thoughts, or at an end of sequence.
+    """Ends each row by itself.
 
     Attributes:
         lengths: tokens that each row had written when it ended; 0: it hasn't.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str], ends: Sequence[int], start: int, rows: int) -> None:
+    def __init__(self, ends: _Ends, start: int, rows: int) -> None:
         self.lengths = [0] * rows
-        self._tokenizer, self._stop, self._ends, self._start = tokenizer, stop, ends, start
-        self._last = {sequence[-1] for sequence in stop if sequence}
-        self._texts: dict[int, str] = {}
+        self._ends, self._start = ends, start
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
         for row, tokens in enumerate(input_ids[:, self._start :].tolist()):
-            if not self.lengths[row] and self._ended(tokens):
+            if not self.lengths[row] and self._ends.at_end(tokens):
                 self.lengths[row] = len(tokens)
         return torch.tensor([length > 0 for length in self.lengths], device=input_ids.device)
-
-    def _ended(self, tokens: list[int]) -> bool:
-        token = tokens[-1]
-        if token not in self._texts:
-            self._texts[token] = self._tokenizer.decode([token])
-        # Decoding whole answers at every step would cost more than a small model does.
-        return token in self._ends or (
-            not self._last.isdisjoint(self._texts[token])
-            and cut(self._tokenizer.decode(tokens, skip_special_tokens=True), self._stop)[1]
-        )
 
 
 def _info(finish_reason: str, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
