@@ -68,7 +68,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
             task.pool,
             task.spec,
             mask_duplicates=evaluation.mask_duplicates,
-            lent=task.dev if evaluation.split == "dev" else (),
+            fitted=task.dev if evaluation.split == "dev" else (),
             own_program=not run.config.sft.exclude_own_program,
         )
         for name, policy in policies.items()

@@ -12,7 +12,7 @@ import os
 import re
 import textwrap
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +23,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from langchain_rcr.errors import MissingExtraError
-from langchain_rcr.families import ModelSettings, families
+from langchain_rcr.families import Family, ModelSettings, families
 from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.settings import Config
@@ -104,28 +104,29 @@ class Setting:
 @cache
 def settings() -> dict[str, Setting]:
     """Every setting by its dotted path, top level first, then section by section, in the order of their fields."""
+    every = families()
     found: list[Setting] = []
     below: list[Setting] = []
     for name, info in Config.model_fields.items():
         if name == "model":
-            below += _of_families()
+            below += _of_families(every)
         elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            below += _of_section(name, info.annotation)
+            below += _of_section(name, info.annotation, every)
         else:
             found.append(Setting(name, info, info.description or "", {}))
     return {setting.path: setting for setting in (*found, *below)}
 
 
-def _of_section(section: str, model: type[BaseModel]) -> Iterator[Setting]:
-    tables = {family.name: family.training.get(section, {}) for family in families()}
+def _of_section(section: str, model: type[BaseModel], every: Sequence[Family]) -> Iterator[Setting]:
+    tables = {family.name: family.training.get(section, {}) for family in every}
     for name, info in model.model_fields.items():
         defaults = {family: table[name] for family, table in tables.items() if name in table}
         yield Setting(f"{section}.{name}", info, info.description or "", _unless_equal(defaults, info.default))
 
 
-def _of_families() -> Iterator[Setting]:
+def _of_families(every: Sequence[Family]) -> Iterator[Setting]:
     """The section `model`: what all families have, then what only some have."""
-    fields = {family.name: family.Settings.model_fields for family in families()}
+    fields = {family.name: family.Settings.model_fields for family in every}
     common = ModelSettings.model_fields
     for name in dict.fromkeys([*common, *(name for each in fields.values() for name in each)]):
         infos = {family: each[name] for family, each in fields.items() if name in each}

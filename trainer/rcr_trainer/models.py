@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     """Frozen vectors that the stages of one call share: the base model reads every text once."""
 
 
-def build_model(
-    config: Config, items: Sequence[Item], known: Known | None = None, *, spec: ProgramSpec | None = None
-) -> TriEncoder:
+def build_model(config: Config, items: Sequence[Item], spec: ProgramSpec, known: Known | None = None) -> TriEncoder:
     """A fresh policy.
 
     Args:
         config: family, base and start values.
         items: the pool, from which vocabularies are read.
+        spec: how programs are read.
         known: frozen vectors computed before, to which training adds.
-        spec: how programs are read; None: as the settings say.
 
     Raises:
         InputError: the base model can't be loaded.
@@ -45,7 +43,6 @@ def build_model(
     from langchain_rcr.families import get_family
     from langchain_rcr.families.backbone import LangChainBackbone, RememberingBackbone, open_backbone
     from langchain_rcr.policy import TriEncoder
-    from langchain_rcr.programs import ProgramSpec
 
     torch.manual_seed(config.seed)
     settings = config.model.model_dump()
@@ -55,7 +52,6 @@ def build_model(
         embeddings = embeddings_of(config)
         frozen = open_backbone(config.model) if embeddings is None else LangChainBackbone(embeddings)
         backbone = RememberingBackbone(frozen, known)
-    spec = spec or ProgramSpec(**config.program.model_dump())
     return TriEncoder.build(family.name, items, backbone=backbone, spec=spec, seed=config.seed, **settings)
 
 
@@ -146,7 +142,7 @@ def policy_picks(
     spec: ProgramSpec,
     *,
     mask_duplicates: bool,
-    lent: Sequence[Example] = (),
+    fitted: Sequence[Example] = (),
     own_program: bool = False,
 ) -> PickFunction:
     """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
@@ -156,7 +152,7 @@ def policy_picks(
         pool: the candidates.
         spec: how programs are read.
         mask_duplicates: whether it picks no program twice.
-        lent: queries that training lent; where E_x was fitted to their programs, they are asked as if it wasn't.
+        fitted: queries that E_x may have been fitted to; their picks are those that it would make without.
         own_program: as for `Family.fit`.
     """
     import numpy as np
@@ -165,9 +161,9 @@ def policy_picks(
     from langchain_rcr.items import Item
     from langchain_rcr.selection import greedy
 
-    lent_items = [Item(example.source, example.target) for example in lent]
-    features = model.family.held_out(model.query, lent_items, own_program=own_program)
-    held_out = dict(zip((query.source for query in lent), model.query.vectors(features), strict=True))
+    items = [Item(example.source, example.target) for example in fitted]
+    features = model.family.held_out(model.query, items, own_program=own_program)
+    held_out = dict(zip((query.source for query in fitted), model.query.vectors(features), strict=True))
     index = MatrixTable(model.encode_pool([Item(example.source, example.target) for example in pool]))
     groups = None
     if mask_duplicates:

@@ -73,7 +73,7 @@ def run(
         RCRError: data, settings or run folder don't allow it; see `Run.create` and the stages.
     """
     set_threads(config.threads)
-    from rcr_trainer.data import write_split
+    from rcr_trainer.data import read_split, write_split
     from rcr_trainer.training.processes import join
 
     known: Known = {}
@@ -89,10 +89,11 @@ def run(
                     _take(current, "data", lambda: write_split(current.path / "data", split or load_checked(config)[0]))
             if not processes.first:
                 current = Run.open(config.folder, config, writes=False)
+            task = divide(config, read_split(current.path / "data"))
             if "sft" in wanted:
-                _take(current, "sft", lambda: sft_stage(current, progress, known, processes), processes.size)
+                _take(current, "sft", lambda: sft_stage(current, task, known, processes, progress), processes.size)
             if "grpo" in wanted and config.grpo.enabled:
-                _take(current, "grpo", lambda: grpo_stage(current, progress, known, processes), processes.size)
+                _take(current, "grpo", lambda: grpo_stage(current, task, known, processes, progress), processes.size)
         if processes.first:
             if "evaluation" in wanted:
                 _take(current, "evaluation", lambda: evaluation_stage(current, config.evaluation, known))
@@ -209,38 +210,31 @@ def _cost(config: Config, task: Task, calls: int, shown: int, queries: Sequence[
         return llm.estimate_calls(calls, compose(longest, query))
 
 
-def _task_of(run: Run) -> Task:
-    from rcr_trainer.data import read_split
-
-    return divide(run.config, read_split(run.path / "data"))
-
-
 # ---------------------------------------------------------------- SFT
 
 
-def sft_stage(
-    run: Run, progress: Progress | None = None, known: Known | None = None, processes: Processes | None = None
-) -> None:
+def sft_stage(run: Run, task: Task, known: Known, processes: Processes, progress: Progress | None) -> None:
     """Train a fresh policy, or take that of `sft.checkpoint`, and save it, with its pool, as the run's checkpoint.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last epochs.
 
     Args:
         run: a run whose data stage is done.
-        progress: receives the optimiser steps done and planned.
+        task: its pool and queries.
         known: frozen vectors computed before; this stage adds to them.
-        processes: those that train together; None: this one alone.
+        processes: those that train together.
+        progress: receives the optimiser steps done and planned.
     """
     from langchain_rcr.items import Item
     from rcr_trainer import sft
 
-    config, task = run.config, _task_of(run)
+    config = run.config
     if config.sft.checkpoint is not None:
         if run.writes:
-            logger.info("taken from %s, not trained", config.sft.checkpoint)
+            logger.info("policy taken from %s instead of trained", config.sft.checkpoint)
             save_checkpoint(run.checkpoint, load_start(config, config.sft.checkpoint, task.pool, known), task.pool)
         return
-    model = build_model(config, [Item(example.source, example.target) for example in task.pool], known, spec=task.spec)
+    model = build_model(config, [Item(example.source, example.target) for example in task.pool], task.spec, known)
     model.to(device_of(config))
     if not run.state.is_dir():
         run.drop_metrics("sft")
@@ -318,18 +312,17 @@ def _show(figures: Mapping[str, float]) -> None:
 # ---------------------------------------------------------------- GRPO
 
 
-def grpo_stage(
-    run: Run, progress: Progress | None = None, known: Known | None = None, processes: Processes | None = None
-) -> None:
+def grpo_stage(run: Run, task: Task, known: Known, processes: Processes, progress: Progress | None) -> None:
     """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last steps.
 
     Args:
         run: a run whose SFT stage is done.
-        progress: receives the batches done and planned.
+        task: its pool and queries.
         known: frozen vectors computed before; this stage adds to them.
-        processes: those that train together; None: this one alone.
+        processes: those that train together.
+        progress: receives the batches done and planned.
 
     Raises:
         ConfigError: the reward fails its test, or a setting of it or of the language model can't be.
@@ -338,10 +331,8 @@ def grpo_stage(
     """
     from langchain_rcr.files import atomic_directory
     from rcr_trainer import grpo
-    from rcr_trainer.training.processes import Processes
 
-    config, task = run.config, _task_of(run)
-    reward, processes = build_reward(config, task.spec), processes or Processes()
+    config, reward = run.config, build_reward(run.config, task.spec)
     with processes.together():
         if run.writes and not run.sft_checkpoint.is_dir():
             # Before anything replaces it: after a crash this stage begins from SFT's policy again.
