@@ -246,7 +246,7 @@ def test_lent_development_questions_are_asked_as_held_out():
     model, lent = fitted()[0], SPLIT.train[:20]
     questions, barred = [e.source for e in lent], own_positions(lent, SPLIT.train, SPEC, same_program=True)
     plain, asked = (
-        policy_picks(model, SPLIT.train, SPEC, mask_duplicates=False, lent=some)(questions, 4, barred, None)
+        policy_picks(model, SPLIT.train, SPEC, mask_duplicates=False, fitted=some)(questions, 4, barred, None)
         for some in ((), lent)
     )
     pool = model.encode_pool(items(SPLIT.train))

@@ -295,7 +295,7 @@ def _add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]
             *short.get(path, []),
             dest=_SETTING + path,
             default=argparse.SUPPRESS,
-            metavar="{" + ",".join(setting.choices) + "}" if setting.choices else setting.kind,
+            metavar=setting.kind,
             help=setting.help.replace("%", "%%"),
         )
     parser.set_defaults(settings=chosen)

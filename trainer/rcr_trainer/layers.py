@@ -78,7 +78,9 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        """A short name of the type, for help texts: INT, FLOAT, BOOL, PATH, LIST, TEXT."""
+        """The type as help texts name it: {one,other}, INT, FLOAT, BOOL, PATH, LIST or TEXT."""
+        if choices := self.choices:
+            return f"{{{','.join(choices)}}}"
         annotation = self.info.annotation
         parts = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
         if any(get_origin(part) is list for part in parts):

@@ -193,10 +193,10 @@ def plan(config: Config) -> list[str]:
 
 
 def _cost(config: Config, task: Task, calls: int, shown: int, queries: Sequence[Example]) -> Estimate | str:
-    """What so many calls cost at most, each with so many examples of the pool and one of the queries.
+    """What `calls` calls cost at most, each with `shown` examples of the pool and one of the queries.
 
-    No prompt has more tokens than the one of the longest examples and query, each measured by itself: in the
-    tokenizers that there are, no token reaches over the line break between two of them.
+    No prompt has more tokens than the one of the longest examples and query, each measured by itself: no tokenizer in
+    use has a token that spans the line break between two of them.
     """
     from langchain_rcr.items import Item, compose
 

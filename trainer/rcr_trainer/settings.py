@@ -44,8 +44,8 @@ class DataConfig(Section):
     dev_size: int | None = Field(
         None,
         ge=0,
-        description="Without dev examples, so many queries are taken out of the training queries for development. "
-        "They stay in the pool; none retrieves itself. null: a fifth, at most 200.",
+        description="Without dev examples, this many training queries are used for development instead. They stay in "
+        "the pool; none retrieves itself. null: a fifth, at most 200.",
     )
     train_size: int = Field(3000, ge=1, description="task covr: sampled training pairs (paper 3000, appendix A).")
     test_size: int = Field(500, ge=1, description="task covr: sampled test pairs (paper 500, appendix A).")
@@ -131,7 +131,7 @@ class SFTConfig(Section):
         "closed-form fit is all.",
     )
     max_steps: int | None = Field(
-        None, ge=1, description="Stop after so many optimiser steps, for a trial; null: by epochs alone."
+        None, ge=1, description="Stop after this many optimiser steps, for a trial; null: by epochs alone."
     )
     batch_size: int = Field(
         64,
@@ -153,7 +153,7 @@ class SFTConfig(Section):
         5.0, gt=0, description="loss listwise: the targets are softmax(structures added / temperature)."
     )
     candidates: int = Field(
-        512, ge=2, description="loss listwise: candidates scored in a forward pass; of a larger pool a sample is."
+        512, ge=2, description="loss listwise: candidates scored in a forward pass; a larger pool is sampled."
     )
     on_policy: Share = Field(
         1.0, description="Share of the states built from the policy's own picks instead of Algorithm 1's."
@@ -181,7 +181,7 @@ class SFTConfig(Section):
     )
     evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on development queries.")
     patience: int | None = Field(
-        10, ge=1, description="Stop after so many evaluations without a better dev coverage; null: never."
+        10, ge=1, description="Stop after this many evaluations without a better dev coverage; null: never."
     )
 
     @model_validator(mode="after")
@@ -194,14 +194,14 @@ class SFTConfig(Section):
 class GRPOConfig(Section):
     """Stage 2, reinforcement learning from a language model's answers (paper section 3.2)."""
 
-    enabled: bool = Field(False, description="Whether the stage takes place, between SFT and evaluation.")
+    enabled: bool = Field(False, description="Whether this stage runs, between SFT and evaluation.")
     advantage: Annotated[str, OneOf(lambda: {name: each.summary for name, each in ADVANTAGES.items()})] = Field(
         "grpo", description='What a reward is compared with (section 4, "RL variations").'
     )
     queries: int | None = Field(
         None,
         ge=1,
-        description="Training queries of this stage alone, drawn at random: they leave the pool and SFT (paper 110, "
+        description="Training queries only of this stage, drawn at random: they leave the pool and SFT (paper 110, "
         "appendix A). null: all training queries, which stay in the pool.",
     )
     k: int = Field(4, ge=1, description='Picks a query (paper 4, section 4 "Model setup").')
@@ -212,7 +212,7 @@ class GRPOConfig(Section):
         32, ge=1, description='Sequences drawn for each query, G (paper 32, section 4 "Training details").'
     )
     epochs: int = Field(8, ge=1, description='Passes over the queries (paper 8, section 4 "Training details").')
-    max_steps: int | None = Field(None, ge=1, description="Stop after so many batches, for a trial; null: by epochs.")
+    max_steps: int | None = Field(None, ge=1, description="Stop after this many batches, for a trial; null: by epochs.")
     updates: int = Field(
         1, ge=1, description="Optimiser steps on each batch of sequences; from the second on the clip takes effect."
     )
@@ -251,7 +251,7 @@ class GRPOConfig(Section):
     )
     evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on development queries.")
     patience: int | None = Field(
-        None, ge=1, description="Stop after so many evaluations without a better development figure; null: never."
+        None, ge=1, description="Stop after this many evaluations without a better development figure; null: never."
     )
 
 
@@ -292,7 +292,7 @@ class EvaluationConfig(Section):
 
     split: Literal["test", "dev"] = Field("test", description="Which queries.")
     k: int = Field(4, ge=1, description='Examples a query in the table (paper 4, section 4 "Model setup").')
-    steps: int = Field(8, ge=1, description="The plot shows coverage after 1 to so many picks, and always up to k.")
+    steps: int = Field(8, ge=1, description="The plot shows coverage after 1 to this many picks, and always up to k.")
     selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
         ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "oracle"],
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
@@ -304,19 +304,21 @@ class EvaluationConfig(Section):
     )
     gold: Literal["all", "pool"] = Field(
         "all",
-        description="Which structures of a query's gold program count: all, or those alone that some example of the "
+        description="Which structures of a query's gold program count: all, or only those that some example of the "
         "pool has.",
     )
-    exclude_own_program: bool = Field(False, description="Nobody may pick a candidate with the query's own program.")
+    exclude_own_program: bool = Field(
+        False, description="No selector may pick a candidate with the query's own program."
+    )
     mask_duplicates: bool = Field(False, description="Our retriever picks no program twice.")
     answers: bool | None = Field(
         None,
         description="Whether the language model of the section llm answers with each selector's picks, for the exact "
         "match. null: only where that costs nothing, llm.kind local or simulator; a server, which may charge for it, "
-        "is asked for true alone.",
+        "is asked only with true.",
     )
     answer_queries: int | None = Field(
-        None, ge=1, description="So many of the queries are asked, evenly spaced; null: all."
+        None, ge=1, description="How many of the queries the language model answers, evenly spaced; null: all."
     )
 
     def asks(self, llm: LLMSettings) -> bool:

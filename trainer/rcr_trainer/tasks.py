@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_DEV = 200
-"""Development queries taken out of training where nothing else is said: enough to tell a point of coverage."""
+"""Development queries taken out of training by default, at most: coverage on 200 is known to a point or two."""
 
 LANGUAGE = "program_language"
-"""Where a run's split.json says by which language its programs are read, whatever the settings ask for."""
+"""The key of a run's split.json for the language that its programs are read by, which may not be the settings'."""
 
 CORPUS = Path("data/geoquery/corpus.xml")
 """Where a downloaded GeoQuery corpus is kept, in the working directory."""
@@ -110,8 +110,9 @@ def _split_of_files(data: DataConfig) -> Split:
 def divide(config: Config, split: Split) -> Task:
     """Pool, training, development and test queries of a split.
 
-    A split without dev lends `data.dev_size` training queries, drawn by the seed. They stay in the pool. With
-    `grpo.queries`, so many of the others are drawn for GRPO alone. They leave the pool (appendix A).
+    Where a split has no dev part, `data.dev_size` training queries, drawn by the seed, become development queries.
+    They stay in the pool. With `grpo.queries`, that many of the others are drawn for GRPO alone and leave the pool
+    (appendix A).
 
     Raises:
         ConfigError: that would leave no training queries, or there is no such program language.
@@ -136,7 +137,7 @@ def divide(config: Config, split: Split) -> Task:
 def _drawn(
     examples: Sequence[Example], size: int, seed: int | list[int], field: str
 ) -> tuple[list[Example], list[Example]]:
-    """So many examples, drawn by the seed, and the others; both in the order they had."""
+    """`size` examples, drawn by the seed, and the others; both in their original order."""
     import numpy as np
 
     if size >= len(examples):
@@ -149,7 +150,7 @@ def _drawn(
 
 
 def check_task(config: Config, task: Task) -> Task:
-    """Find out now what would stop the run later, and how its programs are to be read.
+    """Find now what would stop the run later, and how its programs are read.
 
     Returns:
         The task; its programs are read as `tokens` where none of the user's own files is of the settings' language.
@@ -184,7 +185,7 @@ def check_task(config: Config, task: Task) -> Task:
 
 
 def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> str:
-    """The language by which the pool's programs are to be read; see `check_task`."""
+    """The language by which the pool's programs are read; see `check_task`."""
     from rcr_trainer.data import unparsed
     from rcr_trainer.programs import TOKENS
 
