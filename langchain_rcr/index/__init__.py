@@ -1,1 +1,1 @@
-"""Engines that hold the pool, one a file: memory."""
+"""Engines that hold the pool, one a module: memory, faiss, pgvector, vectorstore."""
