@@ -60,7 +60,6 @@ TRAININGS = {
     "grpo": ({"batch_size": 4}, {"batch_size": 8}),
     "grpo, one row": ({"batch_size": 3, "updates": 2}, {"batch_size": 6, "updates": 2}),
     "grpo, remax": ({**REMAX, "batch_size": 6}, {**REMAX, "batch_size": 12}),
-    "grpo, structure": ({"batch_size": 5, "epochs": 1, "lr": 1e-4}, {"batch_size": 10, "epochs": 1, "lr": 1e-4}),
     "grpo, simulator": ({"batch_size": 5}, {"batch_size": 10}),
 }
 """Name → the settings of each of two processes, and those of one alone that come to the same."""
@@ -93,11 +92,6 @@ def build(name, rank, folder):
                 module.p = 0.0
         return model
     items = [Item(e.source, e.target) for e in SPLIT.train]
-    if "structure" in name:
-        model = TriEncoder.build("structure", items, spec=SPEC)
-        model.family.fit(model.query, items, own_program=False, seed=rank)
-        model.query.mean += 0.01 * rank  # a buffer, which the fit made
-        return model
     return TriEncoder.build("lexical", items, dim=16, seed=rank, scale=20.0, lam=1.0)
 
 
@@ -222,6 +216,19 @@ def check_errors(processes):
         processes._stopped = False  # these processes go on, as no others would
 
 
+def check_fitted_policy(processes):
+    """What was fitted in closed form, buffers too, is the first process's, whatever the others have fitted."""
+    items = [Item(e.source, e.target) for e in SPLIT.train]
+    model = TriEncoder.build("structure", items, spec=SPEC)
+    model.family.fit(model.query, items, own_program=False, seed=processes.rank)
+    model.query.mean += 0.01 * processes.rank
+    before = processes.texts(model.fingerprint())
+    train("grpo", {"max_steps": 1, "batch_size": 2}, processes, None, model, None)
+    after = processes.texts(model.fingerprint())
+    assert before[0] != before[1]
+    assert after[0] == after[1]
+
+
 def check_cache(processes, folder):
     """Two processes make the same file of answers at the same moment, and use it."""
     for number in range(12):
@@ -240,6 +247,7 @@ def main(folder, *names):
     with join() as processes:
         check_exchanges(processes)
         check_errors(processes)
+        check_fitted_policy(processes)
         check_cache(processes, folder)
         for name in [*names, *(f"{name} resumed" for name in RESUMED)]:
             plain = name.removesuffix(" resumed")

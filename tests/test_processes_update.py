@@ -23,7 +23,7 @@ def folder(tmp_path):
     """Where two processes have left what came of all trainings; their checks of every exchange have passed, too."""
     torch.set_num_threads(1)
     write_bert(tmp_path)
-    for code, out, err in end(start([SCRIPT, tmp_path, *TRAININGS])):
+    for code, out, err in end(start([SCRIPT, tmp_path, *TRAININGS]), timeout=400):
         assert (code, out, err) == (0, "", "")
     return tmp_path
 
