@@ -60,7 +60,12 @@ class TriEncoder(nn.Module):
             raise InputError(msg)
         self.query, self.context, self.candidate = query, context, candidate
         self.config, self.spec = config, spec or ProgramSpec()
-        self.family: Family = get_family(config.family)
+        get_family(config.family)
+
+    @property
+    def family(self) -> Family:
+        """The family of its encoders."""
+        return get_family(self.config.family)
 
     @property
     def dim(self) -> int:

@@ -138,31 +138,4 @@ class TransformerTokens:
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Per text (tokens, D) float32, D the model's width."""
-        sequences = self._text.tokenize(texts).ids
-        tokenizer = self._text.tokenizer
-        special = sorted(set(tokenizer.all_special_ids) - {tokenizer.unk_token_id})
-        vectors: list[np.ndarray] = [np.empty((0, self._text.dim), dtype=np.float32)] * len(texts)
-        order = sorted(range(len(texts)), key=lambda i: -len(sequences[i]))  # texts of a length together: no padding
-        for start in range(0, len(order), _BATCH):
-            batch = order[start : start + _BATCH]
-            for i, rows in zip(batch, self._hidden([sequences[i] for i in batch]), strict=True):
-                vectors[i] = rows[: len(sequences[i])][~np.isin(sequences[i], special)]
-        return vectors
-
-    def _hidden(self, sequences: Sequence[Sequence[int]]) -> np.ndarray:
-        """The layer's output (b, longest, D) of one batch."""
-        import torch
-        from torch.nn.utils.rnn import pad_sequence
-
-        model = self._text.model
-        ids = pad_sequence(
-            [torch.tensor(sequence, dtype=torch.long) for sequence in sequences],
-            batch_first=True,
-            padding_value=self._text.tokenizer.pad_token_id or 0,
-        )
-        lengths = torch.tensor([len(sequence) for sequence in sequences])
-        mask = (torch.arange(ids.shape[1]) < lengths[:, None]).long()
-        with torch.inference_mode():
-            out = model(input_ids=ids.to(model.device), attention_mask=mask.to(model.device), output_hidden_states=True)
-            hidden = out.hidden_states[3 * model.config.num_hidden_layers // 4].float().cpu().numpy()
-        return np.asarray(hidden)
+        return self._text.read(texts)[1]

@@ -1,0 +1,191 @@
+"""A family, and a state, from another distribution: one file, an entry point, and nothing of ours changed."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families import families, family_names, get_family
+from langchain_rcr.families.lexical import LexicalFamily
+from langchain_rcr.policy import TriEncoder
+
+TOY = '''
+"""Words hashed to coordinates, each with a trained weight."""
+
+import json
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from langchain_rcr.families import Family, ModelSettings
+from langchain_rcr.families.encoder import Encoder
+from langchain_rcr.state import State
+
+
+class HalvingState(State):
+    name, summary = "halving", "every pick halves what came before"
+
+    def compose(self, vector, context):
+        return vector / 2 + self.lam * context
+
+
+@dataclass
+class Rows:
+    counts: np.ndarray
+
+    def __len__(self):
+        return len(self.counts)
+
+    def select(self, rows):
+        return Rows(self.counts[rows])
+
+
+class HashEncoder(Encoder):
+    def __init__(self, buckets, scale):
+        super().__init__()
+        self.dim, self.scale = buckets, scale
+        self.weight = torch.nn.Parameter(torch.ones(buckets))
+
+    def featurize(self, items):
+        counts = np.zeros((len(items), self.dim), dtype=np.float32)
+        for row, item in enumerate(items):
+            for word in item.source.split():
+                counts[row, crc32(word.encode()) % self.dim] += 1
+        return Rows(counts)
+
+    def forward(self, features):
+        return self.scale * self.weight * torch.from_numpy(features.counts)
+
+    def reads(self):
+        return ()
+
+    def settings(self):
+        return {"buckets": self.dim, "scale": self.scale}
+
+    def save(self, folder):
+        (folder / "toy.json").write_text(json.dumps(self.settings() | {"weight": self.weight.tolist()}))
+
+    @classmethod
+    def load(cls, folder, backbone=None):
+        value = json.loads((folder / "toy.json").read_text())
+        encoder = cls(value["buckets"], value["scale"])
+        encoder.weight.data = torch.tensor(value["weight"])
+        return encoder
+
+
+class ToySettings(ModelSettings):
+    """Hashed words."""
+
+    buckets: int = Field(32, ge=2, description="Coordinates that words are hashed to.")
+
+
+class ToyFamily(Family):
+    name, summary, Settings = "toy", "hashed words", ToySettings
+    training = {"sft": {"epochs": 1, "lr": 0.01, "temperature": 5.0}, "grpo": {"lr": 0.001}}
+
+    def build(self, items, settings, *, backbone=None, spec, seed):
+        return tuple(HashEncoder(settings.buckets, scale) for scale in (1.0, -0.3, 1.0))
+
+    def load_encoder(self, folder, backbone):
+        return HashEncoder.load(folder)
+'''
+RUN = """
+data: {split: 110, train_size: 40, test_size: 6, dev_size: 8}
+model: {family: toy, buckets: 16, state: halving}
+evaluation: {steps: 4, selectors: [random]}
+tensorboard: false
+threads: 1
+"""
+SERVE = """
+from langchain_rcr import SequentialCompositionalRetriever
+retriever = SequentialCompositionalRetriever.from_pretrained("runs/demo/checkpoint", k=3)
+model = retriever.store.encoder
+print(model.family.name, model.config.buckets, model.config.state, len(retriever.invoke("is there a dog ?")))
+"""
+
+
+def distribution(folder: Path, module: str, entry: str) -> Path:
+    """An installed distribution as it lies in site-packages."""
+    (folder / "toy_family.py").write_text(module)
+    info = folder / "toy_family-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-family\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[langchain_rcr.families]\n{entry}\n")
+    return folder
+
+
+@pytest.fixture
+def python(tmp_path):
+    """Runs Python in an empty folder, with the distribution installed unless it is told not to."""
+    site = tmp_path / "site"
+    site.mkdir()
+    distribution(site, TOY, "toy = toy_family:ToyFamily")
+    (tmp_path / "demo.yaml").write_text(RUN)
+
+    def run(*words, installed=True):
+        path = [str(site)] if installed else []
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join([*path, *filter(None, sys.path)])}
+        return subprocess.run(
+            [sys.executable, *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
+        )
+
+    return run
+
+
+def test_trained_saved_served_and_refused_where_it_is_not_installed(python):
+    ran = python("-m", "rcr_trainer.cli", "run", "demo.yaml")
+    assert ran.returncode == 0, ran.stderr
+    served = python("-c", SERVE)
+    assert served.stdout.split() == ["toy", "16", "halving", "3"], served.stderr
+    refused = python("-c", SERVE, installed=False).stderr.splitlines()[-1]
+    assert "unknown encoder family 'toy'" in refused
+    assert "install" in refused
+    assert "entry-point group 'langchain_rcr.families'" in refused
+    wrong = python("-m", "rcr_trainer.cli", "run", "demo.yaml", "--name=x", "--model.bucket=3").stderr
+    assert "did you mean 'model.buckets'" in wrong
+    wrong = python("-m", "rcr_trainer.cli", "run", "demo.yaml", "--name=x", "--model.ngrams=3").stderr
+    assert "model.ngrams" in wrong
+    assert "contradicts model.family = 'toy'" in wrong
+
+
+@pytest.mark.parametrize(
+    ("module", "entry", "message"),
+    [
+        ("import no_such_module", "toy = toy_family:ToyFamily", "can't be loaded: No module named 'no_such_module'"),
+        ("ToyFamily = dict", "toy = toy_family:ToyFamily", "is no Family of this name"),
+        (TOY, "other = toy_family:ToyFamily", "is no Family of this name"),
+    ],
+)
+def test_a_broken_family_is_named_and_spares_the_others(tmp_path, monkeypatch, caplog, module, entry, message):
+    monkeypatch.syspath_prepend(distribution(tmp_path, module, entry))
+    monkeypatch.delitem(sys.modules, "toy_family", raising=False)
+    name = entry.split()[0]
+    with pytest.raises(InputError, match=message) as error:
+        get_family(name)
+    assert "\n" not in str(error.value)
+    assert name in family_names()
+    assert [family.name for family in families()] == ["structure", "embeddings", "transformer", "lexical"]
+    assert message in caplog.text
+
+
+def test_our_names_stay_ours(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(distribution(tmp_path, TOY, "lexical = toy_family:ToyFamily"))
+    assert isinstance(get_family("lexical"), LexicalFamily)
+    assert family_names().count("lexical") == 1
+
+
+def test_a_checkpoint_names_no_import_path(tmp_path):
+    model = TriEncoder.build("lexical", [], dim=4)
+    model.save_pretrained(tmp_path / "c")
+    file = tmp_path / "c" / "tri_encoder.json"
+    text = file.read_text()
+    assert "langchain_rcr.families" not in text
+    file.write_text(text.replace('"lexical"', '"langchain_rcr.families.lexical:LexicalFamily"'))
+    with pytest.raises(CheckpointError, match="unknown encoder family"):
+        TriEncoder.from_pretrained(tmp_path / "c")
