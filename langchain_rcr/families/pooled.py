@@ -120,7 +120,8 @@ class PooledTransformer(nn.Module):
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the hooks that transformers leaves on a model whose hidden states were asked for: local functions."""
-        model = deepcopy(self.model)
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        model = deepcopy(self.model, {id(tensor): tensor for tensor in tensors})  # `spawn` needs them to outlive this
         for module in model.modules():
             hooks = module._forward_hooks
             for key in [key for key, hook in hooks.items() if hook.__module__.startswith("transformers.")]:
