@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -118,16 +117,22 @@ class PooledTransformer(nn.Module):
         self.max_length = int(min(max_length, limit, self.tokenizer.model_max_length))
         self.dim = int(self.model.config.hidden_size)
 
+    # A model whose hidden states were asked for carries local functions of transformers, and records nothing in a
+    # process that hasn't built one of its class: so it is pickled as its class, configuration and (live) tensors.
     def __getstate__(self) -> dict[str, Any]:
-        """Without the hooks that transformers leaves on a model whose hidden states were asked for: local functions."""
-        tensors = [*self.model.parameters(), *self.model.buffers()]
-        model = deepcopy(self.model, {id(tensor): tensor for tensor in tensors})  # `spawn` needs them to outlive this
-        for module in model.modules():
-            hooks = module._forward_hooks
-            for key in [key for key, hook in hooks.items() if hook.__module__.startswith("transformers.")]:
-                del hooks[key]
-            module.__dict__.pop("_output_capturing_hooks_installed", None)
-        return {**self.__dict__, "_modules": {**self._modules, "model": model}}
+        tensors = [dict(self.model.named_parameters(remove_duplicate=False)), dict(self.model.named_buffers())]
+        return {**self.__dict__, "_modules": {}, "_pickled": (type(self.model), self.model.config, tensors)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        kind, config, tensors = state.pop("_pickled")
+        super().__setstate__(state)
+        with torch.device("meta"):
+            self.model = kind(config)
+        for group, named in zip(("_parameters", "_buffers"), tensors, strict=True):
+            for name, tensor in named.items():
+                module, _, attribute = name.rpartition(".")
+                getattr(self.model.get_submodule(module), group)[attribute] = tensor
+        self.model.train(self.training)
 
     @cached_property
     def vocabulary(self) -> str:
