@@ -125,7 +125,7 @@ class PooledTransformer(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         kind, config, tensors = state.pop("_pickled")
-        super().__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         with torch.device("meta"):
             self.model = kind(config)
         for group, named in zip(("_parameters", "_buffers"), tensors, strict=True):
