@@ -50,7 +50,7 @@ def _check_update(folder, name):
     before = build(name, 0, folder).state_dict()
     assert max(float((alone[key] - before[key]).abs().max()) for key in alone) > 1e-3, name
     assert (result["steps"], result["processes"]) == (expected["steps"], 2)
-    # Listwise: the same sums in the same order. Elsewhere rounding differs, which AdamW makes larger where a gradient is
+    # Listwise: the same sums in the same order. Elsewhere rounding differs, which AdamW enlarges where a gradient is
     # near its epsilon, as some of a transformer's are; a wrong gradient would show in steps of lr = 1e-3.
     tolerance = 0 if name == "listwise" else 3e-5 if "transformer" in name else 2e-6
     for key, tensor in alone.items():
