@@ -90,9 +90,9 @@ def run_or_read(folder: Path, seed: int, threads: int, settings: Mapping[str, An
     from rcr_trainer import pipeline
     from rcr_trainer.layers import differences
     from rcr_trainer.runs import Run
-    from rcr_trainer.settings import Config
+    from rcr_trainer.settings import Settings
 
-    config = Config.model_validate(
+    config = Settings.model_validate(
         {
             "name": folder.name,
             "output": str(folder),

@@ -31,8 +31,9 @@ from common import cell, compared, parser, print_table, run_or_read, settings_of
 if TYPE_CHECKING:
     from rcr_trainer.data import Example, Split
     from rcr_trainer.evaluation import EvaluationReport
-    from rcr_trainer.programs import ProgramSpec
     from rcr_trainer.runs import Run
+
+    from langchain_rcr.programs import ProgramSpec
 
 SPLITS = ("standard", "template_1")
 POOLS = ("50", "100", "200", "all")
@@ -121,13 +122,14 @@ def run_one(name: str, condition: str, seed: int, data: Path, threads: int, fami
     """
     from rcr_trainer.data import write_split
     from rcr_trainer.evaluation import EvaluationReport
-    from rcr_trainer.programs import ProgramSpec
-    from rcr_trainer.settings import DataConfig
+    from rcr_trainer.settings import DataSettings
     from rcr_trainer.tasks import load_split
+
+    from langchain_rcr.programs import ProgramSpec
 
     given = CONDITIONS[condition]
     settings = settings_of("geoquery", name, data, FOLDER / "splits")
-    whole, spec = load_split(DataConfig.model_validate(settings["data"]), 0), ProgramSpec()
+    whole, spec = load_split(DataSettings.model_validate(settings["data"]), 0), ProgramSpec()
     title = f"{name}-{condition.replace(' ', '-').replace('%', '')}-{seed}"
     folder = FOLDER / "splits" / title
     if not (folder / "split.json").is_file():

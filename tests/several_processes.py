@@ -18,9 +18,8 @@ from rcr_trainer import grpo, sft
 from rcr_trainer.data import covr_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm import Answer, AnswerCache, StructureBoundLLM, Use, wrap
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import make_reward
-from rcr_trainer.settings import GRPOConfig, SFTConfig
+from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training import state as training_state
 from rcr_trainer.training.processes import ProcessError, Processes, join
 from safetensors.torch import load_file, save_file
@@ -28,6 +27,7 @@ from tiny_bert import tiny_bert
 
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()
 # 37 queries: the last batch of an epoch is a smaller one, and some steps leave nothing for the second process.
@@ -75,10 +75,10 @@ def train(name, settings, processes, folder, model, log, state_folder=None):
         reward = make_reward("structure_coverage" if "simulator" in name else "context_coverage", SPEC)
         programs = {e.source: e.target for e in [*SPLIT.train, *SPLIT.dev]}
         with wrap(StructureBoundLLM(programs=programs, spec=SPEC, size=2)) as llm:
-            config = GRPOConfig.model_validate({"epochs": 2, "group_size": 6, "lr": 1e-3, "k": 3, **settings})
+            config = GRPOSettings.model_validate({"epochs": 2, "group_size": 6, "lr": 1e-3, "k": 3, **settings})
             data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config, reward, llm)
             return grpo.train(model, *data, state_folder=state_folder, log=log, processes=processes)
-    config = SFTConfig.model_validate({"epochs": 3, "lr": 1e-2, "patience": None, "temperature": 0.5, **settings})
+    config = SFTSettings.model_validate({"epochs": 3, "lr": 1e-2, "patience": None, "temperature": 0.5, **settings})
     data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
     return sft.train(model, *data, state_folder=state_folder, log=log, processes=processes)
 

@@ -108,7 +108,7 @@ def test_blocks_of_queries_change_nothing(seed, monkeypatch):
         slow_bm25(texts[:40], query, [c for c in range(40) if c not in entry], 10)
         for query, entry in zip(texts[40:], exclude, strict=True)
     ]
-    monkeypatch.setattr("rcr_trainer.programs.coverage._BLOCK_ELEMENTS", 700)
+    monkeypatch.setattr("rcr_trainer.coverage._BLOCK_ELEMENTS", 700)
     assert (selector.pick(texts[40:], 10, exclude) == whole).all()
 
 

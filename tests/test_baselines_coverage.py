@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.programs import ProgramSpec, structure_matrices
-from rcr_trainer.programs.coverage import PoolStructures, greedy_coverage
+from rcr_trainer.coverage import PoolStructures, greedy_coverage, structure_matrices
 from scipy import sparse
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.programs import ProgramSpec
 
 
 def slow(needs, pool, k, exclude):
@@ -43,7 +43,7 @@ def test_equals_the_slow_loop(seed, soft, monkeypatch):
     exclude = [rng.choice(25, size=rng.integers(0, 6), replace=False).tolist() for _ in range(17)]
     expected_positions, expected_gains = slow(needs, pool, 8, exclude)
     for block_elements in (1 << 23, 60):
-        monkeypatch.setattr("rcr_trainer.programs.coverage._BLOCK_ELEMENTS", block_elements)
+        monkeypatch.setattr("rcr_trainer.coverage._BLOCK_ELEMENTS", block_elements)
         positions, gains = greedy_coverage(sparse.csr_array(needs), sparse.csr_array(pool), 8, exclude)
         assert positions.dtype == np.int64
         assert (positions == expected_positions).all()

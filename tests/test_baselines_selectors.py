@@ -15,9 +15,9 @@ from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.baselines.fixed import FixedSelector
 from rcr_trainer.baselines.oracle import OracleSelector
 from rcr_trainer.baselines.random import RandomSelector
-from rcr_trainer.programs import ProgramSpec
 
 from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()
 WORDS = ["river", "state", "city", "largest", "longest", "border", "capital", "population"]

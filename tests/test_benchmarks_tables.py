@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.evaluation import AnswersAsked, EvaluationReport, SelectorScores
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -75,12 +75,12 @@ def test_the_settings_are_settings_and_sft_does_not_depend_on_those_of_grpo(rein
     where = {"data": {"task": task, "split": {"geoquery": "template", "covr": "110"}[task]}, "sft": {"epochs": 2}}
     settings = reinforcement.merged(where, reinforcement.SETTINGS[task])
     for column in reinforcement.VARIANTS.values():
-        assert Config.model_validate(reinforcement.merged(settings, column)).grpo.enabled
+        assert Settings.model_validate(reinforcement.merged(settings, column)).grpo.enabled
     before = reinforcement.before_grpo(settings)
     assert (before["data"], before["sft"]) == (where["data"], where["sft"])
     assert not {"grpo", "reward", "llm", "evaluation"} & before.keys()
     held_out = reinforcement.merged(settings, reinforcement.setting("grpo.queries=110"))
-    assert Config.model_validate(reinforcement.before_grpo(held_out)).grpo.queries == 110
+    assert Settings.model_validate(reinforcement.before_grpo(held_out)).grpo.queries == 110
 
 
 # ---------------------------------------------------------------- quality
@@ -155,7 +155,7 @@ def test_settings_of_quality_are_settings(quality, task, split, gold, tmp_path):
     for name in ("corpus.xml", "splits/template_1.json"):
         (tmp_path / "geoquery" / name).touch()
     for family in ("structure", "embeddings"):
-        config = Config.model_validate(quality._settings(task, split, tmp_path, family))
+        config = Settings.model_validate(quality._settings(task, split, tmp_path, family))
         assert (config.model.family, config.evaluation.gold, config.llm.kind) == (family, gold, "simulator")
         assert config.evaluation.asks(config.llm)
 
@@ -173,7 +173,7 @@ def test_every_variant_of_the_ablation_has_settings_of_its_own(ablation, monkeyp
     asked = {}
 
     def run(folder, seed, threads, settings):
-        config = Config.model_validate({"seed": seed, **settings})
+        config = Settings.model_validate({"seed": seed, **settings})
         asked[folder.name] = config.model_dump_json(exclude={"name", "output"})
         return SimpleNamespace(path=tmp_path / folder.name)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from rcr_trainer import cli
 from rcr_trainer.layers import load_config, settings
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 
 TINY = """
 data: {task: files, train: train.jsonl, test: test.jsonl, dev_size: 2}
@@ -110,7 +110,7 @@ def test_version(capsys):
 def test_init_writes_a_file_that_is_the_defaults(capsys, here):
     out = shown(capsys, "init", "mine.yaml")
     assert "rcr-train run mine.yaml" in out
-    assert load_config(here / "mine.yaml") == Config(name="mine")
+    assert load_config(here / "mine.yaml") == Settings(name="mine")
     (here / "mine.yaml").write_text("seed: 1")
     assert "--force" in refused(capsys, "init", "mine.yaml")
     assert (here / "mine.yaml").read_text() == "seed: 1"

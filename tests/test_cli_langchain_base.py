@@ -7,7 +7,7 @@ import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from rcr_trainer import pipeline
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 
 from langchain_rcr import CheckpointError, SequentialCompositionalRetriever
 
@@ -24,8 +24,8 @@ def nothing():
 """
 
 
-def _config(base: str) -> Config:
-    return Config.model_validate(
+def _config(base: str) -> Settings:
+    return Settings.model_validate(
         {
             "name": "own",
             "threads": 1,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.layers import differences, fresh_yaml, load_config, settings, to_yaml
-from rcr_trainer.settings import Config, SFTConfig
+from rcr_trainer.settings import Settings, SFTSettings
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted((ROOT / "examples" / "configs").glob("*.yaml"))
@@ -20,7 +20,7 @@ def test_every_setting_has_a_description_of_one_or_two_sentences():
 def test_the_fresh_file_reads_back_as_the_defaults(tmp_path):
     path = tmp_path / "rcr.yaml"
     path.write_text(fresh_yaml(), encoding="utf-8")
-    assert load_config(path, environ={}) == Config()
+    assert load_config(path, environ={}) == Settings()
 
 
 def test_the_fresh_file_explains_every_setting():
@@ -40,7 +40,9 @@ def test_a_fresh_file_changes_family_in_one_word(tmp_path):
 
 
 def test_a_resolved_file_holds_no_default_by_family(tmp_path):
-    config = Config(model={"family": "lexical"}, sft=SFTConfig(epochs=3, patience=None, lr=1e-5), output=Path("a b"))
+    config = Settings(
+        model={"family": "lexical"}, sft=SFTSettings(epochs=3, patience=None, lr=1e-5), output=Path("a b")
+    )
     path = tmp_path / "x.yaml"
     path.write_text(to_yaml(config), encoding="utf-8")
     assert load_config(path, environ={}) == config
@@ -50,17 +52,17 @@ def test_a_resolved_file_holds_no_default_by_family(tmp_path):
 
 
 def test_defaults_by_family_yield_to_what_is_given():
-    config = Config.model_validate({"model": {"family": "transformer", "base": "x"}, "sft": {"lr": 0.5}})
+    config = Settings.model_validate({"model": {"family": "transformer", "base": "x"}, "sft": {"lr": 0.5}})
     assert (config.model.base, config.model.lam) == ("x", 0.1)
     assert (config.sft.lr, config.sft.epochs) == (0.5, 120)
 
 
 def test_defaults_of_the_class_are_those_of_the_default_family():
-    assert SFTConfig() == Config().sft
+    assert SFTSettings() == Settings().sft
 
 
 def test_differences_names_setting_and_both_values():
-    one, other = Config(), Config(seed=3, name="other")
+    one, other = Settings(), Settings(seed=3, name="other")
     assert differences(one, other, ignore=("name",)) == ["seed (0, now 3)"]
     assert differences(one, one) == []
 

@@ -14,7 +14,8 @@ from rcr_trainer.data import covr_split
 from rcr_trainer.data.covr import HELD_OUT, is_held_out
 from rcr_trainer.data.covr_grammar import LONGEST_PROGRAM, Draw, Sampler
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.programs import parse
+
+from langchain_rcr.programs import parse
 
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parents[2] / "shared" / "data")) / "covr10"
 

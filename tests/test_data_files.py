@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from rcr_trainer.data import Example, read_examples, unparsed
 from rcr_trainer.errors import DataError
-from rcr_trainer.programs import ProgramSpec
+
+from langchain_rcr.programs import ProgramSpec
 
 ROWS = [("how, many?", 'count("a")'), ("line\nbreak", "f\tg"), ("größer 本", "h()")]
 EXAMPLES = [Example(str(number), *row) for number, row in enumerate(ROWS, start=1)]

@@ -10,7 +10,8 @@ from rcr_trainer.data import Split, geoquery_split
 from rcr_trainer.data.geoquery import CORPUS_SHA256, read_corpus
 from rcr_trainer.data.splits import atoms, compound_divergence
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.programs import ProgramSpec, Tree
+
+from langchain_rcr.programs import ProgramSpec, Tree
 
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parents[2] / "shared" / "data")) / "geoquery"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no GeoQuery corpus at {DATA}")

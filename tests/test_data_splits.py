@@ -12,7 +12,8 @@ from rcr_trainer.data.splits import (
     tmcd_split,
 )
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.programs import Tree, parse
+
+from langchain_rcr.programs import Tree, parse
 
 
 def _tree(text: str) -> Tree:

@@ -30,7 +30,7 @@ LEVELS = {
     ],
     "rcr_trainer": [
         ["errors", "__init__"],
-        ["rewards", "llm", "programs", "baselines", "data", "folds", "training", "runs", "settings", "layers"],
+        ["rewards", "llm", "coverage", "baselines", "data", "folds", "training", "runs", "settings", "layers"],
         ["sft", "grpo", "evaluation"],
         ["pipeline", "comparison", "tasks", "models"],
         ["cli", "__main__"],
@@ -222,7 +222,10 @@ def test_a_wrong_door_is_found(tmp_path: Path, file: str, line: str, complaint: 
         ("langchain_rcr/policy.py", "if TYPE_CHECKING:\n    from langchain_core.embeddings import Embeddings"),
         ("langchain_rcr/selection.py", "from langchain_rcr.index.base import PoolVectors"),
         ("rcr_trainer/baselines/base.py", "from langchain_core.example_selectors import BaseExampleSelector"),
-        ("rcr_trainer/sft.py", "from langchain_rcr import TriEncoder\nfrom rcr_trainer.programs import parse"),
+        (
+            "rcr_trainer/sft.py",
+            "from langchain_rcr import TriEncoder\nfrom rcr_trainer.coverage import greedy_coverage",
+        ),
     ],
 )
 def test_a_right_door_is_open(tmp_path: Path, file: str, line: str) -> None:
@@ -231,8 +234,8 @@ def test_a_right_door_is_open(tmp_path: Path, file: str, line: str) -> None:
 
 def test_a_circle_on_one_level_is_found(tmp_path: Path) -> None:
     files = {
-        "rcr_trainer/data/a.py": "from rcr_trainer.programs import parse",
-        "rcr_trainer/programs/a.py": "import rcr_trainer.runs",
+        "rcr_trainer/data/a.py": "from rcr_trainer.coverage import greedy_coverage",
+        "rcr_trainer/coverage.py": "import rcr_trainer.runs",
         "rcr_trainer/runs.py": "from rcr_trainer.data import Example",
     }
     assert len(offences(_built(tmp_path, files))) == 3

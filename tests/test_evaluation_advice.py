@@ -10,7 +10,8 @@ from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import AnswersAsked, EvaluationReport, SelectorScores, advise, evaluate
 from rcr_trainer.evaluation.metrics import paired_error
-from rcr_trainer.programs import ProgramSpec
+
+from langchain_rcr.programs import ProgramSpec
 
 REAL, SIMULATED = AnswersAsked("gpt-x", False, 200), AnswersAsked("StructureBoundLLM", True, 200)
 DEPLOY = "rcr is worth deploying"

@@ -10,9 +10,9 @@ import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, SelectorScores, evaluate, write_table
 from rcr_trainer.llm import AccessError, BudgetExceeded, LLMError
-from rcr_trainer.programs import ProgramSpec
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()
 POOL = [Example(str(i), f"q{i}", target) for i, target in enumerate(["a ( b )", "c", "a ( d )", "e", "f", "g"])]

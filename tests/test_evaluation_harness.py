@@ -17,10 +17,10 @@ from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import EvaluationReport, PlainSelectors, choose, evaluate, plain_selectors
 from rcr_trainer.evaluation.table import write_table
-from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.settings import EvaluationConfig
+from rcr_trainer.settings import EvaluationSettings
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()
 NAMES = ["river", "state", "city", "lake", "town", "road"]
@@ -163,7 +163,7 @@ class Longest(DenseSelector):
 
 def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch):
     monkeypatch.setitem(baselines.BASELINES, "longest", f"{__name__}:Longest")
-    assert EvaluationConfig(selectors=["longest", "bm25"]).selectors == ["longest", "bm25"]
+    assert EvaluationSettings(selectors=["longest", "bm25"]).selectors == ["longest", "bm25"]
     plain = plain_selectors(POOL, EVERYTHING, dev=QUERIES, names=["bm25", "longest"])
     assert plain.trade_offs["longest"].parameter == "power"
     assert plain_selectors(POOL, NO_EMBEDDINGS, names=["longest"]).left_out == {"longest": "no embeddings were given"}
@@ -177,7 +177,7 @@ def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch):
 
 def test_a_baseline_that_nobody_registered_is_no_setting():
     with pytest.raises(ValidationError, match=r"Input should be 'random', .*'oracle'"):
-        EvaluationConfig(selectors=["longest"])
+        EvaluationSettings(selectors=["longest"])
 
 
 def test_the_registry_and_the_settings_load_no_baseline():

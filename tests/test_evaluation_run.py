@@ -11,12 +11,12 @@ from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import EvaluationReport
 from rcr_trainer.layers import load_config
 from rcr_trainer.llm import AccessError, AnswerCache, LLMSettings, StructureBoundLLM, wrap
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.runs import Run
-from rcr_trainer.settings import Config, EvaluationConfig
+from rcr_trainer.settings import EvaluationSettings, Settings
 from tiny_bert import tiny_bert
 
 from langchain_rcr.items import Item, compose
+from langchain_rcr.programs import ProgramSpec
 
 pytestmark = pytest.mark.slow
 
@@ -54,15 +54,15 @@ def exact(folder="runs/demo"):
 )
 def test_only_what_is_free_is_asked_unasked_for(kind, by_default):
     named, nobody = LLMSettings(kind=kind, model="m"), LLMSettings(kind=kind)
-    assert EvaluationConfig().asks(named) is by_default
-    assert EvaluationConfig().asks(nobody) is (kind == "simulator")
-    assert EvaluationConfig(answers=True).asks(named) is True
-    assert EvaluationConfig(answers=False).asks(named) is False
+    assert EvaluationSettings().asks(named) is by_default
+    assert EvaluationSettings().asks(nobody) is (kind == "simulator")
+    assert EvaluationSettings(answers=True).asks(named) is True
+    assert EvaluationSettings(answers=False).asks(named) is False
 
 
 def test_answers_of_nobody_contradict():
     with pytest.raises(ValueError, match=r"evaluation\.answers = True contradicts llm\.model = null: name a model"):
-        Config.model_validate({"evaluation": {"answers": True}})
+        Settings.model_validate({"evaluation": {"answers": True}})
 
 
 def test_a_run_with_the_simulator_says_simulated_and_scores_as_a_plain_loop_does(capsys, here):

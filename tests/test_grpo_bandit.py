@@ -5,13 +5,13 @@ import pytest
 import torch
 from rcr_trainer.data import Example
 from rcr_trainer.grpo import train
-from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.settings import GRPOConfig
+from rcr_trainer.settings import GRPOSettings
 
 from langchain_rcr.families import get_family
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)
 
@@ -110,7 +110,7 @@ def best_without_dependency():
 
 
 def trained(lam, advantage):
-    config = GRPOConfig(k=2, epochs=100, group_size=64, lr=0.08, beta=0.0, max_grad_norm=None, advantage=advantage)
+    config = GRPOSettings(k=2, epochs=100, group_size=64, lr=0.08, beta=0.0, max_grad_norm=None, advantage=advantage)
     model = bandit(lam)
     assert probability_of_the_pair(model) == pytest.approx(2 / (8 * 7))
     train(model, ARMS, [Example("q", "which pair?", "g(y)")], [], ProgramSpec(), config, Opposites())

@@ -12,7 +12,7 @@ import pytest
 from openai_server import OpenAIServer
 from rcr_trainer import pipeline
 from rcr_trainer.llm.local import LocalLM
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 
 pytestmark = pytest.mark.slow
 
@@ -46,7 +46,7 @@ def rows(folder: Path, data: dict[str, Any], llm: dict[str, Any], **sections: An
         "llm": {**llm, "cache": folder.with_suffix(".sqlite")},
         **sections,
     }
-    run = pipeline.run(Config.model_validate(values), until="grpo")
+    run = pipeline.run(Settings.model_validate(values), until="grpo")
     return run.metrics("grpo")
 
 

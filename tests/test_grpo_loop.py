@@ -10,9 +10,8 @@ from rcr_trainer.data import Example, covr_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.grpo import calls_at_most, train
 from rcr_trainer.llm import Answer, BudgetExceeded
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import RewardError, make_reward
-from rcr_trainer.settings import GRPOConfig
+from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from rcr_trainer.training import state as training_state
 from tiny_bert import tiny_bert
@@ -21,12 +20,13 @@ from langchain_rcr.answers import program_of
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.items import Item, compose
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)
 
 SPEC = ProgramSpec()
 SPLIT = covr_split("110", 0, 40, 0, dev=20)
-FAST = GRPOConfig(epochs=2, batch_size=16, group_size=8, lr=1e-3, beta=0.04)
+FAST = GRPOSettings(epochs=2, batch_size=16, group_size=8, lr=1e-3, beta=0.04)
 COVERAGE = make_reward("context_coverage", SPEC)
 
 
@@ -206,7 +206,7 @@ def test_nobody_draws_itself_or_its_own_program():
 
     for own_program in (True, False):
         seen.clear()
-        config = GRPOConfig(k=2, epochs=1, group_size=16, exclude_own_program=own_program)
+        config = GRPOSettings(k=2, epochs=1, group_size=16, exclude_own_program=own_program)
         train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, config, Spy())
         drawn = [(question, e) for question, context in seen if len(context) == 2 for e in context]
         program = {e.source: e.target for e in pool}
@@ -324,7 +324,7 @@ def test_a_run_killed_at_every_step(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, bert):
     monkeypatch.setattr(training_state, "SAVE_EVERY_S", 0)
-    config = GRPOConfig(epochs=1, max_steps=3, batch_size=4, group_size=2, k=2, lr=1e-4, train_candidates=True)
+    config = GRPOSettings(epochs=1, max_steps=3, batch_size=4, group_size=2, k=2, lr=1e-4, train_candidates=True)
     models = [TriEncoder.build("transformer", [], base=bert, lam=0.1) for _ in range(3)]
     run(models[0], config, dev=[])
     with pytest.raises(StopError):
@@ -336,9 +336,9 @@ def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, m
 
 def test_a_state_of_another_stage_is_refused(tmp_path):
     from rcr_trainer import sft
-    from rcr_trainer.settings import SFTConfig
+    from rcr_trainer.settings import SFTSettings
 
-    sft.train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, SFTConfig(epochs=1), state_folder=tmp_path / "s")
+    sft.train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, SFTSettings(epochs=1), state_folder=tmp_path / "s")
     with pytest.raises(CheckpointError, match="can't be resumed from"):
         run(lexical(), state_folder=tmp_path / "s")
 

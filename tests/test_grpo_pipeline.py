@@ -11,7 +11,7 @@ from rcr_trainer import cli
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import load_config
 from rcr_trainer.runs import Run
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import divide, load_split
 
 from langchain_rcr.policy import TriEncoder
@@ -240,9 +240,9 @@ def test_a_larger_budget_continues_a_run():
     from rcr_trainer.layers import differences
     from rcr_trainer.runs import INCIDENTAL
 
-    changed = Config.model_validate({"llm": {"budget_calls": 10, "concurrency": 2, "cache": "x", "timeout": 3}})
-    assert differences(Config(), changed, ignore=INCIDENTAL) == []
-    assert differences(Config(), Config.model_validate({"llm": {"model": "x"}}), ignore=INCIDENTAL)
+    changed = Settings.model_validate({"llm": {"budget_calls": 10, "concurrency": 2, "cache": "x", "timeout": 3}})
+    assert differences(Settings(), changed, ignore=INCIDENTAL) == []
+    assert differences(Settings(), Settings.model_validate({"llm": {"model": "x"}}), ignore=INCIDENTAL)
 
 
 @pytest.mark.parametrize(
@@ -255,12 +255,12 @@ def test_a_larger_budget_continues_a_run():
 )
 def test_contradictions(values, message):
     with pytest.raises(ValueError, match=message):
-        Config.model_validate(values)
+        Settings.model_validate(values)
 
 
 def test_defaults_by_family():
-    assert Config().grpo.train_candidates is False
-    paper = Config.model_validate({"model": {"family": "transformer"}}).grpo
+    assert Settings().grpo.train_candidates is False
+    paper = Settings.model_validate({"model": {"family": "transformer"}}).grpo
     assert (paper.lr, paper.train_candidates, paper.batch_size, paper.group_size, paper.epochs) == (
         1e-6,
         True,
@@ -269,5 +269,5 @@ def test_defaults_by_family():
         8,
     )
     assert (paper.epsilon, paper.beta, paper.k) == (0.2, 0.04, 4)
-    given = Config.model_validate({"model": {"family": "transformer"}, "grpo": {"lr": 0.5}}).grpo
+    given = Settings.model_validate({"model": {"family": "transformer"}, "grpo": {"lr": 0.5}}).grpo
     assert (given.lr, given.train_candidates) == (0.5, True)

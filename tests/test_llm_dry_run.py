@@ -9,14 +9,14 @@ from rcr_trainer import pipeline
 from rcr_trainer.data import Example
 from rcr_trainer.llm import LLMSettings, open_llm
 from rcr_trainer.llm.local import LocalLM
-from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 from langchain_rcr.items import Item, compose
+from langchain_rcr.programs import ProgramSpec
 
 # Long in characters and short in tokens, and the other way round; blanks and signs at the ends of lines.
 POOL = [
@@ -59,8 +59,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(path)
 
 
-def config(**llm: object) -> Config:
-    return Config.model_validate(
+def config(**llm: object) -> Settings:
+    return Settings.model_validate(
         {
             "grpo": {"enabled": True, "k": 2, "epochs": 2, "group_size": 3},
             "llm": {"price_prompt": 1e6, "price_completion": 0, **llm},
@@ -68,7 +68,7 @@ def config(**llm: object) -> Config:
     )
 
 
-def cost(settings: Config) -> tuple[str, list[str]]:
+def cost(settings: Settings) -> tuple[str, list[str]]:
     """What is told of 10 calls, and all prompts that they could have."""
     task = Task(POOL, [], [], [], QUERIES, ProgramSpec())
     prompts = [

@@ -8,10 +8,10 @@ import random
 import pytest
 from rcr_trainer.llm import StructureBoundLLM, wrap
 from rcr_trainer.llm.simulator import _all_structures, _parse, read_prompt
-from rcr_trainer.programs import ProgramSpec, Tree, local_structures
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.items import Item, compose
+from langchain_rcr.programs import ProgramSpec, Tree, local_structures
 
 GOLD = "answer(river(loc_2(stateid('texas'))))"
 CAPITAL = "answer(capital(loc_2(stateid('utah'))))"

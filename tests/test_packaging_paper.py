@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import yaml
 from rcr_trainer.layers import differences, load_config, settings
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 
 ROOT = Path(__file__).parent.parent
 PAPER = load_config(ROOT / "examples" / "configs" / "paper_geoquery.yaml", environ={})
@@ -14,7 +14,7 @@ PAGE = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 ROWS = {row[0]: row[1:] for row in re.findall(r"^\| `([\w.]+)` \| ([^|]+) \| ([^|]+) \|", PAGE, re.MULTILINE)}
 
 
-def value(config: Config, path: str) -> object:
+def value(config: Settings, path: str) -> object:
     section, name = path.split(".")
     return getattr(getattr(config, section), name, "—")  # Another family's setting.
 
@@ -22,12 +22,12 @@ def value(config: Config, path: str) -> object:
 @pytest.mark.parametrize("setting", ROWS)
 def test_a_row_has_the_papers_value_and_our_default(setting):
     paper, default = map(yaml.safe_load, ROWS[setting])
-    assert (paper, default) == (value(PAPER, setting), value(Config(), setting))
+    assert (paper, default) == (value(PAPER, setting), value(Settings(), setting))
 
 
 def test_every_setting_that_the_paper_names_or_changes_has_a_row():
     named = {setting.path for setting in settings().values() if "paper" in (setting.description)}
     changed = {
-        entry.split(" ")[0] for entry in differences(PAPER, Config(), ignore=("name", "data.task", "data.split"))
+        entry.split(" ")[0] for entry in differences(PAPER, Settings(), ignore=("name", "data.task", "data.split"))
     }
     assert named | changed <= ROWS.keys()

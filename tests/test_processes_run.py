@@ -29,7 +29,7 @@ threads: 1
 # Breaks in the second process, or kills every one, at its n-th call while sequences are rewarded.
 REWARD = """
 import os, signal
-from rcr_trainer.programs import ProgramSpec
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.rewards import make_reward
 
 plain = make_reward("structure_coverage", ProgramSpec())

@@ -3,7 +3,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from rcr_trainer.programs import Tree, parse
+
+from langchain_rcr.programs import Tree, parse
 
 
 def t(label: str, *children: Tree) -> Tree:

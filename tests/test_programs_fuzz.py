@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rcr_trainer.programs import COVR_CLASSES, LANGUAGES, ProgramSpec, Tree, anonymize, get_parser, local_structures
+
+from langchain_rcr.programs import COVR_CLASSES, LANGUAGES, ProgramSpec, Tree, anonymize, get_parser, local_structures
 
 QUICK = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 

@@ -6,10 +6,10 @@ import time
 import warnings
 
 import pytest
-from rcr_trainer.programs import LANGUAGES, ProgramParser, ProgramSpec, Tree, get_parser, parse
-from rcr_trainer.settings import ProgramConfig
+from rcr_trainer.settings import ProgramSettings
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.programs import LANGUAGES, ProgramParser, ProgramSpec, Tree, get_parser, parse
 from langchain_rcr.programs.languages import PARSERS
 
 SEXPR = {
@@ -200,4 +200,4 @@ def test_a_new_language_is_a_file_and_a_line_of_the_registry(monkeypatch):
     assert str(parse("all city answer", "reversed")) == "answer(city(all))"
     assert spec.structures("3 f") == ProgramSpec().structures("f ( 4 )")
     assert spec.key("3 f") == spec.key(" 4  f")
-    assert ProgramConfig(language="reversed").language == "reversed"
+    assert ProgramSettings(language="reversed").language == "reversed"

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 import pytest
-from rcr_trainer.programs import ProgramSpec, parse
+
+from langchain_rcr.programs import ProgramSpec, parse
 
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
 GEOGRAPHY = DATA / "geography_sql" / "geography.json"

@@ -3,8 +3,8 @@ from __future__ import annotations
 import gc
 
 import pytest
-from rcr_trainer.programs import Tree
 
+from langchain_rcr.programs import Tree
 from langchain_rcr.programs.tree import unfold
 
 LEAF = Tree("c")

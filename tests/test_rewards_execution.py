@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 from rcr_trainer.data import geography_split
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import Execution, ProgramError, RewardError, check_reward, make_reward, score
 from rcr_trainer.rewards.databases import SQLite, open_database
 from rcr_trainer.rewards.execution import Result, canonical
 
 from langchain_rcr.errors import MissingExtraError
+from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec(language="sql:sqlite")
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))

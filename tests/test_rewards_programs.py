@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import (
     ContextCoverage,
     Correctness,
@@ -20,6 +19,7 @@ from rcr_trainer.rewards import (
 )
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()
 GOLD = [Example("1", "biggest state?", "answer(largest(state(all)))"), Example("2", "how many?", "count(river(all))")]

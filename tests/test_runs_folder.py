@@ -13,11 +13,11 @@ import pytest
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import load_config
 from rcr_trainer.runs import LOCK, Run, hold
-from rcr_trainer.settings import Config, DataConfig
+from rcr_trainer.settings import DataSettings, Settings
 
 from langchain_rcr.errors import CheckpointError
 
-CONFIG = Config(tensorboard=False)
+CONFIG = Settings(tensorboard=False)
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "runs" / "x"
 
 
-def trained(folder: Path, config: Config = CONFIG) -> Run:
+def trained(folder: Path, config: Settings = CONFIG) -> Run:
     run = Run.create(folder, config)
     with run.stage("sft"):
         run.checkpoint.mkdir()
@@ -33,7 +33,7 @@ def trained(folder: Path, config: Config = CONFIG) -> Run:
     return run
 
 
-def finished(folder: Path, config: Config = CONFIG) -> Run:
+def finished(folder: Path, config: Settings = CONFIG) -> Run:
     run = trained(folder, config)
     run.finish()
     return run
@@ -253,7 +253,7 @@ def test_metrics_are_read_back_the_later_of_two_and_without_a_torn_line(folder):
 def test_metrics_reach_tensorboard(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = Run.create(folder, Config(tensorboard=True))
+    run = Run.create(folder, Settings(tensorboard=True))
     with run.stage("sft"):
         run.log("sft", 3, {"loss": 0.25})
     events = EventAccumulator(str(folder / "tensorboard" / "sft"))
@@ -266,7 +266,7 @@ import os, signal, sys
 from pathlib import Path
 from langchain_rcr.files import atomic_directory
 from rcr_trainer import runs
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 
 runs._git_revision = lambda: None
 TOUCHES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"}
@@ -295,7 +295,7 @@ def check(run):
     if run.done("sft"):
         assert [row["loss"] for row in run.metrics("sft")] == [0.5]
 
-config = Config(tensorboard=False)
+config = Settings(tensorboard=False)
 root = Path(sys.argv[1])
 for at in range(1, 200):
     folder = root / str(at)
@@ -340,4 +340,4 @@ def test_settings_that_change_no_result_may_change(folder):
     finished(folder)
     assert Run.create(folder, CONFIG.model_copy(update={"name": "y", "output": folder})).done("sft")
     with pytest.raises(ConfigError, match=r"data\.split"):
-        Run.create(folder, CONFIG.model_copy(update={"data": DataConfig(split="8")}))
+        Run.create(folder, CONFIG.model_copy(update={"data": DataSettings(split="8")}))

@@ -7,8 +7,7 @@ import pytest
 import torch
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.errors import DataError
-from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.settings import SFTConfig
+from rcr_trainer.settings import SFTSettings
 from rcr_trainer.sft import train
 from rcr_trainer.training import losses
 from rcr_trainer.training import state as sft_state
@@ -19,6 +18,7 @@ from tiny_bert import tiny_bert
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
@@ -26,7 +26,7 @@ torch.set_num_threads(1)
 SPEC = ProgramSpec()
 SPLIT = covr_split("110", 0, 60, 0, dev=40)
 SETTINGS = {"warmup": 0.0, "temperature": 0.5, "candidates": 4096, "on_policy": 0.5, "on_policy_from": 0.3}
-FAST = SFTConfig(epochs=6, lr=1e-2, batch_size=32, patience=None, **SETTINGS)
+FAST = SFTSettings(epochs=6, lr=1e-2, batch_size=32, patience=None, **SETTINGS)
 
 
 class StopError(Exception):
@@ -142,7 +142,7 @@ def test_a_run_killed_again_and_again(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, bert):
     monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
-    config = SFTConfig(loss="infonce", epochs=3, lr=1e-3, batch_size=16, bm25_top=10, patience=None, on_policy=0)
+    config = SFTSettings(loss="infonce", epochs=3, lr=1e-3, batch_size=16, bm25_top=10, patience=None, on_policy=0)
     data = (SPLIT.train, SPLIT.train[:8], SPLIT.dev[:5], SPEC, config)
     whole, killed, resumed = (TriEncoder.build("transformer", [], base=bert) for _ in range(3))
     train(whole, *data)  # with dropout
@@ -221,7 +221,7 @@ def test_accumulated_batches_count_by_their_states(monkeypatch):
 
 def test_info_nce_trains_a_transformer(bert):
     model, before = (TriEncoder.build("transformer", [], base=bert, lam=0.1) for _ in range(2))
-    config = SFTConfig(loss="infonce", epochs=1, max_steps=2, lr=1e-3, batch_size=8, bm25_top=10)
+    config = SFTSettings(loss="infonce", epochs=1, max_steps=2, lr=1e-3, batch_size=8, bm25_top=10)
     seen = []
     data = (SPLIT.train, SPLIT.train, [], SPEC, config)
     result = train(model, *data, progress=lambda done, planned: seen.append((done, planned)))
@@ -251,7 +251,7 @@ def test_no_query_is_trained_to_pick_itself(monkeypatch, own_program, mask_dupli
     monkeypatch.setattr(losses, "listwise", spy)
     # Three examples with one program each twice over: each query finds its twin and, unless barred, nothing else.
     pool = [Example(str(n), f"question {n}", f"f{n % 3}(x)") for n in range(6)]
-    config = SFTConfig(
+    config = SFTSettings(
         epochs=2, k=1, batch_size=6, on_policy=1, on_policy_from=0.5, patience=None,
         exclude_own_program=own_program, mask_duplicates=mask_duplicates,
     )  # fmt: skip

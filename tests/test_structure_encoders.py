@@ -8,13 +8,13 @@ import pytest
 import torch
 from fake_backbone import FakeBackbone
 from rcr_trainer import grpo
+from rcr_trainer.coverage import structure_matrices
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.evaluation.metrics import recall_by_step
 from rcr_trainer.folds import own_positions
 from rcr_trainer.models import policy_picks
-from rcr_trainer.programs import structure_matrices
 from rcr_trainer.rewards import make_reward
-from rcr_trainer.settings import GRPOConfig, SFTConfig
+from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.sft import train
 from rcr_trainer.training import state
 
@@ -53,7 +53,7 @@ def structure(backbone=None, **options):
 
 def fitted(backbone=None, **options):
     model = structure(backbone, **options)
-    result = train(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, SFTConfig(epochs=0))
+    result = train(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, SFTSettings(epochs=0))
     return model, result
 
 
@@ -178,7 +178,7 @@ def test_the_same_seed_fits_the_same():
 @pytest.mark.parametrize("state", ["additive", "saturating"])
 def test_gradient_descent_goes_on_from_the_fit(state):
     model = structure(state=state)
-    config = SFTConfig(epochs=2, lr=1e-3, temperature=1.0, patience=None, on_policy_from=0.0)
+    config = SFTSettings(epochs=2, lr=1e-3, temperature=1.0, patience=None, on_policy_from=0.0)
     before = structure(state=state)
     result = train(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
     assert result.steps > 0
@@ -210,7 +210,7 @@ def test_reinforcement_goes_on_from_the_fit(train_candidates, held_out):
     model = fitted()[0]
     queries = SPLIT.dev if held_out else SPLIT.train
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    config = GRPOConfig(
+    config = GRPOSettings(
         max_steps=2, batch_size=8, group_size=4, lr=1e-3, evaluate_every=9, train_candidates=train_candidates
     )
     reward = make_reward("context_coverage", SPEC)
@@ -237,7 +237,7 @@ def test_reinforcement_sees_lent_development_questions_as_held_out():
         picks = greedy(model.query.vectors(features), pool, model.state(), 4, exclude=barred).positions
         coverage.append(100 * recall_by_step(wanted, has, picks)[:, -1].mean())
     assert coverage[0] < coverage[1]
-    config, reward = GRPOConfig(max_steps=1, batch_size=8, group_size=2), make_reward("context_coverage", SPEC)
+    config, reward = GRPOSettings(max_steps=1, batch_size=8, group_size=2), make_reward("context_coverage", SPEC)
     history = grpo.train(model, SPLIT.train, SPLIT.train, lent, SPEC, config, reward).history
     assert history[0]["dev_coverage"] == pytest.approx(coverage[0])
 
@@ -268,11 +268,11 @@ def test_an_interrupted_stage_goes_on_as_if_it_had_not_stopped(tmp_path, monkeyp
                 raise KeyboardInterrupt
 
         if stage == "sft":
-            model, config = structure(), SFTConfig(epochs=3, lr=1e-2, patience=None)
+            model, config = structure(), SFTSettings(epochs=3, lr=1e-2, patience=None)
             train(model, SPLIT.train, SPLIT.train, [], SPEC, config, state_folder=tmp_path / folder, log=log)
         else:
             model = TriEncoder.from_pretrained(tmp_path / "start")
-            config = GRPOConfig(max_steps=3, batch_size=8, group_size=4, lr=1e-2)
+            config = GRPOSettings(max_steps=3, batch_size=8, group_size=4, lr=1e-2)
             folders = {"state_folder": tmp_path / folder, "log": log}
             grpo.train(model, SPLIT.train, SPLIT.train, [], SPEC, config, reward, **folders)
         return model.state_dict()
@@ -327,7 +327,7 @@ def test_few_examples():
     for count in (5, 12):
         few = SPLIT.train[:count]
         model = TriEncoder.build("structure", items(few), spec=SPEC)
-        train(model, few, few, SPLIT.dev, SPEC, SFTConfig(epochs=0, k=2))
+        train(model, few, few, SPLIT.dev, SPEC, SFTSettings(epochs=0, k=2))
         assert np.isfinite(model.encode_queries(["is there a dog ?", ""])).all()
 
 
@@ -385,7 +385,7 @@ def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
 def test_lent_questions_become_landmarks_where_no_gradient_moved_the_policy(monkeypatch, epochs, landmarks):
     monkeypatch.setattr(fitting, "_STEPS", 40)
     model, pool = structure(), SPLIT.train[:40]
-    train(model, pool, pool[10:], pool[:10], SPEC, SFTConfig(epochs=epochs, patience=None))
+    train(model, pool, pool[10:], pool[:10], SPEC, SFTSettings(epochs=epochs, patience=None))
     assert len(model.query.dual) == landmarks
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.data import covr_split, read_split, write_split
-from rcr_trainer.programs import ProgramSpec
+
+from langchain_rcr.programs import ProgramSpec
 
 pytestmark = pytest.mark.slow
 

@@ -3,10 +3,10 @@
 import time
 
 import pytest
-from rcr_trainer.programs import ProgramSpec, local_structures, parse
 
 from langchain_rcr.answers import program_of
 from langchain_rcr.families.structure.inventory import Inventory
+from langchain_rcr.programs import ProgramSpec, local_structures, parse
 
 
 def tokens(text):

@@ -12,12 +12,12 @@ from rcr_trainer.data import covr_split, read_split, write_examples
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import EvaluationReport
 from rcr_trainer.models import load_model
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.runs import Run
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import check_task, divide
 
 from langchain_rcr.items import Item
+from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 pytestmark = pytest.mark.slow
@@ -93,7 +93,7 @@ def test_tokens_by_name_give_the_same_without_a_warning(capsys, here):
     capsys.readouterr()
     assert cli.main(["run", "structure.yaml", "--name=named", "--program.language=tokens"]) == 0
     assert lines(capsys, "parse") == []
-    models = [load_model(Config(), here / "runs" / name / "checkpoint") for name in ("structure", "named")]
+    models = [load_model(Settings(), here / "runs" / name / "checkpoint") for name in ("structure", "named")]
     assert models[0].fingerprint() == models[1].fingerprint()
 
 
@@ -153,7 +153,7 @@ def test_reinforcement_goes_on_by_tokens(here):
 
 
 def test_nothing_stands_in_for_a_corpus_that_is_read_wrongly():
-    config = Config.model_validate({"program": {"language": "json"}})
+    config = Settings.model_validate({"program": {"language": "json"}})
     with pytest.raises(DataError, match=r"no program of the pool parses with program\.language = 'json'"):
         check_task(config, divide(config, SPLIT))
 

@@ -5,8 +5,7 @@ import pytest
 import torch
 from rcr_trainer.data import covr_split
 from rcr_trainer.folds import own_positions
-from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.settings import GRPOConfig
+from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.leaf import Leaf
@@ -16,6 +15,7 @@ from tiny_bert import tiny_bert
 
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)
 
@@ -75,7 +75,7 @@ def build(family, bert):
 @pytest.mark.parametrize("block", [1, 1 << 25])
 def test_the_gradient_is_that_of_one_plain_graph(monkeypatch, bert, family, train_candidates, block):
     monkeypatch.setattr(actor_module, "_BLOCK", block)
-    model, config = build(family, bert), GRPOConfig(k=3, group_size=3)
+    model, config = build(family, bert), GRPOSettings(k=3, group_size=3)
     barred = own_positions(SPLIT.train, SPLIT.train, SPEC, same_program=True)
     queries = model.query.featurize(questions(SPLIT.train))
     actor = Actor(model, queries, SPLIT.train, barred, k=3, top=None, train_candidates=train_candidates, chunk=5)

@@ -8,13 +8,13 @@ import pytest
 import torch
 from rcr_trainer import grpo, sft
 from rcr_trainer.data import covr_split
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import make_reward
-from rcr_trainer.settings import GRPOConfig, SFTConfig
+from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training.registry import ADVANTAGES, LOSSES, Advantage, Loss
 
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)
 
@@ -41,18 +41,18 @@ def ranks(rewards):
 
 def test_a_loss_is_a_function_and_a_line(monkeypatch):
     with pytest.raises(ValueError, match="Input should be 'listwise' or 'infonce'"):
-        SFTConfig(loss="hinge")
+        SFTSettings(loss="hinge")
     monkeypatch.setitem(LOSSES, "hinge", Loss(f"{__name__}:hinge", "a margin of what is gained"))
-    config = SFTConfig(loss="hinge", epochs=5, lr=1e-2, patience=None)
+    config = SFTSettings(loss="hinge", epochs=5, lr=1e-2, patience=None)
     result = sft.train(policy(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
     assert result.history[-1]["loss"] < 0.8 * result.history[1]["loss"]
 
 
 def test_an_advantage_is_a_function_and_a_line(monkeypatch):
     with pytest.raises(ValueError, match="Input should be 'grpo', 'rloo', 'remax' or 'nb'"):
-        GRPOConfig(advantage="ranks")
+        GRPOSettings(advantage="ranks")
     monkeypatch.setitem(ADVANTAGES, "ranks", Advantage(f"{__name__}:ranks", "its place in the group"))
-    config, rewards = GRPOConfig(advantage="ranks", epochs=8, lr=5e-3, batch_size=20, group_size=16), []
+    config, rewards = GRPOSettings(advantage="ranks", epochs=8, lr=5e-3, batch_size=20, group_size=16), []
     reward = make_reward("context_coverage", SPEC)
     log = lambda step, row: rewards.append(row.get("reward"))  # noqa: E731
     grpo.train(policy(), SPLIT.train, SPLIT.train, [], SPEC, config, reward, log=log)

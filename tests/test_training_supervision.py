@@ -6,8 +6,9 @@ from rank_bm25 import BM25Okapi
 from rcr_trainer.baselines.bm25 import tokenize
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.folds import own_positions
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.training.supervision import HardNegatives, Supervision
+
+from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()
 

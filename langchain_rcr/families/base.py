@@ -7,6 +7,7 @@ A distribution adds a family by an entry point in the group `langchain_rcr.famil
 from __future__ import annotations
 
 import logging
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -249,4 +250,10 @@ def get_family(name: str) -> Family:
 
 
 def _foreign() -> dict[str, EntryPoint]:
+    return _found_on(tuple(sys.path))
+
+
+@cache
+def _found_on(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """The entry points of the distributions on this `sys.path`: one scan reads the metadata of every distribution."""
     return {point.name: point for point in entry_points(group=GROUP)}

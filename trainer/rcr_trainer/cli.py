@@ -22,7 +22,7 @@ from langchain_rcr.errors import MissingExtraError, RCRError
 if TYPE_CHECKING:
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.runs import Run
-    from rcr_trainer.settings import Config
+    from rcr_trainer.settings import Settings
 
 PROG = "rcr-train"
 _SETTING = "setting:"
@@ -153,8 +153,8 @@ def _show_split(folder: Path, counts: dict[str, int]) -> None:
 
 
 def _data_check(given: argparse.Namespace) -> None:
+    from langchain_rcr.programs import ProgramSpec, get_parser
     from rcr_trainer.data import read_examples, unparsed
-    from rcr_trainer.programs import ProgramSpec, get_parser
 
     get_parser(given.language)
     spec = ProgramSpec(language=given.language)
@@ -323,7 +323,7 @@ def _number(variable: str) -> int:
     return int(value) if value.isdigit() and os.environ.get("WORLD_SIZE", "1") != "1" else 0
 
 
-def _check_extra(config: Config) -> None:
+def _check_extra(config: Settings) -> None:
     """Fail now for want of a library, not after the training."""
     from importlib.util import find_spec
 

@@ -12,7 +12,7 @@ from rcr_trainer.baselines import get_baseline
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.models import device_of, embeddings_of, load_beside, open_language_model, policy_picks
 from rcr_trainer.runs import Run
-from rcr_trainer.settings import Config, EvaluationConfig
+from rcr_trainer.settings import EvaluationSettings, Settings
 from rcr_trainer.tasks import Task, divide
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None = None) -> EvaluationReport:
+def evaluation_stage(run: Run, evaluation: EvaluationSettings, known: Known | None = None) -> EvaluationReport:
     """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
 
     Writes evaluation.json and coverage.png; both are there, without answers, before a language model is asked.
@@ -101,7 +101,7 @@ def evaluation_stage(run: Run, evaluation: EvaluationConfig, known: Known | None
 
 
 @contextmanager
-def _answerer(run: Run, evaluation: EvaluationConfig, task: Task) -> Iterator[Answerer | None]:
+def _answerer(run: Run, evaluation: EvaluationSettings, task: Task) -> Iterator[Answerer | None]:
     """The run's language model for the comparison; None where it isn't asked."""
     from rcr_trainer.evaluation import Answerer
 
@@ -121,7 +121,7 @@ def _answerer(run: Run, evaluation: EvaluationConfig, task: Task) -> Iterator[An
         yield Answerer(answer, llm.name, simulated=settings.kind == "simulator", queries=evaluation.answer_queries)
 
 
-def count_selectors(config: Config, evaluation: EvaluationConfig) -> int:
+def count_selectors(config: Settings, evaluation: EvaluationSettings) -> int:
     """How many selectors the comparison has, ours included."""
     without = {"embed"} if evaluation.embeddings is None and config.model.pretrained is None else set()
     if _token_embedder(config, evaluation) is None:
@@ -130,7 +130,7 @@ def count_selectors(config: Config, evaluation: EvaluationConfig) -> int:
     return 1 + config.grpo.enabled + len(plain)
 
 
-def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str) -> list[Any]:
+def _barred(config: Settings, evaluation: EvaluationSettings, task: Task, split: str) -> list[Any]:
     """For each query of a split the pool positions that nobody may pick: itself, as an option its own program.
 
     Development queries stand in for held-out ones, whose programs the pool doesn't have: they are barred from their
@@ -143,7 +143,7 @@ def _barred(config: Config, evaluation: EvaluationConfig, task: Task, split: str
 
 
 def _embedder(
-    config: Config, evaluation: EvaluationConfig, model: TriEncoder, task: Task, known: Known | None
+    config: Settings, evaluation: EvaluationSettings, model: TriEncoder, task: Task, known: Known | None
 ) -> Embed | None:
     """The baselines' embeddings: those named in the settings, or the model's own; None for a lexical one.
 
@@ -174,7 +174,7 @@ def _embedder(
     return embed
 
 
-def _token_embedder(config: Config, evaluation: EvaluationConfig) -> EmbedTokens | None:
+def _token_embedder(config: Settings, evaluation: EvaluationSettings) -> EmbedTokens | None:
     """The same model's embeddings of tokens, loaded at the first call; None where it gives none."""
     from rcr_trainer.baselines.set_bsr import TransformerTokens
 
@@ -184,7 +184,7 @@ def _token_embedder(config: Config, evaluation: EvaluationConfig) -> EmbedTokens
     return TransformerTokens(name, max_length=config.model.max_length)
 
 
-def _plain(config: Config, evaluation: EvaluationConfig, task: Task, embed: Embed | None) -> PlainSelectors:
+def _plain(config: Settings, evaluation: EvaluationSettings, task: Task, embed: Embed | None) -> PlainSelectors:
     """The selectors that were asked for, with the reasons for those left out; trade-offs are chosen on dev."""
     from rcr_trainer.baselines.base import Resources
     from rcr_trainer.evaluation import plain_selectors

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
-from rcr_trainer.programs import ProgramSpec
 
 
 def own_positions(

@@ -35,14 +35,14 @@ from torch import Tensor
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.items import Item, compose
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.metrics import recall_by_step
 from rcr_trainer.folds import own_positions, taken_from
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards import Reward, check_reward, score
-from rcr_trainer.settings import GRPOConfig
+from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
@@ -91,7 +91,7 @@ def train(
     queries: Sequence[Example],
     dev: Sequence[Example],
     spec: ProgramSpec,
-    config: GRPOConfig,
+    config: GRPOSettings,
     reward: Reward,
     llm: LanguageModel | None = None,
     *,
@@ -140,7 +140,7 @@ def train(
     return stage.runner.run(stage.collect, stage.learn, stage.evaluate)
 
 
-def calls_at_most(config: GRPOConfig, queries: int, dev: int) -> int:
+def calls_at_most(config: GRPOSettings, queries: int, dev: int) -> int:
     """Prompts that training hands in at most, identical ones counted each time.
 
     Args:
@@ -161,7 +161,7 @@ class _GRPO:
         queries: Sequence[Example],
         dev: Sequence[Example],
         spec: ProgramSpec,
-        config: GRPOConfig,
+        config: GRPOSettings,
         reward: Reward,
         llm: LanguageModel | None,
         seed: int,

@@ -26,7 +26,7 @@ from langchain_rcr.errors import MissingExtraError
 from langchain_rcr.families import Family, ModelSettings, families
 from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
@@ -109,7 +109,7 @@ def settings() -> dict[str, Setting]:
     every = families()
     found: list[Setting] = []
     below: list[Setting] = []
-    for name, info in Config.model_fields.items():
+    for name, info in Settings.model_fields.items():
         if name == "model":
             below += _of_families(every)
         elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
@@ -151,7 +151,7 @@ def _unless_equal(defaults: dict[str, Any], default: Any) -> dict[str, Any]:
 
 def section_title(section: str) -> str:
     """The one line that describes a section ("" is the top level)."""
-    model = Config.model_fields[section].annotation if section else Config
+    model = Settings.model_fields[section].annotation if section else Settings
     return (model.__doc__ or "").partition("\n")[0]
 
 
@@ -187,20 +187,20 @@ def fresh_yaml(name: str = "rcr") -> str:
     return "\n".join(lines) + "\n"
 
 
-def to_yaml(config: Config) -> str:
+def to_yaml(config: Settings) -> str:
     """The settings of a run as YAML that `load_config` reads back to the same."""
     text: str = _yaml().safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return text
 
 
-def differences(one: Config, other: Config, *, ignore: Collection[str] = ()) -> list[str]:
+def differences(one: Settings, other: Settings, *, ignore: Collection[str] = ()) -> list[str]:
     """The settings in which two configurations differ, each as "sft.epochs (3, now 5)"."""
     before, now = _flat(one), _flat(other)
     changed = [path for path in {**before, **now} if path not in ignore and before.get(path) != now.get(path)]
     return [f"{path} ({show(before.get(path))}, now {show(now.get(path))})" for path in changed]
 
 
-def _flat(config: Config) -> dict[str, Any]:
+def _flat(config: Settings) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in config:
         found |= {f"{name}.{key}": each for key, each in value} if isinstance(value, BaseModel) else {name: value}
@@ -214,7 +214,7 @@ def load_config(
     path: str | os.PathLike[str] | None = None,
     flags: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
-) -> Config:
+) -> Settings:
     """Read the settings: YAML file < environment < flags.
 
     Args:
@@ -240,7 +240,7 @@ def load_config(
         section, _, name = dotted.rpartition(".")
         (nested.setdefault(section, {}) if section else nested)[name] = value
     try:
-        return Config.model_validate(nested)
+        return Settings.model_validate(nested)
     except ValidationError as error:
         raise ConfigError(_explain(error, given)) from None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from langchain_rcr.items import Item
     from langchain_rcr.policy import TriEncoder
+    from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import Example
     from rcr_trainer.evaluation import PickFunction
     from rcr_trainer.llm import LanguageModel
-    from rcr_trainer.programs import ProgramSpec
     from rcr_trainer.rewards import Reward
     from rcr_trainer.tasks import Task
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     """Frozen vectors that the stages of one call share: the base model reads every text once."""
 
 
-def build_model(config: Config, items: Sequence[Item], spec: ProgramSpec, known: Known | None = None) -> TriEncoder:
+def build_model(config: Settings, items: Sequence[Item], spec: ProgramSpec, known: Known | None = None) -> TriEncoder:
     """A fresh policy.
 
     Args:
@@ -55,7 +55,7 @@ def build_model(config: Config, items: Sequence[Item], spec: ProgramSpec, known:
     return TriEncoder.build(family.name, items, backbone=backbone, spec=spec, seed=config.seed, **settings)
 
 
-def embeddings_of(config: Config) -> Any:
+def embeddings_of(config: Settings) -> Any:
     """The LangChain embeddings that `model.base` names as langchain:MODULE:CALLABLE; None where it names a model.
 
     Raises:
@@ -75,7 +75,7 @@ def embeddings_of(config: Config) -> Any:
     return embeddings
 
 
-def load_model(config: Config, checkpoint: Path, known: Known | None = None) -> TriEncoder:
+def load_model(config: Settings, checkpoint: Path, known: Known | None = None) -> TriEncoder:
     """A policy from a checkpoint, on the run's device.
 
     Args:
@@ -92,7 +92,7 @@ def load_model(config: Config, checkpoint: Path, known: Known | None = None) -> 
     return model.to(device_of(config))
 
 
-def load_beside(config: Config, model: TriEncoder, checkpoint: Path) -> TriEncoder:
+def load_beside(config: Settings, model: TriEncoder, checkpoint: Path) -> TriEncoder:
     """Another policy over the same frozen vectors, which are not computed again.
 
     Args:
@@ -118,7 +118,7 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example]) ->
         write_examples(path / "pool.jsonl", pool)
 
 
-def device_of(config: Config) -> str:
+def device_of(config: Settings) -> str:
     """The torch device that `device` means here.
 
     Raises:
@@ -178,7 +178,7 @@ def policy_picks(
     return pick
 
 
-def build_reward(config: Config, spec: ProgramSpec) -> Reward:
+def build_reward(config: Settings, spec: ProgramSpec) -> Reward:
     """What GRPO rewards.
 
     Raises:
@@ -199,7 +199,7 @@ def build_reward(config: Config, spec: ProgramSpec) -> Reward:
     )
 
 
-def open_language_model(config: Config, task: Task, *, keep: bool = True) -> LanguageModel:
+def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> LanguageModel:
     """The model that answers prompts; close it when done.
 
     Answers are kept in a file beside the run folder, for all runs; what is spent is booked under the run's folder.

@@ -29,7 +29,7 @@ from rcr_trainer.models import (
     save_checkpoint,
 )
 from rcr_trainer.runs import Run, hold
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import LANGUAGE, Task, check_task, divide, load_split, program_spec
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ Progress = Callable[[int, int], None]
 
 
 def run(
-    config: Config,
+    config: Settings,
     *,
     until: str = "evaluation",
     resume: bool = False,
@@ -129,7 +129,7 @@ def set_threads(threads: int | None) -> None:
 # ---------------------------------------------------------------- data
 
 
-def load_checked(config: Config) -> tuple[Split, Task]:
+def load_checked(config: Settings) -> tuple[Split, Task]:
     """The split that the settings ask for, and its task, once it is certain that a run can work with it.
 
     Raises:
@@ -163,7 +163,7 @@ def load_checked(config: Config) -> tuple[Split, Task]:
     return split, task
 
 
-def plan(config: Config) -> list[str]:
+def plan(config: Settings) -> list[str]:
     """What a run would work on, and what its language model would cost at most, a line each. Nothing is asked.
 
     Raises:
@@ -192,7 +192,7 @@ def plan(config: Config) -> list[str]:
     return [*lines, "no language model is asked"] if config.grpo.enabled else lines
 
 
-def _cost(config: Config, task: Task, calls: int, shown: int, queries: Sequence[Example]) -> Estimate | str:
+def _cost(config: Settings, task: Task, calls: int, shown: int, queries: Sequence[Example]) -> Estimate | str:
     """What `calls` calls cost at most, each with `shown` examples of the pool and one of the queries.
 
     No prompt has more tokens than the one of the longest examples and query, each measured by itself: no tokenizer in
@@ -261,7 +261,7 @@ def sft_stage(run: Run, task: Task, known: Known, processes: Processes, progress
         save_checkpoint(run.checkpoint, model, task.pool)
 
 
-def load_start(config: Config, start: Path, pool: Sequence[Example], known: Known | None = None) -> TriEncoder:
+def load_start(config: Settings, start: Path, pool: Sequence[Example], known: Known | None = None) -> TriEncoder:
     """The policy that `sft.checkpoint` names, once it is certain that it is one for this run.
 
     Args:

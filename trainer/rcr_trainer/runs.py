@@ -37,7 +37,7 @@ from langchain_rcr.errors import CheckpointError, MissingExtraError
 from langchain_rcr.files import write_json, write_text
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import differences, load_config, to_yaml
-from rcr_trainer.settings import Config
+from rcr_trainer.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -138,7 +138,7 @@ class Run:
         writes: whether this object writes into the folder.
     """
 
-    def __init__(self, path: Path, config: Config, record: dict[str, Any], *, writes: bool = True) -> None:
+    def __init__(self, path: Path, config: Settings, record: dict[str, Any], *, writes: bool = True) -> None:
         self.path = path
         self.config = config
         self.writes = writes
@@ -147,7 +147,7 @@ class Run:
 
     @classmethod
     def create(
-        cls, path: str | os.PathLike[str], config: Config, *, resume: bool = False, overwrite: bool = False
+        cls, path: str | os.PathLike[str], config: Settings, *, resume: bool = False, overwrite: bool = False
     ) -> Run:
         """Begin a run, or go on with one.
 
@@ -182,7 +182,7 @@ class Run:
         return run
 
     @classmethod
-    def _continue(cls, folder: Path, config: Config, *, resume: bool) -> Run:
+    def _continue(cls, folder: Path, config: Settings, *, resume: bool) -> Run:
         run = cls.open(folder)
         changed = differences(run.config, config, ignore=INCIDENTAL)
         if changed:
@@ -200,7 +200,7 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], config: Config | None = None, *, writes: bool = True) -> Run:
+    def open(cls, path: str | os.PathLike[str], config: Settings | None = None, *, writes: bool = True) -> Run:
         """A run that is there.
 
         Args:
@@ -396,7 +396,7 @@ def _read_record(path: Path) -> dict[str, Any]:
     return dict(record)
 
 
-def _provenance(config: Config) -> dict[str, Any]:
+def _provenance(config: Settings) -> dict[str, Any]:
     return {
         "format_version": FORMAT_VERSION,
         "name": config.name,

@@ -19,7 +19,7 @@ from rcr_trainer.training.registry import ADVANTAGES, LOSSES
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class DataConfig(Section):
+class DataSettings(Section):
     """Where the examples come from."""
 
     task: Literal["covr", "geoquery", "files"] = Field(
@@ -51,7 +51,7 @@ class DataConfig(Section):
     test_size: int = Field(500, ge=1, description="task covr: sampled test pairs (paper 500, appendix A).")
 
     @model_validator(mode="after")
-    def _agree(self) -> DataConfig:
+    def _agree(self) -> DataSettings:
         owners = {"files": ("train", "dev", "test"), "geoquery": ("corpus", "ids")}
         for task, fields in owners.items():
             for field in fields:
@@ -70,7 +70,7 @@ class DataConfig(Section):
         return self
 
 
-class ProgramConfig(Section):
+class ProgramSettings(Section):
     """How programs are read, and which of their parts count (paper appendix B)."""
 
     language: str = Field(
@@ -86,7 +86,7 @@ class ProgramConfig(Section):
     max_size: int = Field(4, ge=1, le=8, description='Largest local structure, l (paper 4, section 4 "Model setup").')
 
     @model_validator(mode="after")
-    def _agree(self) -> ProgramConfig:
+    def _agree(self) -> ProgramSettings:
         if self.covr_classes and not self.anonymize:
             raise contradiction(
                 "program.covr_classes", True, "program.anonymize", False, "classes are a part of anonymising"
@@ -112,7 +112,7 @@ def _of_its_family(values: Any) -> Any:
     return model.model_validate({**given, "family": name})
 
 
-class SFTConfig(Section):
+class SFTSettings(Section):
     """Stage 1, supervised fine-tuning (paper section 3.1, Algorithm 1)."""
 
     checkpoint: Path | None = Field(
@@ -185,13 +185,13 @@ class SFTConfig(Section):
     )
 
     @model_validator(mode="after")
-    def _agree(self) -> SFTConfig:
+    def _agree(self) -> SFTSettings:
         if self.bm25_worst > self.bm25_top:
             raise contradiction("sft.bm25_worst", self.bm25_worst, "sft.bm25_top", self.bm25_top, "B is at most H")
         return self
 
 
-class GRPOConfig(Section):
+class GRPOSettings(Section):
     """Stage 2, reinforcement learning from a language model's answers (paper section 3.2)."""
 
     enabled: bool = Field(False, description="Whether this stage runs, between SFT and evaluation.")
@@ -255,7 +255,7 @@ class GRPOConfig(Section):
     )
 
 
-class RewardConfig(Section):
+class RewardSettings(Section):
     """What GRPO rewards."""
 
     names: list[str] = Field(
@@ -276,7 +276,7 @@ class RewardConfig(Section):
     max_rows: int = Field(10_000, ge=1, description="execution on a database: rows a program may give.")
 
     @model_validator(mode="after")
-    def _agree(self) -> RewardConfig:
+    def _agree(self) -> RewardSettings:
         if self.weights and len(self.weights) != len(self.names):
             raise contradiction(
                 "reward.weights", self.weights, "reward.names", self.names, "give as many weights as names, or none"
@@ -287,7 +287,7 @@ class RewardConfig(Section):
         return self
 
 
-class EvaluationConfig(Section):
+class EvaluationSettings(Section):
     """The comparison on held-out queries."""
 
     split: Literal["test", "dev"] = Field("test", description="Which queries.")
@@ -332,7 +332,7 @@ class EvaluationConfig(Section):
         return list(dict.fromkeys(names))
 
 
-class Config(Section):
+class Settings(Section):
     """All settings of a run."""
 
     name: str = Field(
@@ -346,16 +346,16 @@ class Config(Section):
     )
     device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
     tensorboard: bool = Field(True, description="Also write the metrics for TensorBoard.")
-    data: DataConfig = Field(default_factory=DataConfig)
-    program: ProgramConfig = Field(default_factory=ProgramConfig)
+    data: DataSettings = Field(default_factory=DataSettings)
+    program: ProgramSettings = Field(default_factory=ProgramSettings)
     model: Annotated[SerializeAsAny[ModelSettings], BeforeValidator(_of_its_family)] = Field(
         default_factory=lambda: get_family(DEFAULT_FAMILY).settings()
     )
-    sft: SFTConfig = Field(default_factory=SFTConfig)
-    grpo: GRPOConfig = Field(default_factory=GRPOConfig)
-    reward: RewardConfig = Field(default_factory=RewardConfig)
+    sft: SFTSettings = Field(default_factory=SFTSettings)
+    grpo: GRPOSettings = Field(default_factory=GRPOSettings)
+    reward: RewardSettings = Field(default_factory=RewardSettings)
     llm: LLMSettings = Field(default_factory=LLMSettings)
-    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
 
     @property
     def folder(self) -> Path:
@@ -387,7 +387,7 @@ class Config(Section):
         return filled
 
     @model_validator(mode="after")
-    def _agree(self) -> Config:
+    def _agree(self) -> Settings:
         if self.sft.epochs == 0 and not get_family(self.model.family).fits and self.sft.checkpoint is None:
             advice = "without training it would pick at random"
             raise contradiction("sft.epochs", 0, "model.family", self.model.family, advice)

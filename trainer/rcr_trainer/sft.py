@@ -33,12 +33,12 @@ from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.folds import taken_from
-from rcr_trainer.programs import ProgramSpec
-from rcr_trainer.settings import SFTConfig
+from rcr_trainer.settings import SFTSettings
 from rcr_trainer.training.batches import Batch, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.training.losses import Targets
 from rcr_trainer.training.processes import Processes
@@ -59,7 +59,7 @@ def train(
     queries: Sequence[Example],
     dev: Sequence[Example],
     spec: ProgramSpec,
-    config: SFTConfig,
+    config: SFTSettings,
     *,
     seed: int = 0,
     state_folder: Path | None = None,
@@ -108,7 +108,7 @@ class _SFT:
         queries: Sequence[Example],
         dev: Sequence[Example],
         spec: ProgramSpec,
-        config: SFTConfig,
+        config: SFTSettings,
         seed: int,
         processes: Processes,
         **options: Any,

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 
 from langchain_rcr.errors import PoolError
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.settings import Config, DataConfig
+from rcr_trainer.settings import DataSettings, Settings
 
 if TYPE_CHECKING:
+    from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import Example, Split
-    from rcr_trainer.programs import ProgramSpec
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +53,7 @@ class Task:
         return self.dev if split == "dev" else self.test
 
 
-def load_split(data: DataConfig, seed: int) -> Split:
+def load_split(data: DataSettings, seed: int) -> Split:
     """The examples that the settings ask for.
 
     Args:
@@ -90,7 +90,7 @@ def download_corpus(destination: Path = CORPUS) -> Path:
     return destination
 
 
-def _split_of_files(data: DataConfig) -> Split:
+def _split_of_files(data: DataSettings) -> Split:
     from rcr_trainer.data import Example, Split, read_examples
 
     parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
@@ -107,7 +107,7 @@ def _split_of_files(data: DataConfig) -> Split:
     return Split("files", parts["train"], parts["dev"], parts["test"], {"task": "files"})
 
 
-def divide(config: Config, split: Split) -> Task:
+def divide(config: Settings, split: Split) -> Task:
     """Pool, training, development and test queries of a split.
 
     Where a split has no dev part, `data.dev_size` training queries, drawn by the seed, become development queries.
@@ -149,7 +149,7 @@ def _drawn(
     return drawn, [example for example, chosen in zip(examples, is_drawn, strict=True) if not chosen]
 
 
-def check_task(config: Config, task: Task) -> Task:
+def check_task(config: Settings, task: Task) -> Task:
     """Find now what would stop the run later, and how its programs are read.
 
     Returns:
@@ -186,8 +186,8 @@ def check_task(config: Config, task: Task) -> Task:
 
 def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> str:
     """The language by which the pool's programs are read; see `check_task`."""
+    from langchain_rcr.programs import TOKENS
     from rcr_trainer.data import unparsed
-    from rcr_trainer.programs import TOKENS
 
     language, broken = spec.language, unparsed(pool, spec)
     if not broken:
@@ -218,13 +218,13 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
     return TOKENS
 
 
-def program_spec(config: Config) -> ProgramSpec:
+def program_spec(config: Settings) -> ProgramSpec:
     """How programs are read, by the settings alone.
 
     Raises:
         ConfigError: no such language.
     """
-    from rcr_trainer.programs import ProgramSpec, get_parser
+    from langchain_rcr.programs import ProgramSpec, get_parser
 
     get_parser(config.program.language)
     return ProgramSpec(**config.program.model_dump())

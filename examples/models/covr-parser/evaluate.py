@@ -26,10 +26,10 @@ from rcr_trainer.baselines.oracle import OracleSelector
 from rcr_trainer.baselines.random import RandomSelector
 from rcr_trainer.data import Split, covr_split
 from rcr_trainer.data.covr import HELD_OUT
-from rcr_trainer.programs import ProgramSpec
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from langchain_rcr.items import Item, compose
+from langchain_rcr.programs import ProgramSpec
 
 SELECTORS = ("oracle", "random", "bm25")
 

@@ -13,7 +13,7 @@ from langchain_core.example_selectors import BaseExampleSelector
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.programs.coverage import checked_exclude, excluded_entries, row_blocks
+from rcr_trainer.coverage import checked_exclude, excluded_entries, row_blocks
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
 """Per query, the positions in the pool that it may not pick; None: none for any query."""

@@ -24,7 +24,7 @@ import numpy as np
 from langchain_rcr.errors import InputError
 from rcr_trainer.baselines.base import TradeOff, in_blocks, top_k
 from rcr_trainer.baselines.dense import EmbeddingSelector
-from rcr_trainer.programs.coverage import excluded_entries
+from rcr_trainer.coverage import excluded_entries
 
 _NO_VOLUME = 1e-5  # what is left of a candidate's volume of 1 is rounding below this
 

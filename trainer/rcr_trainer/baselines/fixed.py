@@ -10,7 +10,7 @@ from scipy import sparse
 
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline
-from rcr_trainer.programs.coverage import PoolStructures, greedy_coverage
+from rcr_trainer.coverage import PoolStructures, greedy_coverage
 
 
 class FixedSelector(Baseline):

@@ -10,7 +10,7 @@ import numpy as np
 from langchain_rcr.errors import InputError
 from rcr_trainer.baselines.base import TradeOff, in_blocks
 from rcr_trainer.baselines.dense import EmbeddingSelector
-from rcr_trainer.programs.coverage import excluded_entries
+from rcr_trainer.coverage import excluded_entries
 
 
 class MMRSelector(EmbeddingSelector):

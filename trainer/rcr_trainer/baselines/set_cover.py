@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 from scipy import sparse
 
-from rcr_trainer.programs.coverage import excluded_entries
+from rcr_trainer.coverage import excluded_entries
 
 # Degrees of coverage are rounded to this fraction: what is a tie on paper is one here, whatever order BLAS sums in.
 _GRID = 2.0**-16

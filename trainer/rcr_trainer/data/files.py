@@ -15,7 +15,7 @@ from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import DataError
 
 if TYPE_CHECKING:
-    from rcr_trainer.programs import ProgramSpec
+    from langchain_rcr.programs import ProgramSpec
 
 _Row = tuple[int, Any]
 

@@ -13,10 +13,10 @@ from urllib.error import HTTPError
 from xml.etree import ElementTree
 
 from langchain_rcr.files import write_bytes
+from langchain_rcr.programs import ProgramSpec, Tree
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
 from rcr_trainer.data.splits import length_split, random_split, template_split, tmcd_split
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.programs import ProgramSpec, Tree
 
 # The sizes of train (Appendix A); template, TMCD and length leave 440 ids for dev and test.
 _TRAIN = {"standard": 600, "template": 440, "tmcd": 440, "length": 440}

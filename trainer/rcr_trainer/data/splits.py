@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from rcr_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
-    from rcr_trainer.programs import Tree
+    from langchain_rcr.programs import Tree
 
 Positions = tuple[list[int], list[int]]
 _Floats = NDArray[np.float64]

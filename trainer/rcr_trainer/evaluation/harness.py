@@ -14,7 +14,9 @@ import numpy as np
 from scipy import sparse
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline, Exclude
+from rcr_trainer.coverage import checked_exclude, structure_matrices
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
@@ -27,8 +29,6 @@ from rcr_trainer.evaluation.metrics import (
     within_pool,
 )
 from rcr_trainer.evaluation.report import OURS, Choice, EvaluationReport, Gold, Kind, SelectorScores
-from rcr_trainer.programs import ProgramSpec, structure_matrices
-from rcr_trainer.programs.coverage import checked_exclude
 
 PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
 """(queries, k, exclude, references) → (B, k) positions; the picks for k begin those for any larger k."""

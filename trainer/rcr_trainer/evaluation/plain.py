@@ -11,10 +11,10 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Exclude, Resources
+from rcr_trainer.coverage import structure_matrices
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import coverage_by_step, recall_by_step, within_pool
 from rcr_trainer.evaluation.report import Choice, Gold
-from rcr_trainer.programs import structure_matrices
 
 POOL_QUERIES = 200  # about as many of the pool's examples stand in for dev
 

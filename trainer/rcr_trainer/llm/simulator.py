@@ -19,7 +19,7 @@ from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field, PrivateAttr
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.programs import ProgramSpec, Tree
+from langchain_rcr.programs import ProgramSpec, Tree
 
 Structure = tuple[tuple[str | None, ...], tuple[str, ...]]
 """A local structure: the labels of its chain from the top (None: the virtual root) and of its run of siblings."""

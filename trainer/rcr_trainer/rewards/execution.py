@@ -11,8 +11,8 @@ from numbers import Integral, Real
 from typing import Any
 
 from langchain_rcr.errors import RCRError
+from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.data import Example
-from rcr_trainer.programs import ProgramSpec, get_parser
 from rcr_trainer.rewards.base import PerAnswer
 
 Execute = Callable[[str], Any]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.programs import ProgramSpec
 from rcr_trainer.rewards.base import Reward
 from rcr_trainer.rewards.execution import Execute, Execution
 from rcr_trainer.rewards.programs import ContextCoverage, Correctness, StructureCoverage

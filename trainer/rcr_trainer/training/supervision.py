@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.bm25 import BM25Scorer
+from rcr_trainer.coverage import greedy_coverage, row_blocks, structure_matrices
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.folds import own_positions
-from rcr_trainer.programs import ProgramSpec, structure_matrices
-from rcr_trainer.programs.coverage import greedy_coverage, row_blocks
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]

@@ -18,7 +18,7 @@ from scipy import sparse
 from langchain_rcr.errors import InputError
 
 if TYPE_CHECKING:
-    from rcr_trainer.programs import ProgramSpec
+    from langchain_rcr.programs import ProgramSpec
 
 _BLOCK_ELEMENTS = 1 << 23  # queries × candidates that are dense at once: 32 MiB in float32
 
