@@ -138,6 +138,7 @@ def python(tmp_path):
     return run
 
 
+@pytest.mark.slow
 def test_trained_saved_served_and_refused_where_it_is_not_installed(python):
     ran = python("-m", "rcr_trainer.cli", "run", "demo.yaml")
     assert ran.returncode == 0, ran.stderr

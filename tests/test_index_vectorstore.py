@@ -61,6 +61,7 @@ def picks(index, queries, options, where=None):
     return [[hit.row for hit in hits] for hits in found.hits], found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [Options(6), Options(3, beam_width=3, tau=0.5)], ids=["greedy", "beams"])
 def test_whole_sequences_are_those_of_memory(make, options):
     rows, vectors = drawn(0, COUNT)

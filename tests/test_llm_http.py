@@ -47,6 +47,7 @@ def texts(answers: list[Answer]) -> list[str | None]:
     return [answer.text for answer in answers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_sent(kind: str) -> None:
     with OpenAIServer(program) as server, model(server, kind, max_tokens=9) as llm:
@@ -71,6 +72,7 @@ def test_concurrency_reaches_the_cap_and_not_more(kind: str) -> None:
         assert server.peak == llm.stats.peak == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_fault_ends_with_the_right_answers_and_none_is_paid_twice(kind: str, tmp_path: Path) -> None:
     passing = ["429:0.2", "429:date:1", "503:ms:50", "429", "500", "502", "hang", "drop", "cut"]

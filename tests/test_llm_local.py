@@ -156,6 +156,7 @@ def test_a_stop_sequence_amid_thoughts_is_none(folder: str) -> None:
     assert thoughts == [f"<think>{text}" for text in whole]
 
 
+@pytest.mark.slow
 def test_guesses_change_no_answer(folder: str) -> None:
     expected = {
         prompt: plain(LocalLM(model=folder, max_new_tokens=12, stop=["\n"], device="cpu"), prompt) for prompt in PROMPTS

@@ -66,6 +66,7 @@ def test_pickled_after_use(used):
     assert encoder.fingerprint() == used.store.encoder.fingerprint()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_used_in_another_process(used, method):
     if method not in multiprocessing.get_all_start_methods():

@@ -51,6 +51,7 @@ def test_canonical_text_is_equal_for_equal_trees_only(left: Tree, right: Tree) -
     assert (str(left) == str(right)) == (left == right)
 
 
+@pytest.mark.slow
 @QUICK
 @given(tree=st.text(min_size=1, max_size=8).map(Tree) | TREES)
 def test_structures_rebuild_the_labels(tree: Tree) -> None:
