@@ -14,6 +14,8 @@ from langchain_rcr.families.backbone import LangChainBackbone
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 
+pytestmark = pytest.mark.slow
+
 ITEMS = [
     Item(f"what is the {word} of {state}", f"answer({word}({state}))")
     for word in ("capital", "area", "river")
@@ -66,7 +68,6 @@ def test_pickled_after_use(used):
     assert encoder.fingerprint() == used.store.encoder.fingerprint()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_used_in_another_process(used, method):
     if method not in multiprocessing.get_all_start_methods():
