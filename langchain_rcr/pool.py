@@ -6,6 +6,7 @@ import copy
 import json
 import os
 import uuid
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property
 from hashlib import blake2b
@@ -33,7 +34,6 @@ class ExamplePool:
             example is a field like any other, not its id.
         source_key: the key of the question.
         target_key: the key of the program.
-        require_target: whether an example without program is an error.
         spec: which programs are the same (`ProgramSpec.key`): the encoder's, where there is one.
 
     Raises:
@@ -49,7 +49,6 @@ class ExamplePool:
         ids: Sequence[str] | None = None,
         source_key: str = "source",
         target_key: str = "target",
-        require_target: bool = True,
         spec: ProgramSpec | None = None,
     ) -> None:
         if source_key == target_key:
@@ -57,12 +56,12 @@ class ExamplePool:
             raise InputError(msg)
         self.source_key = source_key
         self.target_key = target_key
-        self.require_target = require_target
         self.spec = spec or ProgramSpec()
         self.ids: tuple[str, ...] = ()
         """(N,) the ids, by position."""
         self.examples: tuple[dict[str, Any], ...] = ()
         """(N,) the examples, by position. Not to be changed in place."""
+        self._items: tuple[Item, ...] = ()
         self._append(examples, ids)
 
     def __len__(self) -> int:
@@ -73,21 +72,18 @@ class ExamplePool:
 
     def extended(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> ExamplePool:
         """This pool with more examples at its end; positions of the old ones stay. Arguments, errors: as the class."""
-        pool = copy.copy(self)
+        pool = self._copy()
         pool._append(examples, ids)
         return pool
 
-    def position(self, example_id: str) -> int:
-        """Where the example with this id is.
-
-        Raises:
-            PoolError: no example has this id.
-        """
-        try:
-            return self._positions[example_id]
-        except KeyError:
-            msg = f"no example has the id {example_id!r}"
-            raise PoolError(msg) from None
+    def only(self, positions: Sequence[int], spec: ProgramSpec | None = None) -> ExamplePool:
+        """A pool of the examples at these positions; `spec` takes the place of this pool's."""
+        pool = self._copy()
+        pool.spec = spec or self.spec
+        pool.ids = tuple(self.ids[at] for at in positions)
+        pool.examples = tuple(self.examples[at] for at in positions)
+        pool._items = tuple(self._items[at] for at in positions)
+        return pool
 
     def item(self, example: Example, where: str = "the example") -> Item:
         """What the encoders read of an example: the only place where its fields become text.
@@ -103,20 +99,11 @@ class ExamplePool:
             msg = f"{where} must be a mapping with '{self.source_key}' and '{self.target_key}', not {_kind(example)}"
             raise PoolError(msg)
         source = _text(example, self.source_key, where)
-        if not self.require_target and example.get(self.target_key) in (None, ""):
-            return Item(source)
         return Item(source, _text(example, self.target_key, where, what=" (the program)"))
 
-    def items(self, examples: Sequence[Example] | None = None) -> list[Item]:
-        """The items of `examples`, or of the whole pool; an error names the position in `examples`."""
-        if examples is None:
-            return [self.item(example) for example in self.examples]
-        # Anything with a length serves (a Hugging Face dataset, say), but no generator: it is read more than once.
-        sized = isinstance(examples, Sized) and isinstance(examples, Iterable)
-        if not sized or isinstance(examples, (str, bytes, Mapping)):
-            msg = f"examples must be a sequence of mappings, not {_kind(examples)}"
-            raise InputError(msg)
-        return [self.item(example, f"examples[{n}]") for n, example in enumerate(examples)]
+    def items(self) -> list[Item]:
+        """(N,) what the encoders read of each example."""
+        return list(self._items)
 
     def text(self, example: Example) -> str:
         """An example as a prompt shows it: "Source: …", line break, "Target: …" (the paper's appendix D)."""
@@ -129,37 +116,62 @@ class ExamplePool:
 
         A hash of each program's key, the same in every process, so that pools can grow and be pickled.
         """
-        keys = {item.target for item in self.items()}
+        keys = {item.target for item in self._items}
         number = {text: blake2b(self.spec.key(text).encode(), digest_size=8).digest() for text in keys}
-        digests = b"".join(number[item.target] for item in self.items())
+        digests = b"".join(number[item.target] for item in self._items)
         return np.frombuffer(digests, dtype="<i8").astype(np.int64)
 
-    @cached_property
-    def _positions(self) -> dict[str, int]:
-        return {example_id: position for position, example_id in enumerate(self.ids)}
+    def _copy(self) -> ExamplePool:
+        pool = copy.copy(self)
+        pool.__dict__.pop("programs", None)
+        return pool
 
     def _append(self, examples: Sequence[Example], ids: Sequence[str] | None) -> None:
-        items = self.items(examples)
-        new_ids = tuple(uuid.uuid4().hex for _ in items) if ids is None else self._checked(ids, len(items))
-        for name in ("_positions", "programs"):
-            self.__dict__.pop(name, None)
-        self.ids += new_ids
+        # Anything with a length serves (a Hugging Face dataset, say), but no generator: it is read more than once.
+        sized = isinstance(examples, Sized) and isinstance(examples, Iterable)
+        if not sized or isinstance(examples, (str, bytes, Mapping)):
+            msg = f"examples must be a sequence of mappings, not {_kind(examples)}"
+            raise InputError(msg)
+        items = tuple(self.item(example, f"examples[{n}]") for n, example in enumerate(examples))
+        self.ids += tuple(uuid.uuid4().hex for _ in items) if ids is None else self._checked(ids, len(items))
         self.examples += tuple(dict(example) for example in examples)
+        self._items += items
 
     def _checked(self, ids: Sequence[str], count: int) -> tuple[str, ...]:
         if isinstance(ids, str) or len(ids) != count:
             msg = f"ids must be a sequence of {count} strings, one for each example, not {_kind(ids)} of {len(ids)}"
             raise InputError(msg)
-        seen: set[str] = set()
+        seen = set(self.ids)
         for n, example_id in enumerate(ids):
             if not isinstance(example_id, str) or not example_id:
                 msg = f"ids[{n}] must be a non-empty string, not {example_id!r}"
                 raise PoolError(msg)
-            if example_id in seen or example_id in self._positions:
+            if example_id in seen:
                 msg = f"ids[{n}] is {example_id!r}, which another example has already"
                 raise PoolError(msg)
             seen.add(example_id)
         return tuple(ids)
+
+
+def pool_of(examples: Sequence[Example], ids: Sequence[str] | None, source_key: str, target_key: str) -> ExamplePool:
+    """A pool of examples; without ids they get ids by what they hold, so that the same list gets the same ids again.
+
+    Equal examples get different ids: the second of a kind ends in "-2".
+
+    Raises:
+        PoolError, InputError: as `ExamplePool`.
+    """
+    pool = ExamplePool(examples, ids=ids, source_key=source_key, target_key=target_key)
+    if ids is None:
+        seen: Counter[str] = Counter()
+        made = []
+        for example in pool.examples:
+            text = json.dumps(example, sort_keys=True, default=repr)
+            digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+            seen[digest] += 1
+            made.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
+        pool.ids = tuple(made)
+    return pool
 
 
 def write_jsonl(path: str | os.PathLike[str], pool: ExamplePool) -> None:
@@ -188,7 +200,6 @@ def read_jsonl(
     *,
     source_key: str = "source",
     target_key: str = "target",
-    require_target: bool = True,
 ) -> ExamplePool:
     """Read the pool that `write_jsonl` wrote; a row without "id" gets a random one.
 
@@ -200,7 +211,7 @@ def read_jsonl(
     except (OSError, UnicodeDecodeError) as error:
         msg = f"{os.fspath(path)} can't be read: {error}"
         raise PoolError(msg) from error
-    probe = ExamplePool(source_key=source_key, target_key=target_key, require_target=require_target)
+    probe = ExamplePool(source_key=source_key, target_key=target_key)
     ids: dict[str, None] = {}
     examples: list[dict[str, Any]] = []
     for number, line in enumerate(lines, start=1):

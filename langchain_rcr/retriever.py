@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -25,17 +25,16 @@ from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, Tok
 from langchain_rcr.errors import InputError
 from langchain_rcr.explaining import Explanation, Structures
 from langchain_rcr.filters import Filter, parse_filter
+from langchain_rcr.index.base import InThisThread
 from langchain_rcr.policy import TriEncoder
-from langchain_rcr.pool import Example, ExamplePool
+from langchain_rcr.pool import Example, ExamplePool, pool_of
 from langchain_rcr.selection import Constraint, Options
-from langchain_rcr.store import ExampleStore, Pick, check_query, checkpoint_folder, pool_of, stored_pool
+from langchain_rcr.store import ExampleStore, Pick, check_query, checkpoint_folder, stored_pool
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
     from langchain_rcr.index.base import CandidateIndex
-
-_Result: TypeAlias = list[Document] | Exception | None
 
 
 class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
@@ -140,7 +139,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             if store.index.count():
                 return cls(store=store, **fields)
         stored = stored_pool(folder, source_key, target_key)
-        return cls(store=ExampleStore.from_saved(encoder, stored, folder, index), **fields)
+        return cls(store=ExampleStore(encoder, stored, index, folder=folder), **fields)
 
     @classmethod
     def from_examples(
@@ -241,24 +240,24 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         return self.store.add(examples, ids)
 
     async def aadd_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
-        """`add_examples`, awaited."""
-        return await self.store.aadd(examples, ids)
+        """`add_examples` in a thread; once begun, it goes on when its caller is cancelled."""
+        return await asyncio.to_thread(self.add_examples, examples, ids)
 
     def upsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
         """Add examples, replacing those with the same ids; all or none. Returns the ids."""
         return self.store.add(examples, ids, replace=True)
 
     async def aupsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
-        """`upsert`, awaited."""
-        return await self.store.aadd(examples, ids, replace=True)
+        """`upsert` in a thread; once begun, it goes on when its caller is cancelled."""
+        return await asyncio.to_thread(self.upsert, examples, ids)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples by their ids; unknown ids are ignored. Returns how many were deleted."""
         return self.store.delete(ids)
 
     async def adelete(self, ids: Sequence[str]) -> int:
-        """`delete`, awaited."""
-        return await self.store.adelete(ids)
+        """`delete` in a thread; once begun, it goes on when its caller is cancelled."""
+        return await asyncio.to_thread(self.delete, ids)
 
     # ------------------------------------------------------------------ the retriever
 
@@ -317,23 +316,12 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         Each question has a callback run of its own. With `return_exceptions` an invalid question gets its exception
         and the others their documents.
         """
-        runs = [
-            CallbackManager.configure(**callbacks).on_retriever_start(None, query, **run)
-            for query, callbacks, run in self._runs(inputs, config, kwargs)
-        ]
-        valid, results = _checked(inputs)
-        try:
-            options, where = self._options(**kwargs)
-            found = self.store.select(valid, options, where, relevance=self._by_relevance) if valid else []
-            self._fill(results, found)
-        except Exception as error:
-            _fail(results, error)
-        for run, result in zip(runs, results, strict=True):
-            if isinstance(result, Exception):
-                run.on_retriever_error(result)
-            else:
-                run.on_retriever_end(result or [])
-        return _returned(results, return_exceptions=return_exceptions)
+
+        async def call(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+            return function(*given, **options)
+
+        batch = self._batch(inputs, config, kwargs, CallbackManager, self.store.select, call)
+        return _returned(InThisThread().run(batch), return_exceptions=return_exceptions)
 
     async def abatch(
         self,
@@ -344,23 +332,48 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         **kwargs: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
-        runs = [
-            await AsyncCallbackManager.configure(**callbacks).on_retriever_start(None, query, **run)
-            for query, callbacks, run in self._runs(inputs, config, kwargs)
-        ]
-        valid, results = _checked(inputs)
-        try:
-            options, where = self._options(**kwargs)
-            found = await self.store.aselect(valid, options, where, relevance=self._by_relevance) if valid else []
-            self._fill(results, found)
-        except Exception as error:
-            _fail(results, error)
-        for run, result in zip(runs, results, strict=True):
-            if isinstance(result, Exception):
-                await run.on_retriever_error(result)
-            else:
-                await run.on_retriever_end(result or [])
+
+        async def call(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
+            return await function(*given, **options)
+
+        results = await self._batch(inputs, config, kwargs, AsyncCallbackManager, self.store.aselect, call)
         return _returned(results, return_exceptions=return_exceptions)
+
+    async def _batch(
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None,
+        overrides: Mapping[str, Any],
+        manager: type[CallbackManager | AsyncCallbackManager],
+        select: Callable[..., Any],
+        call: Callable[..., Awaitable[Any]],
+    ) -> list[list[Document] | Exception]:
+        """For each question its documents or its error. Only `call` knows whether callbacks and `select` are async."""
+        traced, runs = self._get_ls_params(**overrides), []
+        for query, one in zip(inputs, get_config_list(config, len(inputs)), strict=True):
+            callbacks = manager.configure(
+                inheritable_callbacks=one.get("callbacks"),
+                inheritable_tags=one.get("tags"),
+                local_tags=self.tags,
+                inheritable_metadata={**(one.get("metadata") or {}), **traced},
+                local_metadata=self.metadata,
+            )
+            name = one.get("run_name") or self.get_name()
+            runs.append(await call(callbacks.on_retriever_start, None, query, name=name, run_id=one.get("run_id")))
+        errors = [_error_of(query) for query in inputs]
+        valid = [query for query, error in zip(inputs, errors, strict=True) if error is None]
+        results: list[list[Document] | Exception]
+        try:
+            options, where = self._options(**overrides)
+            found = await call(select, valid, options, where, relevance=self._by_relevance) if valid else []
+            picks = iter(found)
+            results = [self._documents(next(picks)) if error is None else error for error in errors]
+        except Exception as error:
+            results = [one or error for one in errors]
+        for run, result in zip(runs, results, strict=True):
+            failed = isinstance(result, Exception)
+            await call(run.on_retriever_error if failed else run.on_retriever_end, result)
+        return results
 
     def explain(
         self,
@@ -402,26 +415,6 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         return params
 
     # ------------------------------------------------------------------ helpers
-
-    def _runs(
-        self, inputs: list[str], config: RunnableConfig | list[RunnableConfig] | None, kwargs: Mapping[str, Any]
-    ) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
-        """Each question, what its callback manager is configured with, and what its run starts with."""
-        traced = self._get_ls_params(**kwargs)
-        for query, one in zip(inputs, get_config_list(config, len(inputs)), strict=True):
-            callbacks = {
-                "inheritable_callbacks": one.get("callbacks"),
-                "inheritable_tags": one.get("tags"),
-                "local_tags": self.tags,
-                "inheritable_metadata": {**(one.get("metadata") or {}), **traced},
-                "local_metadata": self.metadata,
-            }
-            yield query, callbacks, {"name": one.get("run_name") or self.get_name(), "run_id": one.get("run_id")}
-
-    def _fill(self, results: list[_Result], found: Sequence[list[Pick]]) -> None:
-        """Put the picks of the valid questions, as documents, where there is no result yet."""
-        picks = iter(found)
-        results[:] = [self._documents(next(picks)) if result is None else result for result in results]
 
     @property
     def _by_relevance(self) -> bool:
@@ -487,25 +480,18 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         return {key: pick.example[key] for key in self.example_keys}
 
 
-def _checked(inputs: Sequence[Any]) -> tuple[list[str], list[_Result]]:
-    """The valid questions, and a result for each question: its error, or None where it is valid."""
-    results: list[_Result] = []
-    for query in inputs:
-        try:
-            check_query(query)
-            results.append(None)
-        except InputError as error:
-            results.append(error)
-    return [query for query, result in zip(inputs, results, strict=True) if result is None], results
+def _error_of(query: object) -> InputError | None:
+    """What is wrong with a question."""
+    try:
+        check_query(query)
+    except InputError as error:
+        return error
+    return None
 
 
-def _fail(results: list[_Result], error: Exception) -> None:
-    results[:] = [error if result is None else result for result in results]
-
-
-def _returned(results: Sequence[_Result], *, return_exceptions: bool) -> list[list[Document]]:
+def _returned(results: Sequence[list[Document] | Exception], *, return_exceptions: bool) -> list[list[Document]]:
     """What `batch` returns. LangChain's type for it leaves out the exceptions among the lists."""
     first = next((result for result in results if isinstance(result, Exception)), None)
     if first is not None and not return_exceptions:
         raise first
-    return [result or [] for result in results]  # type: ignore[misc]
+    return list(results)  # type: ignore[arg-type]

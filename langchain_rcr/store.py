@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import os
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -18,10 +16,10 @@ from langchain_rcr.explaining import Explanation, Structures, explain
 from langchain_rcr.files import atomic_directory
 from langchain_rcr.filters import Filter
 from langchain_rcr.index.base import FloatArray, PoolVectors, Row
-from langchain_rcr.index.local import LocalIndex, load_vectors, save_vectors
+from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
-from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import Options, select
 
 if TYPE_CHECKING:
@@ -73,20 +71,36 @@ class ExampleStore:
         pool: the examples to begin with, and the keys of their questions and programs. Those whose ids the engine has
             are left as they are there; the others are encoded here, once.
         index: the engine; None: one in memory.
+        folder: where `save` may have left the vectors of the pool; then nothing is encoded.
 
     Raises:
-        CheckpointError: the engine holds vectors of another encoder.
+        CheckpointError: the engine or the folder holds vectors of another encoder, or the folder those of another pool.
     """
 
-    def __init__(self, encoder: TriEncoder, pool: ExamplePool, index: CandidateIndex | None = None) -> None:
-        self.encoder = encoder.eval()
-        self.schema = _empty(pool, encoder.spec)
+    def __init__(
+        self,
+        encoder: TriEncoder,
+        pool: ExamplePool,
+        index: CandidateIndex | None = None,
+        *,
+        folder: Path | None = None,
+    ) -> None:
+        self.encoder, fingerprint = encoder.eval(), encoder.fingerprint()
+        self.schema = pool.only([], encoder.spec)
         self.index: CandidateIndex = MemoryIndex() if index is None else index
-        self.index.bind(encoder.fingerprint(), encoder.dim)
+        self.index.bind(fingerprint, encoder.dim)
+        saved = None
+        if folder is not None and (folder / VECTORS_FILE).is_file():
+            saved = load_vectors(folder / VECTORS_FILE, fingerprint, _signatures(pool))
         known = self.index.known(pool.ids) if len(pool) else set()
-        if len(known) < len(pool):
-            fresh = [at for at, example_id in enumerate(pool.ids) if example_id not in known]
-            self.add([pool.examples[at] for at in fresh], [pool.ids[at] for at in fresh])
+        fresh = [at for at, example_id in enumerate(pool.ids) if example_id not in known]
+        if fresh:
+            new = pool.only(fresh, encoder.spec)
+            if saved is None:
+                vectors = self.encoder.encode_pool(new.items())
+            else:
+                vectors = PoolVectors(saved.candidate[fresh], saved.context[fresh])
+            self.index.add(_rows(new), vectors)
 
     def __repr__(self) -> str:
         keys = f"keys '{self.schema.source_key}' and '{self.schema.target_key}'"
@@ -109,15 +123,9 @@ class ExampleStore:
             PoolError: an example or an id can't enter the pool; then nothing was added.
             InputError: the ids don't match the examples in number.
         """
-        rows, vectors = self._encoded(examples, ids)
-        self.index.add(rows, vectors, replace=replace)
-        return [row.id for row in rows]
-
-    async def aadd(
-        self, examples: Sequence[Example], ids: Sequence[str] | None = None, *, replace: bool = False
-    ) -> list[str]:
-        """`add` in a thread; once begun, it goes on when its caller is cancelled."""
-        return await asyncio.to_thread(self.add, examples, ids, replace=replace)
+        pool = self.schema.extended(examples, ids)
+        self.index.add(_rows(pool), self.encoder.encode_pool(pool.items()), replace=replace)
+        return list(pool.ids)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples; no query that begins later can pick them. Unknown ids are ignored.
@@ -126,19 +134,6 @@ class ExampleStore:
             How many there were.
         """
         return self.index.delete(_ids(ids))
-
-    async def adelete(self, ids: Sequence[str]) -> int:
-        """`delete` in a thread; once begun, it goes on when its caller is cancelled."""
-        return await asyncio.to_thread(self.delete, ids)
-
-    def _encoded(self, examples: Sequence[Example], ids: Sequence[str] | None) -> tuple[list[Row], PoolVectors]:
-        pool = self.schema.extended(examples, ids)
-        vectors = self.encoder.encode_pool(pool.items())
-        rows = [
-            Row(example_id, example, int(program))
-            for example_id, example, program in zip(pool.ids, pool.examples, pool.programs, strict=True)
-        ]
-        return rows, vectors
 
     # ------------------------------------------------------------------ selection
 
@@ -256,29 +251,6 @@ class ExampleStore:
                 write_jsonl(path / POOL_FILE, pool)
                 save_vectors(path / VECTORS_FILE, self.encoder.fingerprint(), _signatures(pool), vectors)
 
-    @classmethod
-    def from_saved(
-        cls, encoder: TriEncoder, pool: ExamplePool, folder: Path, index: CandidateIndex | None = None
-    ) -> ExampleStore:
-        """A store over the pool of a checkpoint folder; its vectors are read where `save` left some.
-
-        Raises:
-            CheckpointError: the vectors there are of another encoder or pool.
-        """
-        file = folder / VECTORS_FILE
-        if not file.is_file():
-            return cls(encoder, pool, index)
-        store = cls(encoder, _empty(pool, encoder.spec), index)
-        pool = store.schema.extended(pool.examples, pool.ids)
-        vectors = load_vectors(file, encoder.fingerprint(), _signatures(pool))
-        rows = [Row(*row) for row in zip(pool.ids, pool.examples, pool.programs.tolist(), strict=True)]
-        known = store.index.known(pool.ids)
-        fresh = [at for at, row in enumerate(rows) if row.id not in known]
-        if fresh:
-            chosen = PoolVectors(vectors.candidate[fresh], vectors.context[fresh])
-            store.index.add([rows[at] for at in fresh], chosen)
-        return store
-
 
 def check_query(query: object) -> None:
     """Refuse what is no question.
@@ -294,32 +266,6 @@ def check_query(query: object) -> None:
     except ValueError as error:
         msg = f"the query {error}"
         raise InputError(msg) from None
-
-
-def content_ids(examples: Sequence[Example]) -> list[str]:
-    """An id for each example by what it holds, so that the same list gets the same ids again.
-
-    Equal examples get different ids: the second of a kind ends in "-2".
-    """
-    seen: Counter[str] = Counter()
-    ids = []
-    for example in examples:
-        text = json.dumps(example, sort_keys=True, default=repr) if isinstance(example, dict) else repr(example)
-        digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
-        seen[digest] += 1
-        ids.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
-    return ids
-
-
-def pool_of(examples: Sequence[Example], ids: Sequence[str] | None, source_key: str, target_key: str) -> ExamplePool:
-    """A pool of examples; without ids they get those of `content_ids`.
-
-    Raises:
-        PoolError, InputError: as `ExamplePool`.
-    """
-    keys = ExamplePool(source_key=source_key, target_key=target_key)
-    keys.items(examples)
-    return keys.extended(examples, content_ids(examples) if ids is None else ids)
 
 
 def checkpoint_folder(path: Path) -> Path:
@@ -353,19 +299,14 @@ def stored_pool(folder: Path, source_key: str, target_key: str) -> ExamplePool:
         raise CheckpointError(str(error)) from error
 
 
+def _rows(pool: ExamplePool) -> list[Row]:
+    return [Row(*row) for row in zip(pool.ids, pool.examples, pool.programs.tolist(), strict=True)]
+
+
 def _signatures(pool: ExamplePool) -> list[str]:
     """Of each example its id and what the encoders read of it: what its vectors belong to."""
-    return [
-        json.dumps([example_id, item.source, item.target])
-        for example_id, item in zip(pool.ids, pool.items(), strict=True)
-    ]
-
-
-def _empty(pool: ExamplePool, spec: ProgramSpec) -> ExamplePool:
-    """A pool without examples that reads them as this one does, and programs as the encoder does."""
-    return ExamplePool(
-        source_key=pool.source_key, target_key=pool.target_key, require_target=pool.require_target, spec=spec
-    )
+    each = zip(pool.ids, pool.items(), strict=True)
+    return [json.dumps([example_id, item.source, item.target]) for example_id, item in each]
 
 
 def _ids(ids: Sequence[str]) -> list[str]:

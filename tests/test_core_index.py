@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index import memory
-from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.index.memory import MatrixTable, best, first_best
+from langchain_rcr.index import memory, ranking
+from langchain_rcr.index.base import Follows, PoolVectors, Search
+from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.ranking import best, first_best
 
 FIELDS = ("candidate", "context")
 NOTHING = np.empty(0, dtype=np.int64)
@@ -36,7 +37,7 @@ def slow_search(states, pool, t, exclude):
 @pytest.mark.parametrize("block", [1, 50, 1 << 26])
 @pytest.mark.parametrize("t", [1, 3, 30])
 def test_search_equals_the_slow_one(monkeypatch, block, t):
-    monkeypatch.setattr(memory, "_BLOCK", block)
+    monkeypatch.setattr(ranking, "_BLOCK", block)
     rng = np.random.default_rng(t)
     pool, states = vectors(rng, 23), rng.normal(size=(11, 6)).astype(np.float32)
     exclude = [rng.integers(0, 23, rng.integers(0, 30)) for _ in states]  # with duplicates
@@ -52,10 +53,10 @@ def test_search_equals_the_slow_one(monkeypatch, block, t):
 
 
 def test_the_scores_held_at_once_are_bounded(monkeypatch):
-    monkeypatch.setattr(memory, "_BLOCK", 100)
+    monkeypatch.setattr(ranking, "_BLOCK", 100)
     seen = []
-    real = memory.first_best
-    monkeypatch.setattr(memory, "first_best", lambda scores, slack: seen.append(scores.size) or real(scores, slack))
+    real = ranking.first_best
+    monkeypatch.setattr(ranking, "first_best", lambda scores, slack: seen.append(scores.size) or real(scores, slack))
     rng = np.random.default_rng(0)
     MatrixTable(vectors(rng, 30)).search(rng.normal(size=(20, 6)).astype(np.float32), 1, [NOTHING] * 20)
     assert max(seen) <= 100
@@ -150,7 +151,7 @@ def test_the_two_ways_to_the_best_columns_agree(seed, size, t, width):
     answers = []
     for few in (0, 100):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(memory, "_FEW", few)
+            patch.setattr(ranking, "_FEW", few)
             answers.append(best(scores, slack, t, exclude))
         np.testing.assert_array_equal(scores, before)
     for one, other in zip(*answers, strict=True):
@@ -171,10 +172,10 @@ def test_log_partition_by_hand_and_in_blocks(monkeypatch):
     exclude = [NOTHING, np.array([1]), NOTHING, np.array([2, 0, 1, 7])]
     expected = [np.log(np.exp(2) + np.exp(4) + np.exp(4)), np.log(np.exp(2) + np.exp(4)), 1200, -np.inf]
     for block in (1, 1 << 26):
-        monkeypatch.setattr(memory, "_BLOCK", block)
-        np.testing.assert_allclose(table.log_partition(states, 0.5, exclude), expected, rtol=1e-6)
+        monkeypatch.setattr(ranking, "_BLOCK", block)
+        np.testing.assert_allclose(table.found(Search(states, 1, exclude, 0.5))[2], expected, rtol=1e-6)
     none = MatrixTable(PoolVectors(candidate[:0], candidate[:0]))
-    assert np.isneginf(none.log_partition(states, 0.5, [NOTHING] * 4)).all()
+    assert np.isneginf(none.found(Search(states, 1, [NOTHING] * 4, 0.5))[2]).all()
 
 
 def test_cross_rows_take_the_place_of_a_product():
@@ -185,10 +186,9 @@ def test_cross_rows_take_the_place_of_a_product():
     rows = table.cross(keys)
     np.testing.assert_allclose(rows, pool.context[keys] @ pool.candidate.T, atol=1e-5)
     np.testing.assert_array_equal(table.cross(keys), rows)
-    scores = table.scores(states) + np.float32(0.3) * rows
-    slack = table.slack(states) + np.float32(0.3) * table.slack(pool.context[keys])
-    after = states + np.float32(0.3) * pool.context[keys]
-    found, logits = best(scores, slack, 2, [NOTHING] * 5)
+    after, opened = states + np.float32(0.3) * pool.context[keys], table.opened()
+    opened.found(Search(states, 1, [NOTHING] * 5))
+    found, logits, _ = opened.found(Search(after, 2, [NOTHING] * 5, follows=Follows(np.arange(5), keys, 0.3)))
     expected, values = table.search(after, 2, [NOTHING] * 5)
     np.testing.assert_array_equal(found, expected)
     np.testing.assert_allclose(logits, values, atol=1e-5)

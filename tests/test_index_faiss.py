@@ -10,9 +10,10 @@ import pytest
 
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.index import faiss as module
-from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.index.base import PoolVectors, Search
 from langchain_rcr.index.faiss import FaissIndex, FaissOptions, FaissTable
 from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.ranking import longest, slack
 from langchain_rcr.selection import greedy
 from langchain_rcr.state import AdditiveState
 
@@ -48,11 +49,11 @@ def test_flat_finds_what_the_matrix_finds(batch, kinds):
             keys, logits = other.search(states, t, exclude)
             expected, values = one.search(states, t, exclude)
             # Logits that differ by just the slack fall on either side of it, by rounding.
-            close = np.abs(logits - values) < 2 * one.slack(states)[:, None]
+            close = np.abs(logits - values) < 2 * slack(states, longest(pool.candidate))[:, None]
             assert close.all()
             assert (keys != expected).sum() <= 0.002 * keys.size * (kinds == 1013)
-        totals = other.log_partition(states, 0.7, exclude)
-        np.testing.assert_allclose(totals, one.log_partition(states, 0.7, exclude), rtol=1e-5)
+        totals = other.found(Search(states, 1, exclude, 0.7))[2]
+        np.testing.assert_allclose(totals, one.found(Search(states, 1, exclude, 0.7))[2], rtol=1e-5)
 
 
 def test_greedy_picks_are_the_same():
@@ -182,7 +183,7 @@ def test_log_partition_sums_over_the_best_alone(monkeypatch, options):
     logits = np.where(np.arange(300) >= np.arange(4)[:, None], states @ pool.candidate.T, -np.inf)
     best = np.sort(logits, axis=1)[:, -20:]
     expected = np.log(np.exp(best / 0.5).sum(axis=1))
-    np.testing.assert_allclose(table.log_partition(states, 0.5, exclude), expected, rtol=2e-3)
+    np.testing.assert_allclose(table.found(Search(states, 1, exclude, 0.5))[2], expected, rtol=2e-3)
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
@@ -250,7 +251,7 @@ def test_many_read_or_one_writes_and_neither_keeps_the_other_out():
             turns[kind] += 1
 
     threads = [threading.Thread(target=work, args=("read", shared.reading)) for _ in range(6)]
-    threads += [threading.Thread(target=work, args=("write", shared._alone)) for _ in range(2)]
+    threads += [threading.Thread(target=work, args=("write", shared.writing)) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -6,7 +6,7 @@ from safetensors.numpy import load_file, save_file
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.index.local import load_vectors, save_vectors
+from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 
 IDS = ["a", "b", "ü"]
 

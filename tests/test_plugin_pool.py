@@ -21,13 +21,10 @@ ROWS = [
 ]
 
 
-def test_shape_and_position() -> None:
+def test_shape() -> None:
     pool = ExamplePool(ROWS, ids=["a", "b", "c"])
     assert len(pool) == len(pool.examples) == len(pool.programs) == 3
     assert pool.ids == ("a", "b", "c")
-    assert [pool.position(example_id) for example_id in "abc"] == [0, 1, 2]
-    with pytest.raises(PoolError, match="no example has the id 'd'"):
-        pool.position("d")
 
 
 def test_examples_are_kept_exactly_and_apart_from_the_users_dicts() -> None:
@@ -56,13 +53,11 @@ def test_braces_in_an_example_are_text() -> None:
 
 def test_extended_is_another_pool_and_positions_stay() -> None:
     pool = ExamplePool(ROWS[:2], ids=["a", "b"])
-    assert pool.position("b") == 1
     larger = pool.extended(ROWS[2:], ids=["c"])
     assert (pool.ids, larger.ids) == (("a", "b"), ("a", "b", "c"))
-    assert (larger.position("b"), larger.position("c")) == (1, 2)
     assert larger.examples == (*pool.examples, ROWS[2])
     again = larger.extended([ROWS[0]], ids=["d"])
-    assert again.position("d") == 3
+    assert again.ids.index("d") == 3
     with pytest.raises(PoolError, match=r"ids\[0\] is 'c', which another example has already"):
         again.extended([ROWS[0]], ids=["c"])
 
@@ -139,13 +134,6 @@ def test_a_failed_extension_changes_nothing() -> None:
 def test_the_two_keys_must_differ() -> None:
     with pytest.raises(InputError, match="both 'text'"):
         ExamplePool([], source_key="text", target_key="text")
-
-
-@pytest.mark.parametrize("row", [{"source": "x"}, {"source": "x", "target": None}, {"source": "x", "target": ""}])
-def test_programs_may_be_missing_where_allowed(row: dict[str, Any]) -> None:
-    assert ExamplePool([row], require_target=False).items() == [Item("x")]
-    with pytest.raises(PoolError, match="not int"):
-        ExamplePool([{"source": "x", "target": 1}], require_target=False)
 
 
 def test_the_file_is_flat_and_readable(tmp_path: Path) -> None:

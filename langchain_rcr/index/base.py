@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -278,3 +278,17 @@ def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
     if not (np.isfinite(vectors.candidate).all() and np.isfinite(vectors.context).all()):
         msg = "vectors of examples are not finite numbers: the encoder or its embeddings are broken"
         raise InputError(msg)
+
+
+def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
+    """Refuse ids that come twice or are taken.
+
+    Raises:
+        PoolError: one is; the message names it.
+    """
+    seen = set(taken)
+    for one in ids:
+        if one in seen:
+            msg = f"the id {one!r} is taken by another example"
+            raise PoolError(msg)
+        seen.add(one)

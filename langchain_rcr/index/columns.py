@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from langchain_rcr.filters import AllOf, AnyOf, Compare, Filter, Not
 from langchain_rcr.index.base import Row
-from langchain_rcr.index.growing import Growing
 
 BoolArray = NDArray[np.bool_]
 
@@ -63,7 +62,7 @@ class _Column:
 
     def __init__(self, key: str) -> None:
         self._key = key
-        self._codes: Growing[np.int32] = Growing(np.empty(0, dtype=np.int32))
+        self._codes = np.empty(0, dtype=np.int32)
         self._code_of: dict[tuple[str, Any], int] = {}
         # The numbers and strings seen, each with its code: what `lt` … `gte` look at.
         self._ordered: dict[str, tuple[list[Any], list[int]]] = {"number": ([], []), "string": ([], [])}
@@ -72,10 +71,10 @@ class _Column:
         start = len(self._codes)
         if count > start:
             codes = (self._code(row.example) for row in rows[start:count])
-            self._codes = self._codes.extended(np.fromiter(codes, dtype=np.int32, count=count - start))
+            self._codes = np.append(self._codes, np.fromiter(codes, dtype=np.int32, count=count - start))
 
     def compare(self, condition: Compare, count: int) -> BoolArray:
-        codes = self._codes.rows[:count]
+        codes = self._codes[:count]
         op, value = condition.op, condition.value
         if op == "exists":
             there: BoolArray = (codes != _MISSING) == bool(value)

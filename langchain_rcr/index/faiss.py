@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,10 +13,8 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.index.base import BEST, FloatArray, IntArray, PoolVectors, Search
-from langchain_rcr.index.columns import BoolArray
-from langchain_rcr.index.growing import Growing
-from langchain_rcr.index.local import LocalIndex
-from langchain_rcr.index.memory import blocks, in_order, log_sums, longest, slack
+from langchain_rcr.index.local import LocalIndex, Table
+from langchain_rcr.index.ranking import blocks, in_order, log_sums, nothing, slack
 
 Kind = Literal["flat", "hnsw", "ivf"]
 
@@ -112,8 +109,8 @@ class FaissIndex(LocalIndex):
         return FaissTable(vectors, self.options)
 
 
-class FaissTable:
-    """E_c in a FAISS index whose ids are row numbers, E_z in a matrix: a `Searcher`, safe from threads.
+class FaissTable(Table):
+    """E_c in a FAISS index whose ids are row numbers, E_z in a matrix; see `Table`.
 
     Tables that grew out of each other share one FAISS index, which rows are only ever appended to; each looks at its
     own rows alone. What must not be found is left out by a selector inside FAISS; picks are left out by fetching more.
@@ -124,104 +121,65 @@ class FaissTable:
     """
 
     def __init__(self, vectors: PoolVectors, options: FaissOptions) -> None:
+        super().__init__(vectors)
         self._options = options
-        self._context = Growing(vectors.context)
-        self._longest = longest(vectors.candidate)
-        self._allowed: BoolArray | None = None
-        self._size = len(vectors.candidate)
         self._shared = _Shared(_new_index(vectors.candidate, options))
         self._shared.append(vectors.candidate)
 
-    def __len__(self) -> int:
-        return len(self._context)
-
-    @property
-    def size(self) -> int:
-        """How many candidates can be found."""
-        return self._size
-
-    def extended(self, vectors: PoolVectors) -> FaissTable:
-        """This table with more rows, which can all be found. Called by one thread at a time."""
-        table = copy.copy(self)
-        start, more = len(self), len(vectors.candidate)
-        retrain = not self._shared.trained and self._options.lists(start + more)
+    def extended(self, vectors: PoolVectors) -> Self:
+        """See `Table.extended`."""
+        table, start, candidate = super().extended(vectors), len(self), vectors.candidate
+        retrain = not self._shared.trained and self._options.lists(len(table))
         if retrain or self._shared.count != start:
-            everything = np.concatenate([self.candidates(np.arange(start)), vectors.candidate])
-            table._shared = _Shared(_new_index(everything, self._options))
-            table._shared.append(everything)
-        else:
-            self._shared.append(vectors.candidate)
-        table._context = self._context.extended(vectors.context)
-        table._longest = float(np.maximum(self._longest, longest(vectors.candidate)))
-        table._size = self._size + more
-        if self._allowed is not None:
-            table._allowed = np.concatenate([self._allowed, np.ones(more, dtype=bool)])
+            candidate = np.concatenate([self.candidates(np.arange(start)), candidate])
+            table._shared = _Shared(_new_index(candidate, self._options))
+        table._shared.append(candidate)
         return table
-
-    def allowing(self, allowed: BoolArray) -> FaissTable:
-        """This table where nothing but the rows with `allowed` (N,) can be found."""
-        table = copy.copy(self)
-        table._allowed = allowed
-        table._size = int(np.count_nonzero(allowed))
-        return table
-
-    def vectors(self, keys: IntArray) -> FloatArray:
-        """E_z (B, D) of the rows `keys` (B,)."""
-        return self._context.rows[keys]
-
-    def opened(self) -> Self:
-        """This table for one selection: itself."""
-        return self
-
-    def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
-        """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,)."""
-        found = self.search(search.states, search.t, search.exclude)
-        tau = search.tau
-        return *found, None if tau is None else self.log_partition(search.states, tau, search.exclude)
 
     def candidates(self, keys: IntArray) -> FloatArray:
-        """E_c (B, D) of the rows `keys` (B,); to half precision with `fp16`."""
+        """See `Table.candidates`; to half precision with `fp16`."""
         with self._shared.reading() as index:
             if not len(keys):
                 return np.empty((0, index.d), dtype=np.float32)
             found: FloatArray = index.reconstruct_batch(np.ascontiguousarray(keys))
             return found
 
-    def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """The t best candidates for each state, as far as the kind of index finds them; see `Search`.
+    def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+        """See `Table.found`; what there is to find, as far as the kind of index finds it."""
+        tau, exclude = search.tau, search.exclude
+        totals = None if tau is None else self._log_partition(search.states, tau, exclude)
+        return *self._best(search.states, search.t, exclude), totals
 
-        Raises:
-            InputError: a state is not finite.
-        """
+    def _best(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
+        """Keys and logits (B, t) of the best."""
         states = np.ascontiguousarray(states, dtype=np.float32)
         margin = slack(states, self._longest)
-        keys = np.full((len(states), t), -1, dtype=np.int64)
-        logits = np.full((len(states), t), -np.inf, dtype=np.float32)
+        keys, logits = nothing(len(states), t)
         left = np.arange(len(states))
         # One more than needed, to see whether the last one is tied with what wasn't fetched.
         width = t + 1 + max(map(len, exclude), default=0)
-        while len(left) and self._size:
-            found, scores = self._fetch(states[left], min(width, self._size))
+        while len(left) and self.size:
+            found, scores = self._fetch(states[left], min(width, self.size))
             tied = []
             for row, row_keys, row_scores in zip(left.tolist(), found, scores, strict=True):
                 there = (row_keys >= 0) & ~np.isin(row_keys, exclude[row])
                 best, values = in_order(row_keys[there], row_scores[there], float(margin[row]), t)
                 settled = len(best) == t and row_scores[-1] < row_scores[there][t - 1] - margin[row]
-                if settled or row_keys[-1] < 0 or width >= self._size:
+                if settled or row_keys[-1] < 0 or width >= self.size:
                     keys[row, : len(best)], logits[row, : len(best)] = best, values
                 else:
                     tied.append(row)
             left, width = np.array(tied, dtype=np.int64), 4 * width
         return keys, logits
 
-    def log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
+    def _log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
         """Log Σ exp(logit / τ), (B,): exact for `flat` in float32, else over the `BEST` best that are left.
 
         The exact sum is a product with FAISS's own matrix, as much work as a search.
         """
         totals = np.empty(len(states))
         if not self._options.exact:
-            _, scores = self.search(states, min(BEST, max(1, self._size)), exclude)
+            _, scores = self._best(states, min(BEST, max(1, self.size)), exclude)
             return log_sums(scores, tau, [np.empty(0, dtype=np.int64)] * len(states))
         with self._shared.reading() as index:
             rows = _faiss().rev_swig_ptr(index.get_xb(), len(self) * index.d).reshape(len(self), index.d)
@@ -234,7 +192,7 @@ class FaissTable:
 
     def _fetch(self, states: FloatArray, width: int) -> tuple[IntArray, FloatArray]:
         """The `width` best of each state, (B, width) each, best first; −1 and any score where there are fewer."""
-        everything = len(self) <= _SMALL or _RARE * self._size < len(self)
+        everything = len(self) <= _SMALL or _RARE * self.size < len(self)
         keys, scores = self._ask(states, width, everything)
         short = np.flatnonzero(keys[:, -1] < 0)
         if len(short) and not everything:
@@ -269,14 +227,13 @@ class FaissTable:
 class _Shared:
     """A FAISS index that many may search or one may change: it is not safe to search while it grows.
 
-    Someone who waits to write goes before those who come to read later, but after a write those who wait to read go
-    before the next one: neither keeps the other out.
+    First come, first served: who comes while another waits to write waits, too, until that one is done.
     """
 
     def __init__(self, index: Any) -> None:
         self._index = index
-        self._reading, self._writing = 0, False
-        self._waiting_readers, self._waiting_writers, self._admitted = 0, 0, 0
+        self._readers = 0
+        self._queue: list[object] = []
         self._turn = threading.Condition()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -295,44 +252,40 @@ class _Shared:
 
     def append(self, vectors: FloatArray) -> None:
         for start in range(0, len(vectors), _AT_ONCE):
-            with self._alone() as index:
+            with self.writing() as index:
                 index.add(np.ascontiguousarray(vectors[start : start + _AT_ONCE], dtype=np.float32))
 
     @contextmanager
     def reading(self) -> Iterator[Any]:
-        with self._turn:
-            self._waiting_readers += 1
-            try:
-                self._turn.wait_for(lambda: not self._writing and (self._admitted or not self._waiting_writers))
-            finally:
-                self._waiting_readers -= 1
-            self._admitted = max(0, self._admitted - 1)
-            self._reading += 1
+        with self._at_the_head(), self._turn:
+            self._readers += 1
         try:
             yield self._index
         finally:
             with self._turn:
-                self._reading -= 1
+                self._readers -= 1
                 self._turn.notify_all()
 
     @contextmanager
-    def _alone(self) -> Iterator[Any]:
-        with self._turn:
-            self._waiting_writers += 1
-            try:
-                # Someone admitted may have been interrupted while waiting.
-                self._turn.wait_for(
-                    lambda: not (self._writing or self._reading or (self._admitted and self._waiting_readers))
-                )
-            finally:
-                self._waiting_writers -= 1
-            self._writing = True
-        try:
+    def writing(self) -> Iterator[Any]:
+        with self._at_the_head():
+            with self._turn:
+                self._turn.wait_for(lambda: not self._readers)
             yield self._index
+
+    @contextmanager
+    def _at_the_head(self) -> Iterator[None]:
+        """Wait to be the first in the queue, and leave it at the end."""
+        ticket = object()
+        with self._turn:
+            self._queue.append(ticket)
+        try:
+            with self._turn:
+                self._turn.wait_for(lambda: self._queue[0] is ticket)
+            yield
         finally:
             with self._turn:
-                self._writing = False
-                self._admitted = self._waiting_readers
+                self._queue.remove(ticket)
                 self._turn.notify_all()
 
 

@@ -39,7 +39,8 @@ from langchain_rcr.index.base import (
     check_vectors,
 )
 from langchain_rcr.index.local import LocalReader
-from langchain_rcr.index.memory import MatrixTable, in_order, log_sums, longest, slack
+from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.ranking import in_order, log_sums, longest, slack
 
 T = TypeVar("T")
 

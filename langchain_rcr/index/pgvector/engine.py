@@ -12,7 +12,7 @@ from langchain_rcr.background import BackgroundLoop, background
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.filters import Filter
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.memory import longest
+from langchain_rcr.index.ranking import longest
 
 try:
     from psycopg import sql

@@ -13,10 +13,10 @@ from psycopg import sql
 from langchain_rcr.errors import InputError
 from langchain_rcr.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.base import BEST, FloatArray, Hits, IntArray, Row, Search
-from langchain_rcr.index.memory import in_order, log_sums, slack
 from langchain_rcr.index.pgvector.database import Connection, Database
 from langchain_rcr.index.pgvector.schema import Names, Pool
 from langchain_rcr.index.pgvector.statements import compile_filter
+from langchain_rcr.index.ranking import in_order, log_sums, slack
 
 _STATES, _LOGITS = 64, 8_000_000
 """At most so many states are searched by one statement, and with so many logits: it has a time limit."""

@@ -1,0 +1,159 @@
+"""Scores to ranks, as arrays alone: the best candidates under the rule for ties, log partitions, blocks of scores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.errors import InputError
+from langchain_rcr.index.base import TIE, FloatArray, IntArray
+
+_BLOCK = 1 << 26
+"""Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""
+
+_FEW = 4
+"""Up to so many candidates a row are found one after the other; more by a partition of the row."""
+
+
+def best(scores: FloatArray, slack: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
+    """The t best columns of each row of scores.
+
+    Args:
+        scores: (B, N) float32; −inf for what may not be found. Written to meanwhile, and restored.
+        slack: (B,) how far below a row's best a score still counts as the same; of these the lowest column wins.
+        t: how many.
+        exclude: for each row columns to leave out; numbers that are no column are ignored.
+
+    Returns:
+        Columns (B, t) int64 and their scores (B, t) float32, best first; −1 and −inf where nothing is left.
+    """
+    rows, columns = _places(exclude, scores.shape[1])
+    hidden = scores[rows, columns]
+    scores[rows, columns] = -np.inf
+    found = _one_by_one if t <= _FEW else _by_partition
+    keys, logits = found(scores, slack, t)
+    scores[rows, columns] = hidden
+    return keys, logits
+
+
+def first_best(scores: FloatArray, slack: FloatArray) -> IntArray:
+    """The lowest position among each row's best scores.
+
+    Args:
+        scores: (B, N) float32; −inf for what may not be found.
+        slack: (B,) how far below a row's best a score still counts as the same.
+
+    Returns:
+        (B,) int64.
+    """
+    floor = scores.max(axis=1) - slack
+    first: IntArray = (scores >= floor[:, None]).argmax(axis=1)
+    return first
+
+
+def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> tuple[IntArray, FloatArray]:
+    """The t best of one row's candidates, as `best` orders them; fewer where there are fewer.
+
+    Args:
+        keys: (W,) in any order, each once.
+        scores: (W,) float32 of each, finite.
+        slack: how far below the best that is left a score still counts as the same.
+        t: how many.
+    """
+    order = np.lexsort((keys, -scores))
+    keys, scores = keys[order], scores[order]
+    if (scores[:-1] - scores[1:] > slack)[:t].all():
+        return keys[:t], scores[:t]
+    order = np.argsort(keys)
+    keys, left = keys[order], scores[order].copy()
+    scores = scores[:t].copy()
+    at = np.empty(len(scores), dtype=np.int64)
+    for step in range(len(scores)):
+        at[step] = (left >= left.max() - slack).argmax()
+        scores[step] = left[at[step]]
+        left[at[step]] = -np.inf
+    return keys[at], scores
+
+
+def slack(states: FloatArray, longest: float) -> FloatArray:
+    """How far apart equal logits of each state may lie, (B,) float32; `longest` is max |E_c|.
+
+    Raises:
+        InputError: a state or a candidate is not finite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        margin: FloatArray = TIE * longest * np.linalg.norm(states, axis=1)
+    if not np.isfinite(margin).all():
+        msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
+        raise InputError(msg)
+    return margin
+
+
+def log_sums(scores: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
+    """Log Σ exp(score / τ) of each row of (B, N) scores without the excluded columns, (B,); overwrites the scores."""
+    if not scores.shape[1]:
+        return np.full(len(scores), -np.inf)
+    rows, columns = _places(exclude, scores.shape[1])
+    scores[rows, columns] = -np.inf
+    top = scores.max(axis=1)
+    shift = np.where(np.isfinite(top), top, np.float32(0.0))
+    scores -= shift[:, None]
+    scores /= np.float32(tau)
+    np.exp(scores, out=scores)
+    with np.errstate(divide="ignore"):
+        total: NDArray[np.float64] = np.log(scores.sum(axis=1, dtype=np.float64)) + shift.astype(np.float64) / tau
+    return total
+
+
+def longest(vectors: FloatArray) -> float:
+    """The largest length of (N, D) vectors; NaN where one is not finite."""
+    return float(np.sqrt(np.einsum("nd,nd->n", vectors, vectors).max(initial=0.0)))
+
+
+def blocks(rows: int, columns: int) -> Iterator[slice]:
+    """Slices of `rows` rows, each with at most `_BLOCK` scores (or one row)."""
+    height = max(1, _BLOCK // max(1, columns))
+    return (slice(start, start + height) for start in range(0, rows, height))
+
+
+def _places(exclude: Sequence[IntArray], columns: int) -> tuple[IntArray, IntArray]:
+    """Row and column of every excluded score."""
+    counts = [len(row) for row in exclude]
+    if not sum(counts):
+        return (np.empty(0, dtype=np.int64),) * 2
+    rows, places = np.repeat(np.arange(len(counts)), counts), np.concatenate(exclude).astype(np.int64)
+    there = (places >= 0) & (places < columns)
+    return rows[there], places[there]
+
+
+def nothing(rows: int, t: int) -> tuple[IntArray, FloatArray]:
+    """Keys and logits (B, t) of `Hits` where nothing is found: −1 and −inf."""
+    return np.full((rows, t), -1, dtype=np.int64), np.full((rows, t), -np.inf, dtype=np.float32)
+
+
+def _one_by_one(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, FloatArray]:
+    keys, logits = nothing(len(scores), t)
+    every = np.arange(len(scores))
+    for column in range(min(t, scores.shape[1])):
+        first = first_best(scores, slack)
+        value = scores[every, first]
+        found = value > -np.inf
+        keys[found, column], logits[found, column] = first[found], value[found]
+        scores[every, first] = -np.inf
+    rows, columns = np.nonzero(keys >= 0)
+    scores[rows, keys[rows, columns]] = logits[rows, columns]
+    return keys, logits
+
+
+def _by_partition(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, FloatArray]:
+    """Every pick lies within the slack of the t-th largest score or above it: the rest needs no look."""
+    keys, logits = nothing(len(scores), t)
+    at = max(0, scores.shape[1] - t)
+    floor = np.partition(scores, at, axis=1)[:, at] - slack if scores.shape[1] else slack
+    for row, values in enumerate(scores):
+        near = np.flatnonzero((values >= floor[row]) & (values > -np.inf))
+        found, value = in_order(near, values[near], float(slack[row]), t)
+        keys[row, : len(found)], logits[row, : len(found)] = found, value
+    return keys, logits
