@@ -86,7 +86,7 @@ def train(name, settings, processes, folder, model, log, state_folder=None):
 def build(name, rank, folder):
     """Another model in each process: all begin with the first one's weights."""
     if "transformer" in name:
-        model = TriEncoder.build("transformer", [], base=str(folder / "bert"))
+        model = TriEncoder.build("transformer", [], base=str(folder / "bert"), lam=1.0)
         for module in model.modules():
             if isinstance(module, torch.nn.Dropout):
                 module.p = 0.0
