@@ -1,18 +1,19 @@
-"""Atomic files and folders: everything is written to a temporary place beside the target, then renamed."""
+"""Atomic files and folders: everything is written to a temporary place beside the target, then renamed. JSON."""
 
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from langchain_rcr.errors import InputError
+from langchain_rcr.errors import CheckpointError, InputError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -59,6 +60,35 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write JSON atomically, indented, keys in the order given."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+
+def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
+    """A JSON object that has the required keys.
+
+    Raises:
+        CheckpointError: the file is missing, is not JSON, or lacks a key.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        msg = f"{path.parent} is not a complete checkpoint: {path.name} is missing"
+        raise CheckpointError(msg) from None
+    except (OSError, ValueError, RecursionError) as error:
+        msg = f"{path} can't be read as JSON: {error}"
+        raise CheckpointError(msg) from None
+    if not isinstance(value, dict):
+        msg = f"{path} holds no JSON object"
+        raise CheckpointError(msg)
+    lacking = [key for key in required if key not in value]
+    if lacking:
+        msg = f"{path} was not written by langchain-rcr: it has no '{lacking[0]}'"
+        raise CheckpointError(msg)
+    return value
+
+
+def digest(value: Any) -> str:
+    """A short SHA-256 of a JSON value; the order of its keys counts."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 @contextmanager

@@ -17,10 +17,9 @@ from torch import nn
 
 from langchain_rcr.errors import CheckpointError, InputError, RCRError
 from langchain_rcr.families import Family, ModelSettings, get_family
-from langchain_rcr.families._io import digest, read_json
 from langchain_rcr.families.backbone import Backbone, open_backbone
 from langchain_rcr.families.encoder import Encoder, Features
-from langchain_rcr.files import atomic_directory, write_json
+from langchain_rcr.files import atomic_directory, digest, read_json, write_json
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
@@ -117,7 +116,7 @@ class TriEncoder(nn.Module):
         about = digest([*policy, settings])
         total = hashlib.sha256(about.encode())
         for name, tensor in sorted(self.state_dict().items()):
-            total.update(name.encode())
+            total.update(f"{name} {list(tensor.shape)}".encode())
             total.update(tensor.detach().float().cpu().numpy().tobytes())
         return total.hexdigest()
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from langchain_rcr import files
 from langchain_rcr.errors import InputError
-from langchain_rcr.families._io import write_tensors
 from langchain_rcr.files import atomic_directory, write_json, write_text
 
 CRASHES = """
@@ -139,7 +139,7 @@ def test_permissions_follow_the_umask(tmp_path, umask, file, folder):
         write_text(tmp_path / "text", "x")
         with atomic_directory(tmp_path / "folder") as path:
             (path / "sub").mkdir()
-            write_tensors(path / "sub" / "model.safetensors", {"x": torch.zeros(2)})
+            save_file({"x": torch.zeros(2)}, path / "sub" / "model.safetensors")
             write_json(path / "x.json", {})
     finally:
         os.umask(before)

@@ -15,7 +15,6 @@ from langchain_rcr.policy import TriEncoder
 TOY = '''
 """Words hashed to coordinates, each with a trained weight."""
 
-import json
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -47,9 +46,12 @@ class Rows:
 
 
 class HashEncoder(Encoder):
+    arguments = ("buckets", "scale")
+
     def __init__(self, buckets, scale):
         super().__init__()
-        self.dim, self.scale = buckets, scale
+        self.dim = self.buckets = buckets
+        self.scale = scale
         self.weight = torch.nn.Parameter(torch.ones(buckets))
 
     def featurize(self, items):
@@ -61,22 +63,6 @@ class HashEncoder(Encoder):
 
     def forward(self, features):
         return self.scale * self.weight * torch.from_numpy(features.counts)
-
-    def reads(self):
-        return ()
-
-    def settings(self):
-        return {"buckets": self.dim, "scale": self.scale}
-
-    def save(self, folder):
-        (folder / "toy.json").write_text(json.dumps(self.settings() | {"weight": self.weight.tolist()}))
-
-    @classmethod
-    def load(cls, folder, backbone=None):
-        value = json.loads((folder / "toy.json").read_text())
-        encoder = cls(value["buckets"], value["scale"])
-        encoder.weight.data = torch.tensor(value["weight"])
-        return encoder
 
 
 class ToySettings(ModelSettings):
@@ -92,8 +78,8 @@ class ToyFamily(Family):
     def build(self, items, settings, *, backbone=None, spec, seed):
         return tuple(HashEncoder(settings.buckets, scale) for scale in (1.0, -0.3, 1.0))
 
-    def load_encoder(self, folder, backbone):
-        return HashEncoder.load(folder)
+    def encoder_types(self):
+        return HashEncoder, HashEncoder, HashEncoder
 '''
 RUN = """
 data: {split: 110, train_size: 40, test_size: 6, dev_size: 8}

@@ -37,19 +37,6 @@ class Table(Encoder):
     def forward(self, features):
         return self.vectors_[torch.from_numpy(features.rows)]
 
-    def reads(self):
-        return (id(self),)
-
-    def settings(self):
-        return {}
-
-    def save(self, folder):
-        raise NotImplementedError
-
-    @classmethod
-    def load(cls, folder, context):
-        raise NotImplementedError
-
 
 class Names:
     def __init__(self, rows):

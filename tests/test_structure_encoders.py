@@ -90,7 +90,7 @@ def test_words_in_common_are_compared_by_their_stems():
 def test_token_bags_are_the_weighted_kernel_of_all_pairs():
     rng = np.random.default_rng(0)
     texts = [rng.normal(size=(length, 5)).astype(np.float32) for length in (3, 1, 4)]
-    bags = TokenBags.of(texts)
+    bags = TokenBags(texts)
     tokens = [text - np.concatenate(texts).mean(0) for text in texts]
     tokens = [text / np.linalg.norm(text, axis=1, keepdims=True) for text in tokens]
     every = np.concatenate(tokens)

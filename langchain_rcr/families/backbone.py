@@ -10,10 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families._io import read_json
 from langchain_rcr.families.base import ModelSettings
 from langchain_rcr.families.pooled import Pooling, TransformerEncoder
-from langchain_rcr.files import write_json
+from langchain_rcr.files import read_json, write_json
 from langchain_rcr.items import Item
 
 if TYPE_CHECKING:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
     Encoders = tuple[Encoder, Encoder, Encoder]
     """E_x, E_z and E_c."""
+    EncoderTypes = tuple[type[Encoder], type[Encoder], type[Encoder]]
 
 logger = logging.getLogger(__name__)
 
@@ -141,12 +142,8 @@ class Family(ABC):
         """
 
     @abstractmethod
-    def load_encoder(self, folder: Path, backbone: Backbone | None) -> Encoder:
-        """One encoder from what its `save` wrote.
-
-        Raises:
-            CheckpointError: a file is missing or doesn't fit.
-        """
+    def encoder_types(self) -> EncoderTypes:
+        """The classes of E_x, E_z and E_c, which read back what they saved."""
 
     def fit(
         self,
@@ -200,7 +197,8 @@ class Family(ABC):
         from langchain_rcr.families.backbone import load_backbone
 
         backbone = load_backbone(folder, embeddings) if (folder / "backbone.json").is_file() else None
-        query, context, candidate = (self.load_encoder(folder / f"{part}_encoder", backbone) for part in PARTS)
+        parts = zip(PARTS, self.encoder_types(), strict=True)
+        query, context, candidate = (kind.load(folder / f"{part}_encoder", backbone) for part, kind in parts)
         return query, context, candidate
 
 

@@ -6,7 +6,6 @@ Trains in seconds on a CPU, because the frozen part runs once a text.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
@@ -18,7 +17,7 @@ from langchain_rcr.section import contradiction
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
-    from langchain_rcr.families.base import Encoders
+    from langchain_rcr.families.base import Encoders, EncoderTypes
     from langchain_rcr.families.frozen import EmbeddingsEncoder
     from langchain_rcr.programs import ProgramSpec
 
@@ -88,8 +87,8 @@ class EmbeddingsFamily(Family):
 
         return encoder(1, settings.scale, queries=True), encoder(settings.context_init, settings.scale), encoder(1, 1)
 
-    def load_encoder(self, folder: Path, backbone: Backbone | None) -> EmbeddingsEncoder:
-        """See `Family.load_encoder`."""
+    def encoder_types(self) -> EncoderTypes:
+        """See `Family.encoder_types`."""
         from langchain_rcr.families.frozen import EmbeddingsEncoder
 
-        return EmbeddingsEncoder.load(folder, backbone)
+        return EmbeddingsEncoder, EmbeddingsEncoder, EmbeddingsEncoder

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from langchain_rcr.errors import CheckpointError, RCRError
+from langchain_rcr.files import digest, read_json, write_json
 from langchain_rcr.items import Item
 
 if TYPE_CHECKING:
@@ -30,12 +35,65 @@ class Features(Protocol):
         ...
 
 
+class Vocabulary(ABC):
+    """What an encoder takes from the training pool, such as its n-grams; kept in a JSON file of its own."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """JSON values that `from_json` reads back."""
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal vocabularies."""
+        return digest(self.to_json())
+
+    @classmethod
+    def load(cls, file: Path, expected: object) -> Self:
+        """Read a file that holds `to_json`.
+
+        Raises:
+            CheckpointError: it is missing or damaged, or its digest is not the expected one.
+        """
+        value = read_json(file, ())
+        try:
+            vocabulary = cls.from_json(value)
+        except (RCRError, AttributeError, KeyError, TypeError, ValueError) as error:
+            msg = f"{file} can't be used: {error}"
+            raise CheckpointError(msg) from None
+        check_digest(file, vocabulary.digest, expected)
+        return vocabulary
+
+
+def check_digest(file: Path, found: str, expected: object) -> None:
+    """Refuse a vocabulary that is not the one its encoder was saved with.
+
+    Raises:
+        CheckpointError: naming the file.
+    """
+    if found != expected:
+        msg = f"{file} is not the one that {file.parent.name}/encoder.json was written with (files of two checkpoints?)"
+        raise CheckpointError(msg)
+
+
 class Encoder(nn.Module, ABC):
     """One of the three encoders E_x, E_z, E_c: items → (N, D).
 
     A subclass implements `featurize` (text → features; slow, done once a text) and `forward` (features → vectors;
-    differentiable, done at every training step), what these two depend on, and how it is saved and loaded.
+    differentiable, done at every training step). It names those arguments of its constructor that decide its vectors:
+    from them and from its tensors `load` makes it again.
     """
+
+    arguments: ClassVar[tuple[str, ...]] = ()
+    """Arguments of the constructor that decide its vectors and are attributes, too: the content of encoder.json."""
+    vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
+    """Further such arguments, each kept in a file of its own unless it is None."""
+    fitted: ClassVar[tuple[str, ...]] = ()
+    """How the names of those tensors begin whose shapes come from a fit, not from the arguments."""
 
     batch_size: ClassVar[int] = 512
     """Texts encoded at once without gradients."""
@@ -52,20 +110,26 @@ class Encoder(nn.Module, ABC):
     def forward(self, features: Any) -> Tensor:
         """Vectors (N, D) float32 of featurised items; gradients flow to the trainable parameters."""
 
-    @abstractmethod
     def reads(self) -> tuple[Any, ...]:
         """What `featurize` depends on: encoders of one class with equal `reads()` give the same features."""
+        return (id(self),)
 
-    @abstractmethod
     def settings(self) -> dict[str, Any]:
-        """JSON values that, with the weights, decide its vectors: the content of encoder.json."""
+        """JSON values that, with the tensors, decide its vectors; a vocabulary stands there by its digest."""
+        known = {name: getattr(self, name) for name in self.vocabularies}
+        digests = {name: None if value is None else value.digest for name, value in known.items()}
+        return {name: getattr(self, name) for name in self.arguments} | digests
 
-    @abstractmethod
     def save(self, folder: Path) -> None:
-        """Write what `load` needs into an existing folder."""
+        """Write encoder.json, model.safetensors and a JSON file for each vocabulary into an existing folder."""
+        write_json(folder / "encoder.json", self.settings() | {"backbone": self.backbone is not None})
+        for name in self.vocabularies:
+            if getattr(self, name) is not None:
+                write_json(folder / f"{name}.json", getattr(self, name).to_json())
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
+        save_file(tensors, folder / "model.safetensors")
 
     @classmethod
-    @abstractmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
         """Read an encoder back.
 
@@ -76,6 +140,40 @@ class Encoder(nn.Module, ABC):
         Raises:
             CheckpointError: a file is missing or doesn't fit.
         """
+        file = folder / "encoder.json"
+        arguments = read_json(file, ("backbone", *cls.vocabularies))
+        for name, kind in cls.vocabularies.items():
+            if arguments[name] is not None:
+                arguments[name] = kind.load(folder / f"{name}.json", arguments[name])
+        if arguments.pop("backbone"):
+            if backbone is None:
+                msg = f"{folder.parent} is not a complete checkpoint: backbone.json is missing"
+                raise CheckpointError(msg)
+            arguments["backbone"] = backbone
+        try:
+            encoder = cls(**arguments)
+        except TypeError as error:
+            msg = f"{file} was not written by this version of langchain-rcr: {error}"
+            raise CheckpointError(msg) from None
+        encoder._read_tensors(folder / "model.safetensors")
+        return encoder
+
+    def _read_tensors(self, path: Path) -> None:
+        if not path.is_file():
+            msg = f"{path.parent} is not a complete checkpoint: {path.name} is missing"
+            raise CheckpointError(msg)
+        try:
+            tensors = load_file(path)
+            for name, own in self.state_dict(keep_vars=True).items():
+                if name in tensors and name.startswith(self.fitted):
+                    own.data = own.new_empty(tensors[name].shape)
+            self.load_state_dict(tensors)
+        except (SafetensorError, OSError) as error:
+            msg = f"{path} is damaged: {error}"
+            raise CheckpointError(msg) from None
+        except RuntimeError as error:
+            msg = f"{path} holds the weights of another model: {' '.join(str(error).split())[:300]}"
+            raise CheckpointError(msg) from None
 
     def encode(self, items: Sequence[Item], batch_size: int | None = None) -> NDArray[np.float32]:
         """Vectors (N, D) float32 of items, without gradients."""

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.errors import CheckpointError
-from langchain_rcr.families._io import check_digest, read_json, read_tensors, write_tensors
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import Bags, NgramEmbedding, NgramVocabulary
-from langchain_rcr.files import write_json
 from langchain_rcr.items import Item, View
 
 
@@ -52,6 +48,8 @@ class EmbeddingsEncoder(Encoder):
         seed: of the random parts; the three encoders of one retriever share it.
     """
 
+    arguments = ("dim", "view", "scale", "queries")
+    vocabularies: ClassVar = {"vocabulary": NgramVocabulary}
     backbone: Backbone
 
     def __init__(
@@ -100,36 +98,3 @@ class EmbeddingsEncoder(Encoder):
         """Backbone and role, vocabulary and view."""
         role = self.queries and not self.backbone.symmetric
         return (id(self.backbone), role, None if self.vocabulary is None else (self.vocabulary.digest, self.view))
-
-    def settings(self) -> dict[str, Any]:
-        """See `Encoder.settings`; the backbone has its own file and probe."""
-        return {
-            "dim": self.dim,
-            "view": self.view,
-            "scale": self.scale,
-            "queries": self.queries,
-            "vocabulary": None if self.vocabulary is None else self.vocabulary.digest,
-        }
-
-    def save(self, folder: Path) -> None:
-        """encoder.json, model.safetensors, vocabulary.json; the backbone is saved once, by the family."""
-        write_json(folder / "encoder.json", self.settings())
-        if self.vocabulary is not None:
-            write_json(folder / "vocabulary.json", self.vocabulary.to_json())
-        write_tensors(folder / "model.safetensors", self.state_dict())
-
-    @classmethod
-    def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
-        """See `Encoder.load`."""
-        if backbone is None:
-            msg = f"{folder.parent} is not a complete checkpoint: backbone.json is missing"
-            raise CheckpointError(msg)
-        config = read_json(folder / "encoder.json", ("dim", "view", "scale", "queries", "vocabulary"))
-        vocabulary = None
-        expected = config.pop("vocabulary")
-        if expected is not None:
-            vocabulary = NgramVocabulary.from_json(read_json(folder / "vocabulary.json", ("longest", "idf")))
-            check_digest(folder / "vocabulary.json", vocabulary.digest, expected)
-        encoder = cls(backbone, vocabulary, **config)
-        read_tensors(folder / "model.safetensors", encoder)
-        return encoder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
@@ -14,7 +13,7 @@ from langchain_rcr.section import contradiction
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
-    from langchain_rcr.families.base import Encoders
+    from langchain_rcr.families.base import Encoders, EncoderTypes
     from langchain_rcr.families.ngrams import LexicalEncoder
     from langchain_rcr.programs import ProgramSpec
 
@@ -68,8 +67,8 @@ class LexicalFamily(Family):
 
         return encoder(settings.scale), encoder(settings.context_init * settings.scale), encoder(1.0)
 
-    def load_encoder(self, folder: Path, backbone: Backbone | None) -> LexicalEncoder:
-        """See `Family.load_encoder`."""
+    def encoder_types(self) -> EncoderTypes:
+        """See `Family.encoder_types`."""
         from langchain_rcr.families.ngrams import LexicalEncoder
 
-        return LexicalEncoder.load(folder)
+        return LexicalEncoder, LexicalEncoder, LexicalEncoder

@@ -6,22 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.families._io import check_digest, digest, read_json, read_tensors, write_tensors
-from langchain_rcr.families.encoder import Encoder
-from langchain_rcr.files import write_json
+from langchain_rcr.families.encoder import Encoder, Vocabulary
 from langchain_rcr.items import Item, View
-
-if TYPE_CHECKING:
-    from langchain_rcr.families.backbone import Backbone
 
 _TOKEN = re.compile(r"\w+|[<>=!+*/%&|^~$@#:-]+")
 """Words and operators. Brackets, commas and quotes are left out, so that `answer ( city (` has the bigram of a call and
@@ -75,7 +68,7 @@ class Bags:
         return Bags(self.indices[flat], self.weights[flat], starts)
 
 
-class NgramVocabulary:
+class NgramVocabulary(Vocabulary):
     """The n-grams seen in training and their inverse document frequencies.
 
     Args:
@@ -104,11 +97,6 @@ class NgramVocabulary:
     def __len__(self) -> int:
         return len(self.idf)
 
-    @cached_property
-    def digest(self) -> str:
-        """Equal for equal vocabularies."""
-        return digest([self.longest, list(self.idf.items()), *([self.gap] if self.gap else [])])
-
     def bags(self, items: Sequence[Item], view: View) -> Bags:
         """Known n-grams of each item, weighted by log-scaled count × idf and scaled to length 1."""
         rows = []
@@ -125,13 +113,13 @@ class NgramVocabulary:
         return Bags(indices, (weights / np.maximum(norms[owner], 1e-12)).astype(np.float32), starts)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values that `from_json` reads back."""
+        """See `Vocabulary.to_json`."""
         return {"longest": self.longest, "gap": self.gap, "idf": self.idf}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NgramVocabulary:
-        """The inverse of `to_json`."""
-        return cls({str(k): float(v) for k, v in value["idf"].items()}, int(value["longest"]), int(value.get("gap", 0)))
+        """See `Vocabulary.from_json`."""
+        return cls({str(k): float(v) for k, v in value["idf"].items()}, int(value["longest"]), int(value["gap"]))
 
 
 class NgramEmbedding(nn.Module):
@@ -169,6 +157,9 @@ class LexicalEncoder(Encoder):
         seed: of the start vectors.
     """
 
+    arguments = ("dim", "view", "scale")
+    vocabularies: ClassVar = {"vocabulary": NgramVocabulary}
+
     def __init__(
         self,
         vocabulary: NgramVocabulary,
@@ -195,23 +186,3 @@ class LexicalEncoder(Encoder):
     def reads(self) -> tuple[Any, ...]:
         """Vocabulary and view."""
         return (self.vocabulary.digest, self.view)
-
-    def settings(self) -> dict[str, Any]:
-        """See `Encoder.settings`."""
-        return {"dim": self.dim, "view": self.view, "scale": self.scale, "vocabulary": self.vocabulary.digest}
-
-    def save(self, folder: Path) -> None:
-        """encoder.json, vocabulary.json, model.safetensors."""
-        write_json(folder / "encoder.json", self.settings())
-        write_json(folder / "vocabulary.json", self.vocabulary.to_json())
-        write_tensors(folder / "model.safetensors", self.state_dict())
-
-    @classmethod
-    def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
-        """See `Encoder.load`."""
-        config = read_json(folder / "encoder.json", ("dim", "view", "scale", "vocabulary"))
-        vocabulary = NgramVocabulary.from_json(read_json(folder / "vocabulary.json", ("longest", "idf")))
-        check_digest(folder / "vocabulary.json", vocabulary.digest, config["vocabulary"])
-        encoder = cls(vocabulary, dim=config["dim"], view=config["view"], scale=config["scale"])
-        read_tensors(folder / "model.safetensors", encoder)
-        return encoder

@@ -16,9 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families._io import check_digest, digest, read_json
-from langchain_rcr.families.encoder import Encoder
-from langchain_rcr.files import write_json
+from langchain_rcr.families.encoder import Encoder, check_digest
+from langchain_rcr.files import digest, read_json, write_json
 from langchain_rcr.items import Item, View, render
 
 if TYPE_CHECKING:
@@ -217,6 +216,7 @@ class TransformerEncoder(Encoder):
     """
 
     batch_size = 64
+    arguments = ("pooling", "max_length", "view", "scale", "normalize")
 
     def __init__(
         self,
@@ -230,7 +230,7 @@ class TransformerEncoder(Encoder):
     ) -> None:
         super().__init__()
         self.text = PooledTransformer(base, pooling=pooling, max_length=max_length)
-        self.dim = self.text.dim
+        self.dim, self.pooling, self.max_length = self.text.dim, pooling, self.text.max_length
         self.view, self.scale, self.normalize = view, scale, normalize
 
     def featurize(self, items: Sequence[Item]) -> Tokens:
@@ -248,18 +248,11 @@ class TransformerEncoder(Encoder):
 
     def reads(self) -> tuple[Any, ...]:
         """Tokenizer, its limit and the view."""
-        return (self.text.vocabulary, self.text.max_length, self.view)
+        return (self.text.vocabulary, self.max_length, self.view)
 
     def settings(self) -> dict[str, Any]:
         """See `Encoder.settings`."""
-        return {
-            "pooling": self.text.pooling,
-            "max_length": self.text.max_length,
-            "view": self.view,
-            "scale": self.scale,
-            "normalize": self.normalize,
-            "vocabulary": self.text.vocabulary,
-        }
+        return super().settings() | {"vocabulary": self.text.vocabulary}
 
     def save(self, folder: Path) -> None:
         """A folder that `AutoModel.from_pretrained` opens, plus encoder.json."""
@@ -269,13 +262,13 @@ class TransformerEncoder(Encoder):
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
         """See `Encoder.load`."""
-        required = ("base", "pooling", "max_length", "view", "scale", "normalize", "vocabulary")
-        config = read_json(folder / "encoder.json", required)
-        base, vocabulary = config.pop("base"), config.pop("vocabulary")
+        arguments = read_json(folder / "encoder.json", ("base", "vocabulary"))
+        base, vocabulary = arguments.pop("base"), arguments.pop("vocabulary")
         try:
-            encoder = cls(str(folder), **config)
-        except InputError as error:
-            raise CheckpointError(str(error)) from None
+            encoder = cls(str(folder), **arguments)
+        except (InputError, TypeError) as error:
+            msg = f"{folder}: {error}"
+            raise CheckpointError(msg) from None
         encoder.text.base = base
         check_digest(folder / "tokenizer.json", encoder.text.vocabulary, vocabulary)
         return encoder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import model_validator
@@ -15,7 +14,7 @@ from langchain_rcr.section import contradiction
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
-    from langchain_rcr.families.base import Encoders
+    from langchain_rcr.families.base import Encoders, EncoderTypes
     from langchain_rcr.families.pooled import TransformerEncoder
     from langchain_rcr.programs import ProgramSpec
 
@@ -66,8 +65,8 @@ class TransformerFamily(Family):
 
         return encoder(), encoder(), encoder()
 
-    def load_encoder(self, folder: Path, backbone: Backbone | None) -> TransformerEncoder:
-        """See `Family.load_encoder`."""
+    def encoder_types(self) -> EncoderTypes:
+        """See `Family.encoder_types`."""
         from langchain_rcr.families.pooled import TransformerEncoder
 
-        return TransformerEncoder.load(folder)
+        return TransformerEncoder, TransformerEncoder, TransformerEncoder

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -15,8 +14,8 @@ from langchain_rcr.state import AdditiveState
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
-    from langchain_rcr.families.base import Encoders
-    from langchain_rcr.families.structure.encoders import NeedEncoder, Needs, StructureEncoder
+    from langchain_rcr.families.base import Encoders, EncoderTypes
+    from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
     from langchain_rcr.programs import ProgramSpec
 
 _GAP = 3
@@ -76,11 +75,11 @@ class StructureFamily(Family):
             ProgramEncoder(inventory),
         )
 
-    def load_encoder(self, folder: Path, backbone: Backbone | None) -> StructureEncoder:
-        """See `Family.load_encoder`."""
-        from langchain_rcr.families.structure.encoders import StructureEncoder
+    def encoder_types(self) -> EncoderTypes:
+        """See `Family.encoder_types`."""
+        from langchain_rcr.families.structure.encoders import NeedEncoder, ProgramEncoder
 
-        return StructureEncoder.load(folder, backbone)
+        return NeedEncoder, ProgramEncoder, ProgramEncoder
 
     def fit(
         self,

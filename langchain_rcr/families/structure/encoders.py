@@ -11,16 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.errors import CheckpointError, RCRError
-from langchain_rcr.families._io import check_digest, read_json, read_tensors, write_tensors
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import Bags, NgramVocabulary
@@ -28,40 +25,10 @@ from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views, lexical_evidence
 from langchain_rcr.families.structure.nets import Composition
 from langchain_rcr.families.structure.tokens import TokenBags
-from langchain_rcr.files import write_json
 from langchain_rcr.items import Item
 
 
-class StructureEncoder(Encoder):
-    """What the encoders of the family share; `load` makes the one whose files it finds."""
-
-    inventory: Inventory
-
-    @classmethod
-    def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
-        """See `Encoder.load`."""
-        config = read_json(folder / "encoder.json", ("role", "inventory"))
-        value = read_json(folder / "inventory.json", ("spec", "columns"))
-        try:
-            inventory = Inventory.from_json(value)
-        except (RCRError, TypeError, ValueError) as error:
-            msg = f"{folder / 'inventory.json'} can't be used: {error}"
-            raise CheckpointError(msg) from None
-        check_digest(folder / "inventory.json", inventory.digest, config.pop("inventory"))
-        made: Any = {"need": NeedEncoder, "program": ProgramEncoder}[config.pop("role")]
-        encoder = made.restore(folder, inventory, config, backbone)
-        read_tensors(folder / "model.safetensors", encoder)
-        out: Self = encoder
-        return out
-
-    def save(self, folder: Path) -> None:
-        """encoder.json, inventory.json, model.safetensors."""
-        write_json(folder / "encoder.json", self.settings())
-        write_json(folder / "inventory.json", self.inventory.to_json())
-        write_tensors(folder / "model.safetensors", self.state_dict())
-
-
-class ProgramEncoder(StructureEncoder):
+class ProgramEncoder(Encoder):
     """E_c or E_z: which structures an example's program has, each times a trained weight that starts at 1.
 
     Args:
@@ -69,6 +36,9 @@ class ProgramEncoder(StructureEncoder):
         scale: a constant factor: 1, or below 0 for E_z of the additive state.
         context: whether it is E_z, whose weights stay between 0 and 1: nothing is covered by more than all.
     """
+
+    arguments = ("scale", "context")
+    vocabularies: ClassVar = {"inventory": Inventory}
 
     def __init__(self, inventory: Inventory, *, scale: float = 1.0, context: bool = False) -> None:
         super().__init__()
@@ -91,21 +61,7 @@ class ProgramEncoder(StructureEncoder):
 
     def reads(self) -> tuple[Any, ...]:
         """The inventory."""
-        return ("program", self.inventory.digest)
-
-    def settings(self) -> dict[str, Any]:
-        """See `Encoder.settings`."""
-        return {
-            "role": "program",
-            "inventory": self.inventory.digest,
-            "scale": self.scale,
-            "context": self.context,
-        }
-
-    @classmethod
-    def restore(cls, folder: Path, inventory: Inventory, config: dict[str, Any], backbone: Backbone | None) -> Self:
-        """An encoder of these settings, its weights still to be read."""
-        return cls(inventory, **config)
+        return (self.inventory.digest,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +91,7 @@ class Needs:
         return Needs(self.likeness[rows], self.evidence[rows], raw, frequency)
 
 
-class NeedEncoder(StructureEncoder):
+class NeedEncoder(Encoder):
     """E_x: scale · how many structures of each column the question's program can be expected to have.
 
     Before it has been fitted (`fit`) it takes every question to need next to nothing.
@@ -148,6 +104,9 @@ class NeedEncoder(StructureEncoder):
     """
 
     batch_size = 128
+    arguments = ("scale",)
+    vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary}
+    fitted = ("landmarks.", "token_bags.", "dual", "learnt")
     learnt: Tensor
     mean: Tensor
     frequency: Tensor
@@ -163,8 +122,10 @@ class NeedEncoder(StructureEncoder):
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
         self.dim = len(inventory)
-        self.token_bags = TokenBags(0, 0, 0)
-        self.landmarks = Landmarks(0, 0, 0 if backbone is None else backbone.dim, 0, len(inventory.words[0]))
+        width = 0 if backbone is None else backbone.dim
+        unread = np.zeros((len(inventory.words[0]), width), dtype=np.float32)
+        self.token_bags = TokenBags()
+        self.landmarks = Landmarks(Views(unread[:0], unread[:0, :0], vocabulary.bags([], "source")), unread)
         self.dual = nn.Parameter(torch.zeros(0, self.dim))
         self.register_buffer("learnt", torch.zeros(0, 2, dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(self.dim))
@@ -178,8 +139,8 @@ class NeedEncoder(StructureEncoder):
         labels = self._vectors([Item(label) for label in self.inventory.words[0]])
         read = getattr(self.backbone, "read", None)
         if read is not None and items:
-            self.token_bags = TokenBags.of(read([item.source for item in items])[1]).to(self.mean.device)
-        self.landmarks = Landmarks.of(self.views(items), labels).to(self.mean.device)
+            self.token_bags = TokenBags(read([item.source for item in items])[1]).to(self.mean.device)
+        self.landmarks = Landmarks(self.views(items), labels).to(self.mean.device)
         self.dual = nn.Parameter(self.mean.new_zeros(len(items), self.dim))
         self.learnt = torch.from_numpy(self._names(items)).to(self.mean.device)
 
@@ -190,9 +151,7 @@ class NeedEncoder(StructureEncoder):
 
     def kernel(self) -> NDArray[np.float32]:
         """(M, M): how like the landmarks are to each other."""
-        own = self.landmarks
-        arrays = [t.cpu().numpy() for t in (own.vectors, own.tokens, own.indices, own.weights, own.starts)]
-        return own.likeness(Views(arrays[0], arrays[1], Bags(*arrays[2:])), len(self.vocabulary))
+        return self.landmarks.likeness(self.landmarks.views, len(self.vocabulary))
 
     def _names(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N, 2) hashes of each question and of each program."""
@@ -213,7 +172,7 @@ class NeedEncoder(StructureEncoder):
     def views(self, items: Sequence[Item]) -> Views:
         """The questions as the kernel sees them; the backbone reads each once."""
         bags = self.vocabulary.bags(items, "source")
-        if not self.token_bags.rank:
+        if not len(self.token_bags.anchors):
             return Views(self._vectors(items), np.zeros((len(items), 0), dtype=np.float32), bags)
         read: Any = getattr(self.backbone, "read", None)
         vectors, tokens = read([item.source for item in items])
@@ -239,42 +198,3 @@ class NeedEncoder(StructureEncoder):
         composition = self.composition
         likely = composition(composition.inputs(self.raw(features), frequency, evidence))
         return self.scale * composition.by_column(likely)
-
-    def reads(self) -> tuple[Any, ...]:
-        """Never what another encoder reads."""
-        return ("need", id(self))
-
-    def settings(self) -> dict[str, Any]:
-        """See `Encoder.settings`; the backbone has its own file and probe."""
-        return {
-            "role": "need",
-            "inventory": self.inventory.digest,
-            "vocabulary": self.vocabulary.digest,
-            "scale": self.scale,
-            "landmarks": len(self.dual),
-            "entries": self.landmarks.entries,
-            "anchors": [*self.token_bags.root.shape],
-            "backbone": self.backbone is not None,
-        }
-
-    def save(self, folder: Path) -> None:
-        """Also vocabulary.json; the backbone is saved once, by the family."""
-        super().save(folder)
-        write_json(folder / "vocabulary.json", self.vocabulary.to_json())
-
-    @classmethod
-    def restore(cls, folder: Path, inventory: Inventory, config: dict[str, Any], backbone: Backbone | None) -> Self:
-        """An encoder of these settings, its weights still to be read."""
-        vocabulary = NgramVocabulary.from_json(read_json(folder / "vocabulary.json", ("longest", "idf")))
-        check_digest(folder / "vocabulary.json", vocabulary.digest, config["vocabulary"])
-        if config["backbone"] and backbone is None:
-            msg = f"{folder.parent} is not a complete checkpoint: backbone.json is missing"
-            raise CheckpointError(msg)
-        encoder = cls(inventory, vocabulary, backbone, scale=float(config["scale"]))
-        count, entries, (anchors, rank) = int(config["landmarks"]), int(config["entries"]), config["anchors"]
-        dim = 0 if backbone is None else backbone.dim
-        encoder.token_bags = TokenBags(anchors, dim if anchors else 0, rank)
-        encoder.landmarks = Landmarks(count, entries, dim, rank, len(inventory.words[0]))
-        encoder.dual = nn.Parameter(torch.zeros(count, encoder.dim))
-        encoder.learnt = torch.zeros(count, 2, dtype=torch.int64)
-        return encoder

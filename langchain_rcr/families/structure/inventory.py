@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.families._io import digest
+from langchain_rcr.families.encoder import Vocabulary
 from langchain_rcr.families.ngrams import Bags
 from langchain_rcr.programs import ProgramSpec
 
@@ -22,7 +22,7 @@ _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NO_LETTERS = re.compile(r"[\W\d_]+")
 
 
-class Inventory:
+class Inventory(Vocabulary):
     """Columns of local structures. Structures that no program of the pool tells apart share a column.
 
     Args:
@@ -66,11 +66,6 @@ class Inventory:
     def __len__(self) -> int:
         return len(self.columns)
 
-    @cached_property
-    def digest(self) -> str:
-        """Equal for equal inventories."""
-        return digest(self.to_json())
-
     def rows(self, programs: Sequence[str]) -> Bags:
         """Which columns each program has, weighted by the share of the column's structures that it has.
 
@@ -110,12 +105,12 @@ class Inventory:
         return np.array([1 + len(_LINK.findall(name)) for name in self.names], np.float32)
 
     def to_json(self) -> dict[str, Any]:
-        """JSON values that `from_json` reads back."""
+        """See `Vocabulary.to_json`."""
         return {"spec": asdict(self.spec), "columns": self.columns}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Inventory:
-        """The inverse of `to_json`.
+        """See `Vocabulary.from_json`.
 
         Raises:
             InputError: a program language that this version doesn't know.

@@ -40,11 +40,8 @@ class Landmarks(nn.Module):
     """M training questions: frozen vectors, token bags and n-gram bags; and the vectors of the L labels.
 
     Args:
-        count: M.
-        entries: n-grams in all their bags.
-        dim: d of the frozen vectors; 0: there are none.
-        rank: r of the token bags; 0: there are none.
-        labels: L.
+        views: the questions.
+        labels: (L, d).
     """
 
     vectors: Tensor
@@ -56,42 +53,28 @@ class Landmarks(nn.Module):
     usual: Tensor
     spread: Tensor
 
-    def __init__(self, count: int, entries: int, dim: int, rank: int, labels: int) -> None:
+    def __init__(self, views: Views, labels: NDArray[np.float32]) -> None:
         super().__init__()
-        self.register_buffer("vectors", torch.zeros(count, dim))
-        self.register_buffer("tokens", torch.zeros(count, rank))
-        self.register_buffer("indices", torch.zeros(entries, dtype=torch.int64))
-        self.register_buffer("weights", torch.zeros(entries))
-        self.register_buffer("starts", torch.zeros(count + 1, dtype=torch.int64))
-        self.register_buffer("labels", torch.zeros(labels, dim))
-        self.register_buffer("usual", torch.zeros(labels))
-        self.register_buffer("spread", torch.ones(labels))
-
-    @classmethod
-    def of(cls, views: Views, labels: NDArray[np.float32]) -> Landmarks:
-        """From M questions and the vectors (L, d) of the labels."""
-        count, bags = len(views.vectors), views.bags
-        made = cls(count, len(bags.indices), views.vectors.shape[1], views.tokens.shape[1], len(labels))
-        relevance = views.vectors @ labels.T
+        relevance = views.vectors @ labels.T if len(views.vectors) else np.zeros((1, len(labels)), dtype=np.float32)
         arrays = {
             "vectors": views.vectors,
             "tokens": views.tokens,
-            "indices": bags.indices,
-            "weights": bags.weights,
-            "starts": bags.starts,
+            "indices": views.bags.indices,
+            "weights": views.bags.weights,
+            "starts": views.bags.starts,
             "labels": labels,
-            "usual": relevance.mean(axis=0) if count else np.zeros(len(labels)),
-            "spread": np.maximum(relevance.std(axis=0), 1e-3) if count else np.ones(len(labels)),
+            "usual": relevance.mean(axis=0),
+            "spread": np.maximum(relevance.std(axis=0), 1e-3),  # labels that all landmarks are equally near
         }
         for name, array in arrays.items():
-            buffer: Tensor = getattr(made, name)
-            buffer.copy_(torch.from_numpy(np.asarray(array)))
-        return made
+            self.register_buffer(name, torch.from_numpy(np.array(array, order="C")))
 
     @property
-    def entries(self) -> int:
-        """N-grams in all bags."""
-        return len(self.indices)
+    def views(self) -> Views:
+        """The questions."""
+        buffers = (self.vectors, self.tokens, self.indices, self.weights, self.starts)
+        vectors, tokens, *bags = (buffer.cpu().numpy() for buffer in buffers)
+        return Views(vectors, tokens, Bags(*bags))
 
     def likeness(self, views: Views, vocabulary: int) -> NDArray[np.float32]:
         """How like each question is to each landmark, (N, M).

@@ -1,4 +1,4 @@
-"""A question as a bag of its words in their contexts: words that mean alike there are alike, whatever they are."""
+"""A question as a bag of its words in their contexts: words of similar meaning there count as similar."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from torch import Tensor, nn
 FloatArray = NDArray[np.float32]
 
 _WIDTH = 4.0
-"""γ of the kernel exp(−γ · (1 − cosine)) of two words."""
+"""γ of the kernel exp(−γ · (1 − cosine)) of two words; chosen by hand, no trial compares values."""
 _RARITY = 12.0
-"""γ of the kernel that counts how many training words are like a word."""
+"""γ of the narrower kernel that counts how many training words are like a word; by hand, too."""
 _UNSEEN = 1e-4
+"""Added to the share of similar training words, so that a word like none weighs −log of this, about 9."""
 _MOST = 1024
+"""Anchors: they bound the cost of a question and the size of a checkpoint."""
 _SMALLEST = 1e-3
+"""Eigenvalues of the anchors' kernel below this are left out: their square root would magnify rounding."""
 _BLOCK = 1 << 13
+"""Tokens compared with the anchors at once, to bound memory."""
 
 
 class TokenBags(nn.Module):
@@ -28,9 +32,7 @@ class TokenBags(nn.Module):
     K anchors, else by the Nyström approximation; anchors are far from each other, so that rare words have theirs.
 
     Args:
-        anchors: K.
-        dim: d of token vectors.
-        rank: length of the vectors; at most K.
+        texts: the tokens (T_i, d) of training texts; without any, K is 0.
     """
 
     centre: Tensor
@@ -38,36 +40,10 @@ class TokenBags(nn.Module):
     mass: Tensor
     root: Tensor
 
-    def __init__(self, anchors: int, dim: int, rank: int) -> None:
+    def __init__(self, texts: Sequence[FloatArray] = ()) -> None:
         super().__init__()
-        self.register_buffer("centre", torch.zeros(dim))
-        self.register_buffer("anchors", torch.zeros(anchors, dim))
-        self.register_buffer("mass", torch.zeros(anchors))
-        self.register_buffer("root", torch.zeros(anchors, rank))
-
-    @classmethod
-    def of(cls, texts: Sequence[FloatArray]) -> TokenBags:
-        """From the tokens (T_i, d) of training texts, at least one in all."""
-        tokens = np.concatenate(texts)
-        centre = tokens.mean(axis=0)
-        tokens = _unit(tokens - centre)
-        anchors = tokens[_far_apart(tokens, _MOST)]
-        values, vectors = np.linalg.eigh(_alike(anchors, anchors).astype(np.float64))
-        kept = values > _SMALLEST
-        root = (vectors[:, kept] / np.sqrt(values[kept])).astype(np.float32)
-        nearest = np.concatenate(
-            [(tokens[start : start + _BLOCK] @ anchors.T).argmax(axis=1) for start in range(0, len(tokens), _BLOCK)]
-        )
-        mass = (np.bincount(nearest, minlength=len(anchors)) / len(tokens)).astype(np.float32)
-        made = cls(len(anchors), tokens.shape[1], root.shape[1])
-        for name, array in (("centre", centre), ("anchors", anchors), ("mass", mass), ("root", root)):
-            getattr(made, name).copy_(torch.from_numpy(array))
-        return made
-
-    @property
-    def rank(self) -> int:
-        """The length of the vectors."""
-        return int(self.root.shape[1])
+        for name, array in _nystroem(texts).items():
+            self.register_buffer(name, torch.from_numpy(np.array(array, dtype=np.float32, order="C")))
 
     def vectors(self, texts: Sequence[FloatArray]) -> FloatArray:
         """(N, rank) unit vectors of texts given by their tokens (T_i, d); zeros for one without tokens."""
@@ -81,17 +57,34 @@ class TokenBags(nn.Module):
                 count += len(texts[stop])
                 stop += 1
             tokens = _unit(np.concatenate(texts[start:stop]).astype(np.float32) - centre)
-            alike = _alike(tokens, anchors)
-            weight = -np.log(np.minimum(alike ** (_RARITY / _WIDTH) @ mass, 1) + _UNSEEN)
+            near = _kernel(tokens, anchors)
+            weight = -np.log(np.minimum(near ** (_RARITY / _WIDTH) @ mass, 1) + _UNSEEN)
             owner = np.repeat(np.arange(start, stop), [len(text) for text in texts[start:stop]])
-            np.add.at(out, owner, alike * weight[:, None])
+            np.add.at(out, owner, near * weight[:, None])
             start = stop
         return _unit(out @ root)
 
 
-def _alike(one: FloatArray, other: FloatArray) -> FloatArray:
-    alike: FloatArray = np.exp(_WIDTH * (one @ other.T - 1))
-    return alike
+def _nystroem(texts: Sequence[FloatArray]) -> dict[str, FloatArray]:
+    """The buffers of `TokenBags`: centre (d,), anchors (K, d), mass (K,) and root (K, rank)."""
+    if not texts:
+        return dict.fromkeys(("centre", "anchors", "mass", "root"), np.zeros((0, 0), dtype=np.float32))
+    tokens = np.concatenate(texts)
+    centre = tokens.mean(axis=0)
+    tokens = _unit(tokens - centre)
+    anchors = tokens[_far_apart(tokens, _MOST)]
+    values, vectors = np.linalg.eigh(_kernel(anchors, anchors).astype(np.float64))
+    kept = values > _SMALLEST
+    root = vectors[:, kept] / np.sqrt(values[kept])
+    blocks = range(0, len(tokens), _BLOCK)
+    nearest = np.concatenate([(tokens[start : start + _BLOCK] @ anchors.T).argmax(axis=1) for start in blocks])
+    mass = np.bincount(nearest, minlength=len(anchors)) / len(tokens)
+    return {"centre": centre, "anchors": anchors, "mass": mass, "root": root}
+
+
+def _kernel(one: FloatArray, other: FloatArray) -> FloatArray:
+    kernel: FloatArray = np.exp(_WIDTH * (one @ other.T - 1))
+    return kernel
 
 
 def _unit(vectors: FloatArray) -> FloatArray:
