@@ -157,14 +157,14 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
     from rcr_trainer.baselines.set_bsr import TransformerTokens
     from rcr_trainer.data import read_split
     from rcr_trainer.evaluation import evaluate, plain_selectors
+    from rcr_trainer.evaluation.stage import policy_picks
     from rcr_trainer.folds import own_positions
-    from rcr_trainer.models import load_model, policy_picks
-    from rcr_trainer.tasks import divide
+    from rcr_trainer.tasks import divide, load_model
 
     config, evaluation = run.config, run.config.evaluation
     split = read_split(run.path / "data")
     task = divide(config, split)
-    model, read = load_model(config, run.checkpoint), task.spec
+    model, read = load_model(config, run.checkpoint, {}), task.spec
     base = config.model.base
     plain = plain_selectors(
         task.pool,

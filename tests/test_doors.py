@@ -31,8 +31,9 @@ LEVELS = {
     "rcr_trainer": [
         ["errors", "__init__"],
         ["rewards", "llm", "coverage", "baselines", "data", "folds", "training", "runs", "settings", "layers"],
+        ["tasks"],
         ["sft", "grpo", "evaluation"],
-        ["pipeline", "comparison", "tasks", "models"],
+        ["pipeline"],
         ["cli", "__main__"],
     ],
 }

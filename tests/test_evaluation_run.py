@@ -5,10 +5,10 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from rcr_trainer import cli, comparison
+from rcr_trainer import cli
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
-from rcr_trainer.evaluation import EvaluationReport
+from rcr_trainer.evaluation import EvaluationReport, stage
 from rcr_trainer.layers import load_config
 from rcr_trainer.llm import AccessError, AnswerCache, LLMSettings, StructureBoundLLM, wrap
 from rcr_trainer.runs import Run
@@ -160,7 +160,7 @@ def budgeted(calls):
 
 
 def test_a_spent_budget_leaves_the_table(capsys, here, monkeypatch):
-    monkeypatch.setattr(comparison, "open_language_model", budgeted(17))
+    monkeypatch.setattr(stage, "open_language_model", budgeted(17))
     assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 0
     captured = capsys.readouterr()
     (warning,) = (line for line in captured.err.splitlines() if "no exact match" in line)
@@ -172,7 +172,7 @@ def test_a_spent_budget_leaves_the_table(capsys, here, monkeypatch):
 
 
 def test_a_budget_that_was_spent_before_leaves_coverage_alone(capsys, here, monkeypatch):
-    monkeypatch.setattr(comparison, "open_language_model", budgeted(0))
+    monkeypatch.setattr(stage, "open_language_model", budgeted(0))
     assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 0
     captured = capsys.readouterr()
     assert captured.err.count("no exact match for rcr, random, bm25: the budget") == 1
@@ -193,7 +193,7 @@ def test_a_model_that_cannot_be_asked_fails_the_stage_and_leaves_coverage(capsys
         def generate(self, prompts):
             raise AccessError("the server knows no model 'm'")
 
-    monkeypatch.setattr(comparison, "open_language_model", lambda *_: Broken())
+    monkeypatch.setattr(stage, "open_language_model", lambda *_: Broken())
     assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "rcr-train: error: the server knows no model 'm'"
     assert report().selectors["rcr"].coverage > 0
@@ -233,12 +233,14 @@ def test_a_dry_run_counts_the_answers(capsys, here):
 
 
 def test_selectors_without_embeddings_cost_nothing(here):
-    config = load_config(here / "demo.yaml", {"evaluation.selectors": "bm25,dense,mmr,dpp,set_bsr"})
-    assert comparison.count_selectors(config, config.evaluation) == 2
-    other = config.evaluation.model_copy(update={"embeddings": "some-model"})
-    assert comparison.count_selectors(config, other) == 6
-    without_tokens = config.evaluation.model_copy(update={"embeddings": "langchain:module:make"})
-    assert comparison.count_selectors(config, without_tokens) == 5
+    flags = {"evaluation.selectors": "bm25,dense,mmr,dpp,set_bsr"}
+
+    def count(**more):
+        return stage.count_selectors(load_config(here / "demo.yaml", flags | more))
+
+    assert count() == 2
+    assert count(**{"evaluation.embeddings": "some-model"}) == 6
+    assert count(**{"evaluation.embeddings": "langchain:module:make"}) == 5
 
 
 def test_the_paragraph_at_the_end(capsys, here):

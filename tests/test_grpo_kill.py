@@ -43,7 +43,7 @@ NURSERY = """
 import json, os, signal, sys, time
 
 import langchain_openai, torch._dynamo  # the optimiser loads the latter
-import rcr_trainer.comparison, rcr_trainer.evaluation, rcr_trainer.llm.openai_, rcr_trainer.rewards
+import rcr_trainer.evaluation.stage, rcr_trainer.llm.openai_, rcr_trainer.rewards
 from langchain_rcr import files
 from rcr_trainer import cli, grpo, llm, pipeline, sft
 from rcr_trainer.training import state

@@ -11,8 +11,8 @@ from rcr_trainer import grpo
 from rcr_trainer.coverage import structure_matrices
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.evaluation.metrics import recall_by_step
+from rcr_trainer.evaluation.stage import policy_picks
 from rcr_trainer.folds import own_positions
-from rcr_trainer.models import policy_picks
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.sft import train

@@ -112,7 +112,6 @@ def _show_report(report: EvaluationReport) -> None:
 
 def _evaluate(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
-    from rcr_trainer.comparison import evaluation_stage
     from rcr_trainer.layers import load_config
     from rcr_trainer.runs import Run, hold
 
@@ -121,8 +120,10 @@ def _evaluate(given: argparse.Namespace) -> None:
     run.config = load_config(run.path / "config.yaml", _flags(given), environ={})
     _check_extra(run.config)
     pipeline.set_threads(run.config.threads)
+    from rcr_trainer.evaluation.stage import evaluation_stage
+
     with _progress(), hold(run.path), run.stage("evaluation"):
-        report = evaluation_stage(run, run.config.evaluation)
+        report = evaluation_stage(run)
     _show_report(report)
     _show(f"written: {run.path / 'evaluation.json'}, {run.path / 'coverage.png'}")
 
@@ -153,10 +154,9 @@ def _show_split(folder: Path, counts: dict[str, int]) -> None:
 
 
 def _data_check(given: argparse.Namespace) -> None:
-    from langchain_rcr.programs import ProgramSpec, get_parser
+    from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import read_examples, unparsed
 
-    get_parser(given.language)
     spec = ProgramSpec(language=given.language)
     for path in given.files:
         examples, report = read_examples(

@@ -13,30 +13,33 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
+from functools import partial
 from heapq import nlargest
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from langchain_rcr.errors import CheckpointError, PoolError
-from rcr_trainer.comparison import count_selectors, evaluation_stage
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.models import (
-    build_model,
-    build_reward,
-    device_of,
-    load_model,
-    open_language_model,
-    save_checkpoint,
-)
 from rcr_trainer.runs import Run, hold
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import LANGUAGE, Task, check_task, divide, load_split, program_spec
+from rcr_trainer.tasks import (
+    LANGUAGE,
+    Task,
+    build_model,
+    build_reward,
+    check_task,
+    device_of,
+    divide,
+    load_model,
+    load_split,
+    open_language_model,
+)
 
 if TYPE_CHECKING:
+    from langchain_rcr.families.backbone import Known
     from langchain_rcr.policy import TriEncoder
     from rcr_trainer.data import Example, Split
     from rcr_trainer.llm import Estimate, LanguageModel
-    from rcr_trainer.models import Known
     from rcr_trainer.training.processes import Processes
 
 logger = logging.getLogger(__name__)
@@ -76,8 +79,7 @@ def run(
     from rcr_trainer.data import read_split, write_split
     from rcr_trainer.training.processes import join
 
-    known: Known = {}
-    wanted = STAGES[: STAGES.index(until) + 1]
+    wanted = [name for name in STAGES[: STAGES.index(until) + 1] if name != "grpo" or config.grpo.enabled]
     with ExitStack() as holding:
         with join(config.device) as processes:
             with processes.together():
@@ -90,13 +92,14 @@ def run(
             if not processes.first:
                 current = Run.open(config.folder, config, writes=False)
             task = divide(config, read_split(current.path / "data"))
-            if "sft" in wanted:
-                _take(current, "sft", lambda: sft_stage(current, task, known, processes, progress), processes.size)
-            if "grpo" in wanted and config.grpo.enabled:
-                _take(current, "grpo", lambda: grpo_stage(current, task, known, processes, progress), processes.size)
+            for name, stage in (("sft", sft_stage), ("grpo", grpo_stage)):
+                if name in wanted:
+                    _take(current, name, partial(stage, current, task, processes, progress), processes.size)
         if processes.first:
             if "evaluation" in wanted:
-                _take(current, "evaluation", lambda: evaluation_stage(current, config.evaluation, known))
+                from rcr_trainer.evaluation.stage import evaluation_stage
+
+                _take(current, "evaluation", lambda: evaluation_stage(current))
             current.finish()
     return current
 
@@ -138,7 +141,9 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         PoolError: fewer candidates than picks, or sft.checkpoint has another pool.
         CheckpointError: sft.checkpoint can't be read.
     """
-    program_spec(config)  # Before anything is read or downloaded.
+    from langchain_rcr.programs import get_parser
+
+    get_parser(config.program.language)  # Before anything is read or downloaded.
     split = load_split(config.data, config.seed)
     split.meta.pop(LANGUAGE, None)  # What data.directory says of another run doesn't bind.
     task = check_task(config, divide(config, split))
@@ -182,7 +187,9 @@ def plan(config: Settings) -> list[str]:
             shown, queries = config.grpo.k, [*task.reinforced, *task.dev]
     evaluation = config.evaluation
     if evaluation.asks(config.llm):
-        held_out, selectors = task.held_out(evaluation.split), count_selectors(config, evaluation)
+        from rcr_trainer.evaluation.stage import count_selectors
+
+        held_out, selectors = task.held_out(evaluation.split), count_selectors(config)
         asked = min(len(held_out), evaluation.answer_queries or len(held_out))
         lines.append(f"evaluation: {asked} {evaluation.split} queries, answered with {selectors} selectors' picks")
         calls += asked * selectors
@@ -213,7 +220,7 @@ def _cost(config: Settings, task: Task, calls: int, shown: int, queries: Sequenc
 # ---------------------------------------------------------------- SFT
 
 
-def sft_stage(run: Run, task: Task, known: Known, processes: Processes, progress: Progress | None) -> None:
+def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | None) -> None:
     """Train a fresh policy, or take that of `sft.checkpoint`, and save it, with its pool, as the run's checkpoint.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last epochs.
@@ -221,7 +228,6 @@ def sft_stage(run: Run, task: Task, known: Known, processes: Processes, progress
     Args:
         run: a run whose data stage is done.
         task: its pool and queries.
-        known: frozen vectors computed before; this stage adds to them.
         processes: those that train together.
         progress: receives the optimiser steps done and planned.
     """
@@ -232,9 +238,11 @@ def sft_stage(run: Run, task: Task, known: Known, processes: Processes, progress
     if config.sft.checkpoint is not None:
         if run.writes:
             logger.info("policy taken from %s instead of trained", config.sft.checkpoint)
-            save_checkpoint(run.checkpoint, load_start(config, config.sft.checkpoint, task.pool, known), task.pool)
+            save_checkpoint(
+                run.checkpoint, load_start(config, config.sft.checkpoint, task.pool, run.vectors), task.pool
+            )
         return
-    model = build_model(config, [Item(example.source, example.target) for example in task.pool], task.spec, known)
+    model = build_model(config, [Item(example.source, example.target) for example in task.pool], task.spec, run.vectors)
     model.to(device_of(config))
     if not run.state.is_dir():
         run.drop_metrics("sft")
@@ -304,6 +312,16 @@ def load_start(config: Settings, start: Path, pool: Sequence[Example], known: Kn
     return model
 
 
+def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example]) -> None:
+    """Write policy and pool.jsonl as one folder, whole or not at all."""
+    from langchain_rcr.files import atomic_directory
+    from rcr_trainer.data import write_examples
+
+    with atomic_directory(folder) as path:
+        model.save_pretrained(path)
+        write_examples(path / "pool.jsonl", pool)
+
+
 def _show(figures: Mapping[str, float]) -> None:
     shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if math.isfinite(value))
     logger.info("%s", shown)
@@ -312,7 +330,7 @@ def _show(figures: Mapping[str, float]) -> None:
 # ---------------------------------------------------------------- GRPO
 
 
-def grpo_stage(run: Run, task: Task, known: Known, processes: Processes, progress: Progress | None) -> None:
+def grpo_stage(run: Run, task: Task, processes: Processes, progress: Progress | None) -> None:
     """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last steps.
@@ -320,7 +338,6 @@ def grpo_stage(run: Run, task: Task, known: Known, processes: Processes, progres
     Args:
         run: a run whose SFT stage is done.
         task: its pool and queries.
-        known: frozen vectors computed before; this stage adds to them.
         processes: those that train together.
         progress: receives the batches done and planned.
 
@@ -338,7 +355,7 @@ def grpo_stage(run: Run, task: Task, known: Known, processes: Processes, progres
             # Before anything replaces it: after a crash this stage begins from SFT's policy again.
             with atomic_directory(run.sft_checkpoint) as path:
                 shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
-    model = load_model(config, run.sft_checkpoint, known)
+    model = load_model(config, run.sft_checkpoint, run.vectors)
     state = run.state / "grpo"
     if not state.is_dir():
         run.drop_metrics("grpo")

@@ -31,13 +31,16 @@ from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from langchain_rcr.errors import CheckpointError, MissingExtraError
 from langchain_rcr.files import write_json, write_text
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import differences, load_config, to_yaml
 from rcr_trainer.settings import Settings
+
+if TYPE_CHECKING:
+    from langchain_rcr.families.backbone import Known
 
 logger = logging.getLogger(__name__)
 
@@ -136,12 +139,14 @@ class Run:
         path: the folder.
         config: the run's settings.
         writes: whether this object writes into the folder.
+        vectors: frozen text vectors that the stages of one process share: the base model reads every text once.
     """
 
     def __init__(self, path: Path, config: Settings, record: dict[str, Any], *, writes: bool = True) -> None:
         self.path = path
         self.config = config
         self.writes = writes
+        self.vectors: Known = {}
         self._record = record
         self._writers: dict[str, Any] = {}
 

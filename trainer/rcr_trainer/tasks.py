@@ -1,4 +1,4 @@
-"""From the settings to a run's task: the split, divided into pool and queries, and checked before any training."""
+"""From the settings to what the stages work with: pool and queries, the policy, the reward, the language model."""
 
 from __future__ import annotations
 
@@ -6,15 +6,20 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import PoolError
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.settings import DataSettings, Settings
 
 if TYPE_CHECKING:
+    from langchain_rcr.families.backbone import Known
+    from langchain_rcr.items import Item
+    from langchain_rcr.policy import TriEncoder
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import Example, Split
+    from rcr_trainer.llm import LanguageModel
+    from rcr_trainer.rewards import Reward
 
 logger = logging.getLogger(__name__)
 
@@ -115,11 +120,13 @@ def divide(config: Settings, split: Split) -> Task:
     (appendix A).
 
     Raises:
-        ConfigError: that would leave no training queries, or there is no such program language.
+        ConfigError: that would leave no training queries.
+        InputError: there is no such program language.
     """
-    spec = program_spec(config)
-    if LANGUAGE in split.meta:
-        spec = replace(spec, language=split.meta[LANGUAGE])
+    from langchain_rcr.programs import ProgramSpec
+
+    program = config.program.model_dump()
+    spec = ProgramSpec(**program | {"language": split.meta.get(LANGUAGE, program["language"])})
     size = config.data.dev_size
     if size is None:
         size = min(_MOST_DEV, len(split.train) // 5)
@@ -218,13 +225,147 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
     return TOKENS
 
 
-def program_spec(config: Settings) -> ProgramSpec:
-    """How programs are read, by the settings alone.
+# ---------------------------------------------------------------- policy
+
+
+def build_model(config: Settings, items: Sequence[Item], spec: ProgramSpec, known: Known | None = None) -> TriEncoder:
+    """A fresh policy.
+
+    Args:
+        config: family, base and start values.
+        items: the pool, from which vocabularies are read.
+        spec: how programs are read.
+        known: frozen vectors computed before, to which training adds.
 
     Raises:
-        ConfigError: no such language.
+        InputError: the base model can't be loaded.
     """
-    from langchain_rcr.programs import ProgramSpec, get_parser
+    import torch
 
-    get_parser(config.program.language)
-    return ProgramSpec(**config.program.model_dump())
+    from langchain_rcr.families import get_family
+    from langchain_rcr.families.backbone import LangChainBackbone, RememberingBackbone, open_backbone
+    from langchain_rcr.policy import TriEncoder
+
+    torch.manual_seed(config.seed)
+    settings = config.model.model_dump()
+    family = get_family(settings.pop("family"))
+    backbone = None
+    if family.frozen and config.model.pretrained is not None:
+        embeddings = embeddings_of(config)
+        frozen = open_backbone(config.model) if embeddings is None else LangChainBackbone(embeddings)
+        backbone = RememberingBackbone(frozen, known)
+    return TriEncoder.build(family.name, items, backbone=backbone, spec=spec, seed=config.seed, **settings)
+
+
+def load_model(config: Settings, checkpoint: Path, known: Known | None = None) -> TriEncoder:
+    """A policy from a checkpoint, on the run's device.
+
+    Args:
+        config: of the run.
+        checkpoint: the folder.
+        known: the frozen vectors computed before, which the policy's backbone takes from here, and to which it adds;
+            None: it computes each anew.
+    """
+    from langchain_rcr.families.backbone import RememberingBackbone
+    from langchain_rcr.policy import TriEncoder
+
+    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config))
+    if model.backbone is not None and known is not None:
+        model.backbone = RememberingBackbone(model.backbone, known)
+    return model.to(device_of(config))
+
+
+def embeddings_of(config: Settings) -> Any:
+    """The LangChain embeddings that `model.base` names as langchain:MODULE:CALLABLE; None where it names a model.
+
+    Raises:
+        ConfigError: there is no such callable, or what it returns embeds nothing.
+    """
+    from langchain_rcr.families import get_family
+
+    base = config.model.pretrained or ""
+    if not get_family(config.model.family).frozen or not base.startswith("langchain:"):
+        return None
+    from rcr_trainer.rewards.make import load
+
+    embeddings = load(base.removeprefix("langchain:"), "model.base")()
+    if not (hasattr(embeddings, "embed_query") and hasattr(embeddings, "embed_documents")):
+        msg = f"model.base = '{base}' returned {type(embeddings).__name__}, which is no LangChain embeddings"
+        raise ConfigError(msg)
+    return embeddings
+
+
+def device_of(config: Settings) -> str:
+    """The torch device that `device` means here.
+
+    Raises:
+        ConfigError: there is no such device on this machine.
+    """
+    import torch
+
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        msg = f"device = '{config.device}' can't be used: {str(error).splitlines()[0]}"
+        raise ConfigError(msg) from None
+    return config.device
+
+
+# ---------------------------------------------------------------- reward and language model
+
+
+def build_reward(config: Settings, spec: ProgramSpec) -> Reward:
+    """What GRPO rewards.
+
+    Raises:
+        ConfigError: no such reward, or a database that can't be opened.
+    """
+    from rcr_trainer.rewards import make_reward
+
+    settings = config.reward
+    weights = settings.weights or [1.0] * len(settings.names)
+    parts = dict(zip(settings.names, weights, strict=True))
+    return make_reward(
+        parts if len(parts) > 1 or settings.weights else settings.names[0],
+        spec,
+        database=settings.database,
+        execute=settings.executor,
+        timeout_s=settings.timeout,
+        max_rows=settings.max_rows,
+    )
+
+
+def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> LanguageModel:
+    """The model that answers prompts; close it when done.
+
+    Answers are kept in a file beside the run folder, for all runs; what is spent is booked under the run's folder.
+
+    Args:
+        config: of the run.
+        task: whose gold programs a simulator knows, and how they are read.
+        keep: whether there is such a file; without it answers and bookings are gone with the model.
+
+    Raises:
+        ConfigError: settings that can't be.
+        MissingExtraError: langchain-openai is not installed.
+        DataError: the file of answers can't be used.
+    """
+    from rcr_trainer.llm import LLMSettings, StructureBoundLLM, open_llm, wrap
+
+    settings, spec = config.llm, task.spec
+    examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
+    programs = {example.source: example.target for example in examples}
+    if settings.kind == "simulator":
+        simulator = StructureBoundLLM(
+            programs=programs,
+            spec=spec,
+            size=settings.simulator_size,
+        )
+        # Prices and budget are the real model's: this one costs nothing.
+        return wrap(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
+    cache = settings.cache or config.folder.parent / "answers.sqlite"
+    account = str(config.folder.resolve())
+    file = cache if keep else None
+    return open_llm(settings, file, language=spec.language, account=account, guesses=programs)

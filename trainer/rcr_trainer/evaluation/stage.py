@@ -1,0 +1,230 @@
+"""The last stage of a run: the trained retriever beside plain selectors, and what a language model makes of each."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
+from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.items import Item
+from langchain_rcr.selection import greedy
+from rcr_trainer.baselines import get_baseline
+from rcr_trainer.baselines.base import Resources
+from rcr_trainer.baselines.set_bsr import TransformerTokens
+from rcr_trainer.data import read_split
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.evaluation.exact_match import Answerer
+from rcr_trainer.evaluation.harness import PickFunction, evaluate
+from rcr_trainer.evaluation.plain import plain_selectors
+from rcr_trainer.evaluation.plot import plot_coverage
+from rcr_trainer.evaluation.report import EvaluationReport
+from rcr_trainer.folds import own_positions
+from rcr_trainer.runs import Run
+from rcr_trainer.settings import Settings
+from rcr_trainer.tasks import Task, divide, load_model, open_language_model
+
+if TYPE_CHECKING:
+    from langchain_rcr.policy import TriEncoder
+    from langchain_rcr.programs import ProgramSpec
+    from rcr_trainer.baselines.base import Embed, EmbedTokens
+    from rcr_trainer.data import Example
+
+logger = logging.getLogger(__name__)
+
+
+def evaluation_stage(run: Run) -> EvaluationReport:
+    """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
+
+    Writes evaluation.json and coverage.png; both are there, without answers, before a language model is asked.
+
+    Args:
+        run: a run with a checkpoint.
+
+    Raises:
+        CheckpointError: the run has no checkpoint yet.
+        ConfigError: there are no queries of this split.
+        InputError: k is more than the pool offers.
+        LLMError: the language model can't be asked. That its budget is spent is no error: see the report's `missing`.
+    """
+    config, evaluation = run.config, run.config.evaluation
+    if not run.checkpoint.is_dir() or not run.done("grpo" if config.grpo.enabled else "sft"):
+        msg = f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
+        raise CheckpointError(msg)
+    split = read_split(run.path / "data")
+    task = divide(config, split)
+    queries = task.held_out(evaluation.split)
+    if not queries:
+        msg = f"{run.path} has no {evaluation.split} queries"
+        raise ConfigError(msg)
+
+    model = load_model(config, run.checkpoint)
+    plain = plain_selectors(
+        task.pool,
+        Resources(task.spec, config.seed, _embedder(run, model, task), _token_embedder(config)),
+        dev=task.dev,
+        k=evaluation.k,
+        exclude_dev=_barred(config, task, "dev"),
+        gold=evaluation.gold,
+        names=evaluation.selectors,
+    )
+    policies = {"rcr": model}
+    if config.grpo.enabled:
+        policies["rcr_without_rl"] = before = load_model(config, run.sft_checkpoint)
+        if model.backbone is not None:
+            before.backbone = model.backbone  # One in memory is enough.
+    ours = {
+        name: policy_picks(
+            policy,
+            task.pool,
+            task.spec,
+            mask_duplicates=evaluation.mask_duplicates,
+            fitted=task.dev if evaluation.split == "dev" else (),
+            own_program=not config.sft.exclude_own_program,
+        )
+        for name, policy in policies.items()
+    }
+
+    def keep(report: EvaluationReport) -> None:
+        report.write(run.path)
+        plot_coverage(report, run.path / "coverage.png")
+
+    with _answerer(run, task) as answerer:
+        report = evaluate(
+            {**ours, **plain.selectors},
+            task.pool,
+            queries,
+            task.spec,
+            k=evaluation.k,
+            steps=evaluation.steps,
+            split=split.name.removeprefix(f"{split.meta.get('task')}-"),
+            part=evaluation.split,
+            seed=config.seed,
+            exclude=_barred(config, task, evaluation.split),
+            gold=evaluation.gold,
+            left_out=plain.left_out,
+            trade_offs=plain.trade_offs,
+            answerer=answerer,
+            keep=keep,
+        )
+    report.write(run.path)
+    return report
+
+
+def policy_picks(
+    model: TriEncoder,
+    pool: Sequence[Example],
+    spec: ProgramSpec,
+    *,
+    mask_duplicates: bool,
+    fitted: Sequence[Example] = (),
+    own_program: bool = False,
+) -> PickFunction:
+    """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
+
+    Args:
+        model: the policy.
+        pool: the candidates.
+        spec: how programs are read.
+        mask_duplicates: whether it picks no program twice.
+        fitted: queries that E_x may have been fitted to; their picks are those that it would make without.
+        own_program: as for `Family.fit`.
+    """
+    items = [Item(example.source, example.target) for example in fitted]
+    features = model.family.held_out(model.query, items, own_program=own_program)
+    held_out = dict(zip((query.source for query in fitted), model.query.vectors(features), strict=True))
+    index = MatrixTable(model.encode_pool([Item(example.source, example.target) for example in pool]))
+    groups = None
+    if mask_duplicates:
+        groups = np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1]
+
+    def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
+        vectors = model.encode_queries(queries)
+        for row, query in enumerate(queries):
+            vectors[row] = held_out.get(query, vectors[row])
+        return greedy(vectors, index, model.state(), k, exclude=exclude, groups=groups).positions
+
+    return pick
+
+
+@contextmanager
+def _answerer(run: Run, task: Task) -> Iterator[Answerer | None]:
+    """The run's language model for the comparison; None where it isn't asked."""
+    settings, evaluation = run.config.llm, run.config.evaluation
+    if not evaluation.asks(settings):
+        if settings.given and evaluation.answers is None:
+            logger.info("%s is not asked, as it may charge for it: evaluation.answers: true", settings.model)
+        yield None
+        return
+    # The run's account and file of answers, wherever its folder is seen from.
+    config = run.config.model_copy(update={"output": run.path})
+    with open_language_model(config, task) as llm:
+
+        def answer(prompts: Sequence[str]) -> list[str | None]:
+            return [answer.program for answer in llm.generate(prompts)]
+
+        yield Answerer(answer, llm.name, simulated=settings.kind == "simulator", queries=evaluation.answer_queries)
+
+
+def count_selectors(config: Settings) -> int:
+    """How many selectors the comparison has, ours included."""
+    without = set() if _embeddings(config) else {"embed"}
+    if _token_embedder(config) is None:
+        without.add("embed_tokens")
+    plain = [name for name in config.evaluation.selectors if without.isdisjoint(get_baseline(name).needs)]
+    return 1 + config.grpo.enabled + len(plain)
+
+
+def _barred(config: Settings, task: Task, split: str) -> list[Any]:
+    """For each query of a split the pool positions that nobody may pick: itself, as an option its own program.
+
+    Development queries stand in for held-out ones, whose programs the pool doesn't have: they are barred from their
+    own programs wherever the training queries are.
+    """
+    same_program = config.evaluation.exclude_own_program or (split == "dev" and config.sft.exclude_own_program)
+    return [*own_positions(task.held_out(split), task.pool, task.spec, same_program=same_program)]
+
+
+def _embeddings(config: Settings) -> str | None:
+    """The model of the selectors that compare embeddings, if there is one."""
+    return config.evaluation.embeddings or config.model.pretrained
+
+
+def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
+    """The baselines' embeddings: those named in the settings, or the model's own; None for a lexical one.
+
+    The vectors of the pool, for the retriever too, and of the queries that trade-offs are chosen on are computed once.
+    The queries that are measured are embedded anew each time, because their encoding is a part of the latencies.
+    """
+    config, name = run.config, _embeddings(run.config)
+    if name is None or not any("embed" in get_baseline(selector).needs for selector in config.evaluation.selectors):
+        return None
+    own = name == config.model.pretrained
+    raw: Any = model.backbone if own else None
+    if raw is None:
+        raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
+    memory = RememberingBackbone(raw, run.vectors if own else None)
+    for encoder in (model.candidate, model.context):
+        if own and encoder.backbone is not None:
+            encoder.backbone = memory
+    remembered = {example.source for example in task.pool}
+    if config.evaluation.split != "dev":
+        remembered |= {example.source for example in task.dev}
+
+    def embed(texts: Sequence[str]) -> Any:
+        return (memory if remembered.issuperset(texts) else raw).embed(texts)
+
+    return embed
+
+
+def _token_embedder(config: Settings) -> EmbedTokens | None:
+    """The same model's embeddings of tokens, loaded at the first call; None where it gives none."""
+    name = _embeddings(config)
+    if name is None or name.startswith("langchain:"):
+        return None
+    return TransformerTokens(name, max_length=config.model.max_length)
