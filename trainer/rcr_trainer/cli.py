@@ -20,8 +20,8 @@ import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
 
 if TYPE_CHECKING:
+    from rcr_trainer.data import Split
     from rcr_trainer.evaluation import EvaluationReport
-    from rcr_trainer.runs import Run
     from rcr_trainer.settings import Settings
 
 PROG = "rcr-train"
@@ -90,14 +90,11 @@ def _run(given: argparse.Namespace) -> None:
         return
     with _progress() as progress:
         run = pipeline.run(config, until=given.until, resume=given.resume, overwrite=given.overwrite, progress=progress)
-    if run.writes:
-        _show_run(run)
-
-
-def _show_run(run: Run) -> None:
-    from rcr_trainer.evaluation import EvaluationReport
-
+    if not run.writes:
+        return
     if run.done("evaluation"):
+        from rcr_trainer.evaluation import EvaluationReport
+
         _show_report(EvaluationReport.read(run.path))
     _show(f"run folder: {run.path}")
 
@@ -129,28 +126,26 @@ def _evaluate(given: argparse.Namespace) -> None:
 
 
 def _data_geoquery(given: argparse.Namespace) -> None:
-    from rcr_trainer.data import geoquery_split, write_split
-    from rcr_trainer.tasks import CORPUS, download_corpus
+    from rcr_trainer.data import geoquery_split
+    from rcr_trainer.tasks import download_corpus
 
     with _progress():
-        corpus = given.corpus or download_corpus(CORPUS)
-        split = geoquery_split(corpus, given.split, given.ids, given.seed)
-    folder = given.out or Path("data/geoquery") / given.split
-    write_split(folder, split)
-    _show_split(folder, split.counts())
+        split = geoquery_split(given.corpus or download_corpus(), given.split, given.ids, given.seed)
+    _write_split(given.out or Path("data/geoquery") / given.split, split)
 
 
 def _data_covr(given: argparse.Namespace) -> None:
-    from rcr_trainer.data import covr_split, write_split
+    from rcr_trainer.data import covr_split
 
     split = covr_split(given.split, given.seed, given.train, given.test)
-    folder = given.out or Path("data/covr") / given.split
+    _write_split(given.out or Path("data/covr") / given.split, split)
+
+
+def _write_split(folder: Path, split: Split) -> None:
+    from rcr_trainer.data import write_split
+
     write_split(folder, split)
-    _show_split(folder, split.counts())
-
-
-def _show_split(folder: Path, counts: dict[str, int]) -> None:
-    _show(f"{folder}: " + ", ".join(f"{part} {count}" for part, count in counts.items()))
+    _show(f"{folder}: " + ", ".join(f"{part} {count}" for part, count in split.counts().items()))
 
 
 def _data_check(given: argparse.Namespace) -> None:

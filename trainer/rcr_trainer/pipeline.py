@@ -28,7 +28,6 @@ from rcr_trainer.tasks import (
     build_model,
     build_reward,
     check_task,
-    device_of,
     divide,
     load_model,
     load_split,
@@ -36,7 +35,6 @@ from rcr_trainer.tasks import (
 )
 
 if TYPE_CHECKING:
-    from langchain_rcr.families.backbone import Known
     from langchain_rcr.policy import TriEncoder
     from rcr_trainer.data import Example, Split
     from rcr_trainer.llm import Estimate, LanguageModel
@@ -149,7 +147,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     task = check_task(config, divide(config, split))
     split.meta[LANGUAGE] = task.spec.language
     if config.sft.checkpoint is not None:
-        load_start(config, config.sft.checkpoint, task.pool)
+        load_start(config, task.pool)
     asks = config.evaluation.asks(config.llm)
     if config.grpo.enabled:
         from rcr_trainer.rewards import check_reward
@@ -231,19 +229,15 @@ def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | N
         processes: those that train together.
         progress: receives the optimiser steps done and planned.
     """
-    from langchain_rcr.items import Item
     from rcr_trainer import sft
 
     config = run.config
     if config.sft.checkpoint is not None:
         if run.writes:
             logger.info("policy taken from %s instead of trained", config.sft.checkpoint)
-            save_checkpoint(
-                run.checkpoint, load_start(config, config.sft.checkpoint, task.pool, run.vectors), task.pool
-            )
+            save_checkpoint(run.checkpoint, load_start(config, task.pool), task.pool)
         return
-    model = build_model(config, [Item(example.source, example.target) for example in task.pool], task.spec, run.vectors)
-    model.to(device_of(config))
+    model = build_model(config, task, run.vectors)
     if not run.state.is_dir():
         run.drop_metrics("sft")
 
@@ -269,30 +263,28 @@ def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | N
         save_checkpoint(run.checkpoint, model, task.pool)
 
 
-def load_start(config: Settings, start: Path, pool: Sequence[Example], known: Known | None = None) -> TriEncoder:
+def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
     """The policy that `sft.checkpoint` names, once it is certain that it is one for this run.
 
     Args:
         config: of the run.
-        start: a checkpoint folder, or a run folder, of which what SFT left is taken.
         pool: the run's candidates.
-        known: frozen vectors computed before.
 
     Raises:
-        CheckpointError: it is neither, is damaged, or its run has not got that far.
+        CheckpointError: it is neither checkpoint nor run folder, is damaged, or its run has not got that far.
         ConfigError: the policy differs from the settings.
         PoolError: it has another pool.
     """
     from rcr_trainer.data import read_examples
 
-    folder = start
+    start = folder = Path(str(config.sft.checkpoint))
     if (start / "run.json").is_file():
         other = Run.open(start)
         if not other.done("sft"):
             msg = f"sft.checkpoint = {start} is a run that has no policy yet: finish it first"
             raise CheckpointError(msg)
         folder = other.sft_checkpoint if other.sft_checkpoint.is_dir() else other.checkpoint
-    model = load_model(config, folder, known)
+    model = load_model(config, folder)
     policy = {"family": model.family.name, "lam": model.config.lam, "tau": model.config.tau}
     for name, value in policy.items():
         if value != getattr(config.model, name):

@@ -84,7 +84,7 @@ def hold(folder: Path) -> Iterator[None]:
         raise ConfigError(msg) from None
     with file:
         file.truncate(0)
-        file.write(json.dumps({"pid": os.getpid(), "host": platform.node(), "started": _now()}))
+        file.write(f"process {os.getpid()} on {platform.node()} (since {_now()})")
         file.flush()
         try:
             yield
@@ -125,11 +125,9 @@ def _lock(file: TextIO) -> None:
 
 
 def _holder(path: Path) -> str:
-    try:
-        holder = json.loads(path.read_text(encoding="utf-8"))
-        return f"process {holder['pid']} on {holder['host']} (since {holder['started']})"
-    except (OSError, ValueError):
-        return "another process"
+    with suppress(OSError):
+        return path.read_text(encoding="utf-8") or "another process"
+    return "another process"
 
 
 class Run:
@@ -183,7 +181,9 @@ class Run:
         run = cls(folder, config, _provenance(config))
         run._save()
         write_text(folder / "config.yaml", to_yaml(config))
-        run._clear()
+        for name in _RESULTS:
+            _remove(folder / name)
+        run._remove_leftovers()
         return run
 
     @classmethod
@@ -219,11 +219,9 @@ class Run:
         folder = Path(path)
         if folder.name == "checkpoint" and not (folder / "run.json").exists():
             folder = folder.parent
-        if not folder.is_dir():
-            msg = f"{path} is not a run: no such folder"
-            raise CheckpointError(msg)
         if not (folder / "run.json").is_file():
-            msg = f"{path} is neither a run folder nor its checkpoint: there is no {folder / 'run.json'}"
+            reason = f"neither a run folder nor its checkpoint: there is no {folder / 'run.json'}"
+            msg = f"{path} is {reason if folder.is_dir() else 'not a run: no such folder'}"
             raise CheckpointError(msg)
         record = _read_record(folder / "run.json")
         if not (folder / "config.yaml").is_file():
@@ -279,7 +277,8 @@ class Run:
                 self._set_status("interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed")
             raise
         finally:
-            self.close()
+            if name in self._writers:
+                self._writers.pop(name).close()
         seconds = round(time.perf_counter() - began, 2)
         self._record["stages"][name] = {"finished": _now(), "seconds": seconds, **about}
         self._save()
@@ -312,10 +311,16 @@ class Run:
             file.seek(max(0, size - 1))
             lead = b"" if file.read() in (b"", b"\n") else b"\n"
             file.write(lead + json.dumps(line).encode() + b"\n")
-        if self.config.tensorboard:
-            writer = self._writer(stage)
-            for name, value in finite.items():
-                writer.add_scalar(name, value, step)
+        if not self.config.tensorboard:
+            return
+        if stage not in self._writers:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise MissingExtraError("tensorboard", "train") from None
+            self._writers[stage] = SummaryWriter(str(self.path / "tensorboard" / stage))
+        for name, value in finite.items():
+            self._writers[stage].add_scalar(name, value, step)
 
     def metrics(self, stage: str | None = None) -> list[dict[str, Any]]:
         """The logged metrics, of one stage or all; of a step logged twice (after a kill) the later."""
@@ -333,21 +338,6 @@ class Run:
         write_text(self.path / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
         _remove(self.path / "tensorboard" / stage)
 
-    def close(self) -> None:
-        """Flush and close what is open for writing."""
-        for writer in self._writers.values():
-            writer.close()
-        self._writers.clear()
-
-    def _writer(self, stage: str) -> Any:
-        if stage not in self._writers:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise MissingExtraError("tensorboard", "train") from None
-            self._writers[stage] = SummaryWriter(str(self.path / "tensorboard" / stage))
-        return self._writers[stage]
-
     def _rows(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl; one cut off by a kill is passed over."""
         path = self.path / "metrics.jsonl"
@@ -361,12 +351,6 @@ class Run:
 
     def _save(self) -> None:
         write_json(self.path / "run.json", self._record)
-
-    def _clear(self) -> None:
-        """Remove an earlier run's results; only what a run writes is touched."""
-        for name in _RESULTS:
-            _remove(self.path / name)
-        self._remove_leftovers()
 
     def _remove_leftovers(self) -> None:
         """Remove the temporary files (.NAME.…) of a write that was killed."""
@@ -402,25 +386,22 @@ def _read_record(path: Path) -> dict[str, Any]:
 
 
 def _provenance(config: Settings) -> dict[str, Any]:
+    versions: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(_LIBRARIES)}
+    for library in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            versions[library] = version(library)
     return {
         "format_version": FORMAT_VERSION,
         "name": config.name,
         "seed": config.seed,
         "command": sys.argv,
         "git": _git_revision(),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in _LIBRARIES}},
+        "versions": versions,
         "platform": platform.platform(),
         "started": _now(),
         "status": "running",
         "stages": {},
     }
-
-
-def _version(library: str) -> str | None:
-    try:
-        return version(library)
-    except PackageNotFoundError:
-        return None
 
 
 def _git_revision() -> str | None:

@@ -14,7 +14,6 @@ from rcr_trainer.settings import DataSettings, Settings
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Known
-    from langchain_rcr.items import Item
     from langchain_rcr.policy import TriEncoder
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import Example, Split
@@ -228,14 +227,13 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
 # ---------------------------------------------------------------- policy
 
 
-def build_model(config: Settings, items: Sequence[Item], spec: ProgramSpec, known: Known | None = None) -> TriEncoder:
-    """A fresh policy.
+def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
+    """A fresh policy, on the run's device.
 
     Args:
-        config: family, base and start values.
-        items: the pool, from which vocabularies are read.
-        spec: how programs are read.
-        known: frozen vectors computed before, to which training adds.
+        config: of the run.
+        task: the pool, from which vocabularies are read, and how its programs are read.
+        known: the frozen vectors computed before, to which training adds.
 
     Raises:
         InputError: the base model can't be loaded.
@@ -244,6 +242,7 @@ def build_model(config: Settings, items: Sequence[Item], spec: ProgramSpec, know
 
     from langchain_rcr.families import get_family
     from langchain_rcr.families.backbone import LangChainBackbone, RememberingBackbone, open_backbone
+    from langchain_rcr.items import Item
     from langchain_rcr.policy import TriEncoder
 
     torch.manual_seed(config.seed)
@@ -254,7 +253,9 @@ def build_model(config: Settings, items: Sequence[Item], spec: ProgramSpec, know
         embeddings = embeddings_of(config)
         frozen = open_backbone(config.model) if embeddings is None else LangChainBackbone(embeddings)
         backbone = RememberingBackbone(frozen, known)
-    return TriEncoder.build(family.name, items, backbone=backbone, spec=spec, seed=config.seed, **settings)
+    items = [Item(example.source, example.target) for example in task.pool]
+    model = TriEncoder.build(family.name, items, backbone=backbone, spec=task.spec, seed=config.seed, **settings)
+    return model.to(device_of(config))
 
 
 def load_model(config: Settings, checkpoint: Path, known: Known | None = None) -> TriEncoder:
@@ -358,14 +359,9 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
     examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
     programs = {example.source: example.target for example in examples}
     if settings.kind == "simulator":
-        simulator = StructureBoundLLM(
-            programs=programs,
-            spec=spec,
-            size=settings.simulator_size,
-        )
+        simulator = StructureBoundLLM(programs=programs, spec=spec, size=settings.simulator_size)
         # Prices and budget are the real model's: this one costs nothing.
         return wrap(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
     cache = settings.cache or config.folder.parent / "answers.sqlite"
     account = str(config.folder.resolve())
-    file = cache if keep else None
-    return open_llm(settings, file, language=spec.language, account=account, guesses=programs)
+    return open_llm(settings, cache if keep else None, language=spec.language, account=account, guesses=programs)
