@@ -16,11 +16,12 @@ def _chroma(request, **options):
     chroma = pytest.importorskip("langchain_chroma")
     from chromadb.config import Settings
 
-    # "ip" and "cosine" are the other metrics; the reduction makes them rank alike.
+    # "ip" and "cosine" are the other metrics, and rank the same. With so many neighbours the graph misses nothing.
+    graph = {"space": "l2", "ef_search": 1000, "ef_construction": 1000, "max_neighbors": 100}
     return VectorStoreIndex(
         chroma.Chroma,
         collection_name=f"p{uuid.uuid4().hex}",
-        collection_configuration={"hnsw": {"space": "l2", "ef_search": 1000}},
+        collection_configuration={"hnsw": graph},
         client_settings=Settings(anonymized_telemetry=False),
         **options,
     )
