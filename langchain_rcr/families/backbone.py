@@ -33,7 +33,7 @@ class Backbone(Protocol):
 
     dim: int
     symmetric: bool
-    """Whether it embeds a question asked and a pool entry of the same wording alike."""
+    """Whether a question asked and a pool entry of the same wording get the same vector."""
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """(N, d) float32, each of length 1. `queries`: the texts are questions asked, not pool entries."""
@@ -213,7 +213,7 @@ def load_backbone(folder: Path, embeddings: Embeddings | None = None) -> Backbon
         except (InputError, TypeError) as error:
             msg = f"{folder}: {error}"
             raise CheckpointError(msg) from None
-    if backbone.dim != value["dim"] or not _alike(_probe(backbone), value["probe"]):
+    if backbone.dim != value["dim"] or not _matches(_probe(backbone), value["probe"]):
         msg = f"{folder} was trained over another embedding model than the one given: its vectors differ"
         raise CheckpointError(msg)
     return backbone
@@ -226,7 +226,7 @@ def _probe(backbone: Backbone) -> NDArray[np.float32]:
     return np.concatenate([entry[:32], question[:32]])
 
 
-def _alike(probe: NDArray[np.float32], saved: Any) -> bool:
+def _matches(probe: NDArray[np.float32], saved: Any) -> bool:
     """Equal up to what another machine's arithmetic may change."""
     try:
         return bool(np.allclose(probe, np.asarray(saved, dtype=np.float64).reshape(probe.shape), atol=5e-3))

@@ -3,9 +3,9 @@
 Two steps, both before any step of gradient descent on the policy:
 1. Kernel ridge regression of the structures on the training questions, in closed form, and with it, exactly, what it
    would have predicted for each question had its program, or all programs like it, been left out.
-2. The composition nets learn on predictions with all programs like the question's left out: of held-out questions of a
-   compositional split the pool has none alike either. On the predictions for questions that the kernel has seen, which
-   are all but perfect, they would learn that every prediction can be trusted.
+2. The composition nets learn on predictions with all programs like the question's left out, because the pool has none
+   like those of held-out questions of a compositional split. From the predictions for questions that the kernel has
+   seen, which are nearly perfect, they would learn to trust every prediction.
 """
 
 from __future__ import annotations
@@ -25,11 +25,14 @@ from langchain_rcr.items import Item
 MOST_LANDMARKS = 4000
 """Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""
 RIDGE = 0.01
+"""ρ of the ridge regression, beside a kernel whose diagonal is 1; set by hand, no published trial compares values."""
 CHOICES = ((0.15, 0.25), (0.15,), (0.25,))
-"""Programs whose structures' Jaccard is above this on average are left out together; above either of two: both ways."""
+"""Programs whose structures' Jaccard is above this on average are left out together; above either of two: both ways.
+Which of them holds for the held-out questions depends on the data, so the development questions choose."""
 MARGIN = 0.25
-"""Points of development coverage by which a later choice must be better than those before it."""
+"""Points of development coverage by which a later choice must be better than those before it (docs/structure.md)."""
 _FEWEST_GROUPS = 5
+"""Of fewer, leaving one out leaves too little: then only each question's own program is left out."""
 _STEPS, _BATCH, _LR = 600, 2048, 0.01
 _CHUNK = 128
 _Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
@@ -229,6 +232,7 @@ def _pairs(
         with torch.no_grad():
             seen = composition.inputs(*(torch.from_numpy(a[rows]) for a in (raw, frequency, evidence))).numpy()
         wanted = targets[rows][:, owner]
+        # All but plainly absent: likely by itself or by its parts (inputs 0 and 2), or there.
         telling = (seen[..., 0] > 0.005) | (seen[..., 2] > 0.05) | (wanted > 0)
         telling |= rng.random(telling.shape) < _ABSENT
         kept = telling & (frequency[rows][:, owner] > 0)

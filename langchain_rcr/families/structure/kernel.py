@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from langchain_rcr.families.ngrams import Bags
 
 _WIDTH = 1.5
-"""γ of the radial kernel exp(−γ · |u − v|²) of unit vectors."""
+"""γ of the radial kernel exp(−γ · |u − v|²) of unit vectors; set by hand, no published trial compares values."""
 _BLOCK = 1 << 24
+"""Numbers in one block of the n-gram comparison, to bound memory."""
 _WORD = re.compile(r"\w+")
 _STEM = 5
 """Letters by which words are compared: `bordering` with `borders`."""
@@ -64,7 +65,7 @@ class Landmarks(nn.Module):
             "starts": views.bags.starts,
             "labels": labels,
             "usual": relevance.mean(axis=0),
-            "spread": np.maximum(relevance.std(axis=0), 1e-3),  # labels that all landmarks are equally near
+            "spread": np.maximum(relevance.std(axis=0), 1e-3),  # 0 where all landmarks are equally near
         }
         for name, array in arrays.items():
             self.register_buffer(name, torch.from_numpy(np.array(array, order="C")))
@@ -96,12 +97,10 @@ class Landmarks(nn.Module):
         return likeness
 
     def relevance(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(N, L): how near each question is to each label, in thirds of what is usual among the landmarks."""
-        nearness = vectors @ self.labels.cpu().numpy().T
-        out: NDArray[np.float32] = ((nearness - self.usual.cpu().numpy()) / self.spread.cpu().numpy() / 3).astype(
-            np.float32
-        )
-        return out
+        """(N, L): how near each question is to each label: −1 … 1 for three standard deviations of the landmarks."""
+        usual, spread = self.usual.cpu().numpy(), self.spread.cpu().numpy()
+        relevance: NDArray[np.float32] = (vectors @ self.labels.cpu().numpy().T - usual) / spread / 3
+        return relevance
 
     def _overlap(self, bags: Bags, vocabulary: int) -> NDArray[np.float32]:
         """(N, M) inner products of bags, a block of questions at a time."""

@@ -13,12 +13,14 @@ from torch import Tensor, nn
 from langchain_rcr.families.structure.inventory import Inventory
 
 INPUTS = 15
-"""What the nets see of a structure."""
+"""Numbers that the nets see of a structure; see `Composition.inputs`."""
 NETS = 4
-"""Nets whose likelihoods are averaged: they differ by their start and the order of what they learn from."""
+"""Nets whose likelihoods are averaged, to even out how each starts: they differ by their start weights and batches."""
 _HIDDEN = 24
 _NEVER = -10.0
-"""The log-odds of everything before the nets have learnt."""
+"""The log-odds of every structure before the nets are trained: next to no need."""
+_ROOT_FLOOR = 1e-3
+"""Added under square roots, whose slope at 0 is infinite."""
 
 
 class Composition(nn.Module):
@@ -56,7 +58,7 @@ class Composition(nn.Module):
                     layer.bias.zero_()
 
     def inputs(self, raw: Tensor, frequency: Tensor, evidence: Tensor) -> Tensor:
-        """What the nets see.
+        """What the nets see, each scaled by hand to the order of 1; no published trial compares other scales.
 
         Args:
             raw: (B, D) likelihoods, each predicted by itself.
@@ -72,18 +74,18 @@ class Composition(nn.Module):
         by_label: list[Tensor] = []
         for kind in range(2):
             by_label += self._over(evidence[:, kind], *self.labels)
-        expected = p.sum(1, keepdim=True) / 20
+        expected = p.sum(1, keepdim=True) / 20  # a program has tens of structures
         columns = [
             p,
-            (p + 1e-3).sqrt(),
+            (p + _ROOT_FLOOR).sqrt(),  # tells small likelihoods apart
             least,
-            (least + 1e-3).sqrt(),
+            (least + _ROOT_FLOOR).sqrt(),
             mean,
             most,
-            total.clamp(max=3),
-            (frequency + 1e-4).log()[..., self.owner].expand_as(p) / 5,
-            (self.lengths / 2.5 - 1).expand_as(p),
-            (p * least + 1e-3).sqrt(),
+            total.clamp(max=3),  # a structure may have any number of wholes
+            (frequency + 1e-4).log()[..., self.owner].expand_as(p) / 5,  # −1.8 (never) to 0 (in every program)
+            (self.lengths / 2.5 - 1).expand_as(p),  # −0.6 to 0.6 for structures of one to four nodes
+            (p * least + _ROOT_FLOOR).sqrt(),
             expected.expand_as(p),
             *by_label,
         ]

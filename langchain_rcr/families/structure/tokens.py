@@ -12,9 +12,9 @@ from torch import Tensor, nn
 FloatArray = NDArray[np.float32]
 
 _WIDTH = 4.0
-"""γ of the kernel exp(−γ · (1 − cosine)) of two words; chosen by hand, no trial compares values."""
+"""γ of the kernel exp(−γ · (1 − cosine)) of two words; set by hand, no published trial compares values."""
 _RARITY = 12.0
-"""γ of the narrower kernel that counts how many training words are like a word; by hand, too."""
+"""γ of the narrower kernel that counts how many training words are similar to a word; set by hand, too."""
 _UNSEEN = 1e-4
 """Added to the share of similar training words, so that a word like none weighs −log of this, about 9."""
 _MOST = 1024
