@@ -282,5 +282,7 @@ def test_by_module_and_name(tmp_path, monkeypatch):
 
 
 def test_an_unknown_name():
-    with pytest.raises(ConfigError, match=r"unknown reward 'corectness': did you mean 'correctness'\?"):
+    with pytest.raises(
+        ConfigError, match=r"reward: unknown 'corectness'; did you mean 'correctness'\? .*module:callable"
+    ):
         make_reward("corectness", SPEC)

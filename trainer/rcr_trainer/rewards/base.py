@@ -113,7 +113,8 @@ def score(
             raises on purpose pass as they are.
     """
     try:
-        return _scores(reward, predictions, examples, contexts)
+        targets, sources = [example.target for example in examples], [example.source for example in examples]
+        values = list(reward(predictions, targets, queries=sources, contexts=contexts))
     except RCRError:
         raise
     except Exception as error:
@@ -123,27 +124,13 @@ def score(
                 score(reward, [prediction], [example], [context])
         which = _named(examples[0]) if len(examples) == 1 else f"a batch of {len(examples)} (first: {examples[0].id})"
         logger.exception("reward %s", reward.name)
-        message = f"reward '{reward.name}' raised {type(error).__name__} on {which}: {error}"
-        raise RewardError(message) from error
-
-
-def _scores(
-    reward: Reward,
-    predictions: Sequence[str | None],
-    examples: Sequence[Example],
-    contexts: Sequence[Sequence[Example]],
-) -> NDArray[np.float64]:
-    given = reward(predictions, [e.target for e in examples], queries=[e.source for e in examples], contexts=contexts)
-    values = list(given)
+        raise RewardError(f"reward '{reward.name}' raised {type(error).__name__} on {which}: {error}") from error
     if len(values) != len(examples):
-        message = f"reward '{reward.name}' gave {len(values)} scores for {len(examples)} answers"
-        raise RewardError(message)
+        raise RewardError(f"reward '{reward.name}' gave {len(values)} scores for {len(examples)} answers")
     for value, example in zip(values, examples, strict=True):
         if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
-            message = (
-                f"reward '{reward.name}' gave {value!r:.80} on {_named(example)}: neither a finite number nor None"
-            )
-            raise RewardError(message)
+            given = f"reward '{reward.name}' gave {value!r:.80} on {_named(example)}"
+            raise RewardError(f"{given}: neither a finite number nor None")
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
@@ -166,32 +153,31 @@ def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool
     """
     minimum = float(getattr(reward, "minimum", 0.0))
     if not reward.maximum > minimum:
-        message = f"reward '{reward.name}': its maximum, {reward.maximum}, must be above its minimum, {minimum}"
-        raise ConfigError(message)
+        raise ConfigError(
+            f"reward '{reward.name}': its maximum, {reward.maximum}, must be above its minimum, {minimum}"
+        )
     gold = score(reward, [e.target for e in examples], examples, [[e] for e in examples])
     _demand(reward, gold, reward.maximum, examples, "its gold program")
     scorable = np.asarray(~np.isnan(gold))
     if not scorable.any():
-        message = (
+        raise ConfigError(
             f"reward '{reward.name}' can score none of the {len(examples)} gold programs: "
             "is the program language, the database or the executor the right one?"
         )
-        raise ConfigError(message)
-    for nothing in (None, ""):
-        empty = score(reward, [nothing] * len(examples), examples, [[] for _ in examples])
-        _demand(reward, empty, minimum, examples, "no program" if nothing is None else "an empty program")
+    for nothing, what in ((None, "no program"), ("", "an empty program")):
+        empty = score(reward, [nothing] * len(examples), examples, [[]] * len(examples))
+        _demand(reward, empty, minimum, examples, what)
     return scorable
 
 
 def _demand(reward: Reward, scores: NDArray[np.float64], wanted: float, examples: Sequence[Example], what: str) -> None:
     wrong = np.flatnonzero(np.abs(scores - wanted) > _CLOSE)  # a comparison with NaN is False
     if len(wrong):
-        first = int(wrong[0])
-        message = (
+        first = wrong[0]
+        raise ConfigError(
             f"reward '{reward.name}' gives {scores[first]:g} to {what} on {_named(examples[first])}, where it must "
             f"give {wanted:g} ({len(wrong)} of {len(examples)} examples)"
         )
-        raise ConfigError(message)
 
 
 def _named(example: Example) -> str:

@@ -45,15 +45,12 @@ class SQLite:
         file = Path(path)
         try:
             if not file.is_file():
-                message = "no such file"
-                raise OSError(message)
-            self._connection = sqlite3.connect(
-                f"file:{quote(str(file.resolve()))}?mode=ro", uri=True, check_same_thread=False
-            )
+                raise FileNotFoundError("no such file")
+            address = f"file:{quote(str(file.resolve()))}?mode=ro"
+            self._connection = sqlite3.connect(address, uri=True, check_same_thread=False)
             self._connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         except (OSError, sqlite3.Error) as error:
-            message = f"the database {path} can't be read: {error}"
-            raise ConfigError(message) from None
+            raise ConfigError(f"the database {path} can't be read: {error}") from None
         self.close = weakref.finalize(self, self._connection.close)
         self._connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
         for limit in (sqlite3.SQLITE_LIMIT_LENGTH, sqlite3.SQLITE_LIMIT_SQL_LENGTH):
@@ -72,14 +69,15 @@ class SQLite:
         try:
             cursor = self._connection.execute(program)
             rows: list[tuple[Any, ...]] = cursor.fetchmany(self._max_rows + 1)
-            is_query = cursor.description is not None
+            if cursor.description is None:
+                raise ProgramError("not a query")
             cursor.close()
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
             name = getattr(error, "sqlite_errorname", "")
             if name.startswith(_OWN_FAULT):
                 raise
             raise ProgramError(str(error)) from None
-        return _checked(rows, self._max_rows, is_query=is_query)
+        return _checked(rows, self._max_rows)
 
 
 class PostgreSQL:
@@ -114,8 +112,7 @@ class PostgreSQL:
             ConfigError: no connection.
         """
         if "\0" in program:  # where the client library would cut it off
-            message = "a null character"
-            raise ProgramError(message)
+            raise ProgramError("a null character")
         with closing(self._connect()) as connection:
             try:
                 # On the server a cursor can be declared for one query and nothing else, and only max_rows come over.
@@ -124,7 +121,7 @@ class PostgreSQL:
                     rows: list[tuple[Any, ...]] = cursor.fetchmany(self._max_rows + 1)
             except (self._psycopg.Error, ValueError) as error:
                 raise ProgramError(str(error)) from None
-        return _checked(rows, self._max_rows, is_query=True)
+        return _checked(rows, self._max_rows)
 
     def _connect(self) -> Any:
         try:
@@ -132,17 +129,13 @@ class PostgreSQL:
             options = f"{given} {self._limits}".strip()  # of equal ones the last counts
             return self._psycopg.connect(self._url, options=options, connect_timeout=10)
         except self._psycopg.Error as error:
-            message = f"no connection to the PostgreSQL database: {' '.join(str(error).split())}"
-            raise ConfigError(message) from None
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"no connection to the PostgreSQL database: {reason}") from None
 
 
-def _checked(rows: list[tuple[Any, ...]], max_rows: int, *, is_query: bool) -> list[tuple[Any, ...]]:
-    if not is_query:
-        message = "not a query"
-        raise ProgramError(message)
+def _checked(rows: list[tuple[Any, ...]], max_rows: int) -> list[tuple[Any, ...]]:
     if len(rows) > max_rows:
-        message = f"more than {max_rows} rows"
-        raise ProgramError(message)
+        raise ProgramError(f"more than {max_rows} rows")
     return rows
 
 
@@ -158,6 +151,5 @@ def open_database(database: str, *, timeout_s: float = 5.0, max_rows: int = 10_0
         ConfigError: it can't be opened.
         MissingExtraError: PostgreSQL without psycopg.
     """
-    if database.startswith(("postgresql://", "postgres://")):
-        return PostgreSQL(database, timeout_s=timeout_s, max_rows=max_rows)
-    return SQLite(database, timeout_s=timeout_s, max_rows=max_rows)
+    kind = PostgreSQL if database.startswith(("postgresql://", "postgres://")) else SQLite
+    return kind(database, timeout_s=timeout_s, max_rows=max_rows)

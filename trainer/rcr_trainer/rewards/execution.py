@@ -54,9 +54,7 @@ class Execution(PerAnswer):
         gold = self._result(reference)
         if gold is None:
             return None
-        if prediction is None or not prediction.strip():
-            return 0.0
-        found = self._result(prediction)
+        found = self._result(prediction) if prediction and prediction.strip() else None
         if found is None:
             return 0.0
         return float(found.in_order == gold.in_order if self._ordered(reference) else found.rows == gold.rows)
@@ -77,10 +75,7 @@ class Result:
     @classmethod
     def of(cls, value: Any) -> Result:
         """The digests of a result."""
-        if not isinstance(value, list):
-            digest = _digest([canonical(value)])
-            return cls(digest, digest)
-        rows = [canonical(row) for row in value]
+        rows = [canonical(row) for row in (value if isinstance(value, list) else [value])]
         return cls(_digest(rows), _digest(sorted(rows)))
 
 

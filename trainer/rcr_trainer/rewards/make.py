@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
-import importlib
+import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs.languages import unknown
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.base import Reward
@@ -50,36 +51,31 @@ def make_reward(
         ConfigError: no such reward, nothing to execute on, or a database that can't be opened.
         MissingExtraError: PostgreSQL without psycopg.
     """
+
+    def make(part: str | Callable[..., Any]) -> Reward:
+        if not isinstance(part, str):
+            return _own(part)
+        if part in _BY_SPEC:
+            return _BY_SPEC[part](spec)
+        if part == "execution":
+            return Execution(_executor(database, execute, timeout_s, max_rows), spec)
+        if ":" in part:
+            return _own(load(part, "reward"))
+        raise ConfigError(f"reward: {unknown(part, NAMES)}, or give your own as module:callable")
+
     if isinstance(reward, Mapping):
-        options: dict[str, Any] = {"timeout_s": timeout_s, "max_rows": max_rows}
-        parts = {
-            make_reward(part, spec, database=database, execute=execute, **options): w for part, w in reward.items()
-        }
-        return Mixture(parts)
-    if not isinstance(reward, str):
-        return _own(reward)
-    if reward in _BY_SPEC:
-        return _BY_SPEC[reward](spec)
-    if reward == "execution":
-        return Execution(_executor(database, execute, timeout_s, max_rows), spec)
-    if ":" in reward:
-        return _own(load(reward, "reward"))
-    near = difflib.get_close_matches(reward, NAMES, 1)
-    hint = f"did you mean '{near[0]}'? " if near else ""
-    message = f"unknown reward '{reward}': {hint}known are {', '.join(NAMES)}, or give your own as module:callable"
-    raise ConfigError(message)
+        return Mixture({make(part): weight for part, weight in reward.items()})
+    return make(reward)
 
 
 def _executor(database: str | None, execute: str | Execute | None, timeout_s: float, max_rows: int) -> Execute:
-    if (database is None) == (execute is None):
-        message = "reward 'execution' needs either reward.database or reward.executor to run programs"
-        raise ConfigError(message)
-    if database is not None:
+    if database is not None and execute is None:
         from rcr_trainer.rewards.databases import open_database
 
         return open_database(database, timeout_s=timeout_s, max_rows=max_rows)
-    found: Execute = load(execute, "executor") if isinstance(execute, str) else execute  # type: ignore[assignment]
-    return found
+    if execute is None or database is not None:
+        raise ConfigError("reward 'execution' needs either reward.database or reward.executor to run programs")
+    return load(execute, "executor") if isinstance(execute, str) else execute
 
 
 class Mixture:
@@ -94,8 +90,7 @@ class Mixture:
 
     def __init__(self, parts: Mapping[Reward, float]) -> None:
         if not parts or not all(weight > 0 for weight in parts.values()):
-            message = f"a mixed reward needs parts with weights above 0, not {sorted(parts.values())}"
-            raise ConfigError(message)
+            raise ConfigError(f"a mixed reward needs parts with weights above 0, not {sorted(parts.values())}")
         self._parts = dict(parts)
         self.name = " + ".join(f"{weight:g} {reward.name}" for reward, weight in parts.items())
         self.needs_llm = any(reward.needs_llm for reward in parts)
@@ -115,59 +110,47 @@ class Mixture:
         for reward, weight in self._parts.items():
             scores = reward(predictions, references, queries=queries, contexts=contexts)
             if len(scores) != len(references):
-                message = f"{reward.name} gave {len(scores)} scores for {len(references)} answers"
-                raise ValueError(message)
+                raise ValueError(f"{reward.name} gave {len(scores)} scores for {len(references)} answers")
             total = [None if a is None or b is None else a + weight * b for a, b in zip(total, scores, strict=True)]
         return total
 
 
-class _Function:
-    """A plain function as a `Reward`."""
-
-    needs_llm, maximum = True, 1.0
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self.name = str(getattr(function, "__name__", type(function).__name__))
-        for attribute in ("name", "needs_llm", "maximum", "minimum"):
-            if hasattr(function, attribute):
-                setattr(self, attribute, getattr(function, attribute))
-        self._function = function
-
-    def __call__(self, *arguments: Any, **named: Any) -> list[float | None]:
-        """See `Reward`."""
-        scores: list[float | None] = self._function(*arguments, **named)
-        return scores
+def _own(given: Callable[..., Any]) -> Reward:
+    """A user's callable as a `Reward`: a plain function gets the attributes that it lacks."""
+    found = given() if isinstance(given, type) else given
+    if isinstance(found, Reward):
+        return found
+    made: Any = partial(found)  # which has attributes of its own
+    made.name = str(getattr(found, "__name__", type(found).__name__))
+    made.needs_llm, made.maximum = True, 1.0
+    for attribute in ("name", "needs_llm", "maximum", "minimum"):
+        if hasattr(found, attribute):
+            setattr(made, attribute, getattr(found, attribute))
+    reward: Reward = made
+    return reward
 
 
-def _own(reward: Callable[..., Any]) -> Reward:
-    made = reward() if isinstance(reward, type) else reward
-    if not callable(made):
-        message = f"reward {made!r:.80} can't be called"
-        raise ConfigError(message)
-    return made if isinstance(made, Reward) else _Function(made)
-
-
-def load(path: str, what: str) -> Any:
-    """The object that `module:name` names; the module may lie in the working directory.
+def load(path: str, what: str) -> Callable[..., Any]:
+    """The callable that `module:name` names; the module may lie in the working directory.
 
     Args:
         path: `module:name`, the name dotted for an attribute of an object.
         what: what to call it in an error.
 
     Raises:
-        ConfigError: there is no such module, it can't be imported, or it has no such name.
+        ConfigError: there is no such module, it can't be imported, or it has no such callable.
     """
-    module_name, _, name = path.partition(":")
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found: Any = importlib.import_module(module_name)
-        for part in name.split("."):
-            found = getattr(found, part)
+        found: Any = pkgutil.resolve_name(path)
     except Exception as error:  # a module of the user's own may raise anything
-        message = f"{what} '{path}' can't be loaded: {type(error).__name__}: {' '.join(str(error).split())[:200]}"
-        raise ConfigError(message) from error
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        raise ConfigError(f"{what} '{path}' can't be loaded: {reason}") from error
     finally:
-        if here in sys.path:
+        with suppress(ValueError):
             sys.path.remove(here)
-    return found
+    if not callable(found):
+        raise ConfigError(f"{what} '{path}' can't be called")
+    called: Callable[..., Any] = found
+    return called

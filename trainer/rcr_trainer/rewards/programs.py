@@ -7,6 +7,7 @@ from functools import lru_cache
 
 from langchain_rcr.programs import ProgramSpec, Tree, get_parser
 from rcr_trainer.data import Example
+from rcr_trainer.programs import ProgramSpec, get_parser
 from rcr_trainer.rewards.base import PerAnswer
 
 # A group's answers and a pool's programs come back again and again.
@@ -54,13 +55,12 @@ class Correctness(PerAnswer):
 
     def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
         """See `PerAnswer`."""
-        return float(self._same(prediction or "", reference)) if reference.split() else None
-
-    def _same(self, prediction: str, reference: str) -> bool:
-        if prediction.split() == reference.split():
-            return True
-        tree: Tree | None = self._tree(prediction)
-        return tree is not None and tree == self._tree(reference)
+        if not reference.split():
+            return None
+        if (prediction or "").split() == reference.split():
+            return 1.0
+        tree = self._tree(prediction or "")
+        return float(tree is not None and tree == self._tree(reference))
 
 
 class ContextCoverage(PerAnswer):
