@@ -176,6 +176,7 @@ class Baseline(BaseExampleSelector, ABC):
             raise InputError(f"{len(references)} references for {len(queries)} queries")
         if references is None and self.oracle:
             raise InputError(f"the {self.name} selector needs the queries' gold programs (references)")
+        read = references if references is not None and self.oracle else queries
         with self._lock:
             excluded = checked_exclude(exclude, len(queries), len(self._examples), k)
             if not self._fitted:
@@ -183,39 +184,17 @@ class Baseline(BaseExampleSelector, ABC):
                 self._fitted = True
             if len(queries) == 0:
                 return np.empty((0, k), dtype=np.int64)
-            return self._pick(queries, k, excluded, references)
+            return self._pick(read, k, excluded)
 
     def _fit(self) -> None:
         """Prepare for the pool as it now is."""
 
     @abstractmethod
-    def _pick(
-        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
-    ) -> np.ndarray:
-        """Positions (B, k) int64 for checked arguments; excluded[b] holds positions in ascending order."""
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        """Positions (B, k) int64; an oracle is given gold programs as queries. excluded[b] ascends."""
 
     def _programs(self) -> list[str]:
         return [example[_TARGET] for example in self._examples]
-
-
-class TopK(Baseline):
-    """Base of the selectors that score every example by itself and pick the k best."""
-
-    def _pick(
-        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
-    ) -> np.ndarray:
-        score = self._scorer_of(queries)
-
-        def pick(block: slice) -> np.ndarray:
-            scores = score(block)
-            scores[excluded_entries(excluded[block])] = -np.inf
-            return top_k(scores, k)
-
-        return in_blocks(pick, len(queries), len(self._questions))
-
-    @abstractmethod
-    def _scorer_of(self, queries: Sequence[str]) -> Callable[[slice], np.ndarray]:
-        """A function from b of the queries to the scores (b, N) of all examples."""
 
 
 def in_blocks(pick: Callable[[slice], np.ndarray], n_queries: int, width: int) -> np.ndarray:
@@ -223,8 +202,15 @@ def in_blocks(pick: Callable[[slice], np.ndarray], n_queries: int, width: int) -
     return np.concatenate([pick(block) for block in row_blocks(n_queries, width)])
 
 
-def top_k(scores: np.ndarray, k: int) -> np.ndarray:
-    """Positions (B, k) int64 of the k largest of each row of scores (B, N), best first, ties to the lowest position."""
+def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np.ndarray:
+    """Positions (B, k) int64 of the k largest of each row, best first, ties to the lowest position.
+
+    Args:
+        scores: (B, N); set to −inf in place where a position is excluded.
+        k: positions per row.
+        excluded: per row, the positions that come last; empty: none in any row.
+    """
+    scores[excluded_entries(excluded)] = -np.inf
     threshold = np.partition(scores, scores.shape[1] - k, axis=1)[:, -k]
     picked = np.empty((len(scores), k), dtype=np.int64)
     for row, (values, least) in enumerate(zip(scores, threshold, strict=True)):

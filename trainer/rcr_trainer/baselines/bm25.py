@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from typing import ClassVar
 
@@ -20,7 +20,7 @@ import numpy as np
 from scipy import sparse
 
 from langchain_rcr.errors import MissingExtraError
-from rcr_trainer.baselines.base import Baseline, TopK, in_blocks
+from rcr_trainer.baselines.base import Baseline, in_blocks, top_k
 from rcr_trainer.baselines.set_cover import greedy_set_cover
 
 _TOKEN = re.compile(r"\w+|[^\w\s]")
@@ -76,7 +76,7 @@ class BM25Scorer:
         return sparse.csr_array((counts, (rows, words)), shape=(len(found), len(self._columns)))
 
 
-class BM25Selector(TopK):
+class BM25Selector(Baseline):
     """Picks the k examples whose questions score highest for the query."""
 
     name: ClassVar[str] = "bm25"
@@ -84,21 +84,19 @@ class BM25Selector(TopK):
     def _fit(self) -> None:
         self._scorer = BM25Scorer(self._questions)
 
-    def _scorer_of(self, queries: Sequence[str]) -> Callable[[slice], np.ndarray]:
-        return lambda block: self._scorer.scores(queries[block])
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        def pick(block: slice) -> np.ndarray:
+            return top_k(self._scorer.scores(queries[block]), k, excluded[block])
+
+        return in_blocks(pick, len(queries), len(self._questions))
 
 
-class BM25CoverageSelector(Baseline):
+class BM25CoverageSelector(BM25Selector):
     """Picks, one after the other, the example that adds most to the query words' best BM25 weights so far."""
 
     name: ClassVar[str] = "bm25_coverage"
 
-    def _fit(self) -> None:
-        self._scorer = BM25Scorer(self._questions)
-
-    def _pick(
-        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
-    ) -> np.ndarray:
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         words = [list(dict.fromkeys(tokenize(query))) for query in queries]
         every_position = np.arange(len(self._questions))
 

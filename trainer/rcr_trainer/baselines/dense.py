@@ -1,18 +1,42 @@
-"""Dense top-k: the examples whose questions have the most similar embeddings."""
+"""Selectors that embed questions, and dense top-k: the examples whose questions have the most similar embeddings."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import Baseline, Embed, TopK
+from rcr_trainer.baselines.base import Baseline, Embed, in_blocks, top_k
 
 
-class EmbeddingSelector(Baseline):
-    """Base of the selectors that compare embeddings; owns the pool's vectors.
+class PoolEmbeddings(Baseline):
+    """Embeds each of the pool's U distinct questions once, so that the tie of equal ones is exact whatever BLAS does."""
+
+    def __init__(self, examples: Sequence[Mapping[str, Any]], **options: Any) -> None:
+        self._rows: dict[str, int] = {}  # question → its place among the distinct questions
+        self._lengths = np.empty(0, dtype=np.int64)  # (U,): how many vectors each has
+        self._vectors = np.empty((0, 0), dtype=np.float32)  # (P, D): of all of them, one after the other
+        super().__init__(examples, **options)
+
+    def _fit(self) -> None:
+        new = [text for text in dict.fromkeys(self._questions) if text not in self._rows]
+        if new:
+            lengths, vectors = self._embed(new)
+            self._vectors = np.concatenate([self._vectors, vectors]) if self._rows else vectors
+            self._lengths = np.concatenate([self._lengths, lengths])
+            self._rows.update(zip(new, range(len(self._rows), len(self._lengths)), strict=True))
+        self._row_of = np.array([self._rows[text] for text in self._questions], dtype=np.int64)
+
+    @abstractmethod
+    def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """How many vectors each text has (n,), and unit vectors of all of them (P, D) in float32, text after text."""
+
+
+class EmbeddingSelector(PoolEmbeddings):
+    """Base of the selectors that compare one embedding per question.
 
     Args:
         examples: the pool, one dict per example.
@@ -27,37 +51,41 @@ class EmbeddingSelector(Baseline):
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], *, embed: Embed, **options: Any) -> None:
         self.embed = embed
-        self._rows: dict[str, int] = {}  # question → row of _vectors
-        self._vectors = np.empty((0, 0), dtype=np.float32)
         super().__init__(examples, **options)
 
-    def _fit(self) -> None:
-        new = [text for text in dict.fromkeys(self._questions) if text not in self._rows]
-        if new:
-            vectors = self._embed_checked(new)
-            self._vectors = np.concatenate([self._vectors, vectors]) if self._rows else vectors
-            self._rows.update(zip(new, range(len(self._rows), len(self._vectors)), strict=True))
-        # Equal questions share one vector and one score, so that their tie is exact whatever BLAS does.
-        self._row_of = np.array([self._rows[text] for text in self._questions], dtype=np.int64)
-
-    def _embed_checked(self, texts: Sequence[str]) -> np.ndarray:
-        """(n, D) unit vectors in float32."""
+    def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         vectors = np.asarray(self.embed(list(texts)))
         if vectors.ndim != 2 or len(vectors) != len(texts):
             raise InputError(f"embed returned an array of shape {vectors.shape} for {len(texts)} texts")
         if self._rows and vectors.shape[1] != self._vectors.shape[1]:
             raise InputError(f"embed gave {vectors.shape[1]} dimensions, the pool has {self._vectors.shape[1]}")
-        return unit_vectors(vectors)
+        return np.ones(len(texts), dtype=np.int64), unit_vectors(vectors)
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        vectors = self._embed(queries)[1]
+
+        def pick(block: slice) -> np.ndarray:
+            return self._pick_block(self._similarity(vectors[block]), k, excluded[block])
+
+        return in_blocks(pick, len(queries), len(self._questions))
+
+    def _similarity(self, vectors: np.ndarray) -> np.ndarray:
+        """(b, N): the cosine of each vector (b, D) with the question of each example."""
+        similarity: np.ndarray = (vectors @ self._vectors.T)[:, self._row_of]
+        return similarity
+
+    @abstractmethod
+    def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+        """Positions (b, k) for b queries' similarity (b, N), which may be changed in place."""
 
 
-class DenseSelector(EmbeddingSelector, TopK):
+class DenseSelector(EmbeddingSelector):
     """Picks the k examples with the highest cosine between the embeddings of their questions and the query's."""
 
     name: ClassVar[str] = "dense"
 
-    def _scorer_of(self, queries: Sequence[str]) -> Callable[[slice], np.ndarray]:
-        vectors = self._embed_checked(queries)
-        return lambda block: (vectors[block] @ self._vectors.T)[:, self._row_of]
+    def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+        return top_k(similarity, k, excluded)
 
 
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:

@@ -22,9 +22,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import TradeOff, in_blocks, top_k
+from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import EmbeddingSelector
-from rcr_trainer.coverage import excluded_entries
 
 _NO_VOLUME = 1e-5  # what is left of a candidate's volume of 1 is rounding below this
 
@@ -61,33 +60,24 @@ class DPPSelector(EmbeddingSelector):
         lengths = np.linalg.norm(self._vectors, axis=1)
         self._own_volume = (1 + np.round(lengths, 5).astype(np.float64)) / 2  # 1/2 for a zero vector
 
-    def _pick(
-        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
-    ) -> np.ndarray:
-        vectors = self._embed_checked(queries)
+    def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         n_fetched = min(self.fetch_k, len(self._questions))
         steps = min(k, n_fetched)
+        # In ascending order of position, so that ties go to the lowest here too.
+        fetched = np.sort(top_k(similarity, n_fetched, excluded), axis=1)
+        rows = np.arange(len(fetched))
 
-        def pick(block: slice) -> np.ndarray:
-            relevance = self._similarity(vectors[block])
-            relevance[excluded_entries(excluded[block])] = -np.inf
-            # In ascending order of position, so that ties go to the lowest here too.
-            fetched = np.sort(top_k(relevance, n_fetched), axis=1)
-            rows = np.arange(len(fetched))
+        def similar_to(last: np.ndarray) -> np.ndarray:
+            to_pick = self._similarity(self._vectors[self._row_of[fetched[rows, last]]])
+            return np.take_along_axis(to_pick, fetched, axis=1)
 
-            def similar_to(last: np.ndarray) -> np.ndarray:
-                to_pick = self._similarity(self._vectors[self._row_of[fetched[rows, last]]])
-                return np.take_along_axis(to_pick, fetched, axis=1)
-
-            quality = np.take_along_axis(relevance, fetched, axis=1) / self.lam
-            chosen = greedy_map(quality, self._own_volume[self._row_of[fetched]], similar_to, steps)
-            picked = np.take_along_axis(fetched, chosen, axis=1)
-            if k == steps:
-                return picked
-            np.put_along_axis(relevance, fetched, -np.inf, axis=1)
-            return np.concatenate([picked, top_k(relevance, k - steps)], axis=1)
-
-        return in_blocks(pick, len(queries), max(len(self._questions), steps * n_fetched))
+        quality = np.take_along_axis(similarity, fetched, axis=1) / self.lam
+        chosen = greedy_map(quality, self._own_volume[self._row_of[fetched]], similar_to, steps)
+        picked = np.take_along_axis(fetched, chosen, axis=1)
+        if k == steps:
+            return picked
+        np.put_along_axis(similarity, fetched, -np.inf, axis=1)
+        return np.concatenate([picked, top_k(similarity, k - steps)], axis=1)
 
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
         """(b, N) float64 in [0, 1]; rounded, so that what is a tie on paper is one here, whatever BLAS does."""

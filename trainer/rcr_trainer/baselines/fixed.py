@@ -40,9 +40,7 @@ class FixedSelector(Baseline):
         self._need = sparse.csr_array(shares[None, :] @ self._pool)
         self._ranking = np.empty(0, dtype=np.int64)
 
-    def _pick(
-        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
-    ) -> np.ndarray:
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         depth = k + max(entry.size for entry in excluded)
         if depth > len(self._ranking):
             self._ranking = greedy_coverage(self._need, self._pool, depth)[0][0]

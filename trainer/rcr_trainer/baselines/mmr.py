@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import TradeOff, in_blocks
+from rcr_trainer.baselines.base import TradeOff
 from rcr_trainer.baselines.dense import EmbeddingSelector
 from rcr_trainer.coverage import excluded_entries
 
@@ -34,20 +34,8 @@ class MMRSelector(EmbeddingSelector):
         self.lambda_mult = lambda_mult
         super().__init__(examples, **options)
 
-    def _pick(
-        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
-    ) -> np.ndarray:
-        vectors = self._embed_checked(queries)
-
-        def pick(block: slice) -> np.ndarray:
-            similarity = (vectors[block] @ self._vectors.T)[:, self._row_of]
-            similarity[excluded_entries(excluded[block])] = -np.inf
-            return self._greedy(similarity, k)
-
-        return in_blocks(pick, len(queries), len(self._questions))
-
-    def _greedy(self, similarity: np.ndarray, k: int) -> np.ndarray:
-        """Positions (b, k); similarity (b, N) is −inf for what may not be picked."""
+    def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+        similarity[excluded_entries(excluded)] = -np.inf
         rows = np.arange(len(similarity))
         # A product with λ = 0 would turn −inf into nan.
         relevance = np.where(
@@ -59,7 +47,6 @@ class MMRSelector(EmbeddingSelector):
         for t in range(1, k):
             last = picked[:, t - 1]
             relevance[rows, last] = -np.inf
-            to_last = (self._vectors[self._row_of[last]] @ self._vectors.T)[:, self._row_of]
-            np.maximum(redundancy, to_last, out=redundancy)
+            np.maximum(redundancy, self._similarity(self._vectors[self._row_of[last]]), out=redundancy)
             picked[:, t] = (relevance - np.float32(1 - self.lambda_mult) * redundancy).argmax(axis=1)
         return picked

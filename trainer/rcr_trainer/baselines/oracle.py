@@ -34,8 +34,5 @@ class OracleSelector(Baseline):
     def _fit(self) -> None:
         self._structures = PoolStructures(self.spec, self._programs())
 
-    def _pick(
-        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
-    ) -> np.ndarray:
-        needs = self._structures.rows(references or [])
-        return greedy_coverage(needs, self._structures.matrix, k, excluded)[0]
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        return greedy_coverage(self._structures.rows(queries), self._structures.matrix, k, excluded)[0]

@@ -29,9 +29,7 @@ class RandomSelector(Baseline):
         self.seed = seed
         super().__init__(examples, **options)
 
-    def _pick(
-        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
-    ) -> np.ndarray:
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         picked = np.empty((len(queries), k), dtype=np.int64)
         for row, (query, entry) in enumerate(zip(queries, excluded, strict=True)):
             digest = hashlib.blake2b(f"{self.seed}\n{query}".encode("utf-8", "surrogatepass"), digest_size=16)

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import Baseline, EmbedTokens, in_blocks
-from rcr_trainer.baselines.dense import unit_vectors
+from rcr_trainer.baselines.base import EmbedTokens, in_blocks
+from rcr_trainer.baselines.dense import PoolEmbeddings, unit_vectors
 from rcr_trainer.baselines.set_cover import greedy_set_cover
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ _PRODUCTS = 1 << 22  # similarities of single tokens that are in memory at once:
 _BATCH = 64  # texts in a forward pass
 
 
-class SetBSRSelector(Baseline):
+class SetBSRSelector(PoolEmbeddings):
     """Picks, one after the other, the example that adds most to the set's BERTScore-Recall of the query.
 
     Each distinct question of the pool is embedded once. Its tokens' vectors take 4 bytes a number (3,000 questions of
@@ -51,23 +51,13 @@ class SetBSRSelector(Baseline):
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], *, embed_tokens: EmbedTokens, **options: Any) -> None:
         self.embed_tokens = embed_tokens
-        self._rows: dict[str, int] = {}  # question → row: its place among the distinct questions
-        self._lengths = np.empty(0, dtype=np.int64)  # (U,)
-        self._vectors = np.empty((0, 0), dtype=np.float32)  # (P, D)
         super().__init__(examples, **options)
 
     def _fit(self) -> None:
-        new = [text for text in dict.fromkeys(self._questions) if text not in self._rows]
-        if new:
-            lengths, vectors = self._embed(new)
-            self._vectors = np.concatenate([self._vectors, vectors]) if self._rows else vectors
-            self._lengths = np.concatenate([self._lengths, lengths])
-            self._rows.update(zip(new, range(len(self._rows), len(self._lengths)), strict=True))
-        self._row_of = np.array([self._rows[text] for text in self._questions], dtype=np.int64)
+        super()._fit()
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
 
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """How many tokens each text has (n,), and unit vectors of all of them (P, D) in float32, text after text."""
         found = [np.asarray(vectors) for vectors in self.embed_tokens(list(texts))]
         widths = {vectors.shape[1:] for vectors in found} | ({self._vectors.shape[1:]} if self._rows else set())
         if len(found) != len(texts) or len(widths) != 1 or len(min(widths)) != 1:
@@ -79,9 +69,7 @@ class SetBSRSelector(Baseline):
             )
         return np.array([len(vectors) for vectors in found], dtype=np.int64), unit_vectors(np.concatenate(found))
 
-    def _pick(
-        self, queries: Sequence[str], k: int, excluded: list[np.ndarray], references: Sequence[str] | None
-    ) -> np.ndarray:
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         lengths, vectors = self._embed(queries)
         starts = np.concatenate([[0], np.cumsum(lengths)])
 
