@@ -255,7 +255,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
 def library_versions() -> dict[str, str]:
     """Versions of what a checkpoint depends on, for the reader of a bug report."""
     versions = {"python": platform.python_version()}
-    for package in ("langchain-rcr", "torch", "transformers", "numpy", "langchain-core"):
+    for package in ("langchain-rcr", "torch", "transformers", "numpy", "scipy", "langchain-core"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

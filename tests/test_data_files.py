@@ -36,7 +36,7 @@ def test_every_format_gives_the_same_examples(tmp_path: Path, extension: str) ->
     path = tmp_path / f"data{extension.lower()}"
     examples, report = read_examples(_write_rows(path).rename(tmp_path / f"data{extension}"))
     assert examples == EXAMPLES
-    assert (report.rows, report.kept, report.empty, report.duplicates) == (3, 3, 0, 0)
+    assert (report.rows, report.empty, report.duplicates) == (3, [], [])
 
 
 @pytest.mark.parametrize("extension", [".jsonl", ".json", ".csv", ".tsv"])
@@ -61,15 +61,11 @@ def test_empty_rows_are_dropped_and_duplicates_kept_and_both_reported(tmp_path: 
     path = _write(tmp_path / "a.jsonl", text)
     examples, report = read_examples(path)
     assert [example.id for example in examples] == ["1", "4", "5"]
-    assert (report.rows, report.kept, report.empty, report.empty_lines) == (5, 3, 2, [2, 3])
-    assert (report.duplicates, report.duplicate_lines) == (1, [4])
+    assert (report.rows, report.empty, report.duplicates) == (5, [2, 3], [4])
     assert report.summary() == (
         f"{path}: 5 rows, 3 examples kept. 2 rows without source or target dropped (lines 2, 3). "
         "1 duplicate of earlier rows kept (line 4)."
     )
-    examples, report = read_examples(path, drop_duplicates=True)
-    assert [example.id for example in examples] == ["1", "5"]
-    assert (report.kept, report.duplicates) == (2, 1)
 
 
 BAD = [

@@ -9,7 +9,7 @@ from typing import Any
 
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs.languages import unknown
-from langchain_rcr.programs.tree import Tree, unfold
+from langchain_rcr.programs.tree import Tree
 
 try:
     from sqlglot import exp
@@ -53,7 +53,7 @@ class SqlParser:
             return None
         expander = SqlExpander(self._dialect.NORMALIZATION_STRATEGY.name, self._double_quotes_are_strings)
         try:
-            return unfold(expander.start(statement), expander.expand)
+            return expander.tree(statement)
         except (AttributeError, LookupError, TypeError, RecursionError):
             # A shape that sqlglot gives to odd input, or less stack left by the caller than _MAX_DEPTH supposes.
             return None

@@ -14,11 +14,14 @@
 
 from __future__ import annotations
 
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlglot import exp
+
+from langchain_rcr.programs.tree import Tree, unfold
 
 _COMPARISONS = ("eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "glob", "is", "in", "between")
 _SET_OPERATIONS = ("union", "except", "intersect")
@@ -43,33 +46,18 @@ class _Source:
 
 @dataclass(slots=True)
 class _Scope:
-    """The names that a query sees; those of the queries around it through `outer`."""
+    """The names that a query sees: its own, then those of the queries around it."""
 
-    outer: _Scope | None = None
-    sources: dict[str, _Source] = field(default_factory=dict)
-    ctes: dict[str, _Source] = field(default_factory=dict)
+    sources: ChainMap[str, _Source] = field(default_factory=ChainMap)
+    ctes: ChainMap[str, _Source] = field(default_factory=ChainMap)
+    derived: dict[str, _Source] = field(default_factory=dict)  # by the columns that subqueries and CTEs name
     aliases: dict[str, str] = field(default_factory=dict)
     sees_aliases: bool = False
 
-    derived: dict[str, _Source] = field(default_factory=dict)
-
-    def source(self, name: str) -> _Source | None:
-        """Return what the name of a table or its alias stands for."""
-        scope: _Scope | None = self
-        while scope is not None and name not in scope.sources:
-            scope = scope.outer
-        return None if scope is None else scope.sources[name]
-
-    def cte(self, name: str) -> _Source | None:
-        """Return the CTE of that name."""
-        scope: _Scope | None = self
-        while scope is not None and name not in scope.ctes:
-            scope = scope.outer
-        return None if scope is None else scope.ctes[name]
-
     def source_of(self, column: str) -> _Source | None:
         """Return where a column without a table comes from: the only source, or the one that names it."""
-        return next(iter(self.sources.values())) if len(self.sources) == 1 else self.derived.get(column)
+        own = self.sources.maps[0]
+        return next(iter(own.values())) if len(own) == 1 else self.derived.get(column)
 
 
 # What `unfold` carries: a syntax node with its scope, or a label with what is below it.
@@ -78,7 +66,7 @@ _Node = tuple[str, Sequence[_Piece]]
 
 
 class SqlExpander:
-    """Expands one statement's syntax tree, node by node, for `unfold`.
+    """Expands one statement's syntax tree, node by node.
 
     Args:
         strategy: the name of the dialect's normalisation strategy in sqlglot.
@@ -109,12 +97,11 @@ class SqlExpander:
             **dict.fromkeys((*_SET_OPERATIONS, *_CHANGES), self._query),
         }
 
-    def start(self, statement: Any) -> _Piece:
-        """Return the statement as the piece to unfold from."""
-        return statement, _Scope()
+    def tree(self, statement: Any) -> Tree:
+        """Return the statement's tree."""
+        return unfold((statement, _Scope()), self._expand)
 
-    def expand(self, piece: _Piece) -> _Node:
-        """Return the piece's label and the pieces below it."""
+    def _expand(self, piece: _Piece) -> _Node:
         if isinstance(piece[0], str):
             return piece
         node, scope = _bare(piece[0]), piece[1]
@@ -179,9 +166,8 @@ class SqlExpander:
 
     def _negative(self, node: Any, scope: _Scope) -> _Node:
         inner = _bare(node.this)
-        if inner.key == "literal" and not inner.is_string:
-            return f"-{inner.this}", []
-        return "neg", [(inner, scope)]
+        is_number = isinstance(inner, exp.Literal) and not inner.is_string
+        return (f"-{inner.this}", []) if is_number else ("neg", [(inner, scope)])
 
     def _data_type(self, node: Any, scope: _Scope) -> _Node:
         kind = getattr(node.this, "value", None)
@@ -200,23 +186,22 @@ class SqlExpander:
         name = "*" if isinstance(node.this, exp.Star) else self._fold(node.this)
         if node.args.get("table") is not None:
             table = self._fold(node.args["table"])
-            source = scope.source(table)
-            return (table, name) if source is None else (source.label, source.columns.get(name, name))
-        if scope.sees_aliases and name in scope.aliases:
+            source = scope.sources.get(table)
+        elif scope.sees_aliases and name in scope.aliases:
             return "", scope.aliases[name]
-        source = scope.source_of(name)
-        return ("", name) if source is None else (source.label, source.columns.get(name, name))
+        else:
+            table, source = "", scope.source_of(name)
+        return (table, name) if source is None else (source.label, source.columns.get(name, name))
 
     def _table(self, node: Any, scope: _Scope) -> _Source:
         parts = [self._fold(part) for part in node.parts]
-        known = scope.cte(parts[0]) if len(parts) == 1 else None
-        return known or _Source(".".join(parts))
+        return (len(parts) == 1 and scope.ctes.get(parts[0])) or _Source(".".join(parts))
 
     def _open(self, query: Any, outer: _Scope) -> _Scope:
         """Return what a query, and what is inside it, sees."""
         if id(query) in self._opened:
             return self._opened[id(query)]
-        scope = self._opened[id(query)] = _Scope(outer)
+        scope = self._opened[id(query)] = _Scope(outer.sources.new_child(), outer.ctes.new_child())
         ctes = _arg(query, "with")
         for cte in ctes.expressions if ctes is not None else ():
             source = scope.ctes[self._fold(cte.args["alias"].this)] = _Source("cte")
@@ -242,8 +227,8 @@ class SqlExpander:
         elif isinstance(relation, exp.Subquery):
             source = _Source("subquery", self._columns(relation, scope))
         else:
-            source = _Source(self.expand((relation, scope))[0])
-        known_as = self._fold(name) if isinstance(name, exp.Identifier) else f" {len(scope.sources)}"
+            source = _Source(self._expand((relation, scope))[0])
+        known_as = self._fold(name) if isinstance(name, exp.Identifier) else f" {len(scope.sources.maps[0])}"
         scope.sources[known_as] = source
         scope.derived.update(dict.fromkeys(source.columns, source))
 
@@ -266,7 +251,7 @@ class SqlExpander:
         node = _bare(item)
         if node.key == "column":
             return ".".join(part for part in self._column(node, scope)[0 if with_table else 1 :] if part)
-        return "literal" if node.key == "literal" else self.expand((node, scope))[0]
+        return "literal" if node.key == "literal" else self._expand((node, scope))[0]
 
 
 def _arg(node: Any, name: str) -> Any:

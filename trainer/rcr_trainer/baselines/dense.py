@@ -13,7 +13,7 @@ from rcr_trainer.baselines.base import Baseline, Embed, in_blocks, top_k
 
 
 class PoolEmbeddings(Baseline):
-    """Embeds each of the pool's U distinct questions once, so that the tie of equal ones is exact whatever BLAS does."""
+    """Embeds each of the pool's U distinct questions once, so that equal ones tie exactly whatever BLAS does."""
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], **options: Any) -> None:
         self._rows: dict[str, int] = {}  # question → its place among the distinct questions

@@ -107,26 +107,36 @@ def read_split(directory: str | Path) -> Split:
     directory = Path(directory)
     if not (directory / "split.json").is_file():
         raise DataError(f"no split at {directory}: it holds no split.json")
-    record = read_json_file(directory / "split.json")
-    if not isinstance(record, dict):
+    meta = read_json_file(directory / "split.json")
+    if not isinstance(meta, dict):
         raise DataError(f"{directory / 'split.json'} holds no JSON object")
-    parts: dict[str, list[Example]] = {}
+    split = Split(str(meta.pop("name", directory.name)), [])
     owner: dict[str, str] = {}
     for part in PARTS:
         path = directory / f"{part}.jsonl"
-        parts[part] = []
-        if path.exists() and path.stat().st_size == 0:
-            continue
-        if part != "dev" or path.exists():
-            parts[part], _ = read_examples(path, id_key="id")
-        for example in parts[part]:
+        if path.stat().st_size if path.exists() else part != "dev":
+            setattr(split, part, read_examples(path, id_key="id")[0])
+        for example in getattr(split, part):
             if (other := owner.setdefault(example.id, part)) != part:
                 raise DataError(f"{directory}: id {example.id!r} stands in {other}.jsonl and in {part}.jsonl")
-    counts = {part: len(examples) for part, examples in parts.items()}
-    if "counts" in record and record["counts"] != counts:
-        raise DataError(f"{directory}: split.json announces {record['counts']}, the files hold {counts}")
-    meta = {key: value for key, value in record.items() if key not in ("name", "counts")}
-    return Split(str(record.get("name", directory.name)), parts["train"], parts["dev"], parts["test"], meta)
+    if (counts := meta.pop("counts", split.counts())) != split.counts():
+        raise DataError(f"{directory}: split.json announces {counts}, the files hold {split.counts()}")
+    split.meta = meta
+    return split
+
+
+def read_text(path: str | Path) -> str:
+    """The text in a UTF-8 file.
+
+    Raises:
+        DataError: it can't be read, or is no UTF-8.
+    """
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is no UTF-8 text: {error.reason}") from error
 
 
 def read_json_file(path: Path) -> Any:
@@ -136,19 +146,15 @@ def read_json_file(path: Path) -> Any:
         DataError: it can't be read, or is no JSON.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
+        return json.loads(read_text(path))
+    except (json.JSONDecodeError, RecursionError) as error:
         raise DataError(f"{path} is no JSON file: {str(error).splitlines()[0]}") from error
 
 
 def _refuse_foreign(directory: Path) -> None:
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise DataError(f"can't write a split to {directory}: it isn't a plain folder")
-    if not directory.exists():
-        return
     known = {"split.json", *(f"{part}.jsonl" for part in PARTS)}
-    foreign = sorted(path.name for path in directory.iterdir() if path.name not in known)
-    if foreign:
+    found = directory.iterdir() if directory.exists() else ()
+    if foreign := sorted(path.name for path in found if path.name not in known):
         raise DataError(f"{directory} holds other files ({', '.join(foreign[:3])}): give another folder")

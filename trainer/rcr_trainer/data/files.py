@@ -31,41 +31,31 @@ class ReadReport:
 
     Args:
         path: the file.
-        rows: rows in it, blank lines not counted.
-        kept: examples returned.
-        empty: rows dropped because source or target is empty or blank.
-        empty_lines: where the first few of these are.
-        duplicates: rows whose source and target both equal an earlier row's.
-        duplicate_lines: where the first few of these are.
-        duplicates_dropped: whether duplicates were left out.
         unit: what places are counted in: line, or entry of a JSON list.
+        rows: rows in it, blank lines not counted.
+        empty: where rows were dropped because source or target is empty or blank.
+        duplicates: where rows equal an earlier one in source and target; they are kept.
     """
 
     path: str
-    rows: int = 0
-    kept: int = 0
-    empty: int = 0
-    empty_lines: list[int] = field(default_factory=list)
-    duplicates: int = 0
-    duplicate_lines: list[int] = field(default_factory=list)
-    duplicates_dropped: bool = False
     unit: str = "line"
+    rows: int = 0
+    empty: list[int] = field(default_factory=list)
+    duplicates: list[int] = field(default_factory=list)
 
     def summary(self) -> str:
         """The report as one paragraph of plain text."""
-        text = f"{self.path}: {_count(self.rows, 'row')}, {_count(self.kept, 'example')} kept."
+        text = f"{self.path}: {_count(self.rows, 'row')}, {_count(self.rows - len(self.empty), 'example')} kept."
         if self.empty:
-            where = self._places(self.empty_lines, self.empty)
-            text += f" {_count(self.empty, 'row')} without source or target dropped ({where})."
+            text += f" {_count(len(self.empty), 'row')} without source or target dropped ({self._places(self.empty)})."
         if self.duplicates:
-            fate = "dropped" if self.duplicates_dropped else "kept"
-            where = self._places(self.duplicate_lines, self.duplicates)
-            text += f" {_count(self.duplicates, 'duplicate')} of earlier rows {fate} ({where})."
+            count = _count(len(self.duplicates), "duplicate")
+            text += f" {count} of earlier rows kept ({self._places(self.duplicates)})."
         return text
 
-    def _places(self, places: list[int], count: int) -> str:
-        unit = self.unit if count == 1 else {"line": "lines", "entry": "entries"}[self.unit]
-        return f"{unit} {', '.join(map(str, places))}{', …' if count > len(places) else ''}"
+    def _places(self, places: list[int]) -> str:
+        unit = self.unit if len(places) == 1 else {"line": "lines", "entry": "entries"}[self.unit]
+        return f"{unit} {', '.join(map(str, places[:_SHOWN]))}{', …' if len(places) > _SHOWN else ''}"
 
 
 def read_examples(
@@ -74,7 +64,6 @@ def read_examples(
     source_key: str = "source",
     target_key: str = "target",
     id_key: str | None = None,
-    drop_duplicates: bool = False,
 ) -> tuple[list[Example], ReadReport]:
     """Read examples from a file; its extension says how: .jsonl, .ndjson, .json (one list), .csv or .tsv.
 
@@ -86,8 +75,6 @@ def read_examples(
         target_key: the field that holds the program.
         id_key: the field that holds the id (text or a whole number); without it, an example's id is the number of
             its row, the first being 1.
-        drop_duplicates: leave out rows whose source and target both equal an earlier row's. They are reported in
-            either case.
 
     Returns:
         The examples in the file's order, and a report of what was dropped or repeated.
@@ -102,8 +89,7 @@ def read_examples(
     if reader is None:
         raise DataError(f"{path}: unknown extension {path.suffix!r}; examples are read from {', '.join(_READERS)}")
     keys = {"source_key": source_key, "target_key": target_key} | ({"id_key": id_key} if id_key else {})
-    unit = "entry" if reader is _read_json else "line"
-    report = ReadReport(str(path), duplicates_dropped=drop_duplicates, unit=unit)
+    report = ReadReport(str(path), unit="entry" if reader is _read_json else "line")
     try:
         with path.open("rb") as file:
             examples = _collect(reader(file, path), keys, report)
@@ -141,17 +127,12 @@ def _collect(rows: Iterator[_Row], keys: Mapping[str, str], report: ReadReport) 
             if len(lines_of_ids) < report.rows:
                 raise DataError(f"{where}: id {id_!r} was used before, in {report.unit} {first}")
         if not source.strip() or not target.strip():
-            report.empty += 1
-            report.empty_lines += [line] if report.empty <= _SHOWN else []
+            report.empty.append(line)
             continue
         if (source, target) in pairs:
-            report.duplicates += 1
-            report.duplicate_lines += [line] if report.duplicates <= _SHOWN else []
-            if report.duplicates_dropped:
-                continue
+            report.duplicates.append(line)
         pairs.add((source, target))
         examples.append(Example(id_, source, target))
-    report.kept = len(examples)
     return examples
 
 

@@ -13,8 +13,7 @@ from urllib.error import HTTPError
 from xml.etree import ElementTree
 
 from langchain_rcr.files import write_bytes
-from langchain_rcr.programs import ProgramSpec, Tree
-from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
+from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file, read_text
 from rcr_trainer.data.splits import length_split, random_split, template_split, tmcd_split
 from rcr_trainer.errors import ConfigError, DataError
 
@@ -88,15 +87,11 @@ def read_corpus(path: str | Path) -> dict[int, Example]:
     Raises:
         DataError: the file is missing, isn't such a corpus, or lacks an example.
     """
+    text = read_text(path)
+    if "<!ENTITY" in text:
+        raise DataError(f"{path} declares an entity, which the GeoQuery corpus doesn't")
     try:
-        text = Path(path).read_text(encoding="utf-8")
-        if "<!ENTITY" in text:
-            raise DataError(f"{path} declares an entity, which the GeoQuery corpus doesn't")
         root = ElementTree.fromstring(text)  # noqa: S314 - without entities of its own the text is all there is
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text: {error.reason}") from error
     except ElementTree.ParseError as error:
         raise DataError(f"{path}: not well-formed XML ({error})") from error
     found: dict[int, Example] = {}
@@ -111,8 +106,7 @@ def read_corpus(path: str | Path) -> dict[int, Example]:
         if not source or not target:
             raise DataError(f"{path}: example {id_} has no English question or no {_PROGRAM} program")
         found[int(id_)] = Example(id_, source, target)
-    missing = [id_ for id_ in _IDS if id_ not in found]
-    if missing:
+    if missing := [id_ for id_ in _IDS if id_ not in found]:
         raise DataError(
             f"{path} isn't the GeoQuery corpus: {len(missing)} of 880 examples are missing, id {missing[0]} first"
         )
@@ -163,12 +157,10 @@ def _drawn_ids(examples: Mapping[int, Example], kind: str, seed: int) -> dict[st
         sides = random_split(len(ids), _TRAIN[kind], name)
     elif kind == "template":
         sides = template_split([spec.key(program) for program in programs], _TRAIN[kind], name)
+    elif kind == "tmcd":
+        sides = tmcd_split([_tree(spec, example) for example in examples.values()], _TRAIN[kind], name)
     else:
-        trees = [_tree(spec, example) for example in examples.values()]
-        if kind == "tmcd":
-            sides = tmcd_split(trees, _TRAIN[kind], name)
-        else:
-            sides = length_split([len(tree) for tree in trees], _TRAIN[kind], name)
+        sides = length_split([len(_tree(spec, example)) for example in examples.values()], _TRAIN[kind], name)
     train, test = ([ids[position] for position in side] for side in sides)
     return {"train": train, "dev": [], "test": test}
 

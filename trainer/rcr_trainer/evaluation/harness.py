@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
-from importlib import metadata
 from typing import TypeAlias
 
 import numpy as np
@@ -82,6 +80,8 @@ def evaluate(
             (a wrong shape, a position outside the pool, excluded, or picked twice).
         LLMError: what the answerer raises, save for BudgetExceeded, which leaves selectors without answers.
     """
+    from langchain_rcr.policy import library_versions
+
     excluded = checked_exclude(exclude, len(queries), len(pool), k)
     pool_structures, needed = structure_matrices(spec, [e.target for e in pool], [e.target for e in queries])
     parsed = int(np.count_nonzero(np.diff(needed.indptr)))
@@ -197,14 +197,3 @@ class _Task:
         for query, entry in enumerate(self.excluded):
             if np.isin(positions[query], entry).any():
                 raise InputError(f"selector {name} picked an excluded position for {self.questions[query]!r:.80}")
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of Python and of the libraries that the figures depend on."""
-    versions = {"python": platform.python_version()}
-    for name in ("langchain-rcr", "langchain-core", "numpy", "scipy", "torch", "transformers"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed"
-    return versions

@@ -10,6 +10,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from langchain_rcr.files import write_text
+from rcr_trainer.data.examples import read_text
 from rcr_trainer.errors import DataError
 
 FILE_NAME = "evaluation.json"
@@ -206,11 +207,7 @@ class EvaluationReport:
         """
         path = Path(path)
         path = path / FILE_NAME if path.is_dir() else path
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise DataError(f"can't read {path}: {error}") from error
-        return cls.from_json(text, str(path))
+        return cls.from_json(read_text(path), str(path))
 
 
 _ADAPTER = TypeAdapter(EvaluationReport)
