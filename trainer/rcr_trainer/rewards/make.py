@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.languages import unknown
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 
-from langchain_rcr.programs import ProgramSpec, Tree, get_parser
+from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.data import Example
-from rcr_trainer.programs import ProgramSpec, get_parser
 from rcr_trainer.rewards.base import PerAnswer
 
 # A group's answers and a pool's programs come back again and again.
