@@ -1,4 +1,4 @@
-"""From a language model's answer to a program: the only place, for serving and training alike."""
+"""From a language model's answer to a program: the only place, for serving and for training."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class BackgroundLoop:
             raise
 
     def later(self, work: Coroutine[Any, Any, Any]) -> None:
-        """`submit` for work whose result nobody needs; dropped without an error if the process is ending."""
+        """`submit` for work without a result; dropped without an error if the process is ending."""
         with contextlib.suppress(RuntimeError):
             self.submit(work)
 

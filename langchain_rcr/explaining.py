@@ -172,27 +172,19 @@ def _line(mark: str, one: Scored) -> str:
 
 def _draw(axes: Axes, rows: Sequence[tuple[int, Scored]], query: str) -> None:
     at = np.arange(len(rows))
-    is_pick = [number != rows[n - 1][0] if n else True for n, (number, _) in enumerate(rows)]
-    shade = [1.0 if pick else 0.45 for pick in is_pick]
+    is_pick = np.array([n == 0 or rows[n - 1][0] != number for n, (number, _) in enumerate(rows)], dtype=bool)
     relevance = np.array([one.relevance for _, one in rows])
     context = np.array([one.context for _, one in rows])
-    for n, alpha in enumerate(shade):
-        axes.barh(at[n], relevance[n], color="tab:blue", alpha=alpha, label="relevance" if n == 0 else None)
-        axes.barh(
-            at[n],
-            context[n],
-            left=relevance[n],
-            height=0.5,
-            color="tab:red",
-            alpha=alpha,
-            label="earlier picks" if n == 0 else None,
-        )
+    for some, alpha, names in ((is_pick, 1.0, ("relevance", "earlier picks")), (~is_pick, 0.45, (None, None))):
+        axes.barh(at[some], relevance[some], color="tab:blue", alpha=alpha, label=names[0])
+        left = relevance[some]
+        axes.barh(at[some], context[some], left=left, height=0.5, color="tab:red", alpha=alpha, label=names[1])
     axes.plot(relevance + context, at, "k|", markersize=10, label="logit")
-    names = [
+    labels = [
         f"{f'{number}. ' if pick else ''}{shorten(one.source, 60, placeholder=' …')}".replace("$", r"\$")
         for (number, one), pick in zip(rows, is_pick, strict=True)
     ]
-    axes.set_yticks(at, names)
+    axes.set_yticks(at, labels)
     axes.invert_yaxis()
     axes.set_xlabel("logit")
     axes.set_title(shorten(query, 100, placeholder=" …").replace("$", r"\$"), loc="left")

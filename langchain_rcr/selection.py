@@ -10,7 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import FloatArray, Follows, IntArray, PoolVectors, Reader, Row, Search, Searcher
+from langchain_rcr.index.base import FloatArray, Follows, IntArray, PoolVectors, Reader, Row, Search
+from langchain_rcr.index.local import Table
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.state import State
 
@@ -110,7 +111,7 @@ class _Sequence:
 
 def greedy(
     queries: FloatArray,
-    pool: PoolVectors | Searcher,
+    pool: PoolVectors | Table,
     state: State[Any],
     k: int,
     *,
@@ -121,7 +122,7 @@ def greedy(
 
     Args:
         queries: E_x of the queries, (B, D) float32.
-        pool: the pool's vectors, or something that searches them.
+        pool: the pool's vectors, or a table of them.
         state: how picks compose (its `start` is called here).
         k: how many examples to pick for each query.
         exclude: for each query the pool positions it must not get (itself, for a training query).

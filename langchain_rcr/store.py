@@ -253,7 +253,7 @@ class ExampleStore:
 
 
 def check_query(query: object) -> None:
-    """Refuse what is no question.
+    """Raise an error unless `query` is a question.
 
     Raises:
         InputError: it is not a string, blank, or not valid Unicode.

@@ -144,23 +144,6 @@ class Hits:
     log_partition: NDArray[np.float64] | None = None
 
 
-class Searcher(Protocol):
-    """Vectors that can be searched in this process; keys are row numbers."""
-
-    @property
-    def size(self) -> int:
-        """How many candidates there are."""
-        ...
-
-    def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """Keys (B, t) and logits (B, t) of the t best candidates for (B, D) states; see `Search` and `Hits`."""
-        ...
-
-    def vectors(self, keys: IntArray) -> FloatArray:
-        """E_z (B, D) of the candidates `keys` (B,), as `State.update` takes it."""
-        ...
-
-
 class Reader(Protocol):
     """The pool at one moment, or the part of it that a filter lets through; for one selection.
 
@@ -182,7 +165,7 @@ class Reader(Protocol):
 
 
 class CandidateIndex(Protocol):
-    """An engine. Safe from many threads. Outages are `EngineError`s that name the engine; the next call tries anew."""
+    """An engine. Safe from many threads. Outages are `EngineError`s that name the engine; the next call tries again."""
 
     def bind(self, fingerprint: str, dim: int) -> None:
         """Say whose vectors the index holds, before it is used; an empty one takes it on. May be repeated.

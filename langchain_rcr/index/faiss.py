@@ -28,7 +28,7 @@ _SMALL = 4096
 """Pools up to this size are searched in full, whatever the kind: a detour would take as long."""
 
 _RARE = 10
-"""Where fewer than one row in so many can be found, all of these are looked at, whatever the kind."""
+"""Where fewer than one row in ten can be found, all of these are looked at, whatever the kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class FaissOptions:
         return self.kind == "flat" and not self.fp16
 
     def lists(self, rows: int) -> int:
-        """How many inverted lists to train over so many rows; 0: too few rows."""
+        """How many inverted lists to train on this many rows; 0: too few rows."""
         wanted = self.nlist or max(1, min(int(4 * rows**0.5), max(rows, self.train_from) // _PER_LIST))
         return wanted if self.kind == "ivf" and rows >= max(self.train_from, wanted * _PER_LIST) else 0
 
@@ -116,7 +116,7 @@ class FaissTable(Table):
     own rows alone. What must not be found is left out by a selector inside FAISS; picks are left out by fetching more.
 
     Args:
-        vectors: the pool's E_c and E_z; E_z is taken over, E_c copied.
+        vectors: the pool's E_c and E_z; E_c is copied, E_z isn't.
         options: which index.
     """
 
@@ -145,7 +145,7 @@ class FaissTable(Table):
             return found
 
     def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
-        """See `Table.found`; what there is to find, as far as the kind of index finds it."""
+        """See `Table.found`; approximate where the kind of index is."""
         tau, exclude = search.tau, search.exclude
         totals = None if tau is None else self._log_partition(search.states, tau, exclude)
         return *self._best(search.states, search.t, exclude), totals

@@ -44,7 +44,7 @@ class Growing:
     matrix get a matrix each; not at the same moment.
 
     Args:
-        rows: (N, D) float32; taken over, not copied.
+        rows: (N, D) float32; not copied.
     """
 
     def __init__(self, rows: FloatArray) -> None:
@@ -70,10 +70,10 @@ class Growing:
 
 
 class Table(ABC):
-    """Vectors that can be searched; keys are row numbers, 0 … N−1. A `Searcher`, safe from threads; never changes.
+    """Vectors that can be searched; keys are row numbers, 0 … N−1. Safe from threads; never changes.
 
     Args:
-        vectors: the pool's E_c and E_z; taken over, not copied.
+        vectors: the pool's E_c and E_z; not copied.
     """
 
     def __init__(self, vectors: PoolVectors) -> None:
@@ -186,7 +186,7 @@ def _passing(table: Table, rows: list[Row], alive: BoolArray, columns: Columns, 
 class LocalIndex(InThisThread, ABC):
     """An engine in this process: a `CandidateIndex`. Every change puts one new snapshot in the place of the old.
 
-    Deleted rows stay in the table, where nothing finds them, until they are more than half of it; then it is made anew
+    Deleted rows stay in the table, where nothing finds them, until they are more than half of it; then it is rebuilt
     without them, and keys change. A reader keeps the snapshot that it began with.
 
     Pickled and copied with its rows.
@@ -251,7 +251,7 @@ class LocalIndex(InThisThread, ABC):
             self._start(vectors.candidate.shape[1])
             now, start = self._now, len(self._now.table)
             table = now.table.extended(vectors)
-            del now.rows[start:]  # what a change that failed half-way left there is nobody's
+            del now.rows[start:]  # left by a change that failed half-way
             now.rows.extend(kept)
             self._publish(table, np.append(now.alive, np.ones(len(kept), dtype=bool)), taken)
             self._keys.update(zip(ids, range(start, start + len(kept)), strict=True))

@@ -14,7 +14,7 @@ _BLOCK = 1 << 26
 """Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""
 
 _FEW = 4
-"""Up to so many candidates a row are found one after the other; more by a partition of the row."""
+"""Up to this many candidates a row are found one after the other; more by a partition of the row."""
 
 
 def best(scores: FloatArray, slack: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:

@@ -1,9 +1,9 @@
 """The pool in any LangChain `VectorStore`, Qdrant or Chroma, say, by the methods that all of them have.
 
 Stores rank by cosine, by distance or by inner product, and this engine needs the last. So it stores E_c, divided by a
-bound on its length, with one coordinate more that makes all stored vectors of length 1, and asks with a 0 there: then
-the three rank alike (Bachrach et al. 2014, section 3; Neyshabur & Srebro 2015, section 4). What comes back is ranked
-anew with E_c itself, which is kept beside E_z in the documents' metadata.
+bound on its length, with one more coordinate that makes all stored vectors 1 long, and queries with a 0 there: then
+the three rankings are the same (Bachrach et al. 2014, section 3; Neyshabur & Srebro 2015, section 4). The results are
+ranked again with E_c itself, which is kept beside E_z in the documents' metadata.
 """
 
 from __future__ import annotations
@@ -36,11 +36,12 @@ from langchain_rcr.index.base import (
     Reader,
     Row,
     Search,
+    check_ids,
     check_vectors,
 )
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.index.ranking import in_order, log_sums, longest, slack
+from langchain_rcr.index.ranking import in_order, log_sums, longest, nothing, slack
 
 T = TypeVar("T")
 
@@ -118,6 +119,12 @@ class _Found:
     candidate: FloatArray
     context: FloatArray
 
+    @classmethod
+    def of(cls, document: Document) -> _Found:
+        row, metadata = _loaded(document), document.metadata
+        both = np.frombuffer(base64.b64decode(metadata["rcr_vectors"]), dtype="<f4").reshape(2, -1)
+        return cls(int(metadata["rcr_key"]), Row(row["id"], row["example"], row["program"]), both[0], both[1])
+
 
 class VectorStoreIndex(InThisThread):
     """A pool in a LangChain vector store: a `CandidateIndex`.
@@ -170,9 +177,8 @@ class VectorStoreIndex(InThisThread):
         self._pool, self._longest, self._translate = pool, longest, filter_translator
         self._scan_limit, self._partition = scan_limit, partition
         self._lock, self._asking = threading.RLock(), nullcontext() if parallel else threading.RLock()
-        self._embeddings: PoolEmbeddings | None = None
+        self._embeddings = PoolEmbeddings(0)
         self._store: VectorStore | None = None
-        self._make: Callable[[PoolEmbeddings], VectorStore] | None = None
         if isinstance(store, VectorStore):
             if not isinstance(store.embeddings, PoolEmbeddings) or options:
                 msg = f"a {type(store).__name__} must be made with PoolEmbeddings(encoder.dim), or given as a class"
@@ -180,7 +186,7 @@ class VectorStoreIndex(InThisThread):
             self._store, self._embeddings, self.name = store, store.embeddings, type(store).__name__
         else:
             parameter = _parameter(store)
-            self._make = lambda embeddings: store(**{parameter: embeddings}, **options)
+            self._make = lambda: store(**{parameter: self._embeddings}, **options)
             self.name = "the vector store"
 
     def __repr__(self) -> str:
@@ -189,9 +195,9 @@ class VectorStoreIndex(InThisThread):
     def bind(self, fingerprint: str, dim: int) -> None:
         """See `CandidateIndex.bind`. Makes the store, unless it was given."""
         with self._lock:
-            if self._store is None or self._embeddings is None:
-                self._embeddings = PoolEmbeddings(dim)
-                self._store = self._ask(self._make, self._embeddings)
+            if self._store is None:
+                self._embeddings.size = dim + 1
+                self._store = self._ask(self._make)
                 self.name = type(self._store).__name__
             header = self._header()
             if header is None or (not header.count and header.dim == dim):
@@ -226,8 +232,8 @@ class VectorStoreIndex(InThisThread):
             yield _Reader(self, header, self._partition)
         else:
             found = sorted(self._passing(where, header), key=lambda one: one.key)
-            candidate = np.array([one.candidate for one in found], dtype=np.float32).reshape(-1, header.dim)
-            context = np.array([one.context for one in found], dtype=np.float32).reshape(-1, header.dim)
+            vectors = np.array([(one.candidate, one.context) for one in found], dtype=np.float32)
+            candidate, context = np.ascontiguousarray(vectors.reshape(-1, 2, header.dim).swapaxes(0, 1))
             yield LocalReader(MatrixTable(PoolVectors(candidate, context)), [one.row for one in found])
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
@@ -254,11 +260,7 @@ class VectorStoreIndex(InThisThread):
             each = zip(rows, vectors.candidate, vectors.context, strict=True)
             documents = [self._document(key, *one) for key, one in enumerate(each, start=header.next)]
             taken = self.known([row.id for row in rows])
-            if len({row.id for row in rows}) < len(rows) or (taken and not replace):
-                ids = [row.id for row in rows]
-                which = next(one for one in ids if one in taken or ids.count(one) > 1)
-                msg = f"the id {which!r} is taken by another example"
-                raise PoolError(msg)
+            check_ids([row.id for row in rows], () if replace else taken)
             if taken:
                 self._remove(sorted(taken))
             scaled = np.zeros((len(rows), header.dim + 1), dtype=np.float64)
@@ -306,7 +308,7 @@ class VectorStoreIndex(InThisThread):
         options = {} if filter is None else {"filter": filter}
         # One more, as the header may be among them.
         documents = self._ask(self._opened.similarity_search_by_vector, query, k=width + 1, **options)
-        return [_found(document) for document in documents if document.metadata["rcr_key"] >= 0][:width]
+        return [_Found.of(document) for document in documents if document.metadata["rcr_key"] >= 0][:width]
 
     # ------------------------------------------------------------------ the store
 
@@ -317,10 +319,10 @@ class VectorStoreIndex(InThisThread):
             raise RuntimeError(msg)
         return self._store
 
-    def _ask(self, method: Callable[..., T] | None, *arguments: Any, **options: Any) -> T:
+    def _ask(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
         try:
             with self._asking:
-                return method(*arguments, **options)  # type: ignore[misc]
+                return method(*arguments, **options)
         except RCRError:
             raise
         except NotImplementedError as error:
@@ -349,17 +351,14 @@ class VectorStoreIndex(InThisThread):
         self._put([document], np.eye(1, header.dim + 1, header.dim))
 
     def _put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
-        embeddings = self._embeddings
-        if embeddings is None:
-            return
         for start in range(0, len(documents), _AT_ONCE):
             some = list(documents[start : start + _AT_ONCE])
             lists = vectors[start : start + _AT_ONCE].tolist()
-            embeddings.vectors = {one.page_content: vector for one, vector in zip(some, lists, strict=True)}
+            self._embeddings.vectors = {one.page_content: vector for one, vector in zip(some, lists, strict=True)}
             try:
                 self._ask(self._opened.add_documents, some, ids=[one.id for one in some])
             finally:
-                embeddings.vectors = {}
+                self._embeddings.vectors = {}
 
     def _remove(self, ids: Sequence[str]) -> None:
         self._ask(self._opened.delete, [self._name(one) for one in ids])
@@ -373,11 +372,10 @@ class VectorStoreIndex(InThisThread):
         except (TypeError, ValueError) as error:
             msg = f"example {row.id!r} has a field that is no JSON, so {self.name} can't keep it: {error}"
             raise PoolError(msg) from None
-        metadata: dict[str, Any] = {"rcr_key": key, "rcr_vectors": _packed(candidate, context)}
-        if self._translate is not None:
-            scalars = {name: value for name, value in row.example.items() if isinstance(value, str | int | float)}
-            metadata = scalars | metadata
-        return Document(text, id=self._name(row.id), metadata=metadata)
+        packed = base64.b64encode(np.stack([candidate, context]).astype("<f4").tobytes()).decode()
+        fields = row.example.items() if self._translate is not None else ()
+        scalars = {name: value for name, value in fields if isinstance(value, str | int | float)}
+        return Document(text, id=self._name(row.id), metadata=scalars | {"rcr_key": key, "rcr_vectors": packed})
 
     def _passing(self, where: Filter, header: _Header) -> list[_Found]:
         if self._translate is None and header.count > self._scan_limit:
@@ -386,11 +384,8 @@ class VectorStoreIndex(InThisThread):
                 "give the index a filter_translator, which makes the store's own filter"
             )
             raise InputError(msg)
-        if not header.count:
-            everything: list[_Found] = []
-        else:
-            own = None if self._translate is None else self._translate(where)
-            everything = self.nearest(np.ones(header.dim, dtype=np.float32), header.count, own)
+        own = None if self._translate is None else self._translate(where)
+        everything = self.nearest(np.ones(header.dim, dtype=np.float32), header.count, own) if header.count else []
         known = {field for one in everything for field in one.row.example}
         if self._translate is None and fields_of(where) - known:
             raise unknown_field(where, sorted(known))
@@ -406,10 +401,9 @@ class _Reader:
         self.size = header.count
 
     async def search(self, search: Search) -> Hits:
-        """See `Reader.search`; a state at a time, as a `VectorStore` is asked."""
+        """See `Reader.search`; one state at a time, as a `VectorStore` takes one query a call."""
         states, t = search.states, search.t
-        keys = np.full((len(states), t), -1, dtype=np.int64)
-        logits = np.full((len(states), t), -np.inf, dtype=np.float32)
+        keys, logits = nothing(len(states), t)
         contexts = np.zeros((len(states), t, states.shape[1]), dtype=np.float32)
         totals = None if search.tau is None else np.full(len(states), -np.inf)
         rows: list[list[Row]] = []
@@ -431,7 +425,7 @@ class _Reader:
 
     def _best(self, state: FloatArray, margin: float, t: int, exclude: IntArray) -> tuple[IntArray, FloatArray]:
         barred = np.unique(exclude)
-        width = t + len(barred) + _MORE
+        width = least = t + len(barred) + _MORE
         near = margin + _ROUNDING * self._header.bound * float(np.linalg.norm(state))
         while True:
             width = min(width, self.size)
@@ -442,7 +436,7 @@ class _Reader:
             keys = np.array([one.key for one in found], dtype=np.int64)
             left = ~np.isin(keys, barred)
             best, logits = in_order(keys[left], values[left], margin, t)
-            whole = len(found) < width or width == self.size or width >= max(_MOST, t + len(barred) + _MORE)
+            whole = len(found) < width or width == self.size or width >= max(_MOST, least)
             if whole or (len(best) == t and values.min() < logits[-1] - near):
                 return best, logits
             width = max(8 * width, _MOST)
@@ -458,16 +452,6 @@ def _parameter(make: Callable[..., VectorStore]) -> str:
     return found
 
 
-def _packed(candidate: FloatArray, context: FloatArray) -> str:
-    return base64.b64encode(np.stack([candidate, context]).astype("<f4").tobytes()).decode()
-
-
 def _loaded(document: Document) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(document.page_content)
     return loaded
-
-
-def _found(document: Document) -> _Found:
-    row, metadata = _loaded(document), document.metadata
-    both = np.frombuffer(base64.b64decode(metadata["rcr_vectors"]), dtype="<f4").reshape(2, -1)
-    return _Found(int(metadata["rcr_key"]), Row(row["id"], row["example"], row["program"]), both[0], both[1])
