@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_rcr import ExamplePool, InputError, Item, PoolError
@@ -60,6 +60,16 @@ def test_extended_is_another_pool_and_positions_stay() -> None:
     assert again.ids.index("d") == 3
     with pytest.raises(PoolError, match=r"ids\[0\] is 'c', which another example has already"):
         again.extended([ROWS[0]], ids=["c"])
+
+
+def test_a_part_of_a_pool_has_the_programs_of_its_spec() -> None:
+    pool = ExamplePool([*ROWS, ROWS[0]], ids=["a", "b", "c", "d"])
+    numbers, spec = pool.programs, ProgramSpec(anonymize=False)
+    part = pool.only([3, 1], spec)
+    assert (part.ids, part.examples) == (("d", "b"), (ROWS[0], ROWS[1]))
+    assert part.items() == [pool.items()[3], pool.items()[1]]
+    assert part.programs.tolist() == ExamplePool([ROWS[0], ROWS[1]], spec=spec).programs.tolist()
+    assert pool.only([3, 1]).programs.tolist() == numbers[[3, 1]].tolist()
 
 
 def test_programs_number_the_same_programs_equally() -> None:
@@ -148,6 +158,7 @@ fields = st.dictionaries(
 
 
 @pytest.mark.slow
+@settings(deadline=None)
 @given(st.lists(st.tuples(text, text, fields), max_size=4))
 def test_write_then_read_gives_the_pool_back(tmp_path_factory: pytest.TempPathFactory, rows: list[Any]) -> None:
     path = tmp_path_factory.mktemp("pool") / "pool.jsonl"
