@@ -1,7 +1,7 @@
 """The command rcr-train: results on stdout, progress and errors on stderr.
 
-Exit codes: 0 done, 2 for what the user can mend (one line), 130 for Ctrl-C, 1 with a traceback for a bug. Of several
-processes that `torchrun` started, the first alone reports; an error is told once on each machine.
+Exit codes: 0 done, 2 for what the user can fix (one line), 130 for Ctrl-C, 1 with a traceback for a bug. Of several
+processes that `torchrun` started, the first alone reports; an error is printed once on each machine.
 """
 
 from __future__ import annotations

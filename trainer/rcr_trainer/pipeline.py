@@ -135,7 +135,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
 
     Raises:
         DataError: a file can't be read, or its programs can't be.
-        ConfigError: no such split or language, no queries to evaluate on, or a language model that can't be had.
+        ConfigError: no such split or language, no queries to evaluate on, or a language model that can't be opened.
         PoolError: fewer candidates than picks, or sft.checkpoint has another pool.
         CheckpointError: sft.checkpoint can't be read.
     """
@@ -143,7 +143,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
 
     get_parser(config.program.language)  # Before anything is read or downloaded.
     split = load_split(config.data, config.seed)
-    split.meta.pop(LANGUAGE, None)  # What data.directory says of another run doesn't bind.
+    split.meta.pop(LANGUAGE, None)  # Of another run, where data.directory is its data.
     task = check_task(config, divide(config, split))
     split.meta[LANGUAGE] = task.spec.language
     if config.sft.checkpoint is not None:
@@ -379,7 +379,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes, progress: Progress | 
 
 
 def _use(llm: LanguageModel, processes: Processes) -> dict[str, float]:
-    """What the language model's calls came to, summed over processes, of which each tells prompts apart for itself."""
+    """The language model's statistics, summed over processes; each counts the distinct prompts among its own."""
     total: Counter[str] = Counter()
     for said in processes.texts(json.dumps(llm.stats.figures())):
         total.update(json.loads(said))

@@ -196,7 +196,7 @@ def _embeddings(config: Settings) -> str | None:
 
 
 def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
-    """The baselines' embeddings: those named in the settings, or the model's own; None for a lexical one.
+    """The baselines' embeddings: of the model named in the settings, or the retriever's own; None without either.
 
     The vectors of the pool, for the retriever too, and of the queries that trade-offs are chosen on are computed once.
     The queries that are measured are embedded anew each time, because their encoding is a part of the latencies.
