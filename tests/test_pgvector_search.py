@@ -9,8 +9,7 @@ from plain_reader import reading
 
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.filters import AllOf, matches, parse_filter
-from langchain_rcr.index import memory
-from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.base import TIE, PoolVectors, Row
 from langchain_rcr.state import AdditiveState
 
 psycopg = pytest.importorskip("psycopg")
@@ -78,7 +77,7 @@ def slow_search(states, vectors, t, exclude, allowed):
         picks = []
         while left and len(picks) < t:
             top = max(scores[n] for n in left)
-            picks.append(min(n for n in left if scores[n] >= top - memory.TIE * length))
+            picks.append(min(n for n in left if scores[n] >= top - TIE * length))
             left.remove(picks[-1])
         found.append(picks)
     return found
