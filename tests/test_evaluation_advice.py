@@ -355,7 +355,7 @@ class Always(Baseline):
         self.positions = positions
         super().__init__([{"source": example.source} for example in pool])
 
-    def _pick(self, queries, k, excluded, references):
+    def _pick(self, queries, k, excluded):
         return np.array([self.positions[:k]] * len(queries))
 
 
