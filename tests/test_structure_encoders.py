@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fake_backbone import FakeBackbone
+from langchain_core.embeddings import Embeddings
 from rcr_trainer import grpo
 from rcr_trainer.coverage import structure_matrices
 from rcr_trainer.data import Example, covr_split
@@ -62,6 +63,21 @@ def test_structures_that_always_go_together_share_a_column():
     assert inventory.columns == [("<root> -> f", "f"), ("a", "f -> a"), ("b", "f -> b")]
     assert inventory.sizes.tolist() == [2, 2, 2]
     assert dense(inventory.rows(["f(b)", "not ( a program", "g(a)"]), 3).tolist() == [[1, 0, 1], [0, 0, 0], [0, 0.5, 0]]
+
+
+def test_a_fit_to_tokens_is_not_loaded_over_embeddings_that_give_none(tmp_path):
+    class Whole(Embeddings):
+        """The same vectors, but none of tokens."""
+
+        def embed_documents(self, texts):
+            return FakeBackbone().embed(texts).tolist()
+
+        def embed_query(self, text):
+            return self.embed_documents([text])[0]
+
+    fitted(FakeBackbone())[0].save_pretrained(tmp_path / "model")
+    with pytest.raises(CheckpointError, match="transformer's tokens, which LangChain embeddings don't give"):
+        TriEncoder.from_pretrained(tmp_path / "model", embeddings=Whole())
 
 
 def test_parts_and_words_by_hand():

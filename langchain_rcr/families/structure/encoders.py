@@ -11,13 +11,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import Bags, NgramVocabulary
@@ -133,6 +135,18 @@ class NeedEncoder(Encoder):
         self.composition = Composition(inventory)
         self.levels: tuple[float, ...] = ()
         """Similarities above which the fit left programs out together; not kept in checkpoints."""
+
+    @classmethod
+    def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
+        """See `Encoder.load`; a fit to tokens in context needs a backbone that gives them, as LangChain's don't."""
+        encoder = super().load(folder, backbone)
+        if len(encoder.token_bags.anchors) and not hasattr(backbone, "read"):
+            msg = (
+                f"{folder.parent} was trained over a transformer's tokens, which LangChain embeddings don't give: "
+                "load it without embeddings"
+            )
+            raise CheckpointError(msg)
+        return encoder
 
     def learn(self, items: Sequence[Item]) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted."""
