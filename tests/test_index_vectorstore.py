@@ -13,7 +13,7 @@ from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolE
 from langchain_rcr.filters import matches, parse_filter
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.index.vectorstore import PoolEmbeddings, VectorStoreIndex
+from langchain_rcr.index.vectorstore import DIALECTS, PoolEmbeddings, VectorStoreIndex
 from langchain_rcr.selection import Options, select
 from langchain_rcr.state import AdditiveState
 
@@ -156,6 +156,22 @@ def test_filters_of_the_store():
     plain = filled(VectorStoreIndex(InMemoryVectorStore, scan_limit=10), rows, vectors)
     with pytest.raises(InputError, match="holds 40 examples, more than scan_limit = 10: give the index a filter_trans"):
         plain.run(plain.read(where).__aenter__())
+
+
+@pytest.mark.parametrize("store", DIALECTS)
+def test_the_store_itself_filters_by_strings(request, store):
+    """Of a pool that may not be read, only what the store lets through is."""
+    rows, vectors = drawn(6, 40)
+    index = filled(STORES[store](request, scan_limit=10), rows, vectors)
+    some = {"source": {"$in": [f"q {n}" for n in range(5, 25)]}}
+    memory = filled(MemoryIndex(), rows, vectors)
+    queries = np.random.default_rng(8).normal(size=(3, DIM)).astype(np.float32)
+    for spec in (some, {**some, "level": {"$gte": 2}}, {"$and": [{"level": 1}, {"source": "q 5"}]}):
+        where, options = parse_filter(spec), Options(1 if "$and" in spec else 4)
+        assert picks(index, queries, options, where)[0] == picks(memory, queries, options, where)[0]
+    for spec in ({"level": 1}, {"$or": [some, {"level": 1}]}, {"source": {"$ne": "q 5"}}):
+        with pytest.raises(InputError, match="give the index a filter_translator"):
+            picks(index, queries, Options(1), parse_filter(spec))
 
 
 def test_a_store_made_with_the_embeddings_of_pools_and_others():

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from langchain_core.documents import Document
@@ -26,7 +26,7 @@ from langchain_core.vectorstores import VectorStore
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError, RCRError
-from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
+from langchain_rcr.filters import AllOf, Compare, Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.base import (
     FloatArray,
     Hits,
@@ -65,6 +65,55 @@ _MOST = 1024
 
 _ROUNDING = 4e-6
 """How far off a store's own ranking may be, relative to the bound: float32, squared distances included."""
+
+
+Required: TypeAlias = dict[str, list[str]]
+"""Fields, and the strings of which each must be one."""
+
+
+def _operators(_: VectorStore, required: Required) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [{field: {"$in": values}} for field, values in required.items()]
+    return parts[0] if len(parts) == 1 else {"$and": parts}
+
+
+def _conditions(store: Any, required: Required) -> Any:
+    from qdrant_client import models
+
+    return models.Filter(
+        must=[
+            models.FieldCondition(key=f"{store.metadata_payload_key}.{field}", match=models.MatchAny(any=values))
+            for field, values in required.items()
+        ]
+    )
+
+
+def _function(_: VectorStore, required: Required) -> Callable[[Document], bool]:
+    return lambda document: all(document.metadata.get(field) in values for field, values in required.items())
+
+
+DIALECTS: dict[str, Callable[[Any, Required], Any]] = {
+    "Chroma": _operators,
+    "InMemoryVectorStore": _function,
+    "PGVector": _operators,
+    "QdrantVectorStore": _conditions,
+}
+"""Class of a store → what makes its own filter."""
+
+
+def _dialect(store: VectorStore, where: Filter) -> Any:
+    """The store's own filter of what it can be told; None where it can't be told anything."""
+    make, required = DIALECTS.get(type(store).__name__), _required(where)
+    return None if make is None or not required else make(store, required)
+
+
+def _required(where: Filter) -> Required:
+    """What a filter requires of strings. Stores disagree on numbers, on null and on what is missing: not of those."""
+    if isinstance(where, AllOf):
+        return {field: values for part in where.parts for field, values in _required(part).items()}
+    if isinstance(where, Compare) and where.op in ("eq", "in") and where.key.isidentifier():
+        values = [*where.value] if where.op == "in" else [where.value]
+        return {where.key: values} if values and all(isinstance(value, str) for value in values) else {}
+    return {}
 
 
 class PoolEmbeddings(Embeddings):
@@ -145,8 +194,9 @@ class VectorStoreIndex(InThisThread):
             Longer ones are refused. Far too large a bound costs precision in the store.
         filter_translator: makes the store's own filter, as its searches take it (`filter=`), of a
             `langchain_rcr.filters.Filter`; the examples' scalar fields are metadata of the same name. It may let too
-            many examples through, never too few. None: filters read the whole pool.
-        scan_limit: examples that a filter may read; a pool that is larger needs a `filter_translator`.
+            many examples through, never too few; None from it: the store can't filter this. By default, the stores of
+            `DIALECTS` are told which strings a field must be one of.
+        scan_limit: examples that a filter may read where the store is told nothing of it.
         partition: candidates whose logits make up probabilities, which are upper bounds in larger pools.
         parallel: whether the store's client may be called by several threads at once.
         **options: passed on to the class or function.
@@ -373,23 +423,28 @@ class VectorStoreIndex(InThisThread):
             msg = f"example {row.id!r} has a field that is no JSON, so {self.name} can't keep it: {error}"
             raise PoolError(msg) from None
         packed = base64.b64encode(np.stack([candidate, context]).astype("<f4").tobytes()).decode()
-        fields = row.example.items() if self._translate is not None else ()
+        filters = self._translate is not None or type(self._opened).__name__ in DIALECTS
+        fields = row.example.items() if filters else ()
         scalars = {name: value for name, value in fields if isinstance(value, str | int | float)}
         return Document(text, id=self._name(row.id), metadata=scalars | {"rcr_key": key, "rcr_vectors": packed})
 
     def _passing(self, where: Filter, header: _Header) -> list[_Found]:
-        if self._translate is None and header.count > self._scan_limit:
+        own = self._translate(where) if self._translate is not None else _dialect(self._opened, where)
+        if own is None and header.count > self._scan_limit:
             msg = (
                 f"filter: {self.name} holds {header.count:,} examples, more than scan_limit = {self._scan_limit:,}: "
                 "give the index a filter_translator, which makes the store's own filter"
             )
             raise InputError(msg)
-        own = None if self._translate is None else self._translate(where)
-        everything = self.nearest(np.ones(header.dim, dtype=np.float32), header.count, own) if header.count else []
-        known = {field for one in everything for field in one.row.example}
-        if self._translate is None and fields_of(where) - known:
+        ones = np.ones(header.dim, dtype=np.float32)
+        found = self.nearest(ones, header.count, own) if header.count else []
+        if own is not None and not found and header.count <= self._scan_limit:
+            # To tell a field that no example has from a value that none has.
+            own, found = None, self.nearest(ones, header.count)
+        known = {field for one in found for field in one.row.example}
+        if own is None and fields_of(where) - known:
             raise unknown_field(where, sorted(known))
-        return [one for one in everything if matches(where, one.row.example)]
+        return [one for one in found if matches(where, one.row.example)]
 
 
 class _Reader:
