@@ -17,6 +17,8 @@ from langchain_rcr.index.vectorstore import DIALECTS, PoolEmbeddings, VectorStor
 from langchain_rcr.selection import Options, select
 from langchain_rcr.state import AdditiveState
 
+pytestmark = pytest.mark.slow
+
 DIM, COUNT = 12, 300
 NOTHING = np.empty(0, dtype=np.int64)
 ONES = np.ones((1, DIM), dtype=np.float32)
@@ -61,7 +63,6 @@ def picks(index, queries, options, where=None):
     return [[hit.row for hit in hits] for hits in found.hits], found
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("options", [Options(6), Options(3, beam_width=3, tau=0.5)], ids=["greedy", "beams"])
 def test_whole_sequences_are_those_of_memory(make, options):
     rows, vectors = drawn(0, COUNT)
