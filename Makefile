@@ -13,7 +13,7 @@ FOR_WORK := $(VENV)/.installed-for-work
 
 help:
 	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (minutes)"
-	@echo "make check        lint, then the fast tests (under a minute, for use while you work)"
+	@echo "make check        lint, then the fast tests (a minute or two, for use while you work)"
 	@echo "make test         lint, then all tests (minutes; what continuous integration runs)"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff fix what it can"
