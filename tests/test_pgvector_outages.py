@@ -124,7 +124,7 @@ def test_connections_that_died_while_idle_are_not_noticed(filled, admin):
         reader.__enter__()
     for reader in readers:
         reader.__exit__(None, None, None)
-    assert index.count() == 3  # behind the ends of the readers
+    assert index.count() == 3
     assert kill(admin) >= 3
     index.add(*rows("d"))
     assert kill(admin) >= 1

@@ -15,10 +15,10 @@ psycopg = pytest.importorskip("psycopg")
 from psycopg.conninfo import conninfo_to_dict, make_conninfo  # noqa: E402
 
 from langchain_rcr.index.pgvector import PgVectorIndex  # noqa: E402
-from langchain_rcr.index.pgvector import schema as pgvector_schema  # noqa: E402
+from langchain_rcr.index.pgvector import tables as pgvector_tables  # noqa: E402
 
 DIM = 4
-NEXT = (*pgvector_schema.MIGRATIONS, "ALTER TABLE {schema}.rcr_pools ADD COLUMN note text NOT NULL DEFAULT 'new'")
+NEXT = (*pgvector_tables.MIGRATIONS, "ALTER TABLE {schema}.rcr_pools ADD COLUMN note text NOT NULL DEFAULT 'new'")
 
 
 def fill(index, *ids):
@@ -74,7 +74,7 @@ def test_a_schema_without_a_format_is_format_0(postgres_url, admin, schema):
 def test_an_older_format_is_brought_forward_and_a_newer_one_refused(postgres_url, admin, schema, monkeypatch):
     old = PgVectorIndex(postgres_url, schema=schema)
     fill(old, "a", "b")
-    monkeypatch.setattr(pgvector_schema, "MIGRATIONS", NEXT)
+    monkeypatch.setattr(pgvector_tables, "MIGRATIONS", NEXT)
     new = PgVectorIndex(postgres_url, schema=schema)
     assert new.count() == 2
     assert versions(admin, schema) == [1, 2]
@@ -94,7 +94,7 @@ def test_a_step_that_fails_leaves_the_old_format(postgres_url, admin, schema, mo
     index = PgVectorIndex(postgres_url, schema=schema)
     fill(index, "a")
     index.close()
-    monkeypatch.setattr(pgvector_schema, "MIGRATIONS", (*NEXT, "SELECT 1 / 0"))
+    monkeypatch.setattr(pgvector_tables, "MIGRATIONS", (*NEXT, "SELECT 1 / 0"))
     with pytest.raises(EngineError, match="division by zero"):
         index.count()
     assert versions(admin, schema) == [1]
@@ -122,6 +122,33 @@ def database(admin, postgres_url):
     for name in made:
         admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
     admin.execute(f"DROP ROLE {role}")
+
+
+@pytest.mark.parametrize("tables_too", [True, False])
+def test_an_extension_that_is_made_again(database, tables_too):
+    """Its type has another number then, which connections from before must not go on using."""
+    owner, *_ = database()
+    index, state = PgVectorIndex(owner, schema="s"), np.ones((1, DIM), dtype=np.float32)
+    fill(index, "a", "b")
+
+    def search_thrice():
+        with reading(index) as one, reading(index) as two, reading(index) as three:
+            for reader in (one, two, three):
+                keys, _ = reader.search(state, 2, [np.empty(0, dtype=np.int64)])
+                assert sorted(row.id for row in reader.rows(keys[0])) == ["a", "b"]
+
+    search_thrice()
+    with psycopg.connect(owner, autocommit=True) as connection:
+        if tables_too:
+            connection.execute("DROP SCHEMA s CASCADE")
+        connection.execute("DROP EXTENSION vector CASCADE; CREATE EXTENSION vector")
+    with pytest.raises(EngineError, match="does not exist"):
+        fill(index, "c")
+    if not tables_too:  # the vectors are gone and the examples left
+        assert index.delete(["a", "b"]) == 2
+    fill(index, "a", "b")
+    search_thrice()
+    index.close()
 
 
 def test_roles_that_may_not(database):

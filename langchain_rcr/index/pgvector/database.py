@@ -1,27 +1,27 @@
 """Connections to PostgreSQL for any number of callers, all on one event loop; outages become one clear error.
 
-`psycopg_pool` is not used: while a server is away it lets every caller wait for the whole time limit, hides the reason,
-and after a long outage comes back only when its own growing pauses between attempts allow.
+`psycopg_pool` is not used: it connects in tasks of its own, so while a server is away every caller waits for the whole
+time limit and learns no reason, and each connection that a failover broke costs the next caller a growing pause.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import os
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
-from pgvector.psycopg.vector import register_vector_info
-from psycopg import AsyncConnection
+from pgvector.psycopg.vector import VectorBinaryDumper
+from psycopg import AsyncConnection, sql
+from psycopg.adapt import AdaptersMap
 from psycopg.conninfo import conninfo_to_dict
 from psycopg.pq import TransactionStatus
-from psycopg.types import TypeInfo
 
+from langchain_rcr.background import background
 from langchain_rcr.errors import EngineError, InputError
-from langchain_rcr.index.pgvector.schema import Names, prepare
 
 Connection = AsyncConnection[tuple[Any, ...]]
 
@@ -36,6 +36,19 @@ _DEFAULTS = {
     "tcp_user_timeout": 30_000,
 }
 """For libpq, where the address doesn't say otherwise: a peer that is gone without a word is noticed in a minute."""
+
+_ADAPTERS = AdaptersMap(psycopg.adapters)
+"""Sends arrays in pgvector's binary format as parameters of unknown type, so statements cast them.
+
+A registered type would have a number, which changes when the extension is dropped and made again.
+"""
+_ADAPTERS.register_dumper("numpy.ndarray", VectorBinaryDumper)
+
+READING = "REPEATABLE READ READ ONLY"
+"""A consistent view of the database for as long as the transaction lasts."""
+
+WRITING = "READ COMMITTED"
+"""Each statement sees what the transactions did that it had to wait for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,25 +87,54 @@ class Settings:
         return f"{parts.get('host') or 'localhost'}/{parts.get('dbname') or parts.get('user') or ''}"
 
 
-READING = "REPEATABLE READ READ ONLY"
-"""A consistent view of the database for as long as the transaction lasts."""
-
-WRITING = "READ COMMITTED"
-"""Each statement sees what the transactions did that it had to wait for."""
+Names = dict[str, sql.Composable]
+"""What the names in braces of statements stand for."""
 
 
-def _begin(mode: str, seconds: float) -> str:
-    limit = max(1, round(1000 * seconds))
-    idle = max(60_000, limit)
-    return (
-        f"BEGIN ISOLATION LEVEL {mode}; SET LOCAL statement_timeout = {limit}; "
-        f"SET LOCAL idle_in_transaction_session_timeout = {idle}; SET LOCAL jit = off"  # compiling takes longer
-    )
+def names_in(schema: str, extension: str) -> Names:
+    """Where the tables and what pgvector brings are, whatever the search path.
+
+    Args:
+        schema: the schema of the tables.
+        extension: the schema of the extension.
+    """
+    of_extension = sql.Identifier(extension)
+    return {
+        "schema": sql.Identifier(schema),
+        "pools": sql.Identifier(schema, "rcr_pools"),
+        "vector": sql.SQL("{}.vector").format(of_extension),
+        "product": sql.SQL("OPERATOR({}.<#>)").format(of_extension),  # the negative inner product
+        "products": sql.SQL("{}.vector_ip_ops").format(of_extension),
+        "send": sql.SQL("{}.vector_send").format(of_extension),
+    }
 
 
-async def _adapt(connection: Connection, names: Names) -> None:
-    """Teach a connection to send and receive NumPy vectors, wherever the extension is."""
-    register_vector_info(connection, await TypeInfo.fetch(connection, names.type))
+class Transaction:
+    """Runs statements on a connection, each within a time limit.
+
+    Args:
+        database: whose connection it is.
+        connection: one with a transaction begun.
+        seconds: how long a statement may take.
+        names: what is filled in for the names in braces of statements; more may be added.
+    """
+
+    def __init__(self, database: Database, connection: Connection, seconds: float, names: Names) -> None:
+        self.database, self.connection, self.seconds, self.names = database, connection, seconds, dict(names)
+
+    async def fetch(self, text: str, parameters: Sequence[Any] = (), **parts: sql.Composable) -> list[tuple[Any, ...]]:
+        """The rows that a statement returns; none for one that returns nothing."""
+        async with self.answering(), self.connection.cursor(binary=True) as cursor:
+            await cursor.execute(self.statement(text, **parts), parameters or None)
+            return await cursor.fetchall() if cursor.description else []
+
+    def statement(self, text: str, **parts: sql.Composable) -> sql.Composed:
+        """A statement with its names filled in."""
+        return sql.SQL(text).format(**self.names | parts)
+
+    def answering(self) -> AbstractAsyncContextManager[None]:
+        """See `Database.answering`."""
+        return self.database.answering(self.connection, self.seconds)
 
 
 class Database:
@@ -104,92 +146,32 @@ class Database:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.loop = asyncio.get_running_loop()
-        self._names: Names | None = None
-        self._idle: list[tuple[float, Connection]] = []
-        self._busy: set[Connection] = set()
+        self.names: Names | None = None
+        """Where the tables are, once that is known; forgotten when a statement says that something isn't there."""
+        self.pid, self.home = os.getpid(), background()
+        self.home.at_end.add(self._abort)
+        self._open: set[Connection] = set()
+        self._idle: dict[Connection, asyncio.TimerHandle] = {}
         self._slots = asyncio.Semaphore(settings.max_connections)
-        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
-    async def names(self) -> Names:
-        """Where the tables are; they are made, or brought to this version's format, at the first call.
-
-        Raises:
-            CheckpointError: they have a newer version's format.
-        """
-        if self._names is None:
-            async with self.transaction() as connection:
-                self._names = await prepare(connection, self.settings.schema)
-                await _adapt(connection, self._names)
-        return self._names
-
     @asynccontextmanager
-    async def transaction(self, seconds: float | None = None) -> AsyncIterator[Connection]:
-        """A transaction that is committed at the end, or rolled back by an exception.
+    async def transaction(self, mode: str, seconds: float, names: Names) -> AsyncIterator[Transaction]:
+        """A transaction: committed at the end when `WRITING`, rolled back when `READING` or by an exception.
 
         Args:
-            seconds: how long a statement may take; the write timeout if left out.
+            mode: `READING` or `WRITING`.
+            seconds: how long a statement may take.
+            names: see `Transaction`.
         """
-        seconds = seconds or self.settings.write_timeout_s
-        connection = await self.begin(WRITING, seconds)
+        connection = await self._begin(mode, seconds)
+        transaction = Transaction(self, connection, seconds, names)
         try:
-            async with self.answering(connection, 2 * seconds):  # one of them waiting for another writer
-                yield connection
-                await connection.execute("COMMIT")
+            yield transaction
+            if mode == WRITING:
+                await transaction.fetch("COMMIT")
         finally:
-            await self.end(connection)
-
-    async def begin(self, mode: str, seconds: float) -> Connection:
-        """A connection with a transaction begun, `READING` or `WRITING`; `end` gives it back.
-
-        One that died while it was idle is noticed here, where nothing has been asked yet, and another one takes its
-        place.
-        """
-        try:
-            async with asyncio.timeout(self.settings.wait_timeout_s):
-                await self._slots.acquire()
-        except TimeoutError:
-            raise self._error(f"all {self.settings.max_connections} connections (max_connections) are in use") from None
-        try:
-            while True:
-                fresh = not self._idle
-                connection = await self._connect() if fresh else self._idle.pop()[1]
-                self._busy.add(connection)
-                try:
-                    async with self.answering(connection, self.settings.connect_timeout_s):
-                        if fresh and self._names is not None:
-                            await _adapt(connection, self._names)
-                        await connection.execute(_begin(mode, seconds))
-                except BaseException as error:
-                    lost = isinstance(error, EngineError) and connection.closed
-                    self._drop(connection)
-                    if fresh or not lost:
-                        raise
-                else:
-                    return connection
-        except BaseException:
-            self._slots.release()
-            raise
-
-    async def end(self, connection: Connection) -> None:
-        """Roll back what is not committed, and keep the connection for the next caller if it is still good."""
-        good = False
-        try:
-            if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
-                async with asyncio.timeout(_GRACE_S):
-                    await connection.execute("ROLLBACK")
-            good = not (connection.closed or self._closed)
-        except (psycopg.Error, TimeoutError):
-            pass  # it is closed below; nothing was promised
-        finally:
-            self._slots.release()
-            if good:
-                self._busy.discard(connection)
-                self._idle.append((time.monotonic(), connection))
-                self._watch()
-            else:
-                self._drop(connection)
+            await self._end(connection)
 
     @asynccontextmanager
     async def answering(self, connection: Connection | None, seconds: float) -> AsyncIterator[None]:
@@ -207,8 +189,8 @@ class Database:
                 connection.pgconn.finish()
             raise self._error(f"no answer within {seconds + _GRACE_S:g} seconds") from None
         except psycopg.Error as error:
-            if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.InvalidSchemaName):
-                self._names = None  # another database has taken its place: it is made ready at the next call
+            if isinstance(error, psycopg.ProgrammingError):
+                self.names = None  # another database or extension has taken its place: the next call looks again
             text = " ".join(str(error).split()) or type(error).__name__
             if isinstance(error, psycopg.errors.QueryCanceled):
                 text += " (set by read_timeout_s, write_timeout_s and build_timeout_s)"
@@ -217,53 +199,85 @@ class Database:
     async def close(self) -> None:
         """Close what is idle now and the rest as it is given back."""
         self._closed = True
-        if self._timer is not None:
-            self._timer.cancel()
-        for _, connection in self._idle:
-            connection.pgconn.finish()
-        self._idle.clear()
-
-    async def abort(self) -> None:
-        """Close everything: the process ends."""
-        await self.close()
-        for connection in tuple(self._busy):
+        self.home.at_end.discard(self._abort)
+        for connection in tuple(self._idle):
             self._drop(connection)
+
+    async def _abort(self) -> None:
+        """Close everything: the process ends."""
+        for connection in tuple(self._open):
+            self._drop(connection)
+
+    async def _begin(self, mode: str, seconds: float) -> Connection:
+        """A connection with a transaction begun; `_end` gives it back."""
+        try:
+            async with asyncio.timeout(self.settings.wait_timeout_s):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise self._error(f"all {self.settings.max_connections} connections (max_connections) are in use") from None
+        try:
+            while self._idle:
+                connection, timer = self._idle.popitem()
+                timer.cancel()
+                with suppress(EngineError):  # it died while it was idle, and nothing has been asked yet
+                    return await self._started(connection, mode, seconds)
+            return await self._started(await self._connect(), mode, seconds)
+        except BaseException:
+            self._slots.release()
+            raise
+
+    async def _started(self, connection: Connection, mode: str, seconds: float) -> Connection:
+        self._open.add(connection)
+        limit = max(1, round(1000 * seconds))
+        try:
+            async with self.answering(connection, self.settings.connect_timeout_s):
+                await connection.execute(
+                    f"BEGIN ISOLATION LEVEL {mode}; SET LOCAL statement_timeout = {limit}; "
+                    f"SET LOCAL idle_in_transaction_session_timeout = {max(60_000, limit)}; "
+                    "SET LOCAL jit = off"  # compiling takes longer than these statements
+                )
+        except BaseException:
+            self._drop(connection)
+            raise
+        return connection
 
     async def _connect(self) -> Connection:
         settings = self.settings
         given = conninfo_to_dict(settings.url)
         options: dict[str, Any] = {key: value for key, value in _DEFAULTS.items() if key not in given}
         async with self.answering(None, settings.connect_timeout_s):
-            connection = await AsyncConnection.connect(
+            return await AsyncConnection.connect(
                 settings.url,
                 autocommit=True,
                 prepare_threshold=None,  # works behind PgBouncer, and each plan knows its values
                 connect_timeout=max(2, round(settings.connect_timeout_s)),
                 client_encoding="utf8",
+                context=_ADAPTERS,
                 **options,
             )
-        return connection
+
+    async def _end(self, connection: Connection) -> None:
+        """Roll back what is not committed, and keep the connection for the next caller if it is still good."""
+        try:
+            if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
+                async with self.answering(connection, 0):
+                    await connection.execute("ROLLBACK")
+        except EngineError:
+            connection.pgconn.finish()
+        finally:
+            self._slots.release()
+            if connection.closed or self._closed or connection.info.transaction_status != TransactionStatus.IDLE:
+                self._drop(connection)
+            else:
+                self._idle[connection] = self.home.loop.call_later(self.settings.max_idle_s, self._drop, connection)
+
+    def _drop(self, connection: Connection) -> None:
+        self._open.discard(connection)
+        if timer := self._idle.pop(connection, None):
+            timer.cancel()
+        connection.pgconn.finish()  # `close` does no more, but has to be awaited
 
     def _error(self, text: str) -> EngineError:
         password = str(conninfo_to_dict(self.settings.url).get("password") or "")
         text = text.replace(password, "***") if password else text
         return EngineError(f"pgvector ({self.settings.place}): {text}")
-
-    def _drop(self, connection: Connection) -> None:
-        self._busy.discard(connection)
-        connection.pgconn.finish()  # `close` does no more, but has to be awaited
-
-    def _watch(self) -> None:
-        if self._timer is None:
-            self._timer = self.loop.call_later(self.settings.max_idle_s, self._trim)
-
-    def _trim(self) -> None:
-        """Give back to the server the connections that nobody wanted for a while."""
-        self._timer = None
-        oldest = time.monotonic() - self.settings.max_idle_s
-        stale = [connection for since, connection in self._idle if since <= oldest]
-        self._idle = [(since, connection) for since, connection in self._idle if since > oldest]
-        for connection in stale:
-            connection.pgconn.finish()
-        if self._idle:
-            self._watch()

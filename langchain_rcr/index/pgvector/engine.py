@@ -8,30 +8,34 @@ from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
-from langchain_rcr.background import BackgroundLoop, background
+from langchain_rcr.background import background
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.filters import Filter
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.ranking import longest
 
 try:
-    from psycopg import sql
-except ImportError:
+    from langchain_rcr.index.pgvector.database import READING, WRITING, Database, Settings, Transaction
+except ImportError as error:
+    if error.name and error.name.startswith("langchain_rcr"):
+        raise
     raise MissingExtraError("psycopg", "pgvector") from None
 
-from langchain_rcr.index.pgvector.database import READING, Connection, Database, Settings
 from langchain_rcr.index.pgvector.reader import PgVectorReader
-from langchain_rcr.index.pgvector.schema import (
-    Names,
+from langchain_rcr.index.pgvector.statements import shown, storable
+from langchain_rcr.index.pgvector.tables import (
+    Packed,
     Pool,
+    add_rows,
     check_pool,
     claim_pool,
+    delete_rows,
+    digest_of,
     find_pool,
     has_hnsw,
     make_hnsw,
+    pack,
+    prepare,
 )
-from langchain_rcr.index.pgvector.statements import shown, storable
-from langchain_rcr.index.pgvector.writing import Packed, copy_rows, delete_rows, digest_of, pack, refuse_taken
 
 T = TypeVar("T")
 
@@ -40,15 +44,6 @@ _LONGEST_INDEXED = 2_000
 
 _parents: list[Database] = []
 """After a fork: the connections of the process before, which are still its own."""
-
-
-class _Held:
-    """What an index has open, and in which process."""
-
-    def __init__(self) -> None:
-        self.database: Database | None = None
-        self.loop: BackgroundLoop | None = None
-        self.pid = 0
 
 
 class PgVectorIndex:
@@ -166,12 +161,12 @@ class PgVectorIndex:
         if not 0 < dim <= _LONGEST_VECTOR:
             msg = f"pgvector holds vectors of 1 to {_LONGEST_VECTOR:,} numbers, these have {dim:,}"
             raise InputError(msg)
-        background().run(self._bind(fingerprint, dim))
+        self.run(self._bind(fingerprint, dim))
         self._bound = (fingerprint, dim)
 
     def count(self) -> int:
         """How many examples there are."""
-        return background().run(self._count())
+        return self.run(self._count())
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the background loop."""
@@ -184,26 +179,19 @@ class PgVectorIndex:
     @asynccontextmanager
     async def read(self, where: Filter | None = None) -> AsyncIterator[PgVectorReader]:
         """The pool as it is now; see `CandidateIndex.read`. Takes a connection until it ends."""
-        database = self._database()
-        names = await database.names()
-        seconds = self._settings.read_timeout_s
-        connection = await database.begin(READING, seconds)
-        try:
-            async with database.answering(connection, seconds):
-                if self._kind == "hnsw":
-                    # Strict order, and goes on where a filter leaves too few.
-                    await connection.execute(
-                        f"SET LOCAL hnsw.ef_search = {self._ef_search}; SET LOCAL hnsw.iterative_scan = strict_order"
-                    )
-                pool = await find_pool(connection, names, self.pool)
+        async with self._transaction(READING, self._settings.read_timeout_s) as transaction:
+            if self._kind == "hnsw":
+                # Strict order, and goes on where a filter leaves too few.
+                scan = "set_config('hnsw.iterative_scan', 'strict_order', true)"
+                ef_search = str(self._ef_search)
+                await transaction.fetch(f"SELECT set_config('hnsw.ef_search', %s, true), {scan}", [ef_search])
+            pool = await find_pool(transaction, self.pool)
             if pool is not None and pool.examples and self._bound is not None:
                 check_pool(pool, self.pool, *self._bound)
-            reader = PgVectorReader(database, names, connection, pool, approximate=self._kind == "hnsw")
+            reader = PgVectorReader(transaction, pool, approximate=self._kind == "hnsw")
             if where is not None:
                 await reader.filter(where)
             yield reader
-        finally:
-            background().later(database.end(connection))  # the caller need not wait for it
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
         """Add examples, all or none; see `CandidateIndex.add`.
@@ -215,15 +203,15 @@ class PgVectorIndex:
         """
         packed = pack(rows, vectors, self._binding()[1])
         if packed:
-            background().run(self._add(packed, vectors, replace))
+            self.run(self._add(packed, vectors, replace))
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples, all at once; unknown ids are ignored. Returns how many there were."""
-        return background().run(self._delete(list(ids)))
+        return self.run(self._delete(list(ids)))
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids are there."""
-        return background().run(self._known(list(ids)))
+        return self.run(self._known(list(ids)))
 
     def close(self) -> None:
         """Close the connections; a second call does nothing."""
@@ -231,83 +219,62 @@ class PgVectorIndex:
 
     # ------------------------------------------------------------------ on the background loop
 
-    def _database(self) -> Database:
-        held = self._held
-        if held.database is not None and held.pid != os.getpid():
-            _parents.append(held.database)
-            held.database = None
-        if held.database is None:
-            held.database, held.loop, held.pid = Database(self._settings), background(), os.getpid()
-            held.loop.at_end.add(held.database.abort)
-        return held.database
+    @asynccontextmanager
+    async def _transaction(self, mode: str = WRITING, seconds: float | None = None) -> AsyncIterator[Transaction]:
+        """A transaction on tables that are there; `seconds` as the write timeout if left out."""
+        if self._held and self._held[0].pid != os.getpid():
+            _parents.append(self._held.pop())
+        if not self._held:
+            self._held.append(Database(self._settings))
+        database, limit = self._held[0], self._settings.write_timeout_s
+        names = database.names
+        if names is None:
+            async with database.transaction(WRITING, limit, {}) as transaction:
+                names = await prepare(transaction, self._settings.schema)
+            database.names = names
+        async with database.transaction(mode, seconds or limit, names) as transaction:
+            yield transaction
 
     async def _bind(self, fingerprint: str, dim: int) -> None:
-        database = self._database()
-        names = await database.names()
-        async with database.transaction() as connection:  # looks first: a role that only reads may bind, too
-            pool = await find_pool(connection, names, self.pool)
+        async with self._transaction() as transaction:  # looks first: a role that only reads may bind, too
+            pool = await find_pool(transaction, self.pool)
             if pool is not None and pool.examples:
                 check_pool(pool, self.pool, fingerprint, dim)
             same = pool is not None and (pool.fingerprint, pool.dim) == (fingerprint, dim)
-            if pool is not None and same and (self._kind == "exact" or await has_hnsw(connection, names, pool)):
+            if same and (self._kind == "exact" or await has_hnsw(transaction)):
                 return
-        async with database.transaction(self._settings.build_timeout_s) as connection:
-            await self._claim(connection, names, fingerprint, dim)
+        async with self._transaction(seconds=self._settings.build_timeout_s) as transaction:
+            await self._claim(transaction, fingerprint, dim)
 
-    async def _claim(self, connection: Connection, names: Names, fingerprint: str, dim: int) -> Pool:
-        pool = await claim_pool(connection, names, self.pool, fingerprint, dim)
-        if self._kind == "hnsw" and not await has_hnsw(connection, names, pool):
-            await make_hnsw(connection, names, pool, m=self._m, ef_construction=self._ef_construction)
+    async def _claim(self, transaction: Transaction, fingerprint: str, dim: int) -> Pool:
+        pool = await claim_pool(transaction, self.pool, fingerprint, dim)
+        if self._kind == "hnsw" and not await has_hnsw(transaction):
+            await make_hnsw(transaction, m=self._m, ef_construction=self._ef_construction)
         return pool
 
     async def _count(self) -> int:
-        database = self._database()
-        names = await database.names()
-        async with database.transaction(self._settings.read_timeout_s) as connection:
-            pool = await find_pool(connection, names, self.pool)
+        async with self._transaction(seconds=self._settings.read_timeout_s) as transaction:
+            pool = await find_pool(transaction, self.pool)
         return 0 if pool is None else pool.examples
 
     async def _add(self, packed: list[Packed], vectors: PoolVectors, replace: bool) -> None:
-        fingerprint, dim = self._binding()
-        database = self._database()
-        names = await database.names()
-        digests = [row.digest for row in packed]
-        async with database.transaction() as connection:
-            pool = await self._claim(connection, names, fingerprint, dim)
-            table, gone = names.table(pool.id), 0
-            if replace:
-                gone = await delete_rows(connection, table, digests)
-            else:
-                await refuse_taken(connection, table, digests)
-            await copy_rows(connection, table, packed, vectors)
-            change = "UPDATE {} SET examples = examples + %s, longest = greatest(longest, %s) WHERE id = %s"
-            parameters = [len(packed) - gone, longest(vectors.candidate), pool.id]
-            await connection.execute(sql.SQL(change).format(names.pools), parameters)
+        async with self._transaction() as transaction:
+            pool = await self._claim(transaction, *self._binding())
+            await add_rows(transaction, pool, packed, vectors, replace=replace)
 
     async def _delete(self, ids: list[str]) -> int:
-        database = self._database()
-        names = await database.names()
-        async with database.transaction() as connection:
-            pool = await find_pool(connection, names, self.pool, lock=True)
-            if pool is None:
-                return 0
+        async with self._transaction() as transaction:
+            pool = await find_pool(transaction, self.pool, lock=True)
             digests = [digest_of(one) for one in ids if storable(one)]
-            gone = await delete_rows(connection, names.table(pool.id), digests)
-            change = sql.SQL("UPDATE {} SET examples = examples - %s WHERE id = %s").format(names.pools)
-            await connection.execute(change, [gone, pool.id])
-        return gone
+            return 0 if pool is None else await delete_rows(transaction, pool, digests)
 
     async def _known(self, ids: list[str]) -> set[str]:
         digests = {digest_of(one): one for one in ids if storable(one)}
-        database = self._database()
-        names = await database.names()
-        async with database.transaction(self._settings.read_timeout_s) as connection:
-            pool = await find_pool(connection, names, self.pool)
-            if pool is None:
+        async with self._transaction(seconds=self._settings.read_timeout_s) as transaction:
+            if await find_pool(transaction, self.pool) is None:
                 return set()
-            query = sql.SQL("SELECT digest FROM {} WHERE digest = ANY (%s)").format(names.table(pool.id))
-            cursor = await connection.execute(query, [list(digests)])
-            return {digests[bytes(digest)] for (digest,) in await cursor.fetchall()}
+            query = "SELECT digest FROM {table} WHERE digest = ANY (%s)"
+            return {digests[bytes(digest)] for (digest,) in await transaction.fetch(query, [list(digests)])}
 
     def _binding(self) -> tuple[str, int]:
         if self._bound is None:
@@ -316,22 +283,19 @@ class PgVectorIndex:
         return self._bound
 
     def _hold(self) -> None:
-        self._held = _Held()
+        self._held: list[Database] = []
         weakref.finalize(self, _let_go, self._held).atexit = False  # the loop's own end does it
 
 
-def _let_go(held: _Held, *, wait: bool = False) -> None:
+def _let_go(held: list[Database], *, wait: bool = False) -> None:
     """Close what is open in this process; the garbage collector calls it too, from any thread."""
-    if held.database is None or held.loop is None or held.pid != os.getpid():
-        return
-    if wait:
-        held.loop.run(_close(held))
-    else:
-        held.loop.later(_close(held))
+    for database in held:
+        if database.pid == os.getpid() and wait:
+            database.home.run(_close(held))
+        elif database.pid == os.getpid():
+            database.home.later(_close(held))
 
 
-async def _close(held: _Held) -> None:
-    database, held.database = held.database, None
-    if database is not None and held.loop is not None:
-        held.loop.at_end.discard(database.abort)
-        await database.close()
+async def _close(held: list[Database]) -> None:
+    while held:
+        await held.pop().close()
