@@ -78,7 +78,11 @@ def locked(admin, table="rcr_pools"):
 
 
 def wait_for_lock(admin):
-    query = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'langchain-rcr' AND wait_event_type = 'Lock'"
+    # `state` is as it was at the snapshot and the event as it is now: without the first a `kill` may still see it idle.
+    query = (
+        "SELECT 1 FROM pg_stat_activity "
+        "WHERE application_name = 'langchain-rcr' AND state = 'active' AND wait_event_type = 'Lock'"
+    )
     deadline = time.monotonic() + 10
     while not admin.execute(query).fetchall():
         assert time.monotonic() < deadline
