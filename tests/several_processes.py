@@ -14,16 +14,18 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from rcr_trainer import grpo, sft
 from rcr_trainer.data import covr_split
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm import Answer, AnswerCache, StructureBoundLLM, Use, wrap
+from rcr_trainer.llm.ledger import Answer, AnswerCache, Use
+from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.simulator import StructureBoundLLM
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training import state as training_state
 from rcr_trainer.training.processes import ProcessError, Processes, join
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
+from training import train_grpo, train_sft
 
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
@@ -77,10 +79,10 @@ def train(name, settings, processes, folder, model, log, state_folder=None):
         with wrap(StructureBoundLLM(programs=programs, spec=SPEC, size=2)) as llm:
             config = GRPOSettings.model_validate({"epochs": 2, "group_size": 6, "lr": 1e-3, "k": 3, **settings})
             data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config, reward, llm)
-            return grpo.train(model, *data, state_folder=state_folder, log=log, processes=processes)
+            return train_grpo(model, *data, state_folder=state_folder, log=log, processes=processes)
     config = SFTSettings.model_validate({"epochs": 3, "lr": 1e-2, "patience": None, "temperature": 0.5, **settings})
     data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
-    return sft.train(model, *data, state_folder=state_folder, log=log, processes=processes)
+    return train_sft(model, *data, state_folder=state_folder, log=log, processes=processes)
 
 
 def build(name, rank, folder):

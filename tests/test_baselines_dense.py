@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from langchain_core.vectorstores.utils import maximal_marginal_relevance as langchain_mmr
-from rcr_trainer.baselines.base import top_k
+from rcr_trainer.baselines.base import Resources, top_k
 from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.baselines.mmr import MMRSelector
 
@@ -132,6 +132,6 @@ def test_bad_options_are_refused():
         MMRSelector(pool(5), embed=embed, lambda_mult=1.5)
     selector = DenseSelector(pool(5), embed=embed)
     selector.pick(["6"], 1)
-    _, selector.embed = lookup(6, 10, dimensions=5)
+    selector.resources = Resources(embed=lookup(6, 10, dimensions=5)[1])
     with pytest.raises(InputError, match="5 dimensions"):
         selector.pick(["7"], 2)

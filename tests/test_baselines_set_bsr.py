@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from rcr_trainer.baselines.base import Resources
 from rcr_trainer.baselines.set_bsr import SetBSRSelector, TransformerTokens
 
 from langchain_rcr.errors import InputError
@@ -142,7 +143,7 @@ def test_bad_embeddings_are_refused(tokens, message):
 def test_another_width_is_refused():
     selector = make(["a", "b"])
     selector.pick(["a"], 1)
-    selector.embed_tokens = lambda _: [np.ones((1, 4))]
+    selector.resources = Resources(embed_tokens=lambda _: [np.ones((1, 4))])
     with pytest.raises(InputError, match=r"\(1, 4\).* the pool's tokens have 3 dimensions"):
         selector.pick(["a"], 1)
 

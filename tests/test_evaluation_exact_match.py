@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, SelectorScores, evaluate, write_table
-from rcr_trainer.llm import AccessError, BudgetExceeded, LLMError
+from rcr_trainer.llm.faults import AccessError, BudgetExceeded, LLMError
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec

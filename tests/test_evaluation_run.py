@@ -10,7 +10,11 @@ from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import EvaluationReport, stage
 from rcr_trainer.layers import load_config
-from rcr_trainer.llm import AccessError, AnswerCache, LLMSettings, StructureBoundLLM, wrap
+from rcr_trainer.llm.faults import AccessError
+from rcr_trainer.llm.ledger import AnswerCache
+from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.llm.simulator import StructureBoundLLM
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import EvaluationSettings, Settings
 from tiny_bert import tiny_bert

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from rcr_trainer.data import Example
-from rcr_trainer.grpo import train
 from rcr_trainer.settings import GRPOSettings
+from training import train_grpo as train
 
 from langchain_rcr.families import get_family
 from langchain_rcr.families.encoder import Encoder

@@ -22,7 +22,9 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer
-from rcr_trainer.llm import AnswerCache, LLMSettings, open_llm
+from rcr_trainer.llm.ledger import AnswerCache
+from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.runs import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")]
@@ -45,7 +47,8 @@ import json, os, signal, sys, time
 import langchain_openai, torch._dynamo  # the optimiser loads the latter
 import rcr_trainer.evaluation.stage, rcr_trainer.llm.openai_, rcr_trainer.rewards
 from langchain_rcr import files
-from rcr_trainer import cli, grpo, llm, pipeline, sft
+from rcr_trainer import cli, grpo, pipeline, sft
+from rcr_trainer.llm import opening as llm
 from rcr_trainer.training import state
 
 said = os.dup(1)

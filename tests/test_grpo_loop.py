@@ -8,13 +8,16 @@ import pytest
 import torch
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.grpo import calls_at_most, train
-from rcr_trainer.llm import Answer, BudgetExceeded
+from rcr_trainer.grpo import calls_at_most
+from rcr_trainer.llm.faults import BudgetExceeded
+from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.rewards import RewardError, make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from rcr_trainer.training import state as training_state
 from tiny_bert import tiny_bert
+from training import train_grpo as train
+from training import train_sft
 
 from langchain_rcr.answers import program_of
 from langchain_rcr.errors import CheckpointError
@@ -335,10 +338,9 @@ def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, m
 
 
 def test_a_state_of_another_stage_is_refused(tmp_path):
-    from rcr_trainer import sft
     from rcr_trainer.settings import SFTSettings
 
-    sft.train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, SFTSettings(epochs=1), state_folder=tmp_path / "s")
+    train_sft(lexical(), SPLIT.train, SPLIT.train, [], SPEC, SFTSettings(epochs=1), state_folder=tmp_path / "s")
     with pytest.raises(CheckpointError, match="can't be resumed from"):
         run(lexical(), state_folder=tmp_path / "s")
 

@@ -9,8 +9,10 @@ import pytest
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
-from rcr_trainer.llm import AnswerCache, LLMSettings, wrap
 from rcr_trainer.llm.backend import answer_of
+from rcr_trainer.llm.ledger import AnswerCache
+from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.settings import LLMSettings
 
 from langchain_rcr.answers import cut
 

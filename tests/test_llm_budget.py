@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rcr_trainer.llm import Estimate, LLMSettings, Stats, Use
-from rcr_trainer.llm.ledger import Ledger
+from rcr_trainer.llm.ledger import Estimate, Ledger, Stats, Use
+from rcr_trainer.llm.settings import LLMSettings
 
 PRICES = LLMSettings(price_prompt=2.0, price_completion=10.0)
 

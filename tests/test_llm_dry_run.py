@@ -7,8 +7,9 @@ import itertools
 import pytest
 from rcr_trainer import pipeline
 from rcr_trainer.data import Example
-from rcr_trainer.llm import LLMSettings, open_llm
 from rcr_trainer.llm.local import LocalLM
+from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm import AccessError, LLMError, RequestError
-from rcr_trainer.llm.faults import Diagnosis, Fault, retry_after
+from rcr_trainer.llm.faults import AccessError, Diagnosis, Fault, LLMError, RequestError, retry_after
 
 KEY = "sk-very-secret"
 

@@ -17,7 +17,11 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer, each, prompts_of
-from rcr_trainer.llm import AccessError, Answer, LanguageModel, LLMError, LLMSettings, RequestError, open_llm, wrap
+from rcr_trainer.llm.faults import AccessError, LLMError, RequestError
+from rcr_trainer.llm.ledger import Answer
+from rcr_trainer.llm.model import LanguageModel
+from rcr_trainer.llm.opening import open_llm, wrap
+from rcr_trainer.llm.settings import LLMSettings
 
 KINDS = ["completion", "chat"]
 KEY = "sk-very-secret-0123456789"
@@ -277,7 +281,8 @@ CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from openai_server import prompts_of
-from rcr_trainer.llm import LLMSettings, open_llm
+from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.settings import LLMSettings
 settings = {"kind": sys.argv[2], "model": "m", "base_url": sys.argv[3], "concurrency": 4, "timeout": 30}
 with open_llm(LLMSettings(**settings), sys.argv[4]) as llm:
     print([answer.text for answer in llm.generate(prompts_of(int(sys.argv[5])))])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm import LLMSettings, open_llm
 from rcr_trainer.llm.local import LocalLM
+from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.settings import LLMSettings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging

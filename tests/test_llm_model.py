@@ -20,9 +20,12 @@ from langchain_core.language_models import LLM, BaseLLM
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import PrivateAttr
-from rcr_trainer import llm as llm_
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.llm import Answer, BudgetExceeded, LanguageModel, LLMError, LLMSettings, Use
+from rcr_trainer.llm import opening as llm_
+from rcr_trainer.llm.faults import BudgetExceeded, LLMError
+from rcr_trainer.llm.ledger import Answer, Use
+from rcr_trainer.llm.model import LanguageModel
+from rcr_trainer.llm.settings import LLMSettings
 
 
 class Echo(BaseLLM):

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm import LLMSettings, open_llm
 from rcr_trainer.llm.backend import Backend
+from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.settings import LLMSettings
 
 
 @pytest.fixture(autouse=True)

@@ -6,8 +6,8 @@ import itertools
 import random
 
 import pytest
-from rcr_trainer.llm import StructureBoundLLM, wrap
-from rcr_trainer.llm.simulator import _all_structures, _parse, read_prompt
+from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.simulator import StructureBoundLLM, _all_structures, _parse, read_prompt
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.items import Item, compose

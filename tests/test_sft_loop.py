@@ -8,12 +8,12 @@ import torch
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.errors import DataError
 from rcr_trainer.settings import SFTSettings
-from rcr_trainer.sft import train
 from rcr_trainer.training import losses
 from rcr_trainer.training import state as sft_state
 from rcr_trainer.training.runner import Runner
 from rcr_trainer.training.supervision import Supervision
 from tiny_bert import tiny_bert
+from training import train_sft as train
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.items import Item

@@ -8,7 +8,6 @@ import pytest
 import torch
 from fake_backbone import FakeBackbone
 from langchain_core.embeddings import Embeddings
-from rcr_trainer import grpo
 from rcr_trainer.coverage import structure_matrices
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.evaluation.metrics import recall_by_step
@@ -16,8 +15,9 @@ from rcr_trainer.evaluation.stage import policy_picks
 from rcr_trainer.folds import own_positions
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
-from rcr_trainer.sft import train
 from rcr_trainer.training import state
+from training import train_grpo
+from training import train_sft as train
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import get_family
@@ -230,7 +230,7 @@ def test_reinforcement_goes_on_from_the_fit(train_candidates, held_out):
         max_steps=2, batch_size=8, group_size=4, lr=1e-3, evaluate_every=9, train_candidates=train_candidates
     )
     reward = make_reward("context_coverage", SPEC)
-    result = grpo.train(model, SPLIT.train, queries, [], SPEC, config, reward)
+    result = train_grpo(model, SPLIT.train, queries, [], SPEC, config, reward)
     assert result.steps == 2
     moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
     assert "context.weight" in moved
@@ -254,7 +254,7 @@ def test_reinforcement_sees_lent_development_questions_as_held_out():
         coverage.append(100 * recall_by_step(wanted, has, picks)[:, -1].mean())
     assert coverage[0] < coverage[1]
     config, reward = GRPOSettings(max_steps=1, batch_size=8, group_size=2), make_reward("context_coverage", SPEC)
-    history = grpo.train(model, SPLIT.train, SPLIT.train, lent, SPEC, config, reward).history
+    history = train_grpo(model, SPLIT.train, SPLIT.train, lent, SPEC, config, reward).history
     assert history[0]["dev_coverage"] == pytest.approx(coverage[0])
 
 
@@ -290,7 +290,7 @@ def test_an_interrupted_stage_goes_on_as_if_it_had_not_stopped(tmp_path, monkeyp
             model = TriEncoder.from_pretrained(tmp_path / "start")
             config = GRPOSettings(max_steps=3, batch_size=8, group_size=4, lr=1e-2)
             folders = {"state_folder": tmp_path / folder, "log": log}
-            grpo.train(model, SPLIT.train, SPLIT.train, [], SPEC, config, reward, **folders)
+            train_grpo(model, SPLIT.train, SPLIT.train, [], SPEC, config, reward, **folders)
         return model.state_dict()
 
     undisturbed = run("whole")

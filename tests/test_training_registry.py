@@ -6,11 +6,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rcr_trainer import grpo, sft
 from rcr_trainer.data import covr_split
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training.registry import ADVANTAGES, LOSSES, Advantage, Loss
+from training import train_grpo, train_sft
 
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
@@ -44,7 +44,7 @@ def test_a_loss_is_a_function_and_a_line(monkeypatch):
         SFTSettings(loss="hinge")
     monkeypatch.setitem(LOSSES, "hinge", Loss(f"{__name__}:hinge", "a margin of what is gained"))
     config = SFTSettings(loss="hinge", epochs=5, lr=1e-2, patience=None)
-    result = sft.train(policy(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
+    result = train_sft(policy(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
     assert result.history[-1]["loss"] < 0.8 * result.history[1]["loss"]
 
 
@@ -55,7 +55,7 @@ def test_an_advantage_is_a_function_and_a_line(monkeypatch):
     config, rewards = GRPOSettings(advantage="ranks", epochs=8, lr=5e-3, batch_size=20, group_size=16), []
     reward = make_reward("context_coverage", SPEC)
     log = lambda step, row: rewards.append(row.get("reward"))  # noqa: E731
-    grpo.train(policy(), SPLIT.train, SPLIT.train, [], SPEC, config, reward, log=log)
+    train_grpo(policy(), SPLIT.train, SPLIT.train, [], SPEC, config, reward, log=log)
     assert np.mean(rewards[-4:]) > np.mean(rewards[1:5]) + 0.02
 
 

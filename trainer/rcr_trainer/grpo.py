@@ -24,8 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -34,8 +33,6 @@ from torch import Tensor
 
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.items import Item, compose
-from langchain_rcr.policy import TriEncoder
-from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
@@ -49,11 +46,11 @@ from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import ADVANTAGES
 from rcr_trainer.training.rollout import Sequences
-from rcr_trainer.training.runner import Figures, Log, Progress, Result, Runner
+from rcr_trainer.training.runner import Figures, Job, Result, Runner
 from rcr_trainer.training.supervision import Supervision, check_pool_size
 
 if TYPE_CHECKING:
-    from rcr_trainer.llm import LanguageModel
+    from rcr_trainer.llm.model import LanguageModel
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -85,42 +82,15 @@ class _Rollout:
     figures: Figures
 
 
-def train(
-    model: TriEncoder,
-    pool: Sequence[Example],
-    queries: Sequence[Example],
-    dev: Sequence[Example],
-    spec: ProgramSpec,
-    config: GRPOSettings,
-    reward: Reward,
-    llm: LanguageModel | None = None,
-    *,
-    seed: int = 0,
-    state_folder: Path | None = None,
-    log: Log | None = None,
-    progress: Progress | None = None,
-    processes: Processes | None = None,
-) -> Result:
+def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | None = None) -> Result:
     """Reinforce a policy; the model ends with the weights of the best development figure.
 
     Args:
-        model: the policy after SFT, which is also the reference; trained in place, on the device it is on.
-        pool: the N candidates.
-        queries: the training queries; those whose gold program the reward can't score are left out.
-        dev: development queries; empty: the last weights are kept.
-        spec: how programs are read.
+        job: what is trained, on what, and whom it tells. The model as it is, after SFT, is also the reference, after
+            an interruption too; queries whose gold program the reward can't score are left out.
         config: the settings.
         reward: what a set of picks is worth; tested on the training queries first.
         llm: answers the prompts, where the reward needs that.
-        seed: of batches and draws. Every step draws from its own generator, so a resumed run repeats an undisturbed
-            one.
-        state_folder: where the training state is kept between steps; one that is there is continued, with `model`
-            as the reference again.
-        log: receives the figures of every step; after an epoch the development figures are among them.
-        progress: receives (steps done, steps planned).
-        processes: those that train together, each with `config.batch_size` (see `join`); None: this one alone. All
-            call this function with the same arguments; the first one's weights are what they begin with, and it
-            alone writes.
 
     Returns:
         The result, the same in all processes; a round is a step.
@@ -130,13 +100,12 @@ def train(
         DataError: the pool is smaller than k + what a query may not get.
         RewardError: the reward failed on an example, which is named; the state before that step is kept.
         BudgetExceeded: the language model's budget is spent; the state before that step is kept.
-        CheckpointError: the state in `state_folder` can't be continued from.
+        CheckpointError: the state in `job.state_folder` can't be continued from.
     """
     if reward.needs_llm and llm is None:
         msg = f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
         raise ConfigError(msg)
-    options = {"state_folder": state_folder, "log": log, "progress": progress}
-    stage = _GRPO(model, pool, queries, dev, spec, config, reward, llm, seed, processes or Processes(), **options)
+    stage = _GRPO(job, config, reward, llm)
     return stage.runner.run(stage.collect, stage.learn, stage.evaluate)
 
 
@@ -154,29 +123,17 @@ def calls_at_most(config: GRPOSettings, queries: int, dev: int) -> int:
 
 
 class _GRPO:
-    def __init__(
-        self,
-        model: TriEncoder,
-        pool: Sequence[Example],
-        queries: Sequence[Example],
-        dev: Sequence[Example],
-        spec: ProgramSpec,
-        config: GRPOSettings,
-        reward: Reward,
-        llm: LanguageModel | None,
-        seed: int,
-        processes: Processes,
-        **options: Any,
-    ) -> None:
-        self.model, self.config, self.reward, self.llm, self.seed = model.eval(), config, reward, llm, seed
-        self.pool, self.processes = list(pool), processes
+    def __init__(self, job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | None) -> None:
+        self.model, self.config, self.reward, self.llm, self.seed = job.model.eval(), config, reward, llm, job.seed
+        self.pool, self.processes = list(job.pool), job.processes
+        model, pool, spec, processes = job.model, job.pool, job.spec, job.processes
         self.advantage = ADVANTAGES[config.advantage]
         processes.broadcast(model)
 
         with processes.together():
-            scorable = check_reward(reward, queries)
+            scorable = check_reward(reward, job.queries)
         scorable = processes.from_first(scorable.astype(np.int64)).astype(np.bool_)
-        self.queries = [query for query, good in zip(queries, scorable, strict=True) if good]
+        self.queries = [query for query, good in zip(job.queries, scorable, strict=True) if good]
         barred = own_positions(self.queries, pool, spec, same_program=config.exclude_own_program)
         check_pool_size("grpo", barred, len(pool), config.k)
         self.actor = Actor(
@@ -189,7 +146,7 @@ class _GRPO:
             train_candidates=config.train_candidates,
             chunk=config.chunk,
         )
-        self.dev, is_training = [e for e in dev if spec.structures(e.target)], taken_from(dev, pool)
+        self.dev, is_training = [e for e in job.dev if spec.structures(e.target)], taken_from(job.dev, pool)
         own_program = config.exclude_own_program and is_training
         self.dev_supervision = Supervision.build(self.dev, pool, spec, exclude_own_program=own_program)
         questions = [Item(e.source) for e in self.dev]
@@ -202,14 +159,12 @@ class _GRPO:
         self.per_epoch = math.ceil(len(self.queries) / self.batch_size)
         self.runner = Runner(
             "grpo",
-            model,
-            trained,
+            job,
             config,
-            planned=min(config.epochs * self.per_epoch, config.max_steps or config.epochs * self.per_epoch),
+            trained,
+            per_epoch=self.per_epoch,
             every=config.evaluate_every * self.per_epoch,
             best_by=f"dev_{config.best_by}",
-            processes=processes,
-            **options,
         )
 
     def _held_out(self, queries: Sequence[Example]) -> Features:
@@ -333,6 +288,3 @@ def _means(processes: Processes, tally: _Tally) -> Figures:
 def _array(tensor: Tensor) -> FloatArray:
     array: FloatArray = tensor.double().cpu().numpy()
     return array
-
-
-__all__ = ["Log", "Result", "calls_at_most", "train"]

@@ -37,7 +37,8 @@ from rcr_trainer.tasks import (
 if TYPE_CHECKING:
     from langchain_rcr.policy import TriEncoder
     from rcr_trainer.data import Example, Split
-    from rcr_trainer.llm import Estimate, LanguageModel
+    from rcr_trainer.llm.ledger import Estimate
+    from rcr_trainer.llm.model import LanguageModel
     from rcr_trainer.training.processes import Processes
 
 logger = logging.getLogger(__name__)
@@ -230,6 +231,7 @@ def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | N
         progress: receives the optimiser steps done and planned.
     """
     from rcr_trainer import sft
+    from rcr_trainer.training.runner import Job
 
     config = run.config
     if config.sft.checkpoint is not None:
@@ -246,19 +248,8 @@ def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | N
         if run.writes:
             _show(figures)
 
-    sft.train(
-        model,
-        task.pool,
-        task.queries,
-        task.dev,
-        task.spec,
-        config.sft,
-        seed=config.seed,
-        state_folder=run.state,
-        log=log,
-        progress=progress,
-        processes=processes,
-    )
+    data = (task.pool, task.queries, task.dev, task.spec)
+    sft.train(Job(model, *data, config.seed, run.state, log, progress, processes), config.sft)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool)
 
@@ -340,6 +331,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes, progress: Progress | 
     """
     from langchain_rcr.files import atomic_directory
     from rcr_trainer import grpo
+    from rcr_trainer.training.runner import Job
 
     config, reward = run.config, build_reward(run.config, task.spec)
     with processes.together():
@@ -359,21 +351,9 @@ def grpo_stage(run: Run, task: Task, processes: Processes, progress: Progress | 
             if run.writes and "epoch" in figures:
                 _show(figures)
 
-        grpo.train(
-            model,
-            task.pool,
-            task.reinforced,
-            task.dev,
-            task.spec,
-            config.grpo,
-            reward,
-            llm,
-            seed=config.seed,
-            state_folder=state,
-            log=log,
-            progress=progress,
-            processes=processes,
-        )
+        data = (task.pool, task.reinforced, task.dev, task.spec)
+        job = Job(model, *data, config.seed, state, log, progress, processes)
+        grpo.train(job, config.grpo, reward, llm)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool)
 

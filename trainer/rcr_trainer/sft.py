@@ -21,7 +21,6 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,8 +31,6 @@ from torch import Tensor
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
-from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
@@ -44,7 +41,7 @@ from rcr_trainer.training.losses import Targets
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import LOSSES
 from rcr_trainer.training.rollout import states
-from rcr_trainer.training.runner import Figures, Log, Progress, Result, Runner
+from rcr_trainer.training.runner import Figures, Job, Result, Runner
 from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervision, check_pool_size
 
 logger = logging.getLogger(__name__)
@@ -53,37 +50,12 @@ _ENOUGH_DEV = 50
 """Development queries that can tell one fit of E_x from another: with fewer, coverage moves by points at random."""
 
 
-def train(
-    model: TriEncoder,
-    pool: Sequence[Example],
-    queries: Sequence[Example],
-    dev: Sequence[Example],
-    spec: ProgramSpec,
-    config: SFTSettings,
-    *,
-    seed: int = 0,
-    state_folder: Path | None = None,
-    log: Log | None = None,
-    progress: Progress | None = None,
-    processes: Processes | None = None,
-) -> Result:
+def train(job: Job, config: SFTSettings) -> Result:
     """Fine-tune a policy on coverage; the model ends with the weights of the best development coverage.
 
     Args:
-        model: trained in place, on the device it is on.
-        pool: the N candidates.
-        queries: the training queries, usually the pool itself (a query never gets itself).
-        dev: development queries for early stopping; empty: the last epoch is kept.
-        spec: how programs are read.
+        job: what is trained, on what, and whom it tells.
         config: the settings.
-        seed: of batches, rollouts and draws. Every epoch draws from its own generator, so a resumed run repeats an
-            undisturbed one.
-        state_folder: where the training state is kept between epochs; one that is there is continued.
-        log: receives the figures of every epoch.
-        progress: receives (steps done, steps planned).
-        processes: those that train together, each with `config.batch_size` (see `join`); None: this one alone. All
-            call this function with the same arguments; the first one's weights are what they begin with, and it
-            alone writes.
 
     Returns:
         The result, the same in all processes; a round is an epoch.
@@ -91,35 +63,24 @@ def train(
     Raises:
         DataError: no query has a program that parses, or the pool is smaller than k + what a query may not get.
         ConfigError: training diverges.
-        CheckpointError: the state in `state_folder` can't be continued from.
+        CheckpointError: the state in `job.state_folder` can't be continued from.
     """
-    options = {"state_folder": state_folder, "log": log, "progress": progress}
-    stage = _SFT(model, pool, queries, dev, spec, config, seed, processes or Processes(), **options)
+    stage = _SFT(job, config)
     result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
     stage.fit_to_all(result)
     return result
 
 
 class _SFT:
-    def __init__(
-        self,
-        model: TriEncoder,
-        pool: Sequence[Example],
-        queries: Sequence[Example],
-        dev: Sequence[Example],
-        spec: ProgramSpec,
-        config: SFTSettings,
-        seed: int,
-        processes: Processes,
-        **options: Any,
-    ) -> None:
-        self.model, self.config, self.seed, self.processes = model, config, seed, processes
-        self.device, self.loss = next(model.parameters()).device, LOSSES[config.loss]
+    def __init__(self, job: Job, config: SFTSettings) -> None:
+        self.model, self.config, self.seed, self.processes = job.model, config, job.seed, job.processes
+        self.device, self.loss = next(job.model.parameters()).device, LOSSES[config.loss]
         self.loss_function = self.loss.function
+        model, pool, queries, spec, processes = job.model, job.pool, job.queries, job.spec, job.processes
 
         own = config.exclude_own_program
-        self.queries, self.dev = list(queries), [e for e in dev if spec.structures(e.target)]
-        self.dev_is_training = taken_from(dev, pool)
+        self.queries, self.dev = list(queries), [e for e in job.dev if spec.structures(e.target)]
+        self.dev_is_training = taken_from(job.dev, pool)
         self.supervision = Supervision.build(queries, pool, spec, exclude_own_program=own)
         self.dev_supervision = Supervision.build(self.dev, pool, spec, exclude_own_program=own and self.dev_is_training)
         check_pool_size("sft", self.supervision.forbidden, len(pool), config.k)
@@ -153,17 +114,14 @@ class _SFT:
             self.batch_size = max(1, config.batch_size // config.k)
             self.accumulation = config.gradient_accumulation * processes.size
             rows = len(self.trainable)
-        per_epoch = math.ceil(math.ceil(rows / self.batch_size) / self.accumulation)
         self.runner = Runner(
             "sft",
-            model,
-            {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad},
+            job,
             config,
-            planned=min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch),
+            {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad},
+            per_epoch=math.ceil(math.ceil(rows / self.batch_size) / self.accumulation),
             every=config.evaluate_every,
             best_by="dev_coverage",
-            processes=processes,
-            **options,
         )
 
     # ------------------------------------------------------------------ the closed-form fit
@@ -353,6 +311,3 @@ def _seeded(seed: int, device: torch.device) -> Iterator[None]:
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
         yield
-
-
-__all__ = ["Log", "Result", "train"]

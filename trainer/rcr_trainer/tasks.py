@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from langchain_rcr.policy import TriEncoder
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import Example, Split
-    from rcr_trainer.llm import LanguageModel
+    from rcr_trainer.llm.model import LanguageModel
     from rcr_trainer.rewards import Reward
 
 logger = logging.getLogger(__name__)
@@ -353,7 +353,9 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         MissingExtraError: langchain-openai is not installed.
         DataError: the file of answers can't be used.
     """
-    from rcr_trainer.llm import LLMSettings, StructureBoundLLM, open_llm, wrap
+    from rcr_trainer.llm.opening import open_llm, wrap
+    from rcr_trainer.llm.settings import LLMSettings
+    from rcr_trainer.llm.simulator import StructureBoundLLM
 
     settings, spec = config.llm, task.spec
     examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]

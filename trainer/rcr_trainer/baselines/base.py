@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -27,16 +27,16 @@ EmbedTokens: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
 
 @dataclass(frozen=True)
 class Resources:
-    """What baselines may need beside the pool; a field's name is also that of the constructor's argument.
+    """What baselines may need beside the pool.
 
     Args:
         spec: how programs are read.
         seed: of random draws.
-        embed: embeds questions.
-        embed_tokens: embeds the tokens of questions.
+        embed: embeds questions; called once for each distinct question of the pool, and for every query.
+        embed_tokens: embeds the tokens of questions, as `embed` does.
     """
 
-    spec: ProgramSpec
+    spec: ProgramSpec = field(default_factory=ProgramSpec)
     seed: int = 0
     embed: Embed | None = None
     embed_tokens: EmbedTokens | None = None
@@ -70,13 +70,17 @@ class Baseline(BaseExampleSelector, ABC):
 
     Class attributes:
         name: as in settings and reports.
-        needs: the fields of `Resources` that the constructor takes; with `spec` it reads the pool's programs.
+        needs: the fields of `Resources` that it reads; with `spec` it reads the pool's programs.
         oracle: whether it sees the queries' gold programs: a ceiling for the others, not a competitor.
         trade_off: what is chosen on development queries; None: nothing.
 
     Args:
         examples: the pool, one dict per example: its question by the key `source`, its program by `target`.
         k: examples that `select_examples` returns.
+        **resources: fields of `Resources`; those that it needs and that have no default must be given.
+
+    Raises:
+        InputError: a resource is missing.
     """
 
     name: ClassVar[str]
@@ -84,8 +88,10 @@ class Baseline(BaseExampleSelector, ABC):
     oracle: ClassVar[bool] = False
     trade_off: ClassVar[TradeOff | None] = None
 
-    def __init__(self, examples: Sequence[Mapping[str, Any]], *, k: int = 4) -> None:
-        self.k = k
+    def __init__(self, examples: Sequence[Mapping[str, Any]], *, k: int = 4, **resources: Any) -> None:
+        self.k, self.resources = k, Resources(**resources)
+        if reason := self.resources.missing(type(self)):
+            raise InputError(f"the {self.name} selector can't be built: {reason}")
         self._lock = threading.RLock()  # LangChain's async methods run these in threads
         self._examples: list[dict[str, Any]] = []
         self._questions: list[str] = []
@@ -95,14 +101,8 @@ class Baseline(BaseExampleSelector, ABC):
 
     @classmethod
     def build(cls, examples: Sequence[Mapping[str, Any]], resources: Resources, **options: Any) -> Self:
-        """The baseline with what it needs of the resources.
-
-        Args:
-            examples: the pool, one dict per example.
-            resources: nothing that the baseline needs may be missing.
-            **options: as for `Baseline`.
-        """
-        return cls(examples, **{need: getattr(resources, need) for need in cls.needs}, **options)
+        """The baseline with these resources; the other options are its own."""
+        return cls(examples, **{each.name: getattr(resources, each.name) for each in fields(resources)}, **options)
 
     @property
     def examples(self) -> list[dict[str, Any]]:

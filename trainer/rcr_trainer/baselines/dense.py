@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import Baseline, Embed, in_blocks, top_k
+from rcr_trainer.baselines.base import Baseline, in_blocks, top_k
 
 
 class PoolEmbeddings(Baseline):
@@ -38,23 +38,15 @@ class PoolEmbeddings(Baseline):
 class EmbeddingSelector(PoolEmbeddings):
     """Base of the selectors that compare one embedding per question.
 
-    Args:
-        examples: the pool, one dict per example.
-        embed: embeds texts; called once for each distinct question of the pool, and for every query.
-        **options: as for `Baseline`.
-
     Raises:
         InputError: embeddings of a wrong shape or with values that are not finite.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("embed",)
 
-    def __init__(self, examples: Sequence[Mapping[str, Any]], *, embed: Embed, **options: Any) -> None:
-        self.embed = embed
-        super().__init__(examples, **options)
-
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        vectors = np.asarray(self.embed(list(texts)))
+        embed: Any = self.resources.embed
+        vectors = np.asarray(embed(list(texts)))
         if vectors.ndim != 2 or len(vectors) != len(texts):
             raise InputError(f"embed returned an array of shape {vectors.shape} for {len(texts)} texts")
         if self._rows and vectors.shape[1] != self._vectors.shape[1]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 from scipy import sparse
 
-from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.coverage import PoolStructures, greedy_coverage
 
@@ -17,22 +16,13 @@ class FixedSelector(Baseline):
     """Picks the set that greedily maximises the mean coverage of the training queries' gold programs, the pool's.
 
     A query with excluded positions gets the next ones of the same ranking.
-
-    Args:
-        examples: the pool, one dict per example.
-        spec: how programs are read.
-        **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "fixed"
     needs: ClassVar[tuple[str, ...]] = ("spec",)
 
-    def __init__(self, examples: Sequence[Mapping[str, Any]], *, spec: ProgramSpec, **options: Any) -> None:
-        self.spec = spec
-        super().__init__(examples, **options)
-
     def _fit(self) -> None:
-        self._pool = PoolStructures(self.spec, self._programs()).matrix
+        self._pool = PoolStructures(self.resources.spec, self._programs()).matrix
         # Mean coverage of a union is a sum over its structures, so one weighted row (1, S), what covering each
         # structure adds to it, stands for all the programs.
         sizes = np.diff(self._pool.indptr)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
-from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.coverage import PoolStructures, greedy_coverage
 
@@ -16,23 +15,14 @@ class OracleSelector(Baseline):
     """Picks by Algorithm 1 of the paper: each step the example that covers most of what is left of the gold program.
 
     `select_examples` takes the gold program from the target key, `pick` from `references`.
-
-    Args:
-        examples: the pool, one dict per example.
-        spec: how programs are read.
-        **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "oracle"
     needs: ClassVar[tuple[str, ...]] = ("spec",)
     oracle: ClassVar[bool] = True
 
-    def __init__(self, examples: Sequence[Mapping[str, Any]], *, spec: ProgramSpec, **options: Any) -> None:
-        self.spec = spec
-        super().__init__(examples, **options)
-
     def _fit(self) -> None:
-        self._structures = PoolStructures(self.spec, self._programs())
+        self._structures = PoolStructures(self.resources.spec, self._programs())
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         return greedy_coverage(self._structures.rows(queries), self._structures.matrix, k, excluded)[0]

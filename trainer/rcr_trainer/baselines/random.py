@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 
@@ -15,24 +15,15 @@ class RandomSelector(Baseline):
     """Draws k examples without replacement; the draw depends on the seed and the query's text alone.
 
     So a query gets the same examples alone and in any batch.
-
-    Args:
-        examples: the pool, one dict per example.
-        seed: of all draws.
-        **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "random"
     needs: ClassVar[tuple[str, ...]] = ("seed",)
 
-    def __init__(self, examples: Sequence[Mapping[str, Any]], *, seed: int = 0, **options: Any) -> None:
-        self.seed = seed
-        super().__init__(examples, **options)
-
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         picked = np.empty((len(queries), k), dtype=np.int64)
         for row, (query, entry) in enumerate(zip(queries, excluded, strict=True)):
-            digest = hashlib.blake2b(f"{self.seed}\n{query}".encode("utf-8", "surrogatepass"), digest_size=16)
+            digest = hashlib.blake2b(f"{self.resources.seed}\n{query}".encode("utf-8", "surrogatepass"), digest_size=16)
             order = np.random.default_rng(int(digest.hexdigest(), 16)).permutation(len(self._questions))
             # Of the first k + |excluded| drawn at most |excluded| are dropped.
             head = order[: k + entry.size]

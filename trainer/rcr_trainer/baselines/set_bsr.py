@@ -13,14 +13,14 @@ example's own BSR (section 6.4).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import EmbedTokens, in_blocks
+from rcr_trainer.baselines.base import in_blocks
 from rcr_trainer.baselines.dense import PoolEmbeddings, unit_vectors
 from rcr_trainer.baselines.set_cover import greedy_set_cover
 
@@ -37,11 +37,6 @@ class SetBSRSelector(PoolEmbeddings):
     Each distinct question of the pool is embedded once. Its tokens' vectors take 4 bytes a number (3,000 questions of
     20 tokens by MiniLM: 92 MB).
 
-    Args:
-        examples: the pool, one dict per example.
-        embed_tokens: embeds the tokens of texts.
-        **options: as for `Baseline`.
-
     Raises:
         InputError: token vectors of a wrong shape or with values that are not finite.
     """
@@ -49,16 +44,13 @@ class SetBSRSelector(PoolEmbeddings):
     name: ClassVar[str] = "set_bsr"
     needs: ClassVar[tuple[str, ...]] = ("embed_tokens",)
 
-    def __init__(self, examples: Sequence[Mapping[str, Any]], *, embed_tokens: EmbedTokens, **options: Any) -> None:
-        self.embed_tokens = embed_tokens
-        super().__init__(examples, **options)
-
     def _fit(self) -> None:
         super()._fit()
         self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
 
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        found = [np.asarray(vectors) for vectors in self.embed_tokens(list(texts))]
+        embed_tokens: Any = self.resources.embed_tokens
+        found = [np.asarray(vectors) for vectors in embed_tokens(list(texts))]
         widths = {vectors.shape[1:] for vectors in found} | ({self._vectors.shape[1:]} if self._rows else set())
         if len(found) != len(texts) or len(widths) != 1 or len(min(widths)) != 1:
             shapes = ", ".join(str(vectors.shape) for vectors in found[:3])

@@ -15,7 +15,7 @@ from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_error
 from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport
-from rcr_trainer.llm import BudgetExceeded
+from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.rewards import Correctness, StructureCoverage, score
 
 logger = logging.getLogger(__name__)

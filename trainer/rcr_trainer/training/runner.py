@@ -14,18 +14,22 @@ where that was cut short: it learns nothing twice, and loses no answer that was 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import nn
 
 from langchain_rcr.errors import CheckpointError
+from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
+from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.state import TrainingState
 
@@ -37,33 +41,35 @@ Progress = Callable[[int, int], None]
 """Called with the steps done and planned."""
 
 
-class OptimizerSettings(Protocol):
-    """What the settings of both stages have in common."""
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a stage trains, on what, and whom it tells.
 
-    @property
-    def lr(self) -> float:
-        """Largest learning rate."""
-        ...
+    Args:
+        model: trained in place, on the device it is on.
+        pool: the N candidates.
+        queries: the training queries, usually the pool itself (a query never gets itself).
+        dev: development queries, by which the best weights are known; empty: the last ones are kept.
+        spec: how programs are read.
+        seed: of batches and draws. Every round draws from its own generator, so a resumed run repeats an undisturbed
+            one.
+        state_folder: where the training state is kept between rounds; one that is there is continued.
+        log: receives the figures of every round.
+        progress: receives (steps done, steps planned).
+        processes: those that train together, each with the settings' `batch_size` (see `join`). All train with equal
+            arguments; the first one's weights are what they begin with, and it alone writes.
+    """
 
-    @property
-    def weight_decay(self) -> float:
-        """Of AdamW."""
-        ...
-
-    @property
-    def warmup(self) -> float:
-        """Share of the steps in which the learning rate climbs."""
-        ...
-
-    @property
-    def max_grad_norm(self) -> float | None:
-        """Gradients are scaled down to this norm; None: never."""
-        ...
-
-    @property
-    def patience(self) -> int | None:
-        """Evaluations without a better figure after which training ends; None: never."""
-        ...
+    model: TriEncoder
+    pool: Sequence[Example]
+    queries: Sequence[Example]
+    dev: Sequence[Example]
+    spec: ProgramSpec
+    seed: int = 0
+    state_folder: Path | None = None
+    log: Log | None = None
+    progress: Progress | None = None
+    processes: Processes = field(default_factory=Processes)
 
 
 @dataclass(slots=True)
@@ -98,39 +104,31 @@ class Runner:
 
     Args:
         stage: sft or grpo, as the settings' section is called.
-        model: what is trained, in place.
-        parameters: those to be trained, by name.
+        job: what is trained, and who is told.
         config: the stage's settings.
-        planned: steps of the whole run.
+        parameters: those to be trained, by name.
+        per_epoch: steps in an epoch.
         every: rounds between two evaluations.
         best_by: the figure of `evaluate` that decides which weights are kept, the larger the better; where it is
             missing, the last ones are.
-        state_folder: where the state is kept; one that is there is continued.
-        log: receives the figures.
-        progress: receives the steps done and planned.
-        processes: those that train together, of which the first alone writes.
     """
 
     def __init__(
         self,
         stage: str,
-        model: nn.Module,
+        job: Job,
+        config: SFTSettings | GRPOSettings,
         parameters: Mapping[str, nn.Parameter],
-        config: OptimizerSettings,
         *,
-        planned: int,
+        per_epoch: int,
         every: int,
         best_by: str,
-        state_folder: Path | None = None,
-        log: Log | None = None,
-        progress: Progress | None = None,
-        processes: Processes,
     ) -> None:
-        self.model, self.config, self.planned, self.every, self.best_by = model, config, planned, every, best_by
-        self.folder, self.log, self.progress, self.processes = state_folder, log, progress, processes
+        self.job, self.config, self.processes, self.every, self.best_by = job, config, job.processes, every, best_by
+        self.planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         self.parameters = list(parameters.values())
         self.optimizer = torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=config.weight_decay)
-        self.state = TrainingState(parameters, self.optimizer, Result(stage, processes.size))
+        self.state = TrainingState(parameters, self.optimizer, Result(stage, job.processes.size))
 
     @property
     def result(self) -> Result:
@@ -175,7 +173,7 @@ class Runner:
             with self.processes.together():
                 self._save(force=self.at_end)
         self.state.restore_best()
-        self.model.eval()
+        self.job.model.eval()
         return self.result
 
     def step(self, backward: Callable[[], None]) -> float:
@@ -206,8 +204,8 @@ class Runner:
     def advance(self) -> None:
         """Count a step, on which the learning rate depends."""
         self.result.steps += 1
-        if self.progress is not None:
-            self.progress(self.result.steps, self.planned)
+        if self.job.progress is not None:
+            self.job.progress(self.result.steps, self.planned)
 
     @property
     def at_end(self) -> bool:
@@ -230,8 +228,8 @@ class Runner:
             result.history.append(figures)
         result.pending = None
         with self.processes.together():
-            if self.log is not None:
-                self.log(result.rounds, figures)
+            if self.job.log is not None:
+                self.job.log(result.rounds, figures)
 
     def _out_of_patience(self) -> bool:
         return self.config.patience is not None and self.result.since_best >= self.config.patience
@@ -246,28 +244,28 @@ class Runner:
             raise
 
     def _save(self, *, force: bool) -> None:
-        if self.folder is not None and self.processes.first:
-            self.state.save(self.folder, force=force)
+        if self.job.state_folder is not None and self.processes.first:
+            self.state.save(self.job.state_folder, force=force)
 
     def _resume(self) -> None:
         """Continue from a saved state, in all processes or in none."""
-        ours = self.result
+        ours, folder = self.result, self.job.state_folder
         with self.processes.together():
-            found = self.folder is not None and self.state.load(self.folder)
+            found = folder is not None and self.state.load(folder)
             theirs = self.result
             if theirs.stage != ours.stage:
-                msg = f"{self.folder} can't be resumed from: {theirs.stage} wrote it; delete it to start afresh"
+                msg = f"{folder} can't be resumed from: {theirs.stage} wrote it; delete it to start afresh"
                 raise CheckpointError(msg)
             if theirs.processes != ours.processes:
                 msg = (
-                    f"{self.folder} was written by {theirs.processes} processes that trained together, and now there "
+                    f"{folder} was written by {theirs.processes} processes that trained together, and now there "
                     f"are {ours.processes}: start as many, or delete it to start afresh"
                 )
                 raise CheckpointError(msg)
         own = np.array([[found, theirs.rounds, theirs.steps]], dtype=np.int64)
         everywhere = self.processes.gather(own, self.processes.size)
         if (everywhere != everywhere[0]).any():
-            msg = f"{self.folder} has not the same content for every process: they must see one file system"
+            msg = f"{folder} has not the same content for every process: they must see one file system"
             raise CheckpointError(msg)
 
 
