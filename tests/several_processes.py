@@ -37,7 +37,7 @@ SPLIT = covr_split("110", 0, 37, 0, dev=11)
 LISTWISE = {"k": 3, "batch_size": 12, "on_policy": 0.5, "on_policy_from": 0.3}
 SAMPLED = {**LISTWISE, "candidates": 20, "mask_duplicates": True}
 INFONCE = {"loss": "infonce", "k": 3, "bm25_top": 10}
-REMAX = {"advantage": "remax", "beta": 0, "train_candidates": True, "exact_pool": 10, "top": 12}
+REMAX = {"advantage": "remax", "beta": 0, "train_candidates": True}
 
 TRAININGS = {
     "listwise": ({**LISTWISE}, {**LISTWISE, "gradient_accumulation": 2}),

@@ -171,21 +171,6 @@ def test_training_that_diverges_says_so(monkeypatch):
     assert same_weights(model, before)
 
 
-def test_large_pools_draw_from_the_top():
-    rows = []
-    config = FAST.model_copy(update={"exact_pool": 10, "top": 6, "epochs": 4})
-    run(lexical(), config, log=lambda step, row: rows.append(row))
-    assert rows[-1]["reward"] > rows[1]["reward"]
-
-
-def test_the_top_of_a_whole_pool_is_the_pool():
-    ends = [
-        run(lexical(), FAST.model_copy(update={"exact_pool": size, "top": 40})).history[-1]["dev_reward"]
-        for size in (10, 1000)
-    ]
-    assert ends[0] == pytest.approx(ends[1])
-
-
 def test_k_of_one():
     result = run(lexical(), FAST.model_copy(update={"k": 1, "epochs": 1}))
     assert result.steps == 3

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from rcr_trainer.data import geography_split
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.rewards import Execution, ProgramError, RewardError, check_reward, make_reward, score
+from rcr_trainer.rewards import ProgramError, RewardError, check_reward, execution, make_reward, score
 from rcr_trainer.rewards.databases import SQLite, open_database
 from rcr_trainer.rewards.execution import Result, canonical
 
@@ -121,7 +121,7 @@ def test_an_executor_runs_each_program_once():
             raise ProgramError("bad")
         return [program.upper()]
 
-    reward = Execution(run, ProgramSpec())
+    reward = execution(run, ProgramSpec())
     assert rewards(reward, ("a", "A"), ("b", "a"), ("bad", "a"), ("a", "bad"), ("A", "a")) == [1.0, 0.0, 0.0, None, 1.0]
     assert sorted(calls) == ["A", "a", "b", "bad"]
 

@@ -7,15 +7,15 @@ import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards import (
-    ContextCoverage,
-    Correctness,
-    Mixture,
     Reward,
     RewardError,
-    StructureCoverage,
     check_reward,
+    context_coverage,
+    correctness,
     make_reward,
+    mixture,
     score,
+    structure_coverage,
 )
 
 from langchain_rcr.errors import InputError
@@ -41,28 +41,28 @@ def test_structure_coverage_is_the_jaccard_of_the_structures():
     small = ProgramSpec(max_size=2)
     answer, gold = small.structures("f(g(x))"), small.structures("f(h(x))")
     assert (len(answer), len(gold), len(answer & gold)) == (6, 6, 3)  # f, x and the root's edge; not g, h or theirs
-    assert call(StructureCoverage(small), ["f(g(x))"], ["f(h(x))"]) == [3 / 9]
-    assert call(StructureCoverage(SPEC), ["f(g(x))"], ["f(g(x))"]) == [1.0]
-    assert call(StructureCoverage(SPEC), ["a(b)"], ["f(g(x))"]) == [0.0]
+    assert call(structure_coverage(small), ["f(g(x))"], ["f(h(x))"]) == [3 / 9]
+    assert call(structure_coverage(SPEC), ["f(g(x))"], ["f(g(x))"]) == [1.0]
+    assert call(structure_coverage(SPEC), ["a(b)"], ["f(g(x))"]) == [0.0]
 
 
 def test_too_long_an_answer_is_penalised():
-    short, long = call(StructureCoverage(SPEC), ["f(g(x))", "f(g(x), h(y, z))"], ["f(g(x))"] * 2)
+    short, long = call(structure_coverage(SPEC), ["f(g(x))", "f(g(x), h(y, z))"], ["f(g(x))"] * 2)
     assert (short, long < 1) == (1.0, True)
 
 
-@pytest.mark.parametrize("kind", [StructureCoverage, Correctness])
+@pytest.mark.parametrize("kind", [structure_coverage, correctness])
 @pytest.mark.parametrize("nothing", [None, "", "  ", "f((", "no program at all ("])
 def test_what_is_no_program_earns_nothing(kind, nothing):
     assert call(kind(SPEC), [nothing], ["f(g(x))"]) == [0.0]
 
 
 def test_values_do_not_count_for_structures():
-    assert call(StructureCoverage(SPEC), ["f('a', 1)"], ["f('b', 2)"]) == [1.0]
+    assert call(structure_coverage(SPEC), ["f('a', 1)"], ["f('b', 2)"]) == [1.0]
 
 
 def test_a_gold_program_that_does_not_parse_cannot_be_scored():
-    for kind in (StructureCoverage, ContextCoverage):
+    for kind in (structure_coverage, context_coverage):
         assert call(kind(SPEC), ["f(x)"], ["f(("], [programs("f(x)")]) == [None]
 
 
@@ -85,11 +85,11 @@ def test_a_gold_program_that_does_not_parse_cannot_be_scored():
     ],
 )
 def test_exact_match(answer, gold, expected):
-    assert call(Correctness(SPEC), [answer], [gold]) == [expected]
+    assert call(correctness(SPEC), [answer], [gold]) == [expected]
 
 
 def test_exact_match_of_sql_knows_that_keywords_have_no_case():
-    reward = Correctness(ProgramSpec(language="sql"))
+    reward = correctness(ProgramSpec(language="sql"))
     gold = "SELECT name FROM city WHERE state = 'texas'"
     answers = ["select name\nfrom city where state = 'texas'", "SELECT name FROM city WHERE state = 'Texas'"]
     assert call(reward, answers, [gold] * 2) == [1.0, 0.0]
@@ -100,7 +100,7 @@ def test_exact_match_of_sql_knows_that_keywords_have_no_case():
 
 def test_context_coverage_is_the_recall_of_the_union():
     small = ProgramSpec(max_size=1)
-    reward = ContextCoverage(small)
+    reward = context_coverage(small)
     gold = "f(g(x), h(y))"
     size = len(small.structures(gold))
     scores = call(reward, [None] * 3, [gold] * 3, [[], programs("f(x)", "f(g(x))"), programs("f(g(x))", "h(y, z)")])
@@ -111,7 +111,7 @@ def test_context_coverage_is_the_recall_of_the_union():
 def test_context_coverage_does_not_fall_for_what_else_the_picks_have():
     # as a Jaccard of the picks would, which is highest for copies of one program
     one, more = call(
-        ContextCoverage(SPEC), [None] * 2, ["f(g(x))"] * 2, [programs("f(x)"), programs("f(x)", "a(b(c(d)))")]
+        context_coverage(SPEC), [None] * 2, ["f(g(x))"] * 2, [programs("f(x)"), programs("f(x)", "a(b(c(d)))")]
     )
     assert one == more > 0
 
@@ -129,10 +129,10 @@ def test_a_mixture_adds_up():
     assert not make_reward({"context_coverage": 1.0}, SPEC).needs_llm
 
 
-@pytest.mark.parametrize("parts", [{}, {StructureCoverage(SPEC): 0.0}, {StructureCoverage(SPEC): -1.0}])
+@pytest.mark.parametrize("parts", [{}, {structure_coverage(SPEC): 0.0}, {structure_coverage(SPEC): -1.0}])
 def test_mixtures_without_sense(parts):
     with pytest.raises(ConfigError, match="weights above 0"):
-        Mixture(parts)
+        mixture(parts)
 
 
 # ---------------------------------------------------------------- the check before training
@@ -148,9 +148,9 @@ def test_our_rewards_pass_their_check(name):
 
 def test_what_cannot_be_scored_is_told():
     examples = [*GOLD, Example("3", "?", "f((")]
-    assert check_reward(StructureCoverage(SPEC), examples).tolist() == [True, True, False]
+    assert check_reward(structure_coverage(SPEC), examples).tolist() == [True, True, False]
     with pytest.raises(ConfigError, match=r"'structure_coverage' can score none of the 1 gold programs"):
-        check_reward(StructureCoverage(SPEC), examples[2:])
+        check_reward(structure_coverage(SPEC), examples[2:])
 
 
 def constant(value):

@@ -78,14 +78,14 @@ def test_the_gradient_is_that_of_one_plain_graph(monkeypatch, bert, family, trai
     model, config = build(family, bert), GRPOSettings(k=3, group_size=3)
     barred = own_positions(SPLIT.train, SPLIT.train, SPEC, same_program=True)
     queries = model.query.featurize(questions(SPLIT.train))
-    actor = Actor(model, queries, SPLIT.train, barred, k=3, top=None, train_candidates=train_candidates, chunk=5)
+    actor = Actor(model, queries, SPLIT.train, barred, k=3, train_candidates=train_candidates, chunk=5)
     rows = np.array([3, 17])
     drawn = actor.draw(rows, np.random.default_rng(0).random((2, 3, 3)))
     assert not any(set(picks) & set(barred[rows[n // 3]]) for n, picks in enumerate(drawn.picks.tolist()))
     reference = actor.reference_log_probs(rows, drawn)
     torch.testing.assert_close(reference, drawn.log_probs, rtol=1e-4, atol=1e-4)  # nothing has moved yet
     reference = reference - 0.3
-    drawn = Sequences(drawn.picks, drawn.log_probs + 0.1, None)
+    drawn = Sequences(drawn.picks, drawn.log_probs + 0.1)
     advantages = torch.randn(6, generator=torch.Generator().manual_seed(0))
 
     def loss(new, of):
@@ -111,7 +111,7 @@ def test_the_batchs_gradient_against_finite_differences():
     barred = [np.empty(0, dtype=np.int64)] * 2
     pool = SPLIT.train[:6]
     queries = model.query.featurize(questions(pool[:2]))
-    actor = Actor(model, queries, pool, barred, k=2, top=None, train_candidates=True, chunk=4)
+    actor = Actor(model, queries, pool, barred, k=2, train_candidates=True, chunk=4)
     rows = np.array([0, 1])
     drawn = actor.draw(rows, np.random.default_rng(1).random((2, 4, 2)))
     weights = torch.randn(8, generator=torch.Generator().manual_seed(0))
@@ -161,8 +161,7 @@ def test_a_leaf_nobody_used():
     assert all(p.grad is None for p in encoder.parameters())
 
 
-@pytest.mark.parametrize("top", [None, 8])
-def test_frozen_and_trained_candidates_agree_when_nothing_moves(top):
+def test_frozen_and_trained_candidates_agree_when_nothing_moves():
     barred = own_positions(SPLIT.train, SPLIT.train, SPEC, same_program=True)
     rows, uniforms = np.arange(5), np.random.default_rng(0).random((5, 4, 3))
     seen = []
@@ -170,7 +169,7 @@ def test_frozen_and_trained_candidates_agree_when_nothing_moves(top):
         model = lexical()
         model.candidate.requires_grad_(train_candidates)
         queries = model.query.featurize(questions(SPLIT.train))
-        actor = Actor(model, queries, SPLIT.train, barred, k=3, top=top, train_candidates=train_candidates, chunk=16)
+        actor = Actor(model, queries, SPLIT.train, barred, k=3, train_candidates=train_candidates, chunk=16)
         drawn = actor.draw(rows, uniforms)
         new = []
         actor.backward(rows, drawn, lambda log_probs, of, new=new: new.append(log_probs) or log_probs.sum())

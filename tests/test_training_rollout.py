@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
+from rcr_trainer.training.rollout import draw, masked, sequence_log_probs, states
 from scipy import stats
 
 from langchain_rcr.state import AdditiveState
@@ -33,11 +33,11 @@ def slow_log_prob(query, candidates, contexts, sequence, barred, tau=TAU, lam=0.
     return total
 
 
-def fast_log_probs(query, candidates, contexts, sequences, barred=BARRED, tau=TAU, support=None):
+def fast_log_probs(query, candidates, contexts, sequences, barred=BARRED, tau=TAU):
     picks = torch.tensor(sequences)
     start = AdditiveState(0.8).start(query.expand(len(picks), -1))
     before = states(start, contexts[picks[:, :-1]])
-    closed = masked(barred.expand(len(picks), -1), picks, support)
+    closed = masked(barred.expand(len(picks), -1), picks)
     return sequence_log_probs(before, candidates, picks, closed, tau)
 
 
@@ -63,7 +63,7 @@ def test_states_are_those_of_the_state_step_by_step():
     np.testing.assert_allclose(got[0, 2], query[0] + 0.8 * (contexts[0] + contexts[1]), rtol=1e-12)
 
 
-def drawn(rows, seed=0, top=None, uniforms=None, k=K, tau=TAU, data=None, barred=BARRED):
+def drawn(rows, seed=0, uniforms=None, k=K, tau=TAU, data=None, barred=BARRED):
     query, candidates, contexts = data or vectors()
     if uniforms is None:
         uniforms = torch.from_numpy(np.random.default_rng(seed).random((rows, k)))
@@ -76,7 +76,6 @@ def drawn(rows, seed=0, top=None, uniforms=None, k=K, tau=TAU, data=None, barred
         k,
         tau=tau,
         uniforms=uniforms,
-        top=top,
     )
 
 
@@ -97,7 +96,6 @@ def test_draws_bring_their_log_probabilities():
     got = drawn(200)
     again = fast_log_probs(*vectors(), got.picks.tolist())
     np.testing.assert_allclose(got.log_probs, again, rtol=1e-5)
-    assert got.support is None
 
 
 def test_a_draw_inverts_the_cumulative_distribution():
@@ -134,52 +132,6 @@ def test_greedy_takes_the_most_probable_at_every_step():
         state = state + 0.8 * contexts[pick]
 
 
-# ---------------------------------------------------------------- the top M of each step
-
-
-def test_the_top_of_a_pool_that_is_no_larger_is_the_pool():
-    one, other = drawn(50), drawn(50, top=N)
-    assert torch.equal(one.picks, other.picks)
-    assert other.support is None
-
-
-def test_the_top_of_each_step_against_the_exact_probability():
-    got = drawn(300, top=3)
-    assert got.support.shape == (300, K, 3)
-    query, candidates, contexts = vectors()
-    exact = fast_log_probs(query, candidates, contexts, got.picks.tolist())
-    for row in range(300):
-        # log π_top = log π − Σ_t log P(step t stays within its support)
-        left, state, inside = [0, 1, 3, 4, 5], query[0], 0.0
-        for step, pick in enumerate(got.picks[row].tolist()):
-            weights = {c: math.exp(float(candidates[c] @ state) / TAU) for c in left}
-            best = sorted(left, key=lambda c: -weights[c])[:3]
-            assert set(best) == set(got.support[row, step].tolist()) - {2} - set(got.picks[row, :step].tolist())
-            assert pick in best
-            inside += math.log(sum(weights[c] for c in best) / sum(weights.values()))
-            left.remove(pick)
-            state = state + 0.8 * contexts[pick]
-        assert float(got.log_probs[row]) == pytest.approx(float(exact[row]) - inside, rel=1e-4)
-
-
-def test_log_probabilities_within_a_support_are_those_of_the_draw():
-    got = drawn(300, top=3)
-    again = fast_log_probs(*vectors(), got.picks.tolist(), support=got.support)
-    np.testing.assert_allclose(got.log_probs, again, rtol=1e-5)
-
-
-def test_the_restricted_policy_nears_the_exact_one_as_the_top_grows():
-    data = vectors(size=60)
-    gaps = []
-    barred = torch.zeros(1, 60, dtype=torch.bool)
-    for top in (5, 20, 50):
-        got = drawn(100, top=top, data=data, barred=barred)
-        exact = fast_log_probs(*data, got.picks.tolist(), barred=barred)
-        gaps.append(float((got.log_probs - exact).max()))
-    assert gaps[0] > gaps[1] > gaps[2] > 0
-    assert gaps[2] < 0.1 < gaps[0]
-
-
 # ---------------------------------------------------------------- masks and gradients
 
 
@@ -187,33 +139,17 @@ def test_masks_by_hand():
     barred = torch.tensor([[True, False, False, False, False]])
     picks = torch.tensor([[3, 1]])
     assert masked(barred, picks)[0].tolist() == [[True, False, False, False, False], [True, False, False, True, False]]
-    support = torch.tensor([[[3, 4], [1, 3]]])
-    assert masked(barred, picks, support)[0].tolist() == [
-        [True, True, True, False, False],
-        [True, False, True, True, True],
-    ]
     assert masked(barred, picks[:, :1])[0].tolist() == [[True, False, False, False, False]]
 
 
 def test_gradients_against_finite_differences():
     query, candidates, contexts = vectors()
     picks = torch.tensor([[0, 3, 1], [5, 4, 0]])
-    support = torch.tensor([[[0, 1, 3], [3, 4, 5], [1, 4, 5]], [[5, 1, 3], [3, 4, 1], [0, 1, 3]]])
 
-    def log_probs(query, candidates, contexts, support=None):
+    def log_probs(query, candidates, contexts):
         start = AdditiveState(0.8).start(query.expand(2, -1))
-        closed = masked(BARRED.expand(2, -1), picks, support)
+        closed = masked(BARRED.expand(2, -1), picks)
         return sequence_log_probs(states(start, contexts[picks[:, :-1]]), candidates, picks, closed, TAU)
 
     arguments = [tensor.requires_grad_() for tensor in (query, candidates, contexts)]
     assert torch.autograd.gradcheck(log_probs, arguments)
-    assert torch.autograd.gradcheck(lambda *tensors: log_probs(*tensors, support), arguments)
-
-
-def test_parts_of_sequences():
-    whole = Sequences(torch.arange(6).view(3, 2), torch.arange(3.0), torch.arange(12).view(3, 2, 2))
-    part = whole.part(slice(1, 3))
-    assert part.picks.tolist() == [[2, 3], [4, 5]]
-    assert part.log_probs.tolist() == [1.0, 2.0]
-    assert part.support.shape == (2, 2, 2)
-    assert Sequences(whole.picks, whole.log_probs, None).part(slice(0, 1)).support is None

@@ -3,6 +3,7 @@
 from typing import Any
 
 from rcr_trainer import grpo, sft
+from rcr_trainer.rewards import Reward
 from rcr_trainer.training.runner import Job, Result
 
 
@@ -15,4 +16,5 @@ def train_grpo(
     model: Any, pool: Any, queries: Any, dev: Any, spec: Any, config: Any, reward: Any, llm: Any = None, **options: Any
 ) -> Result:
     """`grpo.train`; the options are those of `Job`."""
+    reward = reward if isinstance(reward, Reward) else Reward.of(reward)
     return grpo.train(Job(model, pool, queries, dev, spec, **options), config, reward, llm)

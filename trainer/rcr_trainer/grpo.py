@@ -4,7 +4,6 @@ Departures from the paper, each with the setting that undoes it:
 - all training queries take part and stay in the pool, instead of 110 held out (`queries: 110`);
 - a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
 - for all families but `transformer` E_c stays as SFT left it (`train_candidates: true`);
-- in pools of more than `exact_pool` examples each step draws from the `top` best candidates alone;
 - gradients are clipped to a norm (`max_grad_norm: null`), the learning rate decays linearly, dropout is off;
 - the weights kept are those with the best development figure, SFT's own included (`best_by`).
 
@@ -142,7 +141,6 @@ class _GRPO:
             pool,
             barred,
             k=config.k,
-            top=None if len(pool) <= config.exact_pool else max(config.top, config.k),
             train_candidates=config.train_candidates,
             chunk=config.chunk,
         )

@@ -231,12 +231,6 @@ class GRPOSettings(Section):
         0.04, ge=0, description='β, the weight of staying near the policy of SFT (paper 0.04, "Model setup").'
     )
     train_candidates: bool = Field(False, description="Whether E_c is trained, too; if not, the pool is encoded once.")
-    exact_pool: int = Field(
-        20_000,
-        ge=1,
-        description="Largest pool whose every candidate may be drawn at every step; of a larger one, the top best may.",
-    )
-    top: int = Field(1024, ge=1, description="In pools larger than exact_pool: candidates that a step draws from.")
     chunk: int = Field(
         128, ge=1, description="Texts encoded at once with gradients; fewer take less memory and give the same result."
     )

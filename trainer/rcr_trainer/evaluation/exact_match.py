@@ -16,7 +16,7 @@ from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_error
 from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport
 from rcr_trainer.llm.faults import BudgetExceeded
-from rcr_trainer.rewards import Correctness, StructureCoverage, score
+from rcr_trainer.rewards import correctness, score, structure_coverage
 
 logger = logging.getLogger(__name__)
 
@@ -88,10 +88,10 @@ class Answerer:
             if name not in programs:
                 continue
             scores = report.selectors[name]
-            exact = score(Correctness(spec), programs[name], golds, shown[name])
+            exact = score(correctness(spec), programs[name], golds, shown[name])
             ours = exact if name == OURS else ours
             scores.exact_match = 100 * float(exact.mean())
-            scores.jaccard = 100 * float(score(StructureCoverage(spec), programs[name], golds, shown[name]).mean())
+            scores.jaccard = 100 * float(score(structure_coverage(spec), programs[name], golds, shown[name]).mean())
             scores.no_program = 100 * programs[name].count(None) / n
             scores.exact_match_error = None if ours is None or name == OURS else paired_error(ours, exact)
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from rcr_trainer.rewards.base import PerAnswer, Reward, RewardError, check_reward, score
-from rcr_trainer.rewards.execution import Execution, ProgramError
-from rcr_trainer.rewards.make import NAMES, Mixture, make_reward
-from rcr_trainer.rewards.programs import ContextCoverage, Correctness, StructureCoverage
+from rcr_trainer.rewards.base import Reward, RewardError, check_reward, score
+from rcr_trainer.rewards.execution import ProgramError, execution
+from rcr_trainer.rewards.make import NAMES, make_reward, mixture
+from rcr_trainer.rewards.programs import context_coverage, correctness, structure_coverage
 
 __all__ = [
     "NAMES",
-    "ContextCoverage",
-    "Correctness",
-    "Execution",
-    "Mixture",
-    "PerAnswer",
     "ProgramError",
     "Reward",
     "RewardError",
-    "StructureCoverage",
     "check_reward",
+    "context_coverage",
+    "correctness",
+    "execution",
     "make_reward",
+    "mixture",
     "score",
+    "structure_coverage",
 ]

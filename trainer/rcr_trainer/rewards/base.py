@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Real
-from typing import Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,24 +25,24 @@ class RewardError(RCRError):
     """A reward raised an exception or gave what is no score; the message names the example it happened on."""
 
 
-@runtime_checkable
-class Reward(Protocol):
-    """Scores a batch of answers.
+@dataclass(frozen=True, eq=False)
+class Reward:
+    """What a set of picks is worth; called with a batch of answers.
 
-    A plain function may stand for one: it then has its own name, needs a language model and has the maximum 1, unless
-    attributes say otherwise (`my_reward.needs_llm = False`).
-
-    Attributes:
+    Args:
         name: for logs and messages.
+        function: scores B answers, with the arguments of `__call__`.
         needs_llm: whether it looks at `predictions`; with one that doesn't, a run needs no language model and calls
             none for it.
         maximum: what the gold program earns.
-        minimum: what no program earns; 0 where the attribute is missing.
+        minimum: what no program earns.
     """
 
     name: str
-    needs_llm: bool
-    maximum: float
+    function: Callable[..., Sequence[float | None]]
+    needs_llm: bool = True
+    maximum: float = 1.0
+    minimum: float = 0.0
 
     def __call__(
         self,
@@ -65,30 +65,27 @@ class Reward(Protocol):
             B scores. None: can't be scored, so that nothing is learned from it. An exception is a bug: it stops
             the run.
         """
-        ...
+        return list(self.function(predictions, references, queries=queries, contexts=contexts))
 
+    @classmethod
+    def of(cls, given: Callable[..., Any]) -> Reward:
+        """A callable of the user's own, whose attributes may say what a reward's other fields are."""
+        name = getattr(given, "name", getattr(given, "__name__", type(given).__name__))
+        said = {each: getattr(given, each) for each in ("needs_llm", "maximum", "minimum") if hasattr(given, each)}
+        return cls(str(name), given, **said)
 
-class PerAnswer(ABC):
-    """A reward that scores each answer by itself."""
+    @classmethod
+    def per_answer(
+        cls, name: str, one: Callable[[str | None, str, Sequence[Example]], float | None], *, needs_llm: bool = True
+    ) -> Reward:
+        """A reward that scores each answer by itself: `one` gets answer, gold program and the prompt's examples."""
 
-    name: str
-    needs_llm = True
-    maximum = 1.0
+        def function(
+            predictions: Sequence[str | None], references: Sequence[str], *, contexts: Any, **_: Any
+        ) -> list[float | None]:
+            return [one(*row) for row in zip(predictions, references, contexts, strict=True)]
 
-    @abstractmethod
-    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
-        """The score of one answer, given the gold program and the examples in the prompt; see `Reward`."""
-
-    def __call__(
-        self,
-        predictions: Sequence[str | None],
-        references: Sequence[str],
-        *,
-        queries: Sequence[str],
-        contexts: Sequence[Sequence[Example]],
-    ) -> list[float | None]:
-        """See `Reward`."""
-        return [self.one(*row) for row in zip(predictions, references, contexts, strict=True)]
+        return cls(name, function, needs_llm)
 
 
 def score(
@@ -114,7 +111,7 @@ def score(
     """
     try:
         targets, sources = [example.target for example in examples], [example.source for example in examples]
-        values = list(reward(predictions, targets, queries=sources, contexts=contexts))
+        values = reward(predictions, targets, queries=sources, contexts=contexts)
     except RCRError:
         raise
     except Exception as error:
@@ -138,7 +135,7 @@ def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool
     """Find out before training whether a reward tells right from wrong on the very examples that train.
 
     The gold program, with the example itself in the prompt, must earn the maximum; no program, an empty one, both
-    without a prompt, must earn the minimum (the reward's attribute `minimum`, else 0).
+    without a prompt, must earn the minimum.
 
     Args:
         reward: the reward.
@@ -151,11 +148,9 @@ def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool
         ConfigError: gold doesn't get the maximum, an empty answer gets more than the minimum, or nothing can be scored.
         RewardError: the reward fails on an example.
     """
-    minimum = float(getattr(reward, "minimum", 0.0))
-    if not reward.maximum > minimum:
-        raise ConfigError(
-            f"reward '{reward.name}': its maximum, {reward.maximum}, must be above its minimum, {minimum}"
-        )
+    if not reward.maximum > reward.minimum:
+        what = f"its maximum, {reward.maximum}, must be above its minimum, {reward.minimum}"
+        raise ConfigError(f"reward '{reward.name}': {what}")
     gold = score(reward, [e.target for e in examples], examples, [[e] for e in examples])
     _demand(reward, gold, reward.maximum, examples, "its gold program")
     scorable = np.asarray(~np.isnan(gold))
@@ -166,7 +161,7 @@ def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool
         )
     for nothing, what in ((None, "no program"), ("", "an empty program")):
         empty = score(reward, [nothing] * len(examples), examples, [[]] * len(examples))
-        _demand(reward, empty, minimum, examples, what)
+        _demand(reward, empty, reward.minimum, examples, what)
     return scorable
 
 

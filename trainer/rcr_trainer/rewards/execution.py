@@ -13,7 +13,7 @@ from typing import Any
 from langchain_rcr.errors import RCRError
 from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.data import Example
-from rcr_trainer.rewards.base import PerAnswer
+from rcr_trainer.rewards.base import Reward
 
 Execute = Callable[[str], Any]
 """Runs a program and gives its result: rows as a list, or any value. Raises ProgramError for one that can't be run."""
@@ -29,7 +29,7 @@ class ProgramError(RCRError):
     """A program can't be run: wrong, too slow, too much output. Any other exception of an executor is a bug."""
 
 
-class Execution(PerAnswer):
+def execution(execute: Execute, spec: ProgramSpec) -> Reward:
     """1 where answer and gold program give the same result, else 0.
 
     An answer that can't be run scores 0; a gold program that can't be run can't be scored. A list is compared as a
@@ -40,24 +40,20 @@ class Execution(PerAnswer):
         execute: runs one program.
         spec: its language tells whether order matters (SQL).
     """
+    result = lru_cache(maxsize=_REMEMBERED)(lambda program: _outcome(execute, program))
+    parser, is_sql = get_parser(spec.language), spec.language.partition(":")[0] == "sql"
+    ordered = lru_cache(maxsize=_REMEMBERED)(lambda program: is_sql and _has_order(parser.parse(program)))
 
-    name = "execution"
-
-    def __init__(self, execute: Execute, spec: ProgramSpec) -> None:
-        self._result = lru_cache(maxsize=_REMEMBERED)(lambda program: _outcome(execute, program))
-        parser = get_parser(spec.language)
-        is_sql = spec.language.partition(":")[0] == "sql"
-        self._ordered = lru_cache(maxsize=_REMEMBERED)(lambda program: is_sql and _has_order(parser.parse(program)))
-
-    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
-        """See `PerAnswer`."""
-        gold = self._result(reference)
+    def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
+        gold = result(reference)
         if gold is None:
             return None
-        found = self._result(prediction) if prediction and prediction.strip() else None
+        found = result(prediction) if prediction and prediction.strip() else None
         if found is None:
             return 0.0
-        return float(found.in_order == gold.in_order if self._ordered(reference) else found.rows == gold.rows)
+        return float(found.in_order == gold.in_order if ordered(reference) else found.rows == gold.rows)
+
+    return Reward.per_answer("execution", one)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,22 +6,20 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.languages import unknown
-from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.base import Reward
-from rcr_trainer.rewards.execution import Execute, Execution
-from rcr_trainer.rewards.programs import ContextCoverage, Correctness, StructureCoverage
+from rcr_trainer.rewards.execution import Execute, execution
+from rcr_trainer.rewards.programs import context_coverage, correctness, structure_coverage
 
 _BY_SPEC: dict[str, Callable[[ProgramSpec], Reward]] = {
-    "structure_coverage": StructureCoverage,
-    "correctness": Correctness,
-    "context_coverage": ContextCoverage,
+    "structure_coverage": structure_coverage,
+    "correctness": correctness,
+    "context_coverage": context_coverage,
 }
 NAMES = (*_BY_SPEC, "execution")
 """The rewards that the project brings."""
@@ -55,17 +53,17 @@ def make_reward(
 
     def make(part: str | Callable[..., Any]) -> Reward:
         if not isinstance(part, str):
-            return _own(part)
+            return Reward.of(part() if isinstance(part, type) else part)
         if part in _BY_SPEC:
             return _BY_SPEC[part](spec)
         if part == "execution":
-            return Execution(_executor(database, execute, timeout_s, max_rows), spec)
+            return execution(_executor(database, execute, timeout_s, max_rows), spec)
         if ":" in part:
-            return _own(load(part, "reward"))
+            return make(load(part, "reward"))
         raise ConfigError(f"reward: {unknown(part, NAMES)}, or give your own as module:callable")
 
     if isinstance(reward, Mapping):
-        return Mixture({make(part): weight for part, weight in reward.items()})
+        return mixture({make(part): weight for part, weight in reward.items()})
     return make(reward)
 
 
@@ -79,7 +77,7 @@ def _executor(database: str | None, execute: str | Execute | None, timeout_s: fl
     return load(execute, "executor") if isinstance(execute, str) else execute
 
 
-class Mixture:
+def mixture(parts: Mapping[Reward, float]) -> Reward:
     """The weighted sum of rewards; an answer that one of them can't score can't be scored.
 
     Args:
@@ -88,47 +86,25 @@ class Mixture:
     Raises:
         ConfigError: no part, or a weight that is not above 0.
     """
+    if not parts or not all(weight > 0 for weight in parts.values()):
+        raise ConfigError(f"a mixed reward needs parts with weights above 0, not {sorted(parts.values())}")
 
-    def __init__(self, parts: Mapping[Reward, float]) -> None:
-        if not parts or not all(weight > 0 for weight in parts.values()):
-            raise ConfigError(f"a mixed reward needs parts with weights above 0, not {sorted(parts.values())}")
-        self._parts = dict(parts)
-        self.name = " + ".join(f"{weight:g} {reward.name}" for reward, weight in parts.items())
-        self.needs_llm = any(reward.needs_llm for reward in parts)
-        self.maximum = sum(weight * reward.maximum for reward, weight in parts.items())
-        self.minimum = sum(weight * float(getattr(reward, "minimum", 0.0)) for reward, weight in parts.items())
-
-    def __call__(
-        self,
-        predictions: Sequence[str | None],
-        references: Sequence[str],
-        *,
-        queries: Sequence[str],
-        contexts: Sequence[Sequence[Example]],
-    ) -> list[float | None]:
-        """See `Reward`."""
+    def function(predictions: Sequence[str | None], references: Sequence[str], **about: Any) -> list[float | None]:
         total: list[float | None] = [0.0] * len(references)
-        for reward, weight in self._parts.items():
-            scores = reward(predictions, references, queries=queries, contexts=contexts)
+        for reward, weight in parts.items():
+            scores = reward(predictions, references, **about)
             if len(scores) != len(references):
                 raise ValueError(f"{reward.name} gave {len(scores)} scores for {len(references)} answers")
             total = [None if a is None or b is None else a + weight * b for a, b in zip(total, scores, strict=True)]
         return total
 
-
-def _own(given: Callable[..., Any]) -> Reward:
-    """A user's callable as a `Reward`: a plain function gets the attributes that it lacks."""
-    found = given() if isinstance(given, type) else given
-    if isinstance(found, Reward):
-        return found
-    made: Any = partial(found)  # which has attributes of its own
-    made.name = str(getattr(found, "__name__", type(found).__name__))
-    made.needs_llm, made.maximum = True, 1.0
-    for attribute in ("name", "needs_llm", "maximum", "minimum"):
-        if hasattr(found, attribute):
-            setattr(made, attribute, getattr(found, attribute))
-    reward: Reward = made
-    return reward
+    return Reward(
+        " + ".join(f"{weight:g} {reward.name}" for reward, weight in parts.items()),
+        function,
+        needs_llm=any(reward.needs_llm for reward in parts),
+        maximum=sum(weight * reward.maximum for reward, weight in parts.items()),
+        minimum=sum(weight * reward.minimum for reward, weight in parts.items()),
+    )
 
 
 def load(path: str, what: str) -> Callable[..., Any]:

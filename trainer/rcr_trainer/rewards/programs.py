@@ -7,13 +7,13 @@ from functools import lru_cache
 
 from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.data import Example
-from rcr_trainer.rewards.base import PerAnswer
+from rcr_trainer.rewards.base import Reward
 
 # A group's answers and a pool's programs come back again and again.
 _remembered = lru_cache(maxsize=1 << 16)
 
 
-class StructureCoverage(PerAnswer):
+def structure_coverage(spec: ProgramSpec) -> Reward:
     """The paper's reward (Eq. 7): Jaccard similarity of the local structures of answer and gold program.
 
     r = |LS(ŷ) ∩ LS(y)| / |LS(ŷ) ∪ LS(y)|. An answer that is no program has no structures and scores 0. A gold program
@@ -22,22 +22,19 @@ class StructureCoverage(PerAnswer):
     Args:
         spec: how programs are read.
     """
+    structures = _remembered(spec.structures)
 
-    name = "structure_coverage"
-
-    def __init__(self, spec: ProgramSpec) -> None:
-        self._structures = _remembered(spec.structures)
-
-    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
-        """See `PerAnswer`."""
-        gold = self._structures(reference)
+    def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
+        gold = structures(reference)
         if not gold:
             return None
-        found = self._structures(prediction) if prediction else frozenset()
+        found = structures(prediction) if prediction else frozenset()
         return len(found & gold) / len(found | gold)
 
+    return Reward.per_answer("structure_coverage", one)
 
-class Correctness(PerAnswer):
+
+def correctness(spec: ProgramSpec) -> Reward:
     """Exact match (appendix F): 1 where answer and gold program are the same, else 0.
 
     The same are two programs with equal parse trees, values included; where one of them doesn't parse, two texts that
@@ -46,23 +43,20 @@ class Correctness(PerAnswer):
     Args:
         spec: its language; whether it anonymises doesn't matter.
     """
+    tree_of = _remembered(get_parser(spec.language).parse)
 
-    name = "correctness"
-
-    def __init__(self, spec: ProgramSpec) -> None:
-        self._tree = _remembered(get_parser(spec.language).parse)
-
-    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
-        """See `PerAnswer`."""
+    def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
         if not reference.split():
             return None
         if (prediction or "").split() == reference.split():
             return 1.0
-        tree = self._tree(prediction or "")
-        return float(tree is not None and tree == self._tree(reference))
+        tree = tree_of(prediction or "")
+        return float(tree is not None and tree == tree_of(reference))
+
+    return Reward.per_answer("correctness", one)
 
 
-class ContextCoverage(PerAnswer):
+def context_coverage(spec: ProgramSpec) -> Reward:
     """Recall of the gold program's local structures by the union of the picks' programs. Needs no language model.
 
     It is what SFT and the dev coverage measure, not what the paper rewards: a policy that maximises it need not be
@@ -72,16 +66,13 @@ class ContextCoverage(PerAnswer):
     Args:
         spec: how programs are read.
     """
+    structures = _remembered(spec.structures)
 
-    name, needs_llm = "context_coverage", False
-
-    def __init__(self, spec: ProgramSpec) -> None:
-        self._structures = _remembered(spec.structures)
-
-    def one(self, prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
-        """See `PerAnswer`."""
-        gold = self._structures(reference)
+    def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
+        gold = structures(reference)
         if not gold:
             return None
-        shown = frozenset().union(*(self._structures(example.target) for example in context))
+        shown = frozenset().union(*(structures(example.target) for example in context))
         return len(gold & shown) / len(gold)
+
+    return Reward.per_answer("context_coverage", one, needs_llm=False)

@@ -39,7 +39,6 @@ class Actor:
         pool: the N candidates.
         barred: for each query the pool positions it may not get.
         k: picks a query.
-        top: M, where each step is confined to the M largest logits (see `rollout`); None: the whole pool.
         train_candidates: whether E_c moves; if not, the pool is encoded once.
         chunk: texts that are encoded at once with gradients.
     """
@@ -52,12 +51,10 @@ class Actor:
         barred: Sequence[IntArray],
         *,
         k: int,
-        top: int | None,
         train_candidates: bool,
         chunk: int,
     ) -> None:
-        self.model, self.k, self.top, self.chunk = model, k, top, chunk
-        self.train_candidates = train_candidates
+        self.model, self.k, self.chunk, self.train_candidates = model, k, chunk, train_candidates
         self._size, self._all_barred = len(pool), list(barred)
         self._device = next(model.parameters()).device
         self._queries = queries
@@ -88,47 +85,37 @@ class Actor:
                 self.k,
                 tau=self.model.config.tau,
                 uniforms=None if uniforms is None else self._tensor(uniforms[block].reshape(-1, self.k)),
-                top=self.top,
             )
             for block in _blocks(len(rows), group * self._size)
         ]
         if not parts:
             empty = torch.zeros(0, self.k, dtype=torch.int64, device=self._device)
-            return Sequences(empty, torch.zeros(0, device=self._device), None)
-        supports = [part.support for part in parts if part.support is not None]
-        return Sequences(
-            torch.cat([part.picks for part in parts]),
-            torch.cat([part.log_probs for part in parts]),
-            torch.cat(supports) if supports else None,
-        )
+            return Sequences(empty, torch.zeros(0, device=self._device))
+        return Sequences(torch.cat([part.picks for part in parts]), torch.cat([part.log_probs for part in parts]))
 
     def reference_log_probs(self, rows: IntArray, drawn: Sequences) -> Tensor:
         """Log π_ref(o) of the R sequences of B queries, (R,)."""
-        positions, group = self._positions(drawn), len(drawn.picks) // max(1, len(rows))
-        candidates = self._reference_candidates[positions]
         queries, contexts = self._reference_queries[self._tensor(rows)], self._reference_contexts
         out = torch.empty(len(drawn.picks), device=self._device)
         with torch.no_grad():
-            for block in _blocks(len(rows), group * self.k * len(positions)):
-                of = slice(block.start * group, block.stop * group)
-                earlier = contexts[drawn.picks[of, :-1]]
-                out[of] = self._log_probs(rows[block], queries[block], earlier, candidates, positions, drawn.part(of))
+            for block, of in self._sequence_blocks(rows, drawn):
+                picks = drawn.picks[of]
+                earlier = contexts[picks[:, :-1]]
+                out[of] = self._log_probs(rows[block], queries[block], earlier, self._reference_candidates, picks)
         return out
 
     def backward(self, rows: IntArray, drawn: Sequences, loss: Loss) -> None:
         """Add the gradient of a loss on the R sequences of B queries to the parameters'."""
-        positions, group = self._positions(drawn), len(drawn.picks) // max(1, len(rows))
         picked, columns = torch.unique(drawn.picks[:, :-1], return_inverse=True)
         queries = self._leaf("query", self._queries.select(rows))
         contexts = self._leaf("context", self._contexts.select(picked.cpu().numpy()))
-        candidates, leaves = self._reference_candidates[positions], [queries, contexts]
+        candidates, leaves = self._reference_candidates, [queries, contexts]
         if self.train_candidates:
-            leaves.append(self._leaf("candidate", self._candidates.select(positions.cpu().numpy())))
+            leaves.append(self._leaf("candidate", self._candidates))
             candidates = leaves[-1].vectors
-        for block in _blocks(len(rows), group * self.k * len(positions)):
-            of = slice(block.start * group, block.stop * group)
+        for block, of in self._sequence_blocks(rows, drawn):
             earlier = contexts.vectors[columns[of]]
-            new = self._log_probs(rows[block], queries.vectors[block], earlier, candidates, positions, drawn.part(of))
+            new = self._log_probs(rows[block], queries.vectors[block], earlier, candidates, drawn.picks[of])
             torch.autograd.backward(loss(new, of))
         for leaf in leaves:
             leaf.backward()
@@ -139,40 +126,26 @@ class Actor:
 
     # ------------------------------------------------------------------ tensors
 
-    def _log_probs(
-        self,
-        rows: IntArray,
-        queries: Tensor,
-        earlier: Tensor,
-        candidates: Tensor,
-        positions: Tensor,
-        drawn: Sequences,
-    ) -> Tensor:
+    def _sequence_blocks(self, rows: IntArray, drawn: Sequences) -> Iterator[tuple[slice, slice]]:
+        """Blocks of the B queries whose logits fit in memory, each with the block of their sequences."""
+        group = len(drawn.picks) // max(1, len(rows))
+        for block in _blocks(len(rows), group * self.k * self._size):
+            yield block, slice(block.start * group, block.stop * group)
+
+    def _log_probs(self, rows: IntArray, queries: Tensor, earlier: Tensor, candidates: Tensor, picks: Tensor) -> Tensor:
         """Log π(o) (R,) under the policy of these vectors.
 
         Args:
             rows: (B,) queries.
             queries: (B, D) E_x.
             earlier: (R, k − 1, D) E_z of the picks but the last.
-            candidates: (C, D) E_c of the candidates at the pool's `positions`.
-            positions: (C,).
-            drawn: the R sequences.
+            candidates: (N, D) E_c.
+            picks: (R, k).
         """
-        group = len(drawn.picks) // len(rows)
-        column = torch.zeros(self._size, dtype=torch.int64, device=self._device)
-        column[positions] = torch.arange(len(positions), device=self._device)
-        picks = column[drawn.picks]
-        barred = self._barred(rows)[:, positions].repeat_interleave(group, 0)
-        closed = masked(barred, picks, None if drawn.support is None else column[drawn.support])
+        group = len(picks) // len(rows)
+        closed = masked(self._barred(rows).repeat_interleave(group, 0), picks)
         start: Any = self.model.state().start(queries.repeat_interleave(group, 0))
         return sequence_log_probs(states(start, earlier), candidates, picks, closed, self.model.config.tau)
-
-    def _positions(self, drawn: Sequences) -> Tensor:
-        """The pool positions (C,) whose logits the sequences' probabilities depend on, ascending."""
-        if drawn.support is None:
-            return torch.arange(self._size, device=self._device)
-        found: Tensor = torch.unique(drawn.support)
-        return found
 
     def _pool_vectors(self) -> Tensor:
         return self._vectors("candidate", self._candidates) if self.train_candidates else self._reference_candidates
