@@ -15,8 +15,7 @@ from langchain_rcr.section import OneOf, Section, contradiction, show
 from rcr_trainer import baselines
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.training.registry import ADVANTAGES, LOSSES
-
-Share = Annotated[float, Field(ge=0, le=1)]
+from rcr_trainer.training.stage import Share, StageSettings
 
 
 class DataSettings(Section):
@@ -112,7 +111,7 @@ def _of_its_family(values: Any) -> Any:
     return model.model_validate({**given, "family": name})
 
 
-class SFTSettings(Section):
+class SFTSettings(StageSettings):
     """Stage 1, supervised fine-tuning (paper section 3.1, Algorithm 1)."""
 
     checkpoint: Path | None = Field(
@@ -123,15 +122,11 @@ class SFTSettings(Section):
     loss: Annotated[str, OneOf(lambda: {name: loss.summary for name, loss in LOSSES.items()})] = Field(
         "listwise", description="What is minimised."
     )
-    k: int = Field(4, ge=1, description='Picks a query in the supervision (paper 4, section 4 "Model setup").')
     epochs: int = Field(
         0,
         ge=0,
         description='Passes over the training queries (paper 120, section 4 "Training details"); 0: none, where a '
         "closed-form fit is all.",
-    )
-    max_steps: int | None = Field(
-        None, ge=1, description="Stop after this many optimiser steps, for a trial; null: by epochs alone."
     )
     batch_size: int = Field(
         64,
@@ -147,7 +142,6 @@ class SFTSettings(Section):
         description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-5, section 4 "Training details").',
     )
     weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm; null: never.")
     warmup: Share = Field(0.05, description="Share of the steps in which the learning rate climbs to lr.")
     temperature: float = Field(
         5.0, gt=0, description="loss listwise: the targets are softmax(structures added / temperature)."
@@ -171,15 +165,9 @@ class SFTSettings(Section):
         description="loss infonce: of these, one is drawn among the B that cover least (paper 5, section 4 "
         '"Training details"); 0: no hard negatives.',
     )
-    exclude_own_program: bool = Field(
-        True,
-        description="A training query gets no candidate with its own program, as held-out queries of a compositional "
-        "split have none. It never gets itself.",
-    )
     mask_duplicates: bool = Field(
         False, description="Once a candidate is picked, all with the same program are masked while training."
     )
-    evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on development queries.")
     patience: int | None = Field(
         10, ge=1, description="Stop after this many evaluations without a better dev coverage; null: never."
     )
@@ -191,7 +179,7 @@ class SFTSettings(Section):
         return self
 
 
-class GRPOSettings(Section):
+class GRPOSettings(StageSettings):
     """Stage 2, reinforcement learning from a language model's answers (paper section 3.2)."""
 
     enabled: bool = Field(False, description="Whether this stage runs, between SFT and evaluation.")
@@ -204,7 +192,6 @@ class GRPOSettings(Section):
         description="Training queries only of this stage, drawn at random: they leave the pool and SFT (paper 110, "
         "appendix A). null: all training queries, which stay in the pool.",
     )
-    k: int = Field(4, ge=1, description='Picks a query (paper 4, section 4 "Model setup").')
     batch_size: int = Field(
         16, ge=1, description='Queries in a batch of each process (paper 16, section 4 "Training details").'
     )
@@ -212,7 +199,6 @@ class GRPOSettings(Section):
         32, ge=1, description='Sequences drawn for each query, G (paper 32, section 4 "Training details").'
     )
     epochs: int = Field(8, ge=1, description='Passes over the queries (paper 8, section 4 "Training details").')
-    max_steps: int | None = Field(None, ge=1, description="Stop after this many batches, for a trial; null: by epochs.")
     updates: int = Field(
         1, ge=1, description="Optimiser steps on each batch of sequences; from the second on the clip takes effect."
     )
@@ -222,7 +208,6 @@ class GRPOSettings(Section):
         description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-6, section 4 "Training details").',
     )
     weight_decay: float = Field(0.0, ge=0, description="Weight decay of AdamW.")
-    max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm; null: never.")
     warmup: Share = Field(0.0, description="Share of the batches in which the learning rate climbs to lr.")
     epsilon: float = Field(
         0.2, gt=0, lt=1, description='ε, how far the ratio may move before it is clipped (paper 0.2, "Model setup").'
@@ -234,16 +219,10 @@ class GRPOSettings(Section):
     chunk: int = Field(
         128, ge=1, description="Texts encoded at once with gradients; fewer take less memory and give the same result."
     )
-    exclude_own_program: bool = Field(
-        True,
-        description="A training query gets no candidate with its own program, as held-out queries of a compositional "
-        "split have none. It never gets itself.",
-    )
     best_by: Literal["reward", "coverage"] = Field(
         "reward",
         description="Which development figure decides the weights that are kept; coverage asks no language model.",
     )
-    evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on development queries.")
     patience: int | None = Field(
         None, ge=1, description="Stop after this many evaluations without a better development figure; null: never."
     )

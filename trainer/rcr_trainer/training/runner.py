@@ -29,8 +29,8 @@ from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training.processes import Processes
+from rcr_trainer.training.stage import StageSettings
 from rcr_trainer.training.state import TrainingState
 
 MaterialT = TypeVar("MaterialT")
@@ -117,7 +117,7 @@ class Runner:
         self,
         stage: str,
         job: Job,
-        config: SFTSettings | GRPOSettings,
+        config: StageSettings,
         parameters: Mapping[str, nn.Parameter],
         *,
         per_epoch: int,

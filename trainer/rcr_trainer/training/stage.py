@@ -1,0 +1,33 @@
+"""The settings that both stages of training have; loads no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from langchain_rcr.section import Section
+
+Share = Annotated[float, Field(ge=0, le=1)]
+
+
+class StageSettings(Section):
+    """What SFT and GRPO have in common; each gives the fields that lack a default its own."""
+
+    k: int = Field(4, ge=1, description='Picks a query (paper 4, section 4 "Model setup").')
+    epochs: int
+    max_steps: int | None = Field(
+        None, ge=1, description="Stop after this many optimiser steps (GRPO: batches), for a trial; null: by epochs."
+    )
+    batch_size: int
+    lr: float
+    weight_decay: float
+    max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm; null: never.")
+    warmup: Share
+    exclude_own_program: bool = Field(
+        True,
+        description="A training query gets no candidate with its own program, as held-out queries of a compositional "
+        "split have none. It never gets itself.",
+    )
+    evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on development queries.")
+    patience: int | None
