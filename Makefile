@@ -13,7 +13,7 @@ FOR_WORK := $(VENV)/.installed-for-work
 
 help:
 	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (minutes)"
-	@echo "make check        lint, then the fast tests (a minute or two, for use while you work)"
+	@echo "make check        lint, then the fast tests (a minute, for use while you work)"
 	@echo "make test         lint, then all tests (minutes; what continuous integration runs)"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff fix what it can"
@@ -31,6 +31,8 @@ demo: $(FOR_USE)
 # One thread for each worker: more threads than cores slow linear algebra several-fold. Work stealing keeps the tests of
 # a module together, so that its fixtures are built once.
 check test: export OMP_NUM_THREADS := 1
+# Not set, even where the shell sets it: without bytecode each worker compiles every module and rewrites every assert.
+check test: export PYTHONDONTWRITEBYTECODE :=
 check: lint
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not slow" --durations 5 --durations-min 2
 test: lint

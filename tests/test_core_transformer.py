@@ -59,6 +59,7 @@ def test_padding_and_batches_change_nothing(encoder):
     np.testing.assert_allclose(shuffled, alone[order], rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_texts_of_like_length_are_encoded_together(encoder):
     lengths = [len(ids) for ids in encoder.featurize(ITEMS).ids]
     ordered = [lengths[row] for row in encoder.order(encoder.featurize(ITEMS))]

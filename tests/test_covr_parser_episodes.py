@@ -16,8 +16,15 @@ from langchain_rcr.items import Item, compose
 FOLDER = Path(__file__).parents[1] / "examples" / "models" / "covr-parser"
 sys.path.insert(0, str(FOLDER))
 episodes = importlib.import_module("episodes")
-train = importlib.import_module("train")
 sys.path.remove(str(FOLDER))
+
+
+@pytest.fixture(scope="module")
+def train():
+    """train.py, whose import loads transformers: not while tests are collected."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(FOLDER)
+        return importlib.import_module("train")
 
 
 @pytest.fixture(scope="module")
@@ -134,12 +141,13 @@ def test_no_test_utterance_is_trained_on():
 
 
 @pytest.fixture(scope="module")
-def tiny(vocabulary):
+def tiny(train, vocabulary):
     options = argparse.Namespace(width=24, inner=16, layers=2, heads=2, seed=0, factored=1)
     return train.build_model(vocabulary, options)
 
 
-def test_loss_equals_a_plain_reference(sampler, tiny, vocabulary, first):
+@pytest.mark.slow
+def test_loss_equals_a_plain_reference(train, sampler, tiny, vocabulary, first):
     rng = np.random.default_rng(4)
     drawn = [sampler.draw(rng) for _ in range(3)]
     total, weights = 0.0, 0.0
@@ -159,7 +167,8 @@ def test_loss_equals_a_plain_reference(sampler, tiny, vocabulary, first):
     assert got.item() == pytest.approx(total / weights, rel=1e-4)
 
 
-def test_plain_attention_is_causal_attention():
+@pytest.mark.slow
+def test_plain_attention_is_causal_attention(train):
     query, key, value = torch.randn(3, 2, 4, 7, 8, generator=torch.Generator().manual_seed(0))
     got, _ = train.plain_attention(torch.nn.Module(), query, key, value, None)
     wanted = torch.nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True)

@@ -233,6 +233,7 @@ class _PublishedGrammar:
         return found
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_published_grammar_derives_every_program_and_agrees_on_every_held_out_set() -> None:
     grammar = _PublishedGrammar((DATA / "grammar.txt").read_text())

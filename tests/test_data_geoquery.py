@@ -140,6 +140,7 @@ def _trees(split: Split) -> tuple[list[Tree], list[Tree]]:
     return train, test
 
 
+@pytest.mark.slow
 @needs_data
 def test_a_drawn_template_split_is_like_the_published_one() -> None:
     for split in (
@@ -171,7 +172,9 @@ def test_a_drawn_length_split_has_the_longest_programs_in_test() -> None:
 
 
 @needs_data
-@pytest.mark.parametrize("kind", ["standard", "template", "length"])
+@pytest.mark.parametrize(
+    "kind", ["standard", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("template", "length"))]
+)
 def test_a_draw_depends_on_the_seed_only(kind: str) -> None:
     first = geoquery_split(DATA / "corpus.xml", kind, seed=1)
     assert geoquery_split(DATA / "corpus.xml", kind, seed=1) == first

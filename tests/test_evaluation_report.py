@@ -179,6 +179,7 @@ def test_plot_is_a_png_and_leaves_pyplot_alone(tmp_path):
     assert ("matplotlib.pyplot" in sys.modules) == before
 
 
+@pytest.mark.slow
 def test_every_selector_has_its_own_look(tmp_path, monkeypatch):
     from matplotlib.axes import Axes
 

@@ -110,6 +110,7 @@ def test_the_pair_that_pays_is_found(advantage):
     assert trained(1.0, advantage) > 0.9
 
 
+@pytest.mark.slow
 def test_without_dependency_on_earlier_picks_it_cannot_be_said():
     # E_c is fixed, so that a state of which +e₁ is the best candidate has −e₁ as the worst.
     bound = best_without_dependency()

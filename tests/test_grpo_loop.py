@@ -145,7 +145,9 @@ def test_the_size_of_blocks_changes_nothing_that_counts(monkeypatch):
     assert histories[0] == pytest.approx(histories[1], abs=1e-5)
 
 
-@pytest.mark.parametrize("advantage", ["grpo", "rloo", "remax", "nb"])
+@pytest.mark.parametrize(
+    "advantage", ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rloo", "remax", "nb"))]
+)
 def test_a_heavy_penalty_keeps_the_policy_near_the_reference(advantage):
     kl = []
     for beta in (0.0, 5.0):
@@ -359,6 +361,7 @@ def test_a_broken_reward_stops_at_a_checkpoint_and_names_the_example(tmp_path):
     assert same_weights(whole, resumed)
 
 
+@pytest.mark.slow
 def test_a_spent_budget_stops_at_a_checkpoint(tmp_path):
     reward = make_reward("structure_coverage", SPEC)
 
@@ -382,7 +385,7 @@ def test_a_spent_budget_stops_at_a_checkpoint(tmp_path):
     assert (same_weights(whole, resumed), expected.steps) == (True, 6)
 
 
-@pytest.mark.parametrize("fails", [2, 3])
+@pytest.mark.parametrize("fails", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_an_evaluation_that_fails_keeps_the_step_before_it(tmp_path, fails):
     """Evaluations come first, after the first epoch, and after the last: the steps are not repeated."""
     reward = make_reward("structure_coverage", SPEC)

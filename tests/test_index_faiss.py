@@ -35,7 +35,7 @@ def with_duplicates(rng, size, dim, kinds):
 
 
 @pytest.mark.parametrize("batch", [1, 7, 64])
-@pytest.mark.parametrize("kinds", [1, 40, 1013])
+@pytest.mark.parametrize("kinds", [40, *(pytest.param(kinds, marks=pytest.mark.slow) for kinds in (1, 1013))])
 def test_flat_finds_what_the_matrix_finds(batch, kinds):
     rng = np.random.default_rng(batch)
     pool = with_duplicates(rng, 1013, 384, kinds)

@@ -100,6 +100,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
         AnswerCache(tmp_path)
 
 
+@pytest.mark.slow
 def test_many_that_make_the_same_file_at_once_wait_for_one_another(tmp_path: Path) -> None:
     meeting, files = threading.Barrier(4, timeout=60), [tmp_path / f"{n}.sqlite" for n in range(150)]
 

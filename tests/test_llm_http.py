@@ -23,7 +23,7 @@ from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.opening import open_llm, wrap
 from rcr_trainer.llm.settings import LLMSettings
 
-KINDS = ["completion", "chat"]
+KINDS = [pytest.param("completion", marks=pytest.mark.slow), "chat"]
 KEY = "sk-very-secret-0123456789"
 
 
@@ -188,6 +188,7 @@ def test_a_prompt_that_is_always_malformed_has_no_program(kind: str, tmp_path: P
             assert texts(llm.generate(prompts_of(2))) == expected(2)
 
 
+@pytest.mark.slow
 def test_a_server_of_another_kind_is_told_from_a_bad_answer() -> None:
     with OpenAIServer(program) as server, model(server, "chat") as llm:
         server.fault_of = lambda request: "html"
@@ -204,6 +205,7 @@ def test_no_server_at_all() -> None:
     assert llm.spent.calls == 0
 
 
+@pytest.mark.slow
 def test_two_models_of_one_server_and_one_after_the_other(tmp_path: Path) -> None:
     """Connections are shared between models and outlive a call; with a loop for each call that would fail."""
     with OpenAIServer(program) as server:

@@ -65,7 +65,7 @@ def plain(model: LocalLM, prompt: str) -> tuple[str, str, int]:
     return text.strip(), "length", len(new)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
+@pytest.mark.parametrize("batch_size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 16))])
 def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> None:
     model = LocalLM(model=folder, max_new_tokens=12, batch_size=batch_size, stop=["\n"], device="cpu")
     expected = [plain(model, prompt) for prompt in PROMPTS]
@@ -98,6 +98,7 @@ def test_a_prompt_that_does_not_fit_is_no_program(folder: str) -> None:
         assert fitting.prompt_tokens == 36
 
 
+@pytest.mark.slow
 def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str, tmp_path: Path) -> None:
     settings = {"kind": "local", "model": folder, "max_tokens": 12, "batch_size": 4, "stop": ["\n"], "device": "cpu"}
     with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite") as llm:

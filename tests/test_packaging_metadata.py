@@ -49,6 +49,7 @@ def imported(folder: Path) -> set[str]:
     return {canonicalize_name(owners[module][0]) for module in modules - STDLIB_AND_OURS}
 
 
+@pytest.mark.slow
 def test_serving_declares_what_it_imports_and_no_more() -> None:
     extras = [text for name in SERVING for text in EXTRAS[name]]
     # pydantic-core is a part of pydantic.

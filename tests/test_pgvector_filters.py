@@ -100,6 +100,7 @@ def test_equal_means_equal_as_in_json(connection):
         assert [matches(condition, example) for example in examples] == [bool(one) for one in expected]
 
 
+@pytest.mark.slow
 @SETTINGS
 @given(value=st.recursive(SCALARS, lambda one: st.lists(one, max_size=3) | st.dictionaries(TEXTS, one, max_size=3)))
 def test_examples_come_back_equal(connection, value):

@@ -281,7 +281,7 @@ def test_a_refused_example_leaves_the_pool_as_it_was(
     assert retriever.invoke(QUERY, k=9) == before
 
 
-@pytest.mark.parametrize("masking", [False, True])
+@pytest.mark.parametrize("masking", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_readers_never_see_half_a_change(encoder: TriEncoder, masking: bool) -> None:
     shared = SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, mask_same_program=masking)
 

@@ -24,9 +24,10 @@ ENGINES: dict[str, Callable[[pytest.FixtureRequest], Any]] = {
     **STORES,
 }
 """Each makes an empty engine; a new engine is a line more."""
+PARAMS = [name if name in ("memory", "faiss") else pytest.param(name, marks=pytest.mark.slow) for name in ENGINES]
 
 
-@pytest.fixture(params=ENGINES)
+@pytest.fixture(params=PARAMS)
 def index(request: pytest.FixtureRequest) -> Iterator[Any]:
     """An empty engine of each kind."""
     made = ENGINES[request.param](request)
@@ -68,7 +69,6 @@ def test_programs_that_differ_in_constants_are_one_program(index: Any) -> None:
         assert "c" in {document.id for document in masked.invoke(f"question {n}")}
 
 
-@pytest.mark.slow
 async def test_every_engine_picks_what_memory_picks(index: Any) -> None:
     encoder = TriEncoder.build("lexical", POOL.items(), dim=16)
     fields: dict[str, Any] = {"k": 3, "mask_same_program": True}

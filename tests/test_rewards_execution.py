@@ -220,6 +220,7 @@ def test_a_database_that_is_none(tmp_path, content):
     assert path.exists() is (content is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "geography_sql").is_dir(), reason="the Geography database is not there (RCR_DATA)")
 def test_geographys_own_queries_run():
     split = geography_split(DATA / "geography_sql" / "geography.json")

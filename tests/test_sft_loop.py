@@ -219,6 +219,7 @@ def test_accumulated_batches_count_by_their_states(monkeypatch):
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_info_nce_trains_a_transformer(bert):
     model, before = (TriEncoder.build("transformer", [], base=bert, lam=0.1) for _ in range(2))
     config = SFTSettings(loss="infonce", epochs=1, max_steps=2, lr=1e-3, batch_size=8, bm25_top=10)
@@ -270,12 +271,14 @@ def test_early_stopping():
     assert (result.rounds, result.best_round) == (2, 0)  # nothing moves: two evaluations without a better one
 
 
+@pytest.mark.slow
 def test_evaluating_seldom_still_evaluates_the_end():
     config = FAST.model_copy(update={"epochs": 5, "evaluate_every": 2})
     result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
     assert [row["epoch"] for row in result.history] == [0, 2, 4, 5]
 
 
+@pytest.mark.slow
 def test_a_larger_pool_than_candidates_is_sampled(monkeypatch):
     widths = []
     real = losses.listwise

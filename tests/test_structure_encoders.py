@@ -65,6 +65,7 @@ def test_structures_that_always_go_together_share_a_column():
     assert dense(inventory.rows(["f(b)", "not ( a program", "g(a)"]), 3).tolist() == [[1, 0, 1], [0, 0, 0], [0, 0.5, 0]]
 
 
+@pytest.mark.slow
 def test_a_fit_to_tokens_is_not_loaded_over_embeddings_that_give_none(tmp_path):
     class Whole(Embeddings):
         """The same vectors, but none of tokens."""
@@ -258,6 +259,7 @@ def test_reinforcement_sees_lent_development_questions_as_held_out():
     assert history[0]["dev_coverage"] == pytest.approx(coverage[0])
 
 
+@pytest.mark.slow
 def test_lent_development_questions_are_asked_as_held_out():
     model, lent = fitted()[0], SPLIT.train[:20]
     questions, barred = [e.source for e in lent], own_positions(lent, SPLIT.train, SPEC, same_program=True)
@@ -330,6 +332,7 @@ def test_a_pool_without_programs_is_refused():
         TriEncoder.build("structure", [Item("a question", "no ( program")])
 
 
+@pytest.mark.slow
 def test_unparsable_training_programs_are_no_landmarks():
     broken = [Example("x", "what is this ?", "no ( program"), *SPLIT.train]
     model = TriEncoder.build("structure", items(broken), spec=SPEC)
@@ -347,6 +350,7 @@ def test_few_examples():
         assert np.isfinite(model.encode_queries(["is there a dog ?", ""])).all()
 
 
+@pytest.mark.slow
 def test_a_question_is_read_once():
     class Counting(FakeBackbone):
         seen = 0
@@ -397,6 +401,7 @@ def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
     assert sum(message.startswith("fitted: development coverage") for message in caplog.messages) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "landmarks"), [(0, 40), (1, 30)])
 def test_lent_questions_become_landmarks_where_no_gradient_moved_the_policy(monkeypatch, epochs, landmarks):
     monkeypatch.setattr(fitting, "_STEPS", 40)
