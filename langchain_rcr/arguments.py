@@ -26,8 +26,7 @@ def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, sou
         InputError: the query is missing or not a string; the message names the keys.
     """
     if not isinstance(variables, Mapping):
-        msg = f"input_variables must be a mapping of names to values, not {type(variables).__name__}"
-        raise InputError(msg)
+        raise InputError(f"input_variables must be a mapping of names to values, not {type(variables).__name__}")
     if input_keys:
         keys = sorted(input_keys)
     elif source_key in variables:
@@ -37,16 +36,13 @@ def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, sou
     names = ", ".join(repr(key) for key in variables) or "nothing"
     lacking = [key for key in keys if key not in variables]
     if lacking:
-        msg = f"input_keys names {lacking[0]!r}, but the input variables are {names}"
-        raise InputError(msg)
+        raise InputError(f"input_keys names {lacking[0]!r}, but the input variables are {names}")
     if not input_keys and len(keys) != 1:
         expected = f"Expected '{source_key}' or a single one"
-        msg = f"which variable is the query? {expected}, got {names}: set input_keys"
-        raise InputError(msg)
+        raise InputError(f"which variable is the query? {expected}, got {names}: set input_keys")
     for key in keys:
         if not isinstance(variables[key], str):
-            msg = f"the input variable {key!r} must be a string, not {type(variables[key]).__name__}"
-            raise InputError(msg)
+            raise InputError(f"the input variable {key!r} must be a string, not {type(variables[key]).__name__}")
     return " ".join(variables[key] for key in keys)
 
 
@@ -83,8 +79,7 @@ def check_fields(**fields: Any) -> None:
     """
     for name, (fits, what) in _RULES.items():
         if name in fields and not fits(fields[name]):
-            msg = f"{name} must be {what}, not {fields[name]!r}"
-            raise InputError(msg)
+            raise InputError(f"{name} must be {what}, not {fields[name]!r}")
     if fields.get("filter"):
         parse_filter(fields["filter"])
     if fields.get("max_tokens") is not None:

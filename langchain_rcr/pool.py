@@ -52,8 +52,7 @@ class ExamplePool:
         spec: ProgramSpec | None = None,
     ) -> None:
         if source_key == target_key:
-            msg = f"source_key and target_key are both '{source_key}': they must differ"
-            raise InputError(msg)
+            raise InputError(f"source_key and target_key are both '{source_key}': they must differ")
         self.source_key = source_key
         self.target_key = target_key
         self.spec = spec or ProgramSpec()
@@ -130,8 +129,7 @@ class ExamplePool:
         # Anything with a length serves (a Hugging Face dataset, say), but no generator: it is read more than once.
         sized = isinstance(examples, Sized) and isinstance(examples, Iterable)
         if not sized or isinstance(examples, (str, bytes, Mapping)):
-            msg = f"examples must be a sequence of mappings, not {_kind(examples)}"
-            raise InputError(msg)
+            raise InputError(f"examples must be a sequence of mappings, not {_kind(examples)}")
         items = tuple(self.item(example, f"examples[{n}]") for n, example in enumerate(examples))
         self.ids += tuple(uuid.uuid4().hex for _ in items) if ids is None else self._checked(ids, len(items))
         self.examples += tuple(dict(example) for example in examples)
@@ -144,11 +142,9 @@ class ExamplePool:
         seen = set(self.ids)
         for n, example_id in enumerate(ids):
             if not isinstance(example_id, str) or not example_id:
-                msg = f"ids[{n}] must be a non-empty string, not {example_id!r}"
-                raise PoolError(msg)
+                raise PoolError(f"ids[{n}] must be a non-empty string, not {example_id!r}")
             if example_id in seen:
-                msg = f"ids[{n}] is {example_id!r}, which another example has already"
-                raise PoolError(msg)
+                raise PoolError(f"ids[{n}] is {example_id!r}, which another example has already")
             seen.add(example_id)
         return tuple(ids)
 
@@ -189,8 +185,7 @@ def write_jsonl(path: str | os.PathLike[str], pool: ExamplePool) -> None:
             line = json.dumps(row, ensure_ascii=False) + "\n"
             line.encode("utf-8")
         except (TypeError, ValueError) as error:
-            msg = f"example {example_id!r} can't be written to {os.fspath(path)}: {error}"
-            raise PoolError(msg) from error
+            raise PoolError(f"example {example_id!r} can't be written to {os.fspath(path)}: {error}") from error
         lines.append(line)
     write_text(path, "".join(lines))
 
@@ -209,8 +204,7 @@ def read_jsonl(
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        msg = f"{os.fspath(path)} can't be read: {error}"
-        raise PoolError(msg) from error
+        raise PoolError(f"{os.fspath(path)} can't be read: {error}") from error
     probe = ExamplePool(source_key=source_key, target_key=target_key)
     ids: dict[str, None] = {}
     examples: list[dict[str, Any]] = []
@@ -221,8 +215,7 @@ def read_jsonl(
         row = _row(line, where)
         example_id = row.pop("id", None) or uuid.uuid4().hex
         if not isinstance(example_id, str) or example_id in ids:
-            msg = f"{where}: the id {example_id!r} is not a string or not the only one of its kind"
-            raise PoolError(msg)
+            raise PoolError(f"{where}: the id {example_id!r} is not a string or not the only one of its kind")
         example = row["example"] if row.keys() == {"example"} and isinstance(row["example"], dict) else row
         probe.item(example, where)
         ids[example_id] = None
@@ -234,28 +227,23 @@ def _row(line: str, where: str) -> dict[str, Any]:
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        msg = f"{where}: not JSON ({error})"
-        raise PoolError(msg) from error
+        raise PoolError(f"{where}: not JSON ({error})") from error
     if not isinstance(row, dict):
-        msg = f"{where}: must be a JSON object, not {_kind(row)}"
-        raise PoolError(msg)
+        raise PoolError(f"{where}: must be a JSON object, not {_kind(row)}")
     return row
 
 
 def _text(example: Example, key: str, where: str, what: str = "") -> str:
     if key not in example:
         has = ", ".join(repr(name) for name in example) or "nothing"
-        msg = f"{where} has no '{key}'{what}: it has {has}"
-        raise PoolError(msg)
+        raise PoolError(f"{where} has no '{key}'{what}: it has {has}")
     value = example[key]
     if not isinstance(value, str):
-        msg = f"{where}: '{key}'{what} must be a string, not {_kind(value)}"
-        raise PoolError(msg)
+        raise PoolError(f"{where}: '{key}'{what} must be a string, not {_kind(value)}")
     try:
         return check_text(value)
     except ValueError as error:
-        msg = f"{where}: '{key}'{what} {error}"
-        raise PoolError(msg) from None
+        raise PoolError(f"{where}: '{key}'{what} {error}") from None
 
 
 def check_text(text: str) -> str:
@@ -265,13 +253,11 @@ def check_text(text: str) -> str:
         ValueError: it is blank, or not valid Unicode (tokenizers fail on a lone surrogate, obscurely).
     """
     if not text.strip():
-        msg = "is blank"
-        raise ValueError(msg)
+        raise ValueError("is blank")
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        msg = f"is not valid Unicode text: lone surrogate at character {error.start}"
-        raise ValueError(msg) from None
+        raise ValueError(f"is not valid Unicode text: lone surrogate at character {error.start}") from None
     return text
 
 

@@ -127,8 +127,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         check_fields(**fields)
         folder = checkpoint_folder(Path(run_or_checkpoint))
         if examples is None and ids is not None:
-            msg = "ids were given without examples: the checkpoint's own examples have theirs"
-            raise InputError(msg)
+            raise InputError("ids were given without examples: the checkpoint's own examples have theirs")
         # The user's own examples are checked before a large model is loaded.
         pool = None if examples is None else pool_of(examples, ids, source_key, target_key)
         encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings)
@@ -475,8 +474,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         lacking = next((key for key in self.example_keys if key not in pick.example), None)
         if lacking is not None:
             has = ", ".join(repr(key) for key in pick.example)
-            msg = f"example_keys names {lacking!r}, which the example {pick.id!r} lacks: it has {has}"
-            raise InputError(msg)
+            raise InputError(f"example_keys names {lacking!r}, which the example {pick.id!r} lacks: it has {has}")
         return {key: pick.example[key] for key in self.example_keys}
 
 

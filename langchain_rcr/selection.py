@@ -141,8 +141,7 @@ def greedy(
     barred = [_positions(row) for row in exclude] if exclude is not None else [_NONE] * batch
     _check(k, searcher.size, batch, barred)
     if groups is not None and len(groups) != searcher.size:
-        msg = f"groups has {len(groups)} entries for a pool of {searcher.size}"
-        raise InputError(msg)
+        raise InputError(f"groups has {len(groups)} entries for a pool of {searcher.size}")
 
     current = state.start(queries)
     masked = list(barred)
@@ -296,16 +295,12 @@ def _positions(row: Collection[int]) -> IntArray:
 
 def _check(k: int, size: int, batch: int, barred: Sequence[IntArray]) -> None:
     if len(barred) != batch:
-        msg = f"exclude has {len(barred)} rows for {batch} queries"
-        raise InputError(msg)
+        raise InputError(f"exclude has {len(barred)} rows for {batch} queries")
     if k < 1:
-        msg = f"k must be at least 1, not {k}"
-        raise InputError(msg)
+        raise InputError(f"k must be at least 1, not {k}")
     outside = next((n for n, row in enumerate(barred) if len(row) and not 0 <= row[0] <= row[-1] < size), None)
     if outside is not None:
-        msg = f"exclude[{outside}] names a position outside the pool of {size}"
-        raise InputError(msg)
+        raise InputError(f"exclude[{outside}] names a position outside the pool of {size}")
     fewest = size - max((len(row) for row in barred), default=0)
     if batch and k > fewest:
-        msg = f"k = {k} examples asked for, but the pool offers only {fewest}"
-        raise InputError(msg)
+        raise InputError(f"k = {k} examples asked for, but the pool offers only {fewest}")

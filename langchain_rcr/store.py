@@ -225,13 +225,10 @@ class ExampleStore:
         if k <= size:
             return
         if where is not None:
-            msg = f"k = {k} examples asked for, but the filter lets only {size} through"
-            raise InputError(msg)
+            raise InputError(f"k = {k} examples asked for, but the filter lets only {size} through")
         if not size:
-            msg = "the pool is empty: add examples before asking for some"
-            raise PoolError(msg)
-        msg = f"k = {k} examples asked for, but the pool has only {size}"
-        raise InputError(msg)
+            raise PoolError("the pool is empty: add examples before asking for some")
+        raise InputError(f"k = {k} examples asked for, but the pool has only {size}")
 
     # ------------------------------------------------------------------ files
 
@@ -259,13 +256,11 @@ def check_query(query: object) -> None:
         InputError: it is not a string, blank, or not valid Unicode.
     """
     if not isinstance(query, str):
-        msg = f"the query must be a string, not {type(query).__name__}"
-        raise InputError(msg)
+        raise InputError(f"the query must be a string, not {type(query).__name__}")
     try:
         check_text(query)
     except ValueError as error:
-        msg = f"the query {error}"
-        raise InputError(msg) from None
+        raise InputError(f"the query {error}") from None
 
 
 def checkpoint_folder(path: Path) -> Path:
@@ -278,8 +273,7 @@ def checkpoint_folder(path: Path) -> Path:
     if folder.is_dir():
         return folder
     if not path.is_dir():
-        msg = f"{path} is no folder: give a run folder of rcr-train or a checkpoint folder"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{path} is no folder: give a run folder of rcr-train or a checkpoint folder")
     return path
 
 
@@ -291,8 +285,7 @@ def stored_pool(folder: Path, source_key: str, target_key: str) -> ExamplePool:
     """
     file = folder / POOL_FILE
     if not file.is_file():
-        msg = f"{folder} has no {POOL_FILE}: pass the examples as examples=…"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{folder} has no {POOL_FILE}: pass the examples as examples=…")
     try:
         return read_jsonl(file, source_key=source_key, target_key=target_key)
     except PoolError as error:
@@ -311,10 +304,8 @@ def _signatures(pool: ExamplePool) -> list[str]:
 
 def _ids(ids: Sequence[str]) -> list[str]:
     if isinstance(ids, str):
-        msg = f"ids must be a sequence of ids, not one string: [{ids!r}]"
-        raise InputError(msg)
+        raise InputError(f"ids must be a sequence of ids, not one string: [{ids!r}]")
     wrong = next((one for one in ids if not isinstance(one, str)), None)
     if wrong is not None:
-        msg = f"an id must be a string, not {wrong!r}"
-        raise InputError(msg)
+        raise InputError(f"an id must be a string, not {wrong!r}")
     return list(ids)

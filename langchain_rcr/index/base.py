@@ -54,8 +54,7 @@ class PoolVectors:
 
     def __post_init__(self) -> None:
         if self.candidate.shape != self.context.shape or self.candidate.ndim != 2:
-            msg = f"candidate {self.candidate.shape} and context {self.context.shape} must both be (N, D)"
-            raise ValueError(msg)
+            raise ValueError(f"candidate {self.candidate.shape} and context {self.context.shape} must both be (N, D)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +82,7 @@ class Row:
         try:
             return Row(self.id, copy.deepcopy(dict(self.example)), self.program)
         except Exception as error:  # whatever a user's class raises
-            msg = f"example {self.id!r} has a field that can't be copied: {error}"
-            raise PoolError(msg) from error
+            raise PoolError(f"example {self.id!r} has a field that can't be copied: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,8 +230,7 @@ class InThisThread:
             result: T = stop.value
             return result
         work.close()
-        msg = f"a reader of {type(self).__name__} waited for an event loop that isn't there"
-        raise RuntimeError(msg)
+        raise RuntimeError(f"a reader of {type(self).__name__} waited for an event loop that isn't there")
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in a thread."""
@@ -253,14 +250,11 @@ def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
     """
     number, length = vectors.candidate.shape
     if number != count:
-        msg = f"{count} examples came with {number} vectors"
-        raise InputError(msg)
+        raise InputError(f"{count} examples came with {number} vectors")
     if count and dim not in (0, length):
-        msg = f"vectors of {length} numbers can't enter an index that holds vectors of {dim}"
-        raise InputError(msg)
+        raise InputError(f"vectors of {length} numbers can't enter an index that holds vectors of {dim}")
     if not (np.isfinite(vectors.candidate).all() and np.isfinite(vectors.context).all()):
-        msg = "vectors of examples are not finite numbers: the encoder or its embeddings are broken"
-        raise InputError(msg)
+        raise InputError("vectors of examples are not finite numbers: the encoder or its embeddings are broken")
 
 
 def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
@@ -272,6 +266,5 @@ def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
     seen = set(taken)
     for one in ids:
         if one in seen:
-            msg = f"the id {one!r} is taken by another example"
-            raise PoolError(msg)
+            raise PoolError(f"the id {one!r} is taken by another example")
         seen.add(one)

@@ -58,15 +58,13 @@ class FaissOptions:
 
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
-            msg = f"kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}"
-            raise InputError(msg)
+            raise InputError(f"kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}")
         for name in ("m", "ef_construction", "ef_search", "nlist", "nprobe", "train_from"):
             value, least = getattr(self, name), 2 if name == "m" else 1
             if value is None and name == "nlist":
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                msg = f"{name} must be a whole number from {least} on, not {value!r}"
-                raise InputError(msg)
+                raise InputError(f"{name} must be a whole number from {least} on, not {value!r}")
 
     @property
     def exact(self) -> bool:

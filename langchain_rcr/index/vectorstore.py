@@ -222,8 +222,7 @@ class VectorStoreIndex(InThisThread):
     ) -> None:
         for name, value in (("longest", longest), ("scan_limit", scan_limit), ("partition", partition)):
             if value is not None and not value > 0:
-                msg = f"{name} must be a positive number, not {value!r}"
-                raise InputError(msg)
+                raise InputError(f"{name} must be a positive number, not {value!r}")
         self._pool, self._longest, self._translate = pool, longest, filter_translator
         self._scan_limit, self._partition = scan_limit, partition
         self._lock, self._asking = threading.RLock(), nullcontext() if parallel else threading.RLock()
@@ -257,12 +256,11 @@ class VectorStoreIndex(InThisThread):
                 if header is None or header.fingerprint != fingerprint:
                     self._write_header(_Header(fingerprint, dim))
             elif (header.fingerprint, header.dim) != (fingerprint, dim):
-                msg = (
+                raise CheckpointError(
                     f"{self.name} holds {header.count} examples encoded by other encoders (fingerprint "
                     f"{header.fingerprint}, D = {header.dim}) than these (fingerprint {fingerprint}, D = {dim}): "
                     "add the examples to a collection of their own"
                 )
-                raise CheckpointError(msg)
 
     def count(self) -> int:
         """How many examples there are."""
@@ -302,11 +300,10 @@ class VectorStoreIndex(InThisThread):
             longest_one = longest(vectors.candidate)
             bound = header.bound or self._longest or 2 * longest_one or 1.0
             if longest_one > bound:
-                msg = (
+                raise InputError(
                     f"an example's vector has the length {longest_one:.4g}, and {self.name} was filled for lengths up "
                     f"to {bound:.4g}: fill a new collection, with longest= for the longest that may come"
                 )
-                raise InputError(msg)
             each = zip(rows, vectors.candidate, vectors.context, strict=True)
             documents = [self._document(key, *one) for key, one in enumerate(each, start=header.next)]
             taken = self.known([row.id for row in rows])
@@ -365,8 +362,7 @@ class VectorStoreIndex(InThisThread):
     @property
     def _opened(self) -> VectorStore:
         if self._store is None:
-            msg = "bind(fingerprint, dim) comes before anything else"
-            raise RuntimeError(msg)
+            raise RuntimeError("bind(fingerprint, dim) comes before anything else")
         return self._store
 
     def _ask(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
@@ -379,14 +375,12 @@ class VectorStoreIndex(InThisThread):
             msg = f"{self.name} has no {getattr(method, '__name__', 'such method')}, which this engine needs ({error})"
             raise EngineError(msg) from error
         except Exception as error:  # each store has its own
-            msg = f"{self.name}: {' '.join(str(error).split())[:500] or type(error).__name__}"
-            raise EngineError(msg) from error
+            raise EngineError(f"{self.name}: {' '.join(str(error).split())[:500] or type(error).__name__}") from error
 
     def _bound(self) -> _Header:
         header = self._header()
         if header is None:
-            msg = f"{self.name} holds no pool any more: its documents were deleted by somebody else"
-            raise EngineError(msg)
+            raise EngineError(f"{self.name} holds no pool any more: its documents were deleted by somebody else")
         return header
 
     def _header(self) -> _Header | None:
@@ -431,11 +425,10 @@ class VectorStoreIndex(InThisThread):
     def _passing(self, where: Filter, header: _Header) -> list[_Found]:
         own = self._translate(where) if self._translate is not None else _dialect(self._opened, where)
         if own is None and header.count > self._scan_limit:
-            msg = (
+            raise InputError(
                 f"filter: {self.name} holds {header.count:,} examples, more than scan_limit = {self._scan_limit:,}: "
                 "give the index a filter_translator, which makes the store's own filter"
             )
-            raise InputError(msg)
         ones = np.ones(header.dim, dtype=np.float32)
         found = self.nearest(ones, header.count, own) if header.count else []
         if own is not None and not found and header.count <= self._scan_limit:

@@ -69,11 +69,9 @@ class Settings:
         for name in ("connect", "wait", "read", "write", "build"):
             seconds = getattr(self, f"{name}_timeout_s")
             if not 0 < seconds <= 1_000_000:
-                msg = f"{name}_timeout_s must be a positive number of seconds, not {seconds!r}"
-                raise InputError(msg)
+                raise InputError(f"{name}_timeout_s must be a positive number of seconds, not {seconds!r}")
         if self.max_connections < 1:
-            msg = f"max_connections must be at least 1, not {self.max_connections}"
-            raise InputError(msg)
+            raise InputError(f"max_connections must be at least 1, not {self.max_connections}")
         try:
             conninfo_to_dict(self.url)
         except (psycopg.Error, AttributeError, ValueError):  # whose text may quote the password

@@ -103,22 +103,18 @@ class PgVectorIndex:
         max_idle_s: float = 300.0,
     ) -> None:
         if not isinstance(pool, str) or not 0 < len(pool) <= 200 or not storable(pool):
-            msg = f"pool must be a name of 1 to 200 characters that PostgreSQL can keep, not {shown(pool)}"
-            raise InputError(msg)
+            raise InputError(f"pool must be a name of 1 to 200 characters that PostgreSQL can keep, not {shown(pool)}")
         if schema is not None and not (storable(schema) and 0 < len(schema.encode()) < 64 and "%" not in schema):
-            msg = f"schema must be a name of 1 to 63 bytes without %, not {shown(schema)}"
-            raise InputError(msg)
+            raise InputError(f"schema must be a name of 1 to 63 bytes without %, not {shown(schema)}")
         if kind not in ("exact", "hnsw"):
-            msg = f"kind must be 'exact' or 'hnsw', not {kind!r}"
-            raise InputError(msg)
+            raise InputError(f"kind must be 'exact' or 'hnsw', not {kind!r}")
         for name, value, low, high in (
             ("m", m, 2, 100),
             ("ef_construction", ef_construction, max(4, 2 * m), 1000),
             ("ef_search", ef_search, 1, 1000),
         ):
             if not isinstance(value, int) or not low <= value <= high:
-                msg = f"{name} must be a whole number from {low} to {high}, not {value!r}"
-                raise InputError(msg)
+                raise InputError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
         self.pool = pool
         self._kind, self._m, self._ef_construction, self._ef_search = kind, m, ef_construction, ef_search
         self._settings = Settings(
@@ -153,14 +149,12 @@ class PgVectorIndex:
             InputError: `dim` is more than pgvector can hold, or index.
         """
         if self._kind == "hnsw" and dim > _LONGEST_INDEXED:
-            msg = (
+            raise InputError(
                 f"kind='hnsw' takes vectors of up to {_LONGEST_INDEXED:,} numbers, which is as far as pgvector goes; "
                 f"these have {dim:,}: use kind='exact'"
             )
-            raise InputError(msg)
         if not 0 < dim <= _LONGEST_VECTOR:
-            msg = f"pgvector holds vectors of 1 to {_LONGEST_VECTOR:,} numbers, these have {dim:,}"
-            raise InputError(msg)
+            raise InputError(f"pgvector holds vectors of 1 to {_LONGEST_VECTOR:,} numbers, these have {dim:,}")
         self.run(self._bind(fingerprint, dim))
         self._bound = (fingerprint, dim)
 
@@ -278,8 +272,7 @@ class PgVectorIndex:
 
     def _binding(self) -> tuple[str, int]:
         if self._bound is None:
-            msg = "bind(fingerprint, dim) comes before add"
-            raise RuntimeError(msg)
+            raise RuntimeError("bind(fingerprint, dim) comes before add")
         return self._bound
 
     def _hold(self) -> None:

@@ -119,8 +119,7 @@ class PgVectorReader:
         if not self.size:
             return keys, logits
         if states.shape[1] != self._pool.dim:
-            msg = f"states have {states.shape[1]} numbers each, the vectors in the pool {self._pool.dim}"
-            raise InputError(msg)
+            raise InputError(f"states have {states.shape[1]} numbers each, the vectors in the pool {self._pool.dim}")
         margins, barred = slack(states, self._pool.longest), [np.unique(row) for row in exclude]
         for part in self._parts(len(states)):
             open_ = list(range(len(states)))[part]

@@ -58,18 +58,15 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, str):
         if not storable(value):
-            msg = f"contains {'a NUL character' if chr(0) in value else 'a lone surrogate'}"
-            raise ValueError(msg)
+            raise ValueError(f"contains {'a NUL character' if chr(0) in value else 'a lone surrogate'}")
         return str(value)
     if isinstance(value, int):
         if value.bit_length() > _LONGEST_NUMBER:
-            msg = "contains a whole number of thousands of digits"
-            raise ValueError(msg)
+            raise ValueError("contains a whole number of thousands of digits")
         return int(value)
     if isinstance(value, float):
         if not math.isfinite(value):
-            msg = f"contains {value}"
-            raise ValueError(msg)
+            raise ValueError(f"contains {value}")
         return int(value) if abs(value) >= _EXACT else float(value)
     if isinstance(value, list | tuple):
         return [_plain(one) for one in value]
@@ -142,12 +139,10 @@ def _bound(sign: str, text: str) -> tuple[str, str]:
 def _scalar(value: Any) -> str:
     try:
         if isinstance(value, Mapping | list | tuple):
-            msg = f"can't be compared with: {type(value)}"
-            raise ValueError(msg)
+            raise ValueError(f"can't be compared with: {type(value)}")
         return json.dumps(_plain(value), ensure_ascii=False)
     except ValueError as error:
-        msg = f"filter: a value {error}"
-        raise InputError(msg) from None
+        raise InputError(f"filter: a value {error}") from None
 
 
 def _constant(value: bool) -> tuple[sql.Composable, list[Any]]:

@@ -105,8 +105,7 @@ async def _reached(transaction: Transaction, schema: str | None) -> int:
         msg = f"pgvector: the database's encoding is {encoding}, and examples may hold any text: it must be UTF8"
         raise EngineError(msg)
     if schema is None:
-        msg = "pgvector: the search path of this role names no schema that is there: pass schema="
-        raise EngineError(msg)
+        raise EngineError("pgvector: the search path of this role names no schema that is there: pass schema=")
     if extension is None:
         return 0
     transaction.names = names_in(schema, extension)
@@ -114,11 +113,10 @@ async def _reached(transaction: Transaction, schema: str | None) -> int:
         return 0
     ((reached,),) = await transaction.fetch("SELECT coalesce(max(version), 0) FROM {schema}.rcr_format")
     if reached > len(MIGRATIONS):
-        msg = (
+        raise CheckpointError(
             f"the tables in schema {schema!r} have format {reached}, from a newer langchain-rcr; "
             f"this one knows up to {len(MIGRATIONS)}: upgrade it"
         )
-        raise CheckpointError(msg)
     return int(reached)
 
 
@@ -130,11 +128,10 @@ async def _make_extension(transaction: Transaction) -> None:
             raise
         except psycopg.Error as error:
             reason = " ".join(str(error).split())
-            msg = (
+            raise EngineError(
                 "pgvector: this database has no extension 'vector', and this role can't make it: an administrator "
                 f"must install pgvector on the server and run CREATE EXTENSION vector; here ({reason})"
-            )
-            raise EngineError(msg) from None
+            ) from None
 
 
 async def _migrate(transaction: Transaction, reached: int) -> None:
@@ -206,12 +203,11 @@ def check_pool(pool: Pool, name: str, fingerprint: str, dim: int) -> None:
     """
     if (pool.fingerprint, pool.dim) == (fingerprint, dim):
         return
-    msg = (
+    raise CheckpointError(
         f"pgvector: the pool {name!r} holds {pool.examples} examples encoded by other encoders "
         f"(fingerprint {pool.fingerprint}, D = {pool.dim}) than these (fingerprint {fingerprint}, D = {dim}): "
         "add the examples to a pool of another name, or delete them here and add them anew"
     )
-    raise CheckpointError(msg)
 
 
 async def has_hnsw(transaction: Transaction) -> bool:
@@ -275,8 +271,7 @@ async def add_rows(
         taken = [shown(one) for (one,) in await transaction.fetch(query, [digests])]
         if taken:
             which = f"the id {taken[0]} is" if len(taken) == 1 else f"the ids {', '.join(taken[:3])} are"
-            msg = f"{which} taken by another example{', and so are more' if len(taken) > 3 else ''}"
-            raise PoolError(msg)
+            raise PoolError(f"{which} taken by another example{', and so are more' if len(taken) > 3 else ''}")
     columns = "COPY {table} (digest, id, example, program, candidate, context) FROM STDIN (FORMAT BINARY)"
     async with transaction.answering():
         try:
@@ -285,8 +280,7 @@ async def add_rows(
                 for row, candidate, context in zip(packed, vectors.candidate, vectors.context, strict=True):
                     await copy.write_row((*row, candidate, context))
         except (psycopg.DataError, psycopg.errors.ProgramLimitExceeded, psycopg.errors.StatementTooComplex) as error:
-            msg = f"PostgreSQL can't keep one of the examples: {' '.join(str(error).split())}"
-            raise PoolError(msg) from None
+            raise PoolError(f"PostgreSQL can't keep one of the examples: {' '.join(str(error).split())}") from None
     query = "UPDATE {pools} SET examples = examples + %s, longest = greatest(longest, %s) WHERE id = %s"
     await transaction.fetch(query, [len(packed), longest(vectors.candidate), pool.id])
 
