@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import FloatArray, Follows, IntArray, PoolVectors, Reader, Row, Search
+from langchain_rcr.index.base import FloatArray, IntArray, PoolVectors, Reader, Row, Search
 from langchain_rcr.index.local import Table
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.state import State
@@ -96,17 +96,13 @@ class _Sequence:
     log_probs: tuple[float, ...] = ()
     score: float = 0.0
     ended: bool = False
-    parent: int = 0
-    """Which of the step before it continues."""
 
     @property
     def keys(self) -> IntArray:
         return np.array([hit.key for hit in self.hits], dtype=np.int64)
 
-    def with_pick(self, hit: Hit, log_prob: float, parent: int) -> _Sequence:
-        return _Sequence(
-            self.query, (*self.hits, hit), (*self.log_probs, log_prob), self.score + log_prob, parent=parent
-        )
+    def with_pick(self, hit: Hit, log_prob: float) -> _Sequence:
+        return _Sequence(self.query, (*self.hits, hit), (*self.log_probs, log_prob), self.score + log_prob)
 
 
 def greedy(
@@ -178,22 +174,18 @@ async def select(queries: FloatArray, state: State[Any], options: Options, reade
         the largest Π π. Of two that hold the same picks in another order the more probable one is kept.
     """
     beams = [[_Sequence(query)] for query in range(len(queries))]
-    for step in range(options.k):
+    for _ in range(options.k):
         active = [sequence for beam in beams for sequence in beam if not sequence.ended]
         if not active:
             break
-        follows = None
-        if step and state.linear is not None and not options.constraints:
-            parents, last = [one.parent for one in active], [one.hits[-1].key for one in active]
-            follows = Follows(np.array(parents), np.array(last), state.linear)
         states = _states(queries, state, active)
         tau = options.tau if options.scored else None
-        search = Search(states, options.beam_width, [one.keys for one in active], tau, follows)
+        search = Search(states, options.beam_width, [one.keys for one in active], tau)
         found, totals = await _candidates(search, active, options, reader)
         beams = [[sequence for sequence in beam if sequence.ended] for beam in beams]
         for at, (sequence, hits) in enumerate(zip(active, found, strict=True)):
             total = None if totals is None else float(totals[at])
-            beams[sequence.query].extend(_grown(at, sequence, hits, total, options))
+            beams[sequence.query].extend(_grown(sequence, hits, total, options))
         beams = [_best(beam, options.beam_width) for beam in beams]
     return _picks([beam[0] for beam in beams], options)
 
@@ -250,9 +242,7 @@ async def _allowed(
     return found, totals
 
 
-def _grown(
-    at: int, sequence: _Sequence, hits: Sequence[Hit], total: float | None, options: Options
-) -> Iterator[_Sequence]:
+def _grown(sequence: _Sequence, hits: Sequence[Hit], total: float | None, options: Options) -> Iterator[_Sequence]:
     """The sequence with each candidate that may follow; itself, ended, where none may."""
     grown = 0
     for hit in hits:
@@ -261,7 +251,7 @@ def _grown(
         if (options.stop_early and hit.logit <= 0) or np.exp(log_prob) < options.min_probability:
             continue
         grown += 1
-        yield sequence.with_pick(hit, log_prob, at)
+        yield sequence.with_pick(hit, log_prob)
     if not grown:
         yield replace(sequence, ended=True)
 

@@ -42,11 +42,6 @@ class State(ABC, Generic[Array]):
     def compose(self, vector: Any, context: Any) -> Any:
         """The vectors (B, D) after a pick, from those before it and E_z of each row's pick, (B, D)."""
 
-    @property
-    def linear(self) -> float | None:
-        """λ, if `compose` adds λ · context: then logits add up, too. None if it doesn't."""
-        return None
-
     def start(self, query: Array) -> Self:
         """The state before the first pick; `query` is E_x(x), (B, D)."""
         state = type(self)(self.lam)
@@ -70,11 +65,6 @@ class AdditiveState(State[Array]):
 
     name = "additive"
     summary = "Eq. 4, the query plus λ times the picks"
-
-    @property
-    def linear(self) -> float:
-        """λ."""
-        return self.lam
 
     def compose(self, vector: Any, context: Any) -> Any:
         """See `State.compose`."""

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index import memory, ranking
-from langchain_rcr.index.base import Follows, PoolVectors, Search
+from langchain_rcr.index import ranking
+from langchain_rcr.index.base import PoolVectors, Search
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import best, first_best
 
@@ -178,38 +178,10 @@ def test_log_partition_by_hand_and_in_blocks(monkeypatch):
     assert np.isneginf(none.found(Search(states, 1, [NOTHING] * 4, 0.5))[2]).all()
 
 
-def test_cross_rows_take_the_place_of_a_product():
-    rng = np.random.default_rng(6)
-    pool, states = vectors(rng, 40), rng.normal(size=(5, 6)).astype(np.float32)
-    table = MatrixTable(pool).allowing(np.arange(40) != 3)
-    keys = np.array([7, 0, 7, 39, 12])
-    rows = table.cross(keys)
-    np.testing.assert_allclose(rows, pool.context[keys] @ pool.candidate.T, atol=1e-5)
-    np.testing.assert_array_equal(table.cross(keys), rows)
-    after, opened = states + np.float32(0.3) * pool.context[keys], table.opened()
-    opened.found(Search(states, 1, [NOTHING] * 5))
-    found, logits, _ = opened.found(Search(after, 2, [NOTHING] * 5, follows=Follows(np.arange(5), keys, 0.3)))
-    expected, values = table.search(after, 2, [NOTHING] * 5)
-    np.testing.assert_array_equal(found, expected)
-    np.testing.assert_allclose(logits, values, atol=1e-5)
-    assert 3 not in found
-    more = vectors(rng, 2)
-    assert table.extended(more).cross(keys).shape == (5, 42)
-
-
-def test_large_pools_keep_no_cross_rows(monkeypatch):
-    monkeypatch.setattr(memory, "CROSS_LIMIT", 9)
-    rng = np.random.default_rng(7)
-    small = MatrixTable(vectors(rng, 9))
-    assert small.cross(np.array([1])) is not None
-    assert small.extended(vectors(rng, 1)).cross(np.array([1])) is None
-
-
 def test_a_table_pickles_without_its_spare_room():
     rng = np.random.default_rng(8)
     pool, states = vectors(rng, 200), rng.normal(size=(4, 6)).astype(np.float32)
     table = MatrixTable(pool).extended(vectors(rng, 1)).allowing(np.arange(201) % 3 > 0)
-    table.cross(np.arange(201))
     packed = pickle.dumps(table)
     assert len(packed) < 201 * 6 * 4 * 2 + 2000
     for other in (pickle.loads(packed), copy.deepcopy(table)):

@@ -11,8 +11,6 @@ from plain_reader import PlainReader, run
 from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.local import LocalReader
-from langchain_rcr.index.memory import CROSS_LIMIT, MatrixTable
 from langchain_rcr.selection import Options, greedy, select
 from langchain_rcr.state import AdditiveState
 
@@ -213,26 +211,3 @@ def test_tokens_are_counted_by_whatever_there_is() -> None:
     assert token_counter(lambda text: 7)("a") == 7
     with pytest.raises(InputError, match="tokenizer must be a LangChain model, a tokenizer or a function"):
         token_counter(3)
-
-
-@pytest.mark.parametrize("width", [1, 3])
-def test_steps_that_follow_from_the_last_give_what_products_give(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pool, queries = pool_of(5, n=40, dim=8), queries_of(5, batch=4, dim=8)
-    options = Options(k=6, beam_width=width, tau=TAU, probabilities=True)
-    reader = LocalReader(MatrixTable(pool), rows_of(*range(40)))
-    monkeypatch.setattr("langchain_rcr.index.memory.CROSS_LIMIT", 0)
-    plain = run(select(queries, AdditiveState(-0.3), options, LocalReader(MatrixTable(pool), rows_of(*range(40)))))
-    monkeypatch.setattr("langchain_rcr.index.memory.CROSS_LIMIT", CROSS_LIMIT)
-    products: list[int] = []
-    scores = MatrixTable.scores
-
-    def counted(self, states):
-        products.append(len(states))
-        return scores(self, states)
-
-    monkeypatch.setattr(MatrixTable, "scores", counted)
-    followed = run(select(queries, AdditiveState(-0.3), options, reader))
-    assert products == [4]  # one product, for the first step; its scores serve search and partition
-    np.testing.assert_array_equal(followed.positions, plain.positions)
-    np.testing.assert_allclose(followed.logits, plain.logits, atol=1e-4)
-    np.testing.assert_allclose(followed.probabilities, plain.probabilities, atol=1e-4)

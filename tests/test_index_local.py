@@ -371,3 +371,16 @@ def test_any_history_gives_the_picks_of_the_plain_one(name, steps, asked, seed):
 
 def everything_of(index):
     return [row.id for row in index.content()[0]]
+
+
+def test_many_filters_while_the_pool_grows(index, monkeypatch):
+    """More than are remembered; what is remembered of each is brought up to date, and readers keep their moment."""
+    monkeypatch.setattr("langchain_rcr.index.local._FILTERS_KEPT", 2)
+    index.add([Row(str(n), {"n": n}, n) for n in range(6)], vectors(np.random.default_rng(0), 6))
+    with reading(index, parse_filter({"n": {"$gte": 4}})) as before:
+        for n in range(6, 12):
+            index.add([Row(str(n), {"n": n}, n)], vectors(np.random.default_rng(n), 1))
+            index.delete([str(n - 6)])
+            for least in range(n - 5, n + 1):
+                assert everything(index, parse_filter({"n": {"$gte": least}})) == [str(m) for m in range(least, n + 1)]
+        assert before.size == 2

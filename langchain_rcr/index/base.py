@@ -86,21 +86,6 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Follows:
-    """How states follow from those of the search before: state = before[parent] + lam · E_z[key], row by row.
-
-    Args:
-        parents: rows of the states before, (B,).
-        keys: of the last picks, (B,).
-        lam: λ.
-    """
-
-    parents: IntArray
-    keys: IntArray
-    lam: float
-
-
-@dataclass(frozen=True, slots=True)
 class Search:
     """All that one step of a selection asks of an engine.
 
@@ -112,14 +97,12 @@ class Search:
         exclude: for each of the B states the keys that may not come back (duplicates and unknown keys allowed). Few:
             engines that can't leave them out fetch that many more.
         tau: τ, where the log partition is wanted, too.
-        follows: how the states follow from the last search of this reader, where they do; saves some engines a product.
     """
 
     states: FloatArray
     t: int
     exclude: Sequence[IntArray]
     tau: float | None = None
-    follows: Follows | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,16 +6,15 @@ import copy
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
-from functools import lru_cache, partial
 from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.filters import Compare, Filter, fields_of, unknown_field
+from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.base import (
     FloatArray,
     Hits,
@@ -27,11 +26,12 @@ from langchain_rcr.index.base import (
     check_ids,
     check_vectors,
 )
-from langchain_rcr.index.columns import BoolArray, Columns
 from langchain_rcr.index.ranking import longest
 
-_FILTERS_KEPT = 32
-"""Filters whose rows a snapshot remembers."""
+BoolArray = NDArray[np.bool_]
+
+_FILTERS_KEPT = 64
+"""Filters for which an index remembers what passes."""
 
 _LEAST = 16
 """Rows that a growing matrix has room for at first."""
@@ -110,10 +110,6 @@ class Table(ABC):
     def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (B, D) of the rows `keys` (B,)."""
 
-    def opened(self) -> Self:
-        """This table for one selection, by one thread: it may remember from one step to the next."""
-        return self
-
     @abstractmethod
     def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
         """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,); see `Hits`.
@@ -124,7 +120,7 @@ class Table(ABC):
 
     def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
         """Keys (B, t) and logits (B, t) of the t best candidates for each state; see `found`."""
-        keys, logits, _ = self.opened().found(Search(states, t, exclude))
+        keys, logits, _ = self.found(Search(states, t, exclude))
         return keys, logits
 
 
@@ -137,7 +133,7 @@ class LocalReader:
     """
 
     def __init__(self, table: Table, rows: Sequence[Row]) -> None:
-        self._table, self._rows, self.size = table.opened(), rows, table.size
+        self._table, self._rows, self.size = table, rows, table.size
 
     async def search(self, search: Search) -> Hits:
         """See `Reader.search`."""
@@ -153,6 +149,29 @@ class LocalReader:
         return self._table.candidates(keys)
 
 
+class _Filters:
+    """Which rows of a list that only grows pass the filters that were asked last. Safe from many threads.
+
+    Args:
+        rows: the list; others append to it.
+    """
+
+    def __init__(self, rows: list[Row]) -> None:
+        self._rows, self._lock = rows, threading.Lock()
+        self._passing: dict[str, BoolArray] = {}
+
+    def passing(self, where: Filter, count: int) -> BoolArray:
+        """Which of the first `count` rows pass, (count,): each row is looked at once, when it is new."""
+        with self._lock:
+            # By its text: as a key, 1 is the same as True.
+            passing = self._passing.pop(repr(where), np.empty(0, dtype=bool))
+            new = [matches(where, row.example) for row in self._rows[len(passing) : count]]
+            self._passing[repr(where)] = passing = np.append(passing, new) if new else passing
+            if len(self._passing) > _FILTERS_KEPT:
+                del self._passing[next(iter(self._passing))]
+            return passing[:count]
+
+
 class _Snapshot:
     """The pool at one moment.
 
@@ -160,27 +179,24 @@ class _Snapshot:
         table: the vectors of all rows, deleted ones too.
         rows: a list whose first N are the table's; later changes append to the same list.
         alive: which of them are not deleted, (N,).
-        columns: of `rows`.
+        filters: of `rows`.
     """
 
-    def __init__(self, table: Table, rows: list[Row], alive: BoolArray, columns: Columns) -> None:
-        self.table, self.rows, self.alive, self.columns = table, rows, alive, columns
+    def __init__(self, table: Table, rows: list[Row], alive: BoolArray, filters: _Filters) -> None:
+        self.table, self.rows, self.alive, self.filters = table, rows, alive, filters
         self.everything = table if alive.all() else table.allowing(alive)
-        # Not a method of this object, which would keep itself, and its vectors, alive in its own cache.
-        self._passing = lru_cache(_FILTERS_KEPT)(partial(_passing, table, rows, alive, columns))
 
     def reader(self, where: Filter | None) -> LocalReader:
-        # By its name, too: as a key, 1 is the same as True.
-        return LocalReader(self.everything if where is None else self._passing(repr(where), where), self.rows)
+        if where is None:
+            return LocalReader(self.everything, self.rows)
+        for field in fields_of(where):
+            if not any(field in row.example for row in self._there()):
+                raise unknown_field(where, [*{field for row in self._there() for field in row.example}])
+        allowed = self.filters.passing(where, len(self.table)) & self.alive
+        return LocalReader(self.table.allowing(allowed), self.rows)
 
-
-def _passing(table: Table, rows: list[Row], alive: BoolArray, columns: Columns, _: str, where: Filter) -> Table:
-    count = len(table)
-    for field in fields_of(where):
-        if not (columns.passing(Compare(field, "exists", True), count) & alive).any():
-            there = itertools.compress(rows, alive.tolist())
-            raise unknown_field(where, [*{field for row in there for field in row.example}])
-    return table.allowing(columns.passing(where, count) & alive)
+    def _there(self) -> Iterator[Row]:
+        return itertools.compress(self.rows, self.alive)
 
 
 class LocalIndex(InThisThread, ABC):
@@ -291,12 +307,12 @@ class LocalIndex(InThisThread, ABC):
         """Begin with rows and their table; `alive` None: all are there."""
         alive = np.ones(len(rows), dtype=bool) if alive is None else alive
         self._keys = {rows[key].id: key for key in np.flatnonzero(alive).tolist()}
-        self._now = _Snapshot(table, rows, alive, Columns(rows))
+        self._now = _Snapshot(table, rows, alive, _Filters(rows))
 
     def _publish(self, table: Table, alive: BoolArray, gone: set[str]) -> None:
         """The one moment at which a change is there: another table, and the rows of some ids are gone."""
         alive[[self._keys[one] for one in gone]] = False
-        self._now = _Snapshot(table, self._now.rows, alive, self._now.columns)
+        self._now = _Snapshot(table, self._now.rows, alive, self._now.filters)
         for one in gone:
             del self._keys[one]
 
