@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 from rank_bm25 import BM25Okapi
 from rcr_trainer.baselines.bm25 import BM25Scorer, BM25Selector, tokenize
-
-from langchain_rcr.errors import MissingExtraError
 
 
 def reference(corpus, queries):
@@ -62,9 +58,3 @@ def test_best_scores_first_and_ties_to_the_lowest_position():
     selector = BM25Selector([{"source": text} for text in corpus])
     assert selector.pick(["river"], 6).tolist() == [[2, 3, 1, 5, 0, 4]]
     assert selector.pick(["nothing known"], 3).tolist() == [[0, 1, 2]]
-
-
-def test_missing_package_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rank_bm25", None)
-    with pytest.raises(MissingExtraError, match=r"langchain-rcr\[train\]"):
-        BM25Scorer(["a"])

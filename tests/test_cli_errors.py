@@ -64,14 +64,12 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_without_arguments_the_help_is_shown(capsys):
     out = shown(capsys)
-    for command in ("init", "run", "sft", "evaluate", "data"):
+    for command in ("init", "run", "sft", "evaluate", "check"):
         assert f"\n    {command} " in out
     assert out == shown(capsys, "--help")
 
 
-@pytest.mark.parametrize(
-    "command", [["init"], ["run"], ["sft"], ["evaluate"], ["data", "geoquery"], ["data", "covr"], ["data", "check"]]
-)
+@pytest.mark.parametrize("command", [["init"], ["run"], ["sft"], ["evaluate"], ["check"]])
 def test_every_command_has_an_example_that_parses(capsys, command):
     out = shown(capsys, *command, "--help")
     example = out[out.index("example: ") :].removeprefix("example: ").split()
@@ -144,12 +142,9 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["evaluate", "nowhere"], "nowhere is not a run: no such folder"),
         (["evaluate", "."], "neither a run folder nor its checkpoint"),
         (["evaluate", ".", "--sft.k", "3"], "unknown setting 'sft.k'"),
-        (["data", "covr", "--split", "7"], "the splits are 8, 25"),
-        (["data", "covr", "--split", "8", "--train", "x"], "invalid int value: 'x'"),
-        (["data", "covr"], "required: --split"),
-        (["data", "geoquery", "--split", "length", "--corpus", "gone.xml"], "gone.xml"),
-        (["data", "check", "gone.jsonl"], "no such file: gone.jsonl"),
-        (["data", "check", "train.jsonl", "--language", "sqll"], "sqll"),
+        (["check"], "required: FILE"),
+        (["check", "gone.jsonl"], "no such file: gone.jsonl"),
+        (["check", "train.jsonl", "--language", "sqll"], "sqll"),
         (["trian"], "invalid choice: 'trian'"),
     ],
 )
@@ -176,10 +171,13 @@ def test_a_variable_of_the_environment_counts(capsys, tiny, monkeypatch):
     assert "RCR_SFT__KK: did you mean RCR_SFT__K?" in refused(capsys, "run", "tiny.yaml")
 
 
-@pytest.mark.parametrize(("module", "command"), [("yaml", ["init"]), ("rich", ["run", "tiny.yaml"])])
+@pytest.mark.parametrize(
+    ("module", "command"), [("yaml", ["init"]), ("rich", ["run", "tiny.yaml"]), ("matplotlib", ["run", "tiny.yaml"])]
+)
 def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module, command):
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
+    monkeypatch.delitem(sys.modules, "rcr_trainer.layers", raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     real = __import__("importlib.util").util.find_spec
     monkeypatch.setattr("importlib.util.find_spec", lambda name, *rest: None if name == module else real(name, *rest))
@@ -187,17 +185,17 @@ def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr("rcr_trainer.data.covr_split", lambda *_: 1 / 0)
+    monkeypatch.setattr("rcr_trainer.data.read_examples", lambda *_, **__: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        cli.main(["data", "covr", "--split", "8"])
+        cli.main(["check", "rows.jsonl"])
 
 
 def test_control_c_exits_130_with_one_line(capsys, monkeypatch):
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rcr_trainer.data.covr_split", interrupt)
-    assert cli.main(["data", "covr", "--split", "8"]) == 130
+    monkeypatch.setattr("rcr_trainer.data.read_examples", interrupt)
+    assert cli.main(["check", "rows.jsonl"]) == 130
     assert capsys.readouterr().err == "rcr-train: interrupted\n"
 
 
@@ -218,7 +216,7 @@ def test_data_check_says_what_a_file_holds(capsys, here):
     write_rows(here / "rows.jsonl", 4)
     with (here / "rows.jsonl").open("a") as file:
         file.write('{"source": "broken ?", "target": "f ( ( "}\n{"source": "empty ?", "target": " "}\n')
-    out = shown(capsys, "data", "check", "rows.jsonl")
+    out = shown(capsys, "check", "rows.jsonl")
     assert "6 rows, 5 examples kept" in out
     assert "4 of 5 programs parse as functional" in out
     assert "f ( (" in out
@@ -226,7 +224,5 @@ def test_data_check_says_what_a_file_holds(capsys, here):
 
 def test_data_check_takes_keys_and_language(capsys, here):
     (here / "rows.csv").write_text('question,sql\nhow many ?,"SELECT COUNT(*) FROM state"\n')
-    out = shown(
-        capsys, "data", "check", "rows.csv", "--source-key", "question", "--target-key", "sql", "--language", "sql"
-    )
+    out = shown(capsys, "check", "rows.csv", "--source-key", "question", "--target-key", "sql", "--language", "sql")
     assert "1 of 1 programs parse as sql" in out

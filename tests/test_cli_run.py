@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer import cli
-from rcr_trainer.data import read_split
+from rcr_trainer.data import covr_split, write_split
 from rcr_trainer.runs import Run
+from rcr_trainer.settings import DataSettings
+from rcr_trainer.tasks import divide, load_split
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +41,7 @@ def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     assert "run folder: runs/demo" in out
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoint", "config.yaml", "coverage.png", "data", "evaluation.json", "metrics.jsonl", "run.json",
+        "run.lock",
     ]  # fmt: skip
     assert (folder / "coverage.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((folder / "evaluation.json").read_text())
@@ -136,7 +139,6 @@ def test_a_second_run_in_the_folder_of_a_running_one_is_refused(capsys, here):
         running.kill()
         running.communicate()
     assert cli.main(["run", "demo.yaml", "--resume"]) == 0
-    assert not (folder / "run.lock").exists()
 
 
 def test_progress_and_results_part_ways(here):
@@ -161,7 +163,6 @@ def test_dense_and_mmr_are_left_out_with_a_reason_where_there_are_no_embeddings(
 
 def test_development_queries_stay_in_the_pool_and_do_not_train(here):
     from rcr_trainer.layers import load_config
-    from rcr_trainer.tasks import divide, load_split
 
     config = load_config(here / "demo.yaml")
     task = divide(config, load_split(config.data, 0))
@@ -172,20 +173,16 @@ def test_development_queries_stay_in_the_pool_and_do_not_train(here):
     assert divide(config, load_split(config.data, 0)).dev == task.dev
 
 
-def test_data_covr_writes_a_split_that_a_run_takes(capsys, here):
-    assert cli.main(["data", "covr", "--split", "8", "--train", "20", "--test", "5"]) == 0
-    assert capsys.readouterr().out == "data/covr/8: train 20, dev 0, test 5\n"
-    assert len(read_split(here / "data/covr/8").train) == 20
+def test_a_run_takes_a_split_folder(here):
+    write_split(here / "data/covr/8", covr_split("8", 0, 20, 5))
     arguments = ["--data.directory=data/covr/8", "--data.dev_size=5", "--evaluation.selectors=random"]
     assert cli.main(["run", "demo.yaml", *arguments]) == 0
 
 
 @pytest.mark.skipif(not (DATA / "geoquery").is_dir(), reason="the GeoQuery corpus is not there (RCR_DATA)")
-def test_data_geoquery_takes_the_published_ids(capsys, here):
+def test_geoquery_takes_the_published_ids():
     corpus, ids = DATA / "geoquery/corpus.xml", DATA / "geoquery/splits/template_1.json"
-    arguments = ["--corpus", str(corpus), "--ids", str(ids), "--out", "geo"]
-    assert cli.main(["data", "geoquery", "--split", "template", *arguments]) == 0
-    split = read_split(here / "geo")
+    split = load_split(DataSettings(task="geoquery", split="template", corpus=corpus, ids=ids), 0)
     published = json.loads(ids.read_text())
     assert {int(e.id) for e in split.train} == set(map(int, published["train"]))
     assert len(split.dev) == 110
@@ -199,7 +196,7 @@ def test_without_a_corpus_the_download_is_announced(capsys, here, monkeypatch):
         raise DataError("can't download: no network")
 
     monkeypatch.setattr("rcr_trainer.data.download_geoquery", offline)
-    assert cli.main(["data", "geoquery", "--split", "length"]) == 2
+    assert cli.main(["run", "demo.yaml", "--data.task=geoquery", "--data.split=length"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert "downloading the GeoQuery corpus" in lines[0]
     assert lines[-1] == "rcr-train: error: can't download: no network"

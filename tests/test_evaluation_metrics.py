@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.evaluation.metrics import (
-    coverage_by_step,
-    duplicates_by_step,
-    full_coverage_by_step,
-    recall_by_step,
-)
+from rcr_trainer.coverage import recall_by_step
+from rcr_trainer.evaluation.metrics import coverage_by_step, duplicates_by_step, full_coverage_by_step
 from scipy import sparse
 
 

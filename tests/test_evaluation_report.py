@@ -10,7 +10,7 @@ import pytest
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import Choice, EvaluationReport, SelectorScores, plot_coverage, write_table
 
-from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.errors import InputError
 
 
 def scores(coverage, duplicates=3.0, kind="plain"):
@@ -191,13 +191,3 @@ def test_every_selector_has_its_own_look(tmp_path, monkeypatch):
     assert [options["label"] for options in drawn][:2] == ["oracle (sees gold)", "rcr (ours)"]
     looks = {(options["color"], options["marker"]) for options in drawn}
     assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 9
-
-
-def test_missing_extras_are_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "rich.table", None)
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(MissingExtraError, match=r"rich is not installed.*\[train\]"):
-        write_table(make(), io.StringIO())
-    with pytest.raises(MissingExtraError, match=r"matplotlib is not installed.*\[train\]"):
-        plot_coverage(make(), tmp_path / "a.png")
-    assert list(tmp_path.iterdir()) == []

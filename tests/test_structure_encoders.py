@@ -8,9 +8,8 @@ import pytest
 import torch
 from fake_backbone import FakeBackbone
 from langchain_core.embeddings import Embeddings
-from rcr_trainer.coverage import structure_matrices
+from rcr_trainer.coverage import recall_by_step, structure_matrices
 from rcr_trainer.data import Example, covr_split
-from rcr_trainer.evaluation.metrics import recall_by_step
 from rcr_trainer.evaluation.stage import policy_picks
 from rcr_trainer.folds import own_positions
 from rcr_trainer.rewards import make_reward
@@ -242,33 +241,33 @@ def test_reinforcement_goes_on_from_the_fit(train_candidates, held_out):
 
 
 @pytest.mark.slow
-def test_reinforcement_sees_lent_development_questions_as_held_out():
-    model, lent = fitted()[0], SPLIT.train[:20]
-    barred = own_positions(lent, SPLIT.train, SPEC, same_program=True)
-    wanted, has = structure_matrices(SPEC, [e.target for e in lent], [e.target for e in SPLIT.train])
+def test_reinforcement_sees_development_questions_of_the_pool_as_held_out():
+    model, dev = fitted()[0], SPLIT.train[:20]
+    barred = own_positions(dev, SPLIT.train, SPEC, same_program=True)
+    wanted, has = structure_matrices(SPEC, [e.target for e in dev], [e.target for e in SPLIT.train])
     pool, coverage = model.encode_pool(items(SPLIT.train)), []
     for features in (
-        FAMILY.held_out(model.query, items(lent), own_program=False),
-        model.query.featurize(items(lent)),
+        FAMILY.held_out(model.query, items(dev), own_program=False),
+        model.query.featurize(items(dev)),
     ):
         picks = greedy(model.query.vectors(features), pool, model.state(), 4, exclude=barred).positions
         coverage.append(100 * recall_by_step(wanted, has, picks)[:, -1].mean())
     assert coverage[0] < coverage[1]
     config, reward = GRPOSettings(max_steps=1, batch_size=8, group_size=2), make_reward("context_coverage", SPEC)
-    history = train_grpo(model, SPLIT.train, SPLIT.train, lent, SPEC, config, reward).history
+    history = train_grpo(model, SPLIT.train, SPLIT.train, dev, SPEC, config, reward).history
     assert history[0]["dev_coverage"] == pytest.approx(coverage[0])
 
 
 @pytest.mark.slow
 def test_lent_development_questions_are_asked_as_held_out():
-    model, lent = fitted()[0], SPLIT.train[:20]
-    questions, barred = [e.source for e in lent], own_positions(lent, SPLIT.train, SPEC, same_program=True)
+    model, dev = fitted()[0], SPLIT.train[:20]
+    questions, barred = [e.source for e in dev], own_positions(dev, SPLIT.train, SPEC, same_program=True)
     plain, asked = (
         policy_picks(model, SPLIT.train, SPEC, mask_duplicates=False, fitted=some)(questions, 4, barred, None)
         for some in ((), lent)
     )
     pool = model.encode_pool(items(SPLIT.train))
-    held_out = model.query.vectors(FAMILY.held_out(model.query, items(lent), own_program=False))
+    held_out = model.query.vectors(FAMILY.held_out(model.query, items(dev), own_program=False))
     assert asked.tolist() == greedy(held_out, pool, model.state(), 4, exclude=barred).positions.tolist()
     assert asked.tolist() != plain.tolist()
 

@@ -7,8 +7,7 @@ from rcr_trainer.data import covr_split
 from rcr_trainer.folds import own_positions
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
-from rcr_trainer.training.actor import Actor
-from rcr_trainer.training.leaf import Leaf
+from rcr_trainer.training.actor import Actor, Leaf
 from rcr_trainer.training.losses import grpo_loss
 from rcr_trainer.training.rollout import Sequences
 from tiny_bert import tiny_bert

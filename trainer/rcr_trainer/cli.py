@@ -20,11 +20,12 @@ import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
 
 if TYPE_CHECKING:
-    from rcr_trainer.data import Split
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.settings import Settings
 
 PROG = "rcr-train"
+EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
+"""What the extra `train` brings, as it is imported."""
 _SETTING = "setting:"
 """Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
 
@@ -46,7 +47,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         given = parser.parse_args(arguments)
         given.command(given)
-    except RCRError as error:
+    except (RCRError, ModuleNotFoundError) as error:
+        if isinstance(error, ModuleNotFoundError):
+            package = (error.name or "").partition(".")[0]
+            if package not in EXTRA:
+                raise
+            error = MissingExtraError(package, "train")
         _say(f"{PROG}: error: {' '.join(str(error).split())}")
         return 2
     except KeyboardInterrupt:
@@ -125,30 +131,7 @@ def _evaluate(given: argparse.Namespace) -> None:
     _show(f"written: {run.path / 'evaluation.json'}, {run.path / 'coverage.png'}")
 
 
-def _data_geoquery(given: argparse.Namespace) -> None:
-    from rcr_trainer.data import geoquery_split
-    from rcr_trainer.tasks import download_corpus
-
-    with _progress():
-        split = geoquery_split(given.corpus or download_corpus(), given.split, given.ids, given.seed)
-    _write_split(given.out or Path("data/geoquery") / given.split, split)
-
-
-def _data_covr(given: argparse.Namespace) -> None:
-    from rcr_trainer.data import covr_split
-
-    split = covr_split(given.split, given.seed, given.train, given.test)
-    _write_split(given.out or Path("data/covr") / given.split, split)
-
-
-def _write_split(folder: Path, split: Split) -> None:
-    from rcr_trainer.data import write_split
-
-    write_split(folder, split)
-    _show(f"{folder}: " + ", ".join(f"{part} {count}" for part, count in split.counts().items()))
-
-
-def _data_check(given: argparse.Namespace) -> None:
+def _check(given: argparse.Namespace) -> None:
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import read_examples, unparsed
 
@@ -228,36 +211,15 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     if called == "evaluate":
         _add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
-    _add_data(commands)
-    return parser
-
-
-def _add_data(commands: Any) -> None:
-    data = commands.add_parser("data", help="make a split folder, or check your own files", allow_abbrev=False)
-    tasks = data.add_subparsers(metavar="TASK", title="tasks", required=True)
-
-    text = "a GeoQuery split; without --corpus the corpus is downloaded"
-    geoquery = _command(tasks, "geoquery", _data_geoquery, text, "data geoquery --split template --out data/template")
-    geoquery.add_argument("--corpus", type=Path, help="corpus.xml")
-    geoquery.add_argument("--split", required=True, choices=("standard", "template", "tmcd", "length"))
-    geoquery.add_argument("--ids", type=Path, help="JSON with the ids of train and test; else the split is drawn")
-
-    covr = _command(tasks, "covr", _data_covr, "a COVR-10 split, sampled from its grammar", "data covr --split 110")
-    covr.add_argument("--split", required=True, help="8, 25, 34, 43, 48, 51, 99, 100, 110 or 115")
-    covr.add_argument("--train", type=int, default=3000, help="training pairs (default: 3000)")
-    covr.add_argument("--test", type=int, default=500, help="test pairs (default: 500)")
-    for parser, task in ((geoquery, "geoquery"), (covr, "covr")):
-        parser.add_argument("--seed", type=int, default=0, help="(default: 0)")
-        parser.add_argument("--out", type=Path, metavar="DIR", help=f"split folder (default: data/{task}/SPLIT)")
-
     text = "read files as a run would, and say what is in them"
-    check = _command(tasks, "check", _data_check, text, "data check train.jsonl --target-key sql --language sql")
+    check = _command(commands, "check", _check, text, "check train.jsonl --target-key sql --language sql")
     check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV")
     check.add_argument("--source-key", default="source", help="field of the question (default: source)")
     check.add_argument("--target-key", default="target", help="field of the program (default: target)")
     check.add_argument("--id-key", help="field of the id (default: none, the row number)")
     languages = "functional, sexpr, sql, sql:DIALECT, json, python or tokens"
     check.add_argument("--language", default="functional", help=languages)
+    return parser
 
 
 def _command(
@@ -322,7 +284,7 @@ def _check_extra(config: Settings) -> None:
     """Fail now for want of a library, not after the training."""
     from importlib.util import find_spec
 
-    for module in ("matplotlib", "rank_bm25", "rich", *(["tensorboard"] if config.tensorboard else [])):
+    for module in ("matplotlib", *(["tensorboard"] if config.tensorboard else [])):
         if find_spec(module) is None:
             raise MissingExtraError(module, "train")
 
@@ -330,12 +292,10 @@ def _check_extra(config: Settings) -> None:
 @contextmanager
 def _progress() -> Iterator[Callable[[int, int], None]]:
     """Log lines on stderr and, on a terminal, a bar above which they scroll."""
-    try:
-        from rich.console import Console
-        from rich.logging import RichHandler
-        from rich.progress import Progress
-    except ImportError:
-        raise MissingExtraError("rich", "train") from None
+    from rich.console import Console
+    from rich.logging import RichHandler
+    from rich.progress import Progress
+
     console = Console(stderr=True)
     plain = logging.StreamHandler()
     fancy = RichHandler(console=console, show_time=False, show_level=False, show_path=False)

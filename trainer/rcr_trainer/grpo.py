@@ -35,7 +35,6 @@ from langchain_rcr.items import Item, compose
 from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.evaluation.metrics import recall_by_step
 from rcr_trainer.folds import own_positions, taken_from
 from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.settings import GRPOSettings
@@ -262,9 +261,8 @@ class _GRPO:
         figures: Figures = {"epoch": self.runner.result.steps / self.per_epoch}
         if not self.dev:
             return figures
-        wanted = self.dev_supervision
         picks = self.processes.collect(len(self.dev), self._greedy)
-        figures["dev_coverage"] = float(100 * recall_by_step(wanted.needs, wanted.pool, picks)[:, -1].mean())
+        figures["dev_coverage"] = self.dev_supervision.coverage(picks)
         if self.config.best_by == "reward" or not self.reward.needs_llm:
             rewards = self.processes.collect(len(self.dev), lambda part: self._score(self.dev[part], picks[part])[0])
             figures["dev_reward"] = float(np.nanmean(rewards)) if np.isfinite(rewards).any() else math.nan

@@ -19,10 +19,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from langchain_rcr.errors import MissingExtraError
 from langchain_rcr.families import Family, ModelSettings, families
 from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
@@ -182,14 +182,14 @@ def fresh_yaml(name: str = "rcr") -> str:
             setting.comment, 100, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False
         )
         value = name if setting.path == "name" else setting.default
-        text = _yaml().safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+        text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
         lines.append(f"{pad}{setting.name}: {text}")
     return "\n".join(lines) + "\n"
 
 
 def to_yaml(config: Settings) -> str:
     """The settings of a run as YAML that `load_config` reads back to the same."""
-    text: str = _yaml().safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     return text
 
 
@@ -255,9 +255,8 @@ def parse_text(setting: Setting, text: str) -> Any:
     if setting.kind != "LIST":
         return text
     if text.lstrip().startswith("["):
-        yaml = _yaml()
         with suppress(yaml.YAMLError):
-            return yaml.load(text, Loader=yaml.BaseLoader)
+            return yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - it makes texts, lists and mappings alone
     inner = text.strip().removeprefix("[").removesuffix("]")
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
 
@@ -297,7 +296,6 @@ def _from_environment(environ: Mapping[str, str]) -> _Given:
 
 
 def _from_file(path: Path) -> _Given:
-    yaml = _yaml()
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
         root = loader.get_single_node()
@@ -361,11 +359,3 @@ def _explain(error: ValidationError, given: _Given) -> str:
         origin = f"{given[dotted][1]}: " if dotted in given else ""
         messages.append(f"{origin}{dotted} must be {expected}, not {show(item['input'])}{hint}")
     return "; ".join(dict.fromkeys(messages))
-
-
-def _yaml() -> types.ModuleType:
-    try:
-        import yaml
-    except ImportError:
-        raise MissingExtraError("PyYAML", "train") from None
-    return yaml

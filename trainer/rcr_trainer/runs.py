@@ -9,7 +9,7 @@
     checkpoint/       the trained policy and pool.jsonl, its candidates
     checkpoint-sft/   where GRPO follows: the policy that SFT left, from which GRPO began
     evaluation.json   the comparison; coverage.png, its plot
-    run.lock          while a process works on the run: which one (`hold`)
+    run.lock          the process that works on the run, or worked on it last (`hold`)
 
 A stage counts only once run.json says so, and it says so after the stage's files are in place: after a crash at any
 moment the folder is either as before the stage or as after it.
@@ -33,7 +33,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from langchain_rcr.errors import CheckpointError, MissingExtraError
+from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import write_json, write_text
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import differences, load_config, to_yaml
@@ -75,41 +75,26 @@ def hold(folder: Path) -> Iterator[None]:
     if folder.exists() and not folder.is_dir():
         msg = f"{folder} is a file: give the run another name, or output"
         raise ConfigError(msg)
-    path = folder / LOCK
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = _locked(path)
+        file = (folder / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
         msg = f"{folder} can't be written: {error.strerror}"
         raise ConfigError(msg) from None
     with file:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()} (since {_now()})")
-        file.flush()
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # Windows removes no open file; it does no harm there.
-                path.unlink()
-
-
-def _locked(path: Path) -> TextIO:
-    """The lock file, open and locked by this process."""
-    while True:
-        file = path.open("a+", encoding="utf-8")
         try:
             _lock(file)
         except (BlockingIOError, PermissionError):
-            file.close()
-            msg = f"{path.parent} is in use by {_holder(path)}: wait until that ends, or give this run another name"
+            file.seek(0)
+            holder = file.read() or "another process"
+            msg = f"{folder} is in use by {holder}: wait until that ends, or give this run another name"
             raise ConfigError(msg) from None
         except OSError as error:
-            logger.warning("%s can't be locked (%s): don't start a second run in it", path.parent, error.strerror)
-            return file
-        with suppress(FileNotFoundError):
-            if os.path.samestat(path.stat(), os.fstat(file.fileno())):
-                return file
-        file.close()  # Removed by its last holder after we had opened it.
+            logger.warning("%s can't be locked (%s): don't start a second run in it", folder, error.strerror)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()} (since {_now()})")
+        file.flush()
+        yield
 
 
 def _lock(file: TextIO) -> None:
@@ -122,12 +107,6 @@ def _lock(file: TextIO) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-def _holder(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(encoding="utf-8") or "another process"
-    return "another process"
 
 
 class Run:
@@ -296,9 +275,6 @@ class Run:
             stage: the stage they belong to.
             step: the optimiser step they were measured after.
             metrics: name → number.
-
-        Raises:
-            MissingExtraError: tensorboard is on and not installed.
         """
         if not self.writes:
             return
@@ -314,10 +290,8 @@ class Run:
         if not self.config.tensorboard:
             return
         if stage not in self._writers:
-            try:
-                from torch.utils.tensorboard import SummaryWriter
-            except ImportError:
-                raise MissingExtraError("tensorboard", "train") from None
+            from torch.utils.tensorboard import SummaryWriter
+
             self._writers[stage] = SummaryWriter(str(self.path / "tensorboard" / stage))
         for name, value in finite.items():
             self._writers[stage].add_scalar(name, value, step)

@@ -28,7 +28,8 @@ class DataSettings(Section):
         "110", description="covr: number of one of the ten splits; geoquery: standard, template, tmcd or length."
     )
     directory: Path | None = Field(
-        None, description="A split folder made by `rcr-train data …`; instead of sampling or reading a corpus."
+        None,
+        description="A split folder, such as the data/ of an earlier run, instead of a task's examples.",
     )
     train: Path | None = Field(None, description="task files: the pool and the training queries (JSONL, CSV or TSV).")
     dev: Path | None = Field(None, description="task files: development queries; null: taken out of train.")

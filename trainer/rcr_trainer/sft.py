@@ -276,7 +276,7 @@ class _SFT:
     def _dev_coverage(self) -> float:
         """Of the greedy picks, in percent."""
         picks = self._greedy(self.dev_features, np.arange(len(self.dev)), self.dev_supervision)
-        return float(100 * self.dev_supervision.coverage(picks).mean())
+        return self.dev_supervision.coverage(picks)
 
     def _greedy(self, features: Features, rows: IntArray, supervision: Supervision) -> IntArray:
         """(len(rows), k) picks of the policy as it is for some queries."""

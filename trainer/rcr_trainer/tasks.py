@@ -41,7 +41,7 @@ class Task:
         queries: training queries, candidates themselves.
         dev: development queries; where the split brings none, candidates that were taken out of `queries`.
         test: held-out queries.
-        reinforced: training queries of GRPO: `queries`, or such as were taken out of the pool for it.
+        reinforced: training queries of GRPO: `queries`, or those that were taken out of the pool for it.
         spec: how programs are read.
     """
 
@@ -350,7 +350,6 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
 
     Raises:
         ConfigError: settings that can't be.
-        MissingExtraError: langchain-openai is not installed.
         DataError: the file of answers can't be used.
     """
     from rcr_trainer.llm.opening import open_llm, wrap

@@ -17,9 +17,9 @@ from itertools import chain
 from typing import ClassVar
 
 import numpy as np
+from rank_bm25 import BM25Okapi
 from scipy import sparse
 
-from langchain_rcr.errors import MissingExtraError
 from rcr_trainer.baselines.base import Baseline, in_blocks, top_k
 from rcr_trainer.baselines.set_cover import greedy_set_cover
 
@@ -39,16 +39,9 @@ class BM25Scorer:
 
     Args:
         corpus_texts: the N documents.
-
-    Raises:
-        MissingExtraError: rank_bm25 is not installed.
     """
 
     def __init__(self, corpus_texts: Sequence[str]) -> None:
-        try:
-            from rank_bm25 import BM25Okapi
-        except ImportError as error:
-            raise MissingExtraError("rank_bm25", "train") from error
         tokens = [tokenize(text) for text in corpus_texts]
         self._columns: dict[str, int] = {}
         self._weights = sparse.csr_array((0, len(tokens)), dtype=np.float64)

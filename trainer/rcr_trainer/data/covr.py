@@ -35,7 +35,7 @@ def covr_split(name: str | int, seed: int = 0, train: int = 3000, test: int = 50
     """Draw one of the ten COVR-10 splits (sizes in the paper's Appendix A: 3,000 train, 500 test).
 
     The same arguments give the same examples on every machine. Within a seed the draws are one fixed sequence:
-    a smaller split is the beginning of a larger one, and asking for dev changes neither train nor test.
+    a smaller split is the beginning of a larger one, and the size of dev changes neither train nor test.
 
     Args:
         name: one of 8, 25, 34, 43, 48, 51, 99, 100, 110, 115.

@@ -14,7 +14,7 @@ from scipy import sparse
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline, Exclude
-from rcr_trainer.coverage import checked_exclude, structure_matrices
+from rcr_trainer.coverage import checked_exclude, recall_by_step, structure_matrices
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
@@ -23,7 +23,6 @@ from rcr_trainer.evaluation.metrics import (
     duplicates_by_step,
     full_coverage_by_step,
     paired_error,
-    recall_by_step,
     within_pool,
 )
 from rcr_trainer.evaluation.report import OURS, Choice, EvaluationReport, Gold, Kind, SelectorScores

@@ -20,30 +20,6 @@ def within_pool(gold: sparse.csr_array, pool: sparse.csr_array) -> tuple[sparse.
     return gold[:, present], pool[:, present]
 
 
-def recall_by_step(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> np.ndarray:
-    """Share of each gold program's structures found in the union of its first 1, 2, …, T picks.
-
-    Args:
-        gold: (B, S) binary; no row may be empty.
-        pool: (N, S) binary, over the same structures.
-        positions: (B, T) picks.
-
-    Returns:
-        (B, T) float64 from 0 to 1; [b, t] counts the picks 0 … t of query b.
-    """
-    n_queries, n_steps = positions.shape
-    needed = sparse.csr_array(gold)[np.repeat(np.arange(n_queries), n_steps)]
-    found = sparse.csr_array(pool)[positions.ravel()].multiply(needed).tocoo()
-    query, step = np.divmod(found.row.astype(np.int64), n_steps)
-    structure = query * gold.shape[1] + found.col
-    order = np.lexsort((step, structure))
-    _, first = np.unique(structure[order], return_index=True)
-    newly = np.bincount((query * n_steps + step)[order][first], minlength=n_queries * n_steps)
-    sizes = np.diff(sparse.csr_array(gold).indptr)
-    recall: np.ndarray = newly.reshape(n_queries, n_steps).cumsum(axis=1) / sizes[:, None]
-    return recall
-
-
 def coverage_by_step(recall: np.ndarray) -> np.ndarray:
     """(T,) in %: the mean over queries of recall (B, T)."""
     return _percent(recall)

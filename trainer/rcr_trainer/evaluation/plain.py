@@ -11,9 +11,9 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Exclude, Resources
-from rcr_trainer.coverage import structure_matrices
+from rcr_trainer.coverage import recall_by_step, structure_matrices
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation.metrics import coverage_by_step, recall_by_step, within_pool
+from rcr_trainer.evaluation.metrics import coverage_by_step, within_pool
 from rcr_trainer.evaluation.report import Choice, Gold
 
 POOL_QUERIES = 200  # about as many of the pool's examples stand in for dev
@@ -49,7 +49,7 @@ def plain_selectors(
     Args:
         pool: the candidates.
         resources: what the baselines need; one that needs what is missing is left out. Every baseline embeds the
-            questions of pool and dev anew, so that functions that embed had better remember these.
+            questions of pool and dev anew, so a function that embeds should keep their vectors.
         dev: queries on which trade-offs are chosen.
         k: picks that they are chosen for, and that `select_examples` returns.
         exclude_dev: per dev query, the positions it may not pick.

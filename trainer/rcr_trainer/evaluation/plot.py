@@ -6,7 +6,6 @@ import io
 from itertools import cycle
 from pathlib import Path
 
-from langchain_rcr.errors import MissingExtraError
 from langchain_rcr.files import write_bytes
 from rcr_trainer.evaluation.report import OURS, EvaluationReport
 from rcr_trainer.evaluation.table import label
@@ -28,14 +27,11 @@ def plot_coverage(report: EvaluationReport, path: str | Path) -> Path:
         path: of the PNG; written whole or not at all.
 
     Raises:
-        MissingExtraError: matplotlib is not installed.
         DataError: the file can't be written.
     """
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingExtraError("matplotlib", "train") from error
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7.5, 4.6), dpi=160, layout="constrained")
     canvas = FigureCanvasAgg(figure)
     axes = figure.add_subplot()

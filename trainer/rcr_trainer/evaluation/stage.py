@@ -181,7 +181,7 @@ def count_selectors(config: Settings) -> int:
 
 
 def _barred(config: Settings, task: Task, split: str) -> list[Any]:
-    """For each query of a split the pool positions that nobody may pick: itself, as an option its own program.
+    """For each query of a split the pool positions that no selector may pick: itself, as an option its own program.
 
     Development queries stand in for held-out ones, whose programs the pool doesn't have: they are barred from their
     own programs wherever the training queries are.

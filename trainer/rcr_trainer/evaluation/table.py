@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
-from langchain_rcr.errors import MissingExtraError
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Kind
-
-if TYPE_CHECKING:
-    from rich.table import Table
 
 WIDTH = 80
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
@@ -16,16 +16,7 @@ _STYLES = {"trained": "green", "oracle": "dim"}
 
 
 def build_table(report: EvaluationReport) -> Table:
-    """A rich table: selectors by rows, ours and the oracle marked; what it is about in the title and the caption.
-
-    Raises:
-        MissingExtraError: rich is not installed.
-    """
-    try:
-        from rich import box
-        from rich.table import Table
-    except ImportError as error:
-        raise MissingExtraError("rich", "train") from error
+    """A rich table: selectors by rows, ours and the oracle marked; what it is about in the title and the caption."""
     table = Table(
         title=f"split {report.split}: {report.n} {report.part} queries, pool of {report.pool_size}, k = {report.k}",
         caption=_caption(report),
@@ -63,14 +54,7 @@ def label(name: str, kind: Kind) -> str:
 
 
 def write_table(report: EvaluationReport, stream: TextIO) -> None:
-    """Write the table to a stream: with colours on a terminal, as plain text of at most 80 columns elsewhere.
-
-    Raises:
-        MissingExtraError: rich is not installed.
-    """
-    table = build_table(report)
-    from rich.console import Console
-
+    """Write the table to a stream: with colours on a terminal, as plain text of at most 80 columns elsewhere."""
     terminal = stream.isatty()
     console = Console(
         file=stream,
@@ -78,7 +62,7 @@ def write_table(report: EvaluationReport, stream: TextIO) -> None:
         no_color=None if terminal else True,
         width=None if terminal else WIDTH,
     )
-    console.print(table, highlight=False)
+    console.print(build_table(report), highlight=False)
 
 
 def _caption(report: EvaluationReport) -> str:

@@ -266,7 +266,7 @@ class Ledger:
         return not (
             (limit.budget_calls is not None and total.calls > limit.budget_calls)
             or (limit.budget_tokens is not None and total.tokens > limit.budget_tokens)
-            # A hair of slack, so that sums of cents that come out even are even.
+            # With slack for rounding, so that sums of cents that come out even are even.
             or (limit.budget_money is not None and money > limit.budget_money * (1 + 1e-9) + 1e-12)
         )
 

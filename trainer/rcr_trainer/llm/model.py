@@ -117,7 +117,7 @@ class LanguageModel:
         return Estimate(use, money, self._backend.exact_tokens)
 
     def close(self) -> None:
-        """Wait for calls that are still running, so that what is paid for is kept; then let go of everything."""
+        """Wait for calls that are still running, so that what is paid for is kept; then close the model."""
         if self._caller.closed is None:
             self._caller.closed = LLMError(f"the model {self.name!r} is closed")
             background().run(self._close())
@@ -219,7 +219,7 @@ class LanguageModel:
                 future = self._in_flight.pop(each, None)
                 if future is not None and not future.done():
                     future.set_exception(error if isinstance(error, Exception) else LLMError("interrupted"))
-                    future.exception()  # retrieved here, since nobody may be waiting any more
+                    future.exception()  # retrieved here: there may be no caller left that waits
 
     def _settle(self, answers: Mapping[bytes, Answer]) -> None:
         for each, answer in answers.items():

@@ -9,7 +9,6 @@ from urllib.parse import urlsplit
 
 from langchain_core.language_models import BaseLanguageModel
 
-from langchain_rcr.errors import MissingExtraError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import MalformedResponseError
 from rcr_trainer.llm.settings import LLMSettings
@@ -37,12 +36,9 @@ def make(settings: LLMSettings) -> BaseLanguageModel[Any]:
 
     Raises:
         ConfigError: the environment variable with the key is not set, and the server is OpenAI's own.
-        MissingExtraError: langchain-openai is not installed.
     """
-    try:
-        from langchain_openai import ChatOpenAI, OpenAI
-    except ImportError as error:
-        raise MissingExtraError("langchain_openai", "train") from error
+    from langchain_openai import ChatOpenAI, OpenAI
+
     key, address = os.environ.get(settings.api_key_env, ""), address_of(settings)
     is_openais_own = urlsplit(address).hostname == urlsplit(_OPENAI).hostname
     if not key and is_openais_own:

@@ -32,7 +32,6 @@ def open_llm(
 
     Raises:
         ConfigError: no model name; no API key for OpenAI's own server; no such folder.
-        MissingExtraError: langchain-openai is not installed.
         DataError: the cache file can't be used.
     """
     if not (settings.model or "").strip():
@@ -70,7 +69,9 @@ def open_llm(
             "temperature": settings.temperature,
             "extra_body": settings.extra_body,
         }
-    return _opened(model, settings, cache_path, language, account, identity, options)
+    return wrap(
+        model, settings, cache_path=cache_path, identity=identity, language=language, account=account, **options
+    )
 
 
 def wrap(
@@ -78,10 +79,12 @@ def wrap(
     settings: LLMSettings | None = None,
     *,
     cache_path: str | os.PathLike[str] | None = None,
-    identity: str | None = None,
+    identity: str | Mapping[str, Any] | None = None,
     language: str = "functional",
     account: str | None = None,
     count_tokens: Callable[[str], int] | None = None,
+    name: str | None = None,
+    place: str = "",
 ) -> LanguageModel:
     """Any LangChain completion or chat model, given as an object.
 
@@ -92,10 +95,12 @@ def wrap(
             computes on this machine: one call at a time with `batch_size` prompts. A budget of tokens or money needs
             `max_tokens` if the model doesn't have it.
         cache_path: the file with the answers, kept over runs; None: in memory. It needs `identity`.
-        identity: a name that changes whenever the model or its parameters do.
+        identity: a name, or a JSON object, that changes whenever the model or its parameters do.
         language: of the programs in the answers.
         account: under which the file keeps what is spent; see `LanguageModel`.
         count_tokens: the model's tokenizer, text → number of tokens; None: bytes, an upper bound.
+        name: the model's, for messages; None: its own.
+        place: where it is served, for messages.
 
     Raises:
         ConfigError: no LangChain model; a cache file without an identity; a budget without what it needs.
@@ -108,20 +113,8 @@ def wrap(
         )
         raise ConfigError(msg)
     settings = settings or LLMSettings()
-    known, options = {"named": identity}, {"count_tokens": count_tokens}
-    return _opened(model, settings, cache_path, language, account, known, options)
-
-
-def _opened(
-    model: Any,
-    settings: LLMSettings,
-    cache_path: str | os.PathLike[str] | None,
-    language: str,
-    account: str | None,
-    identity: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> LanguageModel:
-    backend = Backend(model, settings, identity=identity, **options)
+    known = identity if isinstance(identity, Mapping) else {"named": identity}
+    backend = Backend(model, settings, identity=known, count_tokens=count_tokens, name=name, place=place)
     cache = AnswerCache(cache_path)
     try:
         return LanguageModel(backend, cache, settings, language=language, account=account)

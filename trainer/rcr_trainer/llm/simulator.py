@@ -218,40 +218,22 @@ def _parse(text: str, tree: Tree, spec: ProgramSpec, size: int) -> _Program:
 
 def _endings(tree: Tree, size: int) -> tuple[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], ...]:
     """For each node the structures (chain, run of siblings) that end there, as places in preorder; −1: virtual root."""
-    parents, elder = _relatives(tree)
-    found = []
-    for node in range(len(parents)):
-        own = []
-        run: tuple[int, ...] = ()
-        sibling: int | None = node
-        while sibling is not None and len(run) < size:
-            run = (sibling, *run)
-            chain: tuple[int, ...] = ()
-            above: int | None = parents[node]
-            own.append((chain, run))
-            while above is not None and len(chain) + len(run) < size:
-                chain = (above, *chain)
-                own.append((chain, run))
-                above = parents[above] if above >= 0 else None
-            sibling = elder[sibling]
-        found.append(tuple(own))
+    found: list[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]] = []
+    children: dict[int, tuple[int, ...]] = {}  # by parent, as far as they are visited
+    to_visit: list[tuple[Tree, tuple[int, ...]]] = [(tree, (-1,))]
+    while to_visit:
+        node, path = to_visit.pop()
+        place = len(found)
+        run = children[path[-1]] = (*children.get(path[-1], ()), place)[-size:]
+        runs = [run[-width:] for width in range(1, len(run) + 1)]
+        found.append(tuple([(path[depth:], each) for each in runs for depth in _depths(len(path), size - len(each))]))
+        to_visit += [(child, (*path, place)[-size:]) for child in reversed(node.children)]
     return tuple(found)
 
 
-def _relatives(tree: Tree) -> tuple[list[int], list[int | None]]:
-    """Each node's parent (−1 above the root) and the sibling just before it, in preorder."""
-    parents: list[int] = []
-    elder: list[int | None] = []
-    last: dict[int, int] = {}
-    to_visit = [(tree, -1)]
-    while to_visit:
-        node, parent = to_visit.pop()
-        place = len(parents)
-        parents.append(parent)
-        elder.append(last.get(parent))
-        last[parent] = place
-        to_visit += [(child, place) for child in reversed(node.children)]
-    return parents, elder
+def _depths(length: int, most: int) -> range:
+    """Where the last 0, 1, … up to `most` of so many items begin."""
+    return range(length, max(0, length - most) - 1, -1)
 
 
 def _spans(

@@ -13,12 +13,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.families.encoder import Features
+from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.data import Example
-from rcr_trainer.training.leaf import Leaf
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
 
 IntArray = NDArray[np.int64]
@@ -171,6 +170,38 @@ class Actor:
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
+
+
+class Leaf:
+    """Vectors that a loss sees as given; what it says of them goes through the encoder afterwards, part by part.
+
+    Gradient caching (Gao et al., 2021): the activations of only `chunk` texts are held at a time, however many are
+    encoded, at the price of encoding all twice. Exact as long as the encoder is deterministic (no dropout).
+
+    Args:
+        encoder: E_x, E_z or E_c.
+        features: N featurised items.
+        chunk: items encoded at once.
+    """
+
+    def __init__(self, encoder: Encoder, features: Any, chunk: int) -> None:
+        self._encoder, self._features = encoder, features
+        order = encoder.order(features)  # like lengths together
+        self._parts = [order[start : start + chunk] for start in range(0, len(order), chunk)]
+        device = next(encoder.parameters()).device
+        self.vectors: Tensor = torch.empty(len(features), encoder.dim, device=device)
+        with torch.no_grad():
+            for rows in self._parts:
+                self.vectors[torch.from_numpy(rows).to(device)] = encoder(features.select(rows)).float()
+        self.vectors.requires_grad_()
+
+    def backward(self) -> None:
+        """Send the gradient that has gathered at `vectors` on to the encoder's parameters."""
+        if self.vectors.grad is None:
+            return
+        for rows in self._parts:
+            gradient = self.vectors.grad[torch.from_numpy(np.asarray(rows)).to(self.vectors.device)]
+            torch.autograd.backward(self._encoder(self._features.select(rows)), gradient)
 
 
 def _blocks(rows: int, width: int) -> Iterator[slice]:

@@ -11,7 +11,7 @@ from scipy import sparse
 
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.bm25 import BM25Scorer
-from rcr_trainer.coverage import greedy_coverage, row_blocks, structure_matrices
+from rcr_trainer.coverage import greedy_coverage, recall_by_step, row_blocks, structure_matrices
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.folds import own_positions
@@ -84,19 +84,9 @@ class Supervision:
     def _by_structure(self) -> sparse.csr_array:
         return self.pool.T.tocsr()
 
-    def coverage(self, positions: IntArray) -> FloatArray:
-        """Share of each query's needed structures that its picks (Q, k) cover together, (Q,); NaN where none is needed.
-
-        Returns:
-            (Q,) in [0, 1].
-        """
-        total = np.asarray(self.needs.sum(axis=1)).ravel()
-        left = self.needs
-        for step in range(positions.shape[1]):
-            left = left - left.multiply(self.pool[positions[:, step]])
-        with np.errstate(invalid="ignore"):
-            share = 1.0 - np.asarray(left.sum(axis=1)).ravel() / total
-        return np.asarray(share, dtype=np.float32)
+    def coverage(self, positions: IntArray) -> float:
+        """Share of a query's needed structures that its picks (Q, k) cover together, mean over the queries, in %."""
+        return float(100 * recall_by_step(self.needs, self.pool, positions)[:, -1].mean())
 
 
 def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int) -> None:
