@@ -259,12 +259,12 @@ def test_reinforcement_sees_development_questions_of_the_pool_as_held_out():
 
 
 @pytest.mark.slow
-def test_lent_development_questions_are_asked_as_held_out():
+def test_development_questions_of_the_pool_are_asked_as_held_out():
     model, dev = fitted()[0], SPLIT.train[:20]
     questions, barred = [e.source for e in dev], own_positions(dev, SPLIT.train, SPEC, same_program=True)
     plain, asked = (
         policy_picks(model, SPLIT.train, SPEC, mask_duplicates=False, fitted=some)(questions, 4, barred, None)
-        for some in ((), lent)
+        for some in ((), dev)
     )
     pool = model.encode_pool(items(SPLIT.train))
     held_out = model.query.vectors(FAMILY.held_out(model.query, items(dev), own_program=False))
