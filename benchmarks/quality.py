@@ -3,7 +3,7 @@
     python benchmarks/quality.py --task geoquery --data ../shared/data --out quality.json
 
 Each (split, seed) is an ordinary run of the trainer under runs/quality/, so an interrupted benchmark goes on where it
-stopped. Settings are the defaults of the encoder family unless `_settings` says otherwise; they were chosen on
+stopped. Settings are the defaults of the encoder family unless `run_settings` says otherwise; they were chosen on
 development queries. On COVR only those structures of the gold programs count that the pool has. Exact match is
 simulated: `StructureBoundLLM` with its defaults (it answers right where the picks show every structure of up to two
 nodes), which is no language model.
@@ -44,17 +44,18 @@ def run_one(task: str, split: str, seed: int, data: Path, threads: int, family: 
     """Train and evaluate one (split, seed), or read what an earlier call left.
 
     Returns:
-        The figures of `_figures`.
+        The figures of `figures`.
     """
     from rcr_trainer.evaluation import EvaluationReport
 
     named = "" if family == "embeddings" else f"-{family}"
-    run = run_or_read(FOLDER / f"{task}-{split}-{seed}{named}", seed, threads, _settings(task, split, data, family))
+    run = run_or_read(FOLDER / f"{task}-{split}-{seed}{named}", seed, threads, run_settings(task, split, data, family))
     record = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
-    return {**_figures(EvaluationReport.read(run.path)), "sft_seconds": record["stages"]["sft"]["seconds"]}
+    return {**figures(EvaluationReport.read(run.path)), "sft_seconds": record["stages"]["sft"]["seconds"]}
 
 
-def _settings(task: str, split: str, data: Path, family: str) -> dict[str, Any]:
+def run_settings(task: str, split: str, data: Path, family: str) -> dict[str, Any]:
+    """The settings of a run, as in its YAML."""
     if task == "geography_sql":
         settings: dict[str, Any] = {
             "data": {"task": "files", "directory": str(_geography(data, split))},
@@ -81,7 +82,8 @@ def _geography(data: Path, kind: str) -> Path:
     return folder
 
 
-def _figures(report: Any) -> dict[str, Any]:
+def figures(report: Any) -> dict[str, Any]:
+    """What the tables need of a report."""
     ours = report.selectors["rcr"]
     gains = {metric: getattr(ours, metric) - report.best_plain(metric)[1] for metric in GAINS}
     return {

@@ -51,8 +51,8 @@ class OpenAIServer:
         self.fault_of: Callable[[Request], str | None] | None = None
         self.requests: list[Request] = []
         self.running = self.peak = 0
-        self._lock = threading.Lock()
-        self._stopping = threading.Event()
+        self.lock = threading.Lock()
+        self.stopping = threading.Event()
         handler = type("Handler", (_Handler,), {"owner": self})
         self._http = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._http.serve_forever, args=(0.02,), daemon=True)
@@ -74,7 +74,7 @@ class OpenAIServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._stopping.set()
+        self.stopping.set()
         self._http.shutdown()
         self._http.server_close()
         self._thread.join()
@@ -104,7 +104,7 @@ class _Handler(BaseHTTPRequestHandler):
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         prompt = prompt[0] if isinstance(prompt, list) else prompt
         request = Request(self.path, body, prompt, self.headers.get("Authorization", ""), None)
-        with owner._lock:
+        with owner.lock:
             if owner.fault_of is not None:
                 request.fault = owner.fault_of(request)
             elif owner.faults:
@@ -115,7 +115,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._respond(request, chat)
         finally:
-            with owner._lock:
+            with owner.lock:
                 owner.running -= 1
 
     def _respond(self, request: Request, chat: bool) -> None:
@@ -123,9 +123,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self._broke(request, fault):
             return
         if fault == "slow":
-            self.owner._stopping.wait(self.owner.slow)
+            self.owner.stopping.wait(self.owner.slow)
         elif self.owner.delay:
-            self.owner._stopping.wait(self.owner.delay)
+            self.owner.stopping.wait(self.owner.delay)
         body = self._body(request, chat, fault)
         data = json.dumps(body).encode()
         if fault == "truncated":
@@ -143,7 +143,7 @@ class _Handler(BaseHTTPRequestHandler):
         status, _, rest = fault.partition(":")
         error = {"message": f"the server was told to fail with {fault}", "type": "server_error", "code": None}
         if fault == "hang":
-            self.owner._stopping.wait(30)
+            self.owner.stopping.wait(30)
             self.close_connection = True
         elif fault == "drop":
             self.close_connection = True

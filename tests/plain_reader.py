@@ -82,9 +82,16 @@ class Reading:
 
     def everything(self, dim):
         """The rows of all that can be found, by key."""
+        return [row.copied() for row in self._all(dim).rows[0]]
+
+    def keys(self, dim):
+        """The key of each example that can be found, by its id."""
+        hits = self._all(dim)
+        return {row.id: key for key, row in zip(hits.keys[0].tolist(), hits.rows[0], strict=False)}
+
+    def _all(self, dim):
         states = np.zeros((1, dim), dtype=np.float32)
-        hits = self.hits(states, max(1, self.size), [np.empty(0, dtype=np.int64)])
-        return [row.copied() for row in hits.rows[0]]
+        return self.hits(states, max(1, self.size), [np.empty(0, dtype=np.int64)])
 
     def rows(self, keys):
         return [self._found[key][1].copied() for key in keys.tolist()]

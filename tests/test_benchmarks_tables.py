@@ -109,7 +109,7 @@ def report(**changes):
 
 
 def test_figures_of_quality(quality):
-    found = quality._figures(report())
+    found = quality.figures(report())
     assert list(found)[:5] == ["best_plain", "best_plain_name", "ours", "oracle", "gap_closed"]
     assert list(found.values())[:5] == [75.0, "set_bsr", 80.0, 85.0, 0.5]
     # Best plain in full coverage is mmr, in exact match set_bsr.
@@ -117,17 +117,17 @@ def test_figures_of_quality(quality):
     assert found["selectors"]["mmr"] == {
         "coverage": 70.0, "full_coverage": 20.0, "exact_match": 45.0, "duplicate_rate": 3.0,
     }  # fmt: skip
-    assert quality._figures(report(oracle=scores(75.0, 60.0, 90.0)))["gap_closed"] is None
+    assert quality.figures(report(oracle=scores(75.0, 60.0, 90.0)))["gap_closed"] is None
 
 
 def test_tables_of_quality(quality):
     rows = {
         "a": {
-            "0": {**quality._figures(report()), "sft_seconds": 10.0},
-            "1": {**quality._figures(report(rcr=scores(82.0, 40.0, 55.0))), "sft_seconds": 20.0},
+            "0": {**quality.figures(report()), "sft_seconds": 10.0},
+            "1": {**quality.figures(report(rcr=scores(82.0, 40.0, 55.0))), "sft_seconds": 20.0},
         },
-        "b": {"0": {**quality._figures(report(set_bsr=scores(60.0, 50.0, 45.5))), "sft_seconds": 40.0}},
-        "c": {"0": {**quality._figures(report(oracle=scores(75.0, 60.0, 90.0))), "sft_seconds": 5.0}},
+        "b": {"0": {**quality.figures(report(set_bsr=scores(60.0, 50.0, 45.5))), "sft_seconds": 40.0}},
+        "c": {"0": {**quality.figures(report(oracle=scores(75.0, 60.0, 90.0))), "sft_seconds": 5.0}},
     }
     *tables, gains = quality.markdown(rows).split("\n\n")
     assert [table.partition(", %")[0] for table in tables] == [
@@ -155,7 +155,7 @@ def test_settings_of_quality_are_settings(quality, task, split, gold, tmp_path):
     for name in ("corpus.xml", "splits/template_1.json"):
         (tmp_path / "geoquery" / name).touch()
     for family in ("structure", "embeddings"):
-        config = Settings.model_validate(quality._settings(task, split, tmp_path, family))
+        config = Settings.model_validate(quality.run_settings(task, split, tmp_path, family))
         assert (config.model.family, config.evaluation.gold, config.llm.kind) == (family, gold, "simulator")
         assert config.evaluation.asks(config.llm)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,6 @@ from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
 from rcr_trainer.llm.backend import answer_of
-from rcr_trainer.llm.ledger import AnswerCache
 from rcr_trainer.llm.opening import wrap
 from rcr_trainer.llm.settings import LLMSettings
 
@@ -31,10 +32,9 @@ def test_answers_on_disk_are_read_anew(tmp_path: Path) -> None:
     """The file has what the model wrote; an answer cut off behind its program has one, one cut off within has none."""
     file, prompts = tmp_path / "a.sqlite", ["a", "b", "c", "d"]
     texts = [THINKING, "f(x)\nSource: more", "<think>only", "f(x"]
-    settings = LLMSettings(stop=[])
+    settings = LLMSettings(stop=[], concurrency=1)  # in order
     for paid in (4, 0):
         with wrap(FakeListLLM(responses=texts), settings, cache_path=file, identity="m") as llm:
-            llm._slots = type(llm._slots)(1)  # in order
             answers = llm.generate(prompts)
             assert [(answer.program, answer.reason) for answer in answers] == [
                 ("answer(city(all))", ""),
@@ -44,9 +44,8 @@ def test_answers_on_disk_are_read_anew(tmp_path: Path) -> None:
             ]
             assert llm.stats.paid == paid
             assert llm.stats.failures == {"empty": 1}
-    cache = AnswerCache(file)
-    rows = cache._database.execute("SELECT text FROM answers").fetchall()
-    cache.close()
+    with closing(sqlite3.connect(file)) as database:
+        rows = database.execute("SELECT text FROM answers").fetchall()
     assert {text for (text,) in rows} == set(texts)
 
 

@@ -13,8 +13,6 @@ from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 from langchain_rcr.items import Item, compose
 from langchain_rcr.programs import ProgramSpec
@@ -34,6 +32,9 @@ QUERIES = [Example("6", "the cat the cat the cat", ""), Example("7", "zqxjvk", "
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny Llama with a byte-level BPE tokenizer like GPT-2's."""
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
     path = tmp_path_factory.mktemp("lm")
     words = Tokenizer(models.BPE())
     words.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

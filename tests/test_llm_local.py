@@ -12,8 +12,6 @@ from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
-from transformers.utils import logging
 
 WORDS = ["<pad>", "<eos>", "<unk>", "\n", "Source:", "Target:", *"abcdefgh", "(", ")"]
 PROMPTS = [
@@ -23,6 +21,9 @@ PROMPTS = [
 
 def make(folder: Path, seed: int = 0, **options: Any) -> str:
     """A tiny Llama with random weights."""
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
     words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), behavior="removed", invert=True)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
@@ -54,12 +55,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def plain(model: LocalLM, prompt: str) -> tuple[str, str, int]:
     """Greedy decoding by hand: a prompt at a time, a whole forward pass for each token."""
-    ids = model._tokenizer(prompt)["input_ids"]
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    tokenizer = AutoTokenizer.from_pretrained(model.model)
+    network = LlamaForCausalLM.from_pretrained(model.model)
+    ids = tokenizer(prompt)["input_ids"]
     new: list[int] = []
     while len(new) < model.max_new_tokens:
         with torch.no_grad():
-            new.append(int(model._model(torch.tensor([ids + new])).logits[0, -1].argmax()))
-        text = model._tokenizer.decode(new, skip_special_tokens=True)
+            new.append(int(network(torch.tensor([ids + new])).logits[0, -1].argmax()))
+        text = tokenizer.decode(new, skip_special_tokens=True)
         if new[-1] == 1 or "\n" in text.lstrip():
             return text.lstrip().split("\n")[0].strip(), "stop", len(new)
     return text.strip(), "length", len(new)
@@ -140,6 +145,8 @@ def test_a_folder_that_is_none(tmp_path: Path) -> None:
 
 
 def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys: pytest.CaptureFixture[str]) -> None:
+    from transformers.utils import logging
+
     logging.enable_progress_bar()
     LocalLM(model=folder, device="cpu").generate(PROMPTS[:1])
     assert logging.is_progress_bar_enabled()
@@ -147,13 +154,17 @@ def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys
     assert output.out == output.err == ""
 
 
-def test_a_stop_sequence_amid_thoughts_is_none(folder: str) -> None:
+def test_a_stop_sequence_amid_thoughts_is_none(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = LocalLM(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
     whole = [row[0].text for row in model.generate(PROMPTS).generations]
     stop = sorted(text.split()[1] for text in whole if len(text.split()) > 3)[:1]
     assert [row[0].text for row in model.generate(PROMPTS, stop=stop).generations] != whole
-    decode = model._tokenizer.decode
-    model._tokenizer.decode = lambda tokens, **options: f"<think>{decode(tokens, **options)}"
+    from transformers import PreTrainedTokenizerFast
+
+    decode = PreTrainedTokenizerFast.decode
+    monkeypatch.setattr(
+        PreTrainedTokenizerFast, "decode", lambda *args, **options: f"<think>{decode(*args, **options)}"
+    )
     thoughts = [row[0].text for row in model.generate(PROMPTS, stop=stop).generations]
     assert thoughts == [f"<think>{text}" for text in whole]
 
@@ -199,7 +210,9 @@ def test_a_right_guess_takes_one_pass(folder: str, monkeypatch: pytest.MonkeyPat
     texts = {prompt: answers[prompt][0] for prompt in ending}
     passes: list[int] = []
     model.guess = texts.get
-    inner = model._model.forward
-    monkeypatch.setattr(model._model, "forward", lambda *args, **kwargs: passes.append(1) or inner(*args, **kwargs))
+    from transformers import LlamaForCausalLM
+
+    inner = LlamaForCausalLM.forward
+    monkeypatch.setattr(LlamaForCausalLM, "forward", lambda *args, **kwargs: passes.append(1) or inner(*args, **kwargs))
     assert [row[0].text for row in model.generate(ending).generations] == list(texts.values())
     assert len(passes) == 1

@@ -19,7 +19,7 @@ from langchain_core.globals import set_llm_cache
 from langchain_core.language_models import LLM, BaseLLM
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.outputs import Generation, LLMResult
-from pydantic import PrivateAttr
+from pydantic import Field
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.llm import opening as llm_
 from rcr_trainer.llm.faults import BudgetExceeded, LLMError
@@ -34,10 +34,10 @@ class Echo(BaseLLM):
     delay: float = 0.0
     label: str = "echo"
     max_tokens: int = 10
-    _asked: Counter[str] = PrivateAttr(default_factory=Counter)
-    _running: int = PrivateAttr(0)
-    _peak: int = PrivateAttr(0)
-    _fail: dict[str, Exception] = PrivateAttr(default_factory=dict)
+    asked: Counter[str] = Field(default_factory=Counter, exclude=True)
+    running: int = Field(0, exclude=True)
+    peak: int = Field(0, exclude=True)
+    fail: dict[str, Exception] = Field(default_factory=dict, exclude=True)
 
     @property
     def _llm_type(self) -> str:
@@ -49,16 +49,16 @@ class Echo(BaseLLM):
     async def _agenerate(
         self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
     ) -> LLMResult:
-        self._asked.update(prompts)
-        self._running += 1
-        self._peak = max(self._peak, self._running)
+        self.asked.update(prompts)
+        self.running += 1
+        self.peak = max(self.peak, self.running)
         try:
             await asyncio.sleep(self.delay)
         finally:
-            self._running -= 1
+            self.running -= 1
         for prompt in prompts:
-            if prompt in self._fail:
-                raise self._fail[prompt]
+            if prompt in self.fail:
+                raise self.fail[prompt]
         info = {"prompt_tokens": 5, "completion_tokens": 1}
         return LLMResult(generations=[[Generation(text=prompt.upper(), generation_info=info)] for prompt in prompts])
 
@@ -99,7 +99,7 @@ def test_answers_keep_the_order_and_identical_prompts_are_asked_once() -> None:
     with wrap(echo) as llm:
         assert texts(llm.generate(["b", "a", "b", "c", "b"])) == ["B", "A", "B", "C", "B"]
         assert texts(llm.generate(["a", "d"])) == ["A", "D"]
-        assert echo._asked == {"a": 1, "b": 1, "c": 1, "d": 1}
+        assert echo.asked == {"a": 1, "b": 1, "c": 1, "d": 1}
         assert (llm.stats.nominal, llm.stats.distinct, llm.stats.paid, llm.stats.cached) == (7, 4, 4, 1)
         assert llm.stats.distinct_share == pytest.approx(4 / 7)
         assert llm.stats.used == Use(4, 20, 4)
@@ -115,7 +115,7 @@ def test_answers_outlive_the_object(tmp_path: Path) -> None:
             Answer("A", "", 5, 1, cached=True, program="A"),
             Answer("B", "", 5, 1, program="B"),
         ]
-    assert echo._asked == {"b": 1}
+    assert echo.asked == {"b": 1}
 
 
 def test_threads_that_want_the_same_pay_once() -> None:
@@ -124,14 +124,14 @@ def test_threads_that_want_the_same_pay_once() -> None:
     with wrap(echo) as llm, ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: texts(llm.generate(prompts)), range(4)))
     assert found == [[prompt.upper() for prompt in prompts]] * 4
-    assert set(echo._asked.values()) == {1}
+    assert set(echo.asked.values()) == {1}
 
 
 def test_calls_run_at_the_same_time_up_to_the_cap() -> None:
     echo = Echo(delay=0.2)
     with wrap(echo, concurrency=7) as llm:
         llm.generate([f"p{n}" for n in range(15)])
-        assert echo._peak == llm.stats.peak == 7
+        assert echo.peak == llm.stats.peak == 7
 
 
 def test_models_without_async_run_at_the_same_time_too() -> None:
@@ -146,7 +146,7 @@ def test_batches_go_to_the_model_together() -> None:
     with wrap(echo, kind="local", batch_size=4) as llm:
         prompts = ["ccc", "a", "bb", "dddd", "a", "eeeee"]
         assert texts(llm.generate(prompts)) == [prompt.upper() for prompt in prompts]
-        assert set(echo._asked.values()) == {1}
+        assert set(echo.asked.values()) == {1}
         assert llm.stats.paid == 5
 
 
@@ -164,7 +164,7 @@ def test_an_instruction_precedes_the_prompt() -> None:
     echo = Echo()
     with wrap(echo, instruction="Parse.") as llm:
         llm.generate(["a"])
-    assert list(echo._asked) == ["Parse.\n\na"]
+    assert list(echo.asked) == ["Parse.\n\na"]
 
 
 def test_langchains_global_cache_is_left_out(langchain_cache: InMemoryCache) -> None:
@@ -209,12 +209,12 @@ def test_a_budget_of_calls_stops_before_the_next_and_keeps_what_is_paid(tmp_path
     with wrap(echo, cache_path=tmp_path / "a.sqlite", budget_calls=5, concurrency=3) as llm:
         with pytest.raises(BudgetExceeded, match=r"5 calls.*spent: 5 calls, 30 tokens"):
             llm.generate(prompts)
-        assert list(echo._asked) == prompts[:5]
+        assert list(echo.asked) == prompts[:5]
         assert texts(llm.generate(prompts[:5])) == ["P0", "P1", "P2", "P3", "P4"]
         assert llm.spent == Use(5, 25, 5)
     with wrap(echo, cache_path=tmp_path / "a.sqlite") as llm:
         assert texts(llm.generate(prompts)) == [prompt.upper() for prompt in prompts]
-    assert set(echo._asked.values()) == {1}
+    assert set(echo.asked.values()) == {1}
 
 
 def test_running_calls_are_waited_for_before_a_budget_of_tokens_stops() -> None:
@@ -226,8 +226,8 @@ def test_running_calls_are_waited_for_before_a_budget_of_tokens_stops() -> None:
     echo = Echo(delay=0.01)
     with wrap(echo, budget_tokens=40, concurrency=8) as llm, pytest.raises(BudgetExceeded, match="40 tokens"):
         llm.generate([f"{n:05}" for n in range(9)])
-    assert sum(echo._asked.values()) == 5
-    assert echo._peak == 2
+    assert sum(echo.asked.values()) == 5
+    assert echo.peak == 2
     assert llm.spent == Use(5, 25, 5)
 
 
@@ -239,7 +239,7 @@ def test_a_budget_of_money() -> None:
         pytest.raises(BudgetExceeded, match=r"\$0.00"),
     ):
         llm.generate([f"{n:05}" for n in range(9)])
-    assert sum(echo._asked.values()) == 2
+    assert sum(echo.asked.values()) == 2
     assert llm.stats.money == pytest.approx(18e-6)
 
 
@@ -253,7 +253,7 @@ def test_a_budget_holds_over_restarts_by_account(tmp_path: Path) -> None:
         assert texts(llm.generate(["a"])) == ["A"]
         with pytest.raises(BudgetExceeded):
             llm.generate(["c"])
-    assert not echo._asked
+    assert not echo.asked
     with wrap(echo, **{**options, "account": "another"}) as llm:
         llm.generate(["c"])
 
@@ -269,7 +269,7 @@ def test_an_estimate_before_the_prompts_are_known() -> None:
     with wrap(echo, price_prompt=1e6, price_completion=2e6) as llm:
         estimate = llm.estimate_calls(100, "foür")
         assert (estimate.use, estimate.money, estimate.exact) == (Use(100, 500, 1000), 2500, False)
-    assert not echo._asked
+    assert not echo.asked
     with llm_.wrap(Echo(), count_tokens=lambda text: 7) as llm:
         estimate = llm.estimate_calls(2, "a")
         assert (estimate.use.prompt_tokens, estimate.money, estimate.exact) == (14, None, True)
@@ -279,22 +279,22 @@ def test_an_estimate_before_the_prompts_are_known() -> None:
 
 def test_one_hopeless_prompt_stops_the_rest_and_keeps_what_ran() -> None:
     echo = Echo(delay=0.02)
-    echo._fail["p1"] = RuntimeError("a bug")
+    echo.fail["p1"] = RuntimeError("a bug")
     with wrap(echo, concurrency=3) as llm:
         with pytest.raises(LLMError, match="RuntimeError: a bug") as caught:
             llm.generate([f"p{n}" for n in range(50)])
         assert isinstance(caught.value.__cause__, RuntimeError)
-        assert sum(echo._asked.values()) <= 6
-        del echo._fail["p1"]
+        assert sum(echo.asked.values()) <= 6
+        del echo.fail["p1"]
         assert texts(llm.generate(["p0", "p1", "p2"])) == ["P0", "P1", "P2"]
-    assert {prompt for prompt, count in echo._asked.items() if count > 1} == {"p1"}
+    assert {prompt for prompt, count in echo.asked.items() if count > 1} == {"p1"}
 
 
 def test_an_attempt_has_an_end() -> None:
     echo = Echo(delay=30)
     with wrap(echo, timeout=0.05, attempts=2, backoff=0.01) as llm, pytest.raises(LLMError, match="in 2 attempts"):
         llm.generate(["a"])
-    assert echo._asked == {"a": 2}
+    assert echo.asked == {"a": 2}
     assert llm.stats.retries == {"timeout": 1}
     # Both may have been charged: the worst case is booked.
     assert llm.spent == Use(2, 2, 20)
@@ -307,10 +307,10 @@ def test_after_ctrl_c_running_calls_end_and_are_kept(tmp_path: Path) -> None:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["a", "b", "c", "d"])
-    assert echo._asked == {"a": 1, "b": 1}
+    assert echo.asked == {"a": 1, "b": 1}
     with wrap(echo, cache_path=tmp_path / "a.sqlite") as llm:
         assert texts(llm.generate(["a", "b"])) == ["A", "B"]
-    assert echo._asked == {"a": 1, "b": 1}
+    assert echo.asked == {"a": 1, "b": 1}
 
 
 def test_a_closed_model_says_so() -> None:
