@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -284,8 +285,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
-        options, where = self._options(k, beam_width, filter)
-        return self._documents(self.store.select([query], options, where, relevance=self._by_relevance)[0], picked)
+        return self._documents(self.store.select([query], *self._options(k, beam_width, filter))[0], picked)
 
     async def _aget_relevant_documents(
         self,
@@ -298,8 +298,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         picked: list[Pick] | None = None,
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
-        options, where = self._options(k, beam_width, filter)
-        picks = await self.store.aselect([query], options, where, relevance=self._by_relevance)
+        picks = await self.store.aselect([query], *self._options(k, beam_width, filter))
         return self._documents(picks[0], picked)
 
     def batch(
@@ -315,12 +314,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         Each question has a callback run of its own. With `return_exceptions` an invalid question gets its exception
         and the others their documents.
         """
-
-        async def call(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-            return function(*given, **options)
-
-        batch = self._batch(inputs, config, kwargs, CallbackManager, self.store.select, call)
-        return _returned(InThisThread().run(batch), return_exceptions=return_exceptions)
+        batch = self._batch(inputs, config, CallbackManager, self.store.select, kwargs, return_exceptions)
+        return InThisThread().run(batch)
 
     async def abatch(
         self,
@@ -331,23 +326,19 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         **kwargs: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
-
-        async def call(function: Callable[..., Any], *given: Any, **options: Any) -> Any:
-            return await function(*given, **options)
-
-        results = await self._batch(inputs, config, kwargs, AsyncCallbackManager, self.store.aselect, call)
-        return _returned(results, return_exceptions=return_exceptions)
+        select = self.store.aselect
+        return await self._batch(inputs, config, AsyncCallbackManager, select, kwargs, return_exceptions)
 
     async def _batch(
         self,
         inputs: list[str],
         config: RunnableConfig | list[RunnableConfig] | None,
-        overrides: Mapping[str, Any],
         manager: type[CallbackManager | AsyncCallbackManager],
         select: Callable[..., Any],
-        call: Callable[..., Awaitable[Any]],
-    ) -> list[list[Document] | Exception]:
-        """For each question its documents or its error. Only `call` knows whether callbacks and `select` are async."""
+        overrides: Mapping[str, Any],
+        return_exceptions: bool,
+    ) -> list[list[Document]]:
+        """`batch` with callbacks and a `select` that are both sync, and then nothing here waits, or both async."""
         traced, runs = self._get_ls_params(**overrides), []
         for query, one in zip(inputs, get_config_list(config, len(inputs)), strict=True):
             callbacks = manager.configure(
@@ -358,20 +349,22 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
                 local_metadata=self.metadata,
             )
             name = one.get("run_name") or self.get_name()
-            runs.append(await call(callbacks.on_retriever_start, None, query, name=name, run_id=one.get("run_id")))
+            start = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
+            runs.append(await _result(start))
         errors = [_error_of(query) for query in inputs]
         valid = [query for query, error in zip(inputs, errors, strict=True) if error is None]
-        results: list[list[Document] | Exception]
+        results: list[Any]  # LangChain's type leaves out the exceptions among the lists
         try:
-            options, where = self._options(**overrides)
-            found = await call(select, valid, options, where, relevance=self._by_relevance) if valid else []
-            picks = iter(found)
+            picks = iter(await _result(select(valid, *self._options(**overrides))) if valid else ())
             results = [self._documents(next(picks)) if error is None else error for error in errors]
         except Exception as error:
             results = [one or error for one in errors]
         for run, result in zip(runs, results, strict=True):
             failed = isinstance(result, Exception)
-            await call(run.on_retriever_error if failed else run.on_retriever_end, result)
+            await _result(run.on_retriever_error(result) if failed else run.on_retriever_end(result))
+        first = next((result for result in results if isinstance(result, Exception)), None)
+        if first is not None and not return_exceptions:
+            raise first
         return results
 
     def explain(
@@ -415,10 +408,6 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
     # ------------------------------------------------------------------ helpers
 
-    @property
-    def _by_relevance(self) -> bool:
-        return self.order == "relevance"
-
     def _options(
         self,
         k: int | None = None,
@@ -444,13 +433,14 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             min_probability=self.min_probability,
             stop_early=self.stop_early,
             constraints=tuple(constraints),
+            relevance=self.order == "relevance",
         )
         return options, parse_filter(where) if where else None
 
     def _documents(self, picks: list[Pick], picked: list[Pick] | None = None) -> list[Document]:
         if self.order == "reversed":
             picks = picks[::-1]
-        elif self._by_relevance:
+        elif self.order == "relevance":
             picks = sorted(picks, key=lambda pick: pick.relevance or 0.0)
         if picked is not None:
             picked.extend(picks)
@@ -487,9 +477,6 @@ def _error_of(query: object) -> InputError | None:
     return None
 
 
-def _returned(results: Sequence[list[Document] | Exception], *, return_exceptions: bool) -> list[list[Document]]:
-    """What `batch` returns. LangChain's type for it leaves out the exceptions among the lists."""
-    first = next((result for result in results if isinstance(result, Exception)), None)
-    if first is not None and not return_exceptions:
-        raise first
-    return list(results)  # type: ignore[arg-type]
+async def _result(value: Any) -> Any:
+    """A value, awaited where it has to be."""
+    return await value if inspect.isawaitable(value) else value

@@ -43,6 +43,7 @@ class Options:
         min_probability: end a sequence where the next pick would be less probable.
         stop_early: end a sequence where the next pick's logit is not above 0: nothing is gained any more.
         constraints: see `Constraint`.
+        relevance: find out each pick's logit for the question alone (`ExampleStore` does).
     """
 
     k: int
@@ -52,6 +53,7 @@ class Options:
     min_probability: float = 0.0
     stop_early: bool = False
     constraints: tuple[Constraint, ...] = ()
+    relevance: bool = False
 
     @property
     def scored(self) -> bool:

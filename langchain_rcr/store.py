@@ -137,16 +137,13 @@ class ExampleStore:
 
     # ------------------------------------------------------------------ selection
 
-    def select(
-        self, queries: Sequence[str], options: Options, where: Filter | None = None, *, relevance: bool = False
-    ) -> list[list[Pick]]:
+    def select(self, queries: Sequence[str], options: Options, where: Filter | None = None) -> list[list[Pick]]:
         """Pick examples for questions, each in the light of those before it; all questions go through together.
 
         Args:
             queries: the questions.
             options: k, and how to select.
             where: which examples may be picked.
-            relevance: find out each pick's relevance to the question alone.
 
         Returns:
             For each question its picks; fewer than k only where `options` ends a sequence early.
@@ -156,14 +153,12 @@ class ExampleStore:
             PoolError: the pool is empty.
             EngineError: the engine can't be reached.
         """
-        return self.index.run(self._selection(self._queries(queries), options, where, relevance))
+        return self.index.run(self._selection(self._queries(queries), options, where))
 
-    async def aselect(
-        self, queries: Sequence[str], options: Options, where: Filter | None = None, *, relevance: bool = False
-    ) -> list[list[Pick]]:
+    async def aselect(self, queries: Sequence[str], options: Options, where: Filter | None = None) -> list[list[Pick]]:
         """`select`: encoding happens in a thread; searching, too, or where a network engine has its connections."""
         vectors = await asyncio.to_thread(self._queries, queries)
-        return await self.index.arun(self._selection(vectors, options, where, relevance))
+        return await self.index.arun(self._selection(vectors, options, where))
 
     def explain(
         self,
@@ -193,15 +188,13 @@ class ExampleStore:
             check_query(query)
         return self.encoder.encode_queries(queries)
 
-    async def _selection(
-        self, vectors: FloatArray, options: Options, where: Filter | None, relevance: bool
-    ) -> list[list[Pick]]:
+    async def _selection(self, vectors: FloatArray, options: Options, where: Filter | None) -> list[list[Pick]]:
         state = self.encoder.state()
         async with self.index.read(where) as reader:
             self._check(options.k, reader.size, where)
             picks = await select(vectors, state, options, reader)
             alone: dict[int, FloatArray] = {}
-            if relevance and (picks.positions >= 0).any():
+            if options.relevance and (picks.positions >= 0).any():
                 keys = np.unique(picks.positions[picks.positions >= 0])
                 products = await reader.candidates(keys) @ state.start(vectors).vector().T
                 alone = dict(zip(keys.tolist(), products, strict=True))
@@ -214,7 +207,7 @@ class ExampleStore:
                     step,
                     hit.logit,
                     float(picks.probabilities[query, step - 1]) if options.scored else None,
-                    float(alone[hit.key][query]) if relevance else None,
+                    float(alone[hit.key][query]) if options.relevance else None,
                 )
                 for step, hit in enumerate(hits, start=1)
             ]

@@ -25,7 +25,6 @@ SETTINGS = settings(deadline=None, max_examples=120, suppress_health_check=[Heal
 TEXTS = st.sampled_from(
     ["", "a", "Z", "aa", "ä", "\ud7ff", "\ue000", "\U00010000", "'", '"', "$1", "%s", "\\", "a\x01", "1"]
 )
-ODD = st.sampled_from(["\0", "a\0b", "a\0", "\ud800", "a\udfffz", "\ud7ff\udc00"])
 SMALL = [0, 1, -1, 1.0, -0.0, 0.1, 0.30000000000000004, 1.5, 5e-324]
 LARGE = [2**53, 2**53 + 1, 2.0**53, 10**22, 1e22, 1e23, 10**23, int(1e23), 1.2345678901234567e30]
 HUGE = [int(1.2345678901234567e30), 1.7976931348623157e308, 10**400, -(10**400)]
@@ -34,12 +33,10 @@ SCALARS = TEXTS | st.sampled_from([*SMALL, *LARGE, *HUGE]) | st.none() | st.bool
 VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=2), st.dictionaries(TEXTS, SCALARS, max_size=1))
 KEYS = st.sampled_from(["a", "b", "'; --", "%s", "", "ä"])
 EXAMPLES = st.lists(st.dictionaries(KEYS, VALUES, max_size=4), min_size=1, max_size=8)
-ASKED = st.one_of(KEYS, st.sampled_from(["a\0", "\ud800"]))
-OPERANDS = st.one_of(SCALARS, ODD)
 COMPARISONS = st.one_of(
-    st.builds(Compare, ASKED, st.sampled_from(["eq", "ne", "lt", "lte", "gt", "gte"]), OPERANDS),
-    st.builds(Compare, ASKED, st.sampled_from(["in", "nin"]), st.lists(OPERANDS, max_size=3).map(tuple)),
-    st.builds(Compare, ASKED, st.just("exists"), st.booleans()),
+    st.builds(Compare, KEYS, st.sampled_from(["eq", "ne", "lt", "lte", "gt", "gte"]), SCALARS),
+    st.builds(Compare, KEYS, st.sampled_from(["in", "nin"]), st.lists(SCALARS, max_size=3).map(tuple)),
+    st.builds(Compare, KEYS, st.just("exists"), st.booleans()),
 )
 FILTERS = st.recursive(
     COMPARISONS,
@@ -74,7 +71,7 @@ def test_the_sql_means_what_matches_means(connection, condition, examples):
 
 
 @pytest.mark.parametrize("op", ["lt", "lte", "gt", "gte"])
-@pytest.mark.parametrize("value", ["a", "a\0b", "a\0", "\ud800", "\ud7ff\udc00", "ä", "Z", 1, 2**53, 2.0**53, 1e23])
+@pytest.mark.parametrize("value", ["a", "\ud7ff", "ä", "Z", 1, 2**53, 2.0**53, 1e23])
 def test_order_of_texts_and_numbers(connection, op, value):
     """Pairs around each limit, which random ones would seldom meet."""
     fields = ["a", "a\x01", "Z", "ab", "\ud7ff", "\ud7ffz", "\ue000", "\ud7ff\ue000", "\U00010000", "", "z", "\x01"]
@@ -110,9 +107,12 @@ def test_examples_come_back_equal(connection, value):
 
 
 def test_a_value_that_is_none_is_refused():
-    for value in (math.nan, math.inf, [1], {"a": 1}, b"x", 10**5000):
-        with pytest.raises(InputError, match="filter: a value"):
-            compile_filter(Compare("k", "eq", value))
+    for value in (math.nan, math.inf, [1], {"a": 1}, b"x", 10**5000, "a\0", "\ud800"):
+        for op in ("eq", "gte"):
+            with pytest.raises(InputError, match="filter: a value"):
+                compile_filter(Compare("k", op, value))
+    with pytest.raises(InputError, match=r"filter: the field 'a\\x00' contains a NUL"):
+        compile_filter(Compare("a\0", "exists", True))
 
 
 def test_texts_are_compared_by_code_point_whatever_the_language_of_the_database():

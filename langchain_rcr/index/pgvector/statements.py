@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from psycopg import sql
@@ -48,8 +48,7 @@ def to_json(example: Mapping[str, Any], example_id: str) -> str:
 
 def shown(value: object) -> str:
     """A value as an error message shows it: an id may be a megabyte long."""
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}…{text[0]}"
+    return f"{value!r:.80}"
 
 
 def _plain(value: Any) -> Any:
@@ -80,7 +79,7 @@ def compile_filter(condition: Filter) -> tuple[sql.Composable, list[Any]]:
     """A filter as a condition on the JSONB column `example`, true or false and never NULL, and its parameters.
 
     Raises:
-        InputError: a value that is neither text, number, bool nor null.
+        InputError: a value that is neither text, number, bool nor null, or a text that PostgreSQL can't keep.
     """
     if isinstance(condition, AllOf | AnyOf):
         parts = [compile_filter(part) for part in condition.parts]
@@ -95,55 +94,33 @@ def compile_filter(condition: Filter) -> tuple[sql.Composable, list[Any]]:
 
 def _compare(condition: Compare) -> tuple[sql.Composable, list[Any]]:
     key, op, value = condition.key, condition.op, condition.value
-    if not storable(key):  # no example has such a field
-        return _constant(op in ("ne", "nin") or (op == "exists" and not value))
+    if not storable(key):
+        raise InputError(f"filter: the field {shown(key)} contains a NUL character or a lone surrogate")
     if op == "exists":
         return sql.SQL("((example ? %s::text) = %s::boolean)"), [key, value]
-    if op in ("eq", "ne"):
-        return _equal(key, [value], wanted=op == "eq")
-    if op in ("in", "nin"):
-        return _equal(key, value, wanted=op == "in")
-    sign = _COMPARISONS[op]
-    if isinstance(value, str):
-        sign, value = _bound(sign, value)
-        # By code point, as in Python: "C" compares bytes, and UTF-8 keeps the order.
-        text = f"jsonb_typeof(example -> %s::text) = 'string' AND (example ->> %s::text) COLLATE \"C\" {sign} %s::text"
-        return sql.SQL(f"COALESCE({text}, false)"), [key, key, value]
+    if op in ("eq", "ne", "in", "nin"):
+        test = "" if op in ("eq", "in") else "NOT "
+        among = [_scalar(one) for one in (value if op in ("in", "nin") else [value])]
+        one = "= %s::text::jsonb" if len(among) == 1 else "= ANY(ARRAY(SELECT jsonb_array_elements(%s::text::jsonb)))"
+        parameter = among[0] if len(among) == 1 else f"[{','.join(among)}]"
+        return sql.SQL(f"({test}COALESCE((example -> %s::text) {one}, false))"), [key, parameter]
+    number = _scalar(value)
     if isinstance(value, bool) or value is None:
-        return _constant(False)
-    number = f"jsonb_typeof(example -> %s::text) = 'number' AND (example -> %s::text) {sign} %s::text::jsonb"
-    return sql.SQL(f"COALESCE({number}, false)"), [key, key, _scalar(value)]
-
-
-def _equal(key: str, values: Sequence[Any], *, wanted: bool) -> tuple[sql.Composable, list[Any]]:
-    among = [_scalar(value) for value in values if not isinstance(value, str) or storable(value)]
-    test = "" if wanted else "NOT "
-    one = "= %s::text::jsonb" if len(among) == 1 else "= ANY(ARRAY(SELECT jsonb_array_elements(%s::text::jsonb)))"
-    parameter = among[0] if len(among) == 1 else f"[{','.join(among)}]"
-    return sql.SQL(f"({test}COALESCE((example -> %s::text) {one}, false))"), [key, parameter]
-
-
-def _bound(sign: str, text: str) -> tuple[str, str]:
-    r"""The same comparison with stored texts where `text` itself can't be sent.
-
-    Nothing stored lies between "a" and "a\0…"; nor between "a\ud800…" and "a\ue000", the first after the surrogates.
-    """
-    for position, character in enumerate(text):
-        if character == "\0":
-            return ("<=" if sign.startswith("<") else ">"), text[:position]
-        if "\ud800" <= character <= "\udfff":
-            return ("<" if sign.startswith("<") else ">="), text[:position] + "\ue000"
-    return sign, text
+        return sql.SQL("false"), []
+    if isinstance(value, str):
+        # By code point, as in Python: "C" compares bytes, and UTF-8 keeps the order.
+        kind, left, right, sent = "string", '(example ->> %s::text) COLLATE "C"', "%s::text", value
+    else:
+        kind, left, right, sent = "number", "(example -> %s::text)", "%s::text::jsonb", number
+    holds = f"jsonb_typeof(example -> %s::text) = '{kind}' AND {left} {_COMPARISONS[op]} {right}"
+    return sql.SQL(f"COALESCE({holds}, false)"), [key, key, sent]
 
 
 def _scalar(value: Any) -> str:
+    """A filter's value as JSON."""
     try:
         if isinstance(value, Mapping | list | tuple):
             raise ValueError(f"can't be compared with: {type(value)}")
         return json.dumps(_plain(value), ensure_ascii=False)
     except ValueError as error:
         raise InputError(f"filter: a value {error}") from None
-
-
-def _constant(value: bool) -> tuple[sql.Composable, list[Any]]:
-    return sql.SQL("true" if value else "false"), []
