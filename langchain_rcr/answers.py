@@ -1,4 +1,4 @@
-"""From a language model's answer to a program: the only place, for serving and for training."""
+"""Reads the program in a language model's answer, for serving and training."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 from langchain_rcr.programs import get_parser
 
 STOP = ("\nSource:",)
-"""Where a completion model's answer ends: left alone, it goes on with questions of its own.
+"""Where a completion model's answer ends: without a stop sequence it continues with questions that it invents.
 
-Not at a line break, which would cut a model's thoughts or a program of several lines.
+A line break would cut a model's thoughts, or a program of several lines.
 """
 
 # Chat templates often open the thoughts in the prompt, so that the answer has the closing tag alone.
@@ -30,7 +30,7 @@ class Reading(NamedTuple):
     Attributes:
         program: the first text in the answer that parses; None if none does.
         tree: what the parser made of it.
-        complaint: why the likeliest text is no program; None if there is a program.
+        complaint: why the most likely text is not a program; None if there is a program.
     """
 
     program: str | None
@@ -41,11 +41,11 @@ class Reading(NamedTuple):
 def program_of(answer: str, language: str) -> str | None:
     """The program in an answer; None if there is no text that could be one.
 
-    Where nothing parses it is the likeliest text: the parser may know less than a database does.
+    If nothing parses, it is the most likely text: the database may accept what the parser doesn't.
 
     Args:
         answer: what the model wrote.
-        language: of the programs, see `langchain_rcr.programs.get_parser`.
+        language: the programs' language, see `langchain_rcr.programs.get_parser`.
     """
     found = candidates(answer, language)
     return read_answer(answer, get_parser(language).parse, language).program or (found[0] if found else None)
@@ -56,14 +56,14 @@ def read_answer(answer: str, parse: Callable[[str], Any], language: str | None =
 
     Args:
         answer: what the model wrote.
-        parse: whatever it raises, and None or False, says that a text is no program.
-        language: of the programs, see `candidates`.
+        parse: raises any exception, or returns None or False, if a text is not a program.
+        language: the programs' language, see `candidates`.
     """
     complaint = ""
     for text in candidates(answer, language):
         try:
             tree = parse(text)
-        except Exception as error:  # whatever a parser that isn't ours says of a text that isn't a program
+        except Exception as error:  # a user's parser may raise anything
             complaint = complaint or f"{type(error).__name__}: {error}"
             continue
         if tree is not None and tree is not False:
@@ -73,16 +73,16 @@ def read_answer(answer: str, parse: Callable[[str], Any], language: str | None =
 
 
 def candidates(answer: str, language: str | None = None) -> list[str]:
-    """The texts in an answer that may be its program, the likeliest first; the first that parses is the program.
+    """The texts in an answer that may be its program, most likely first; the first that parses is the program.
 
-    A model's thoughts before the answer and what it goes on with after it (a next "Source:") are dropped, and so are
-    a leading "Target:" and backticks. Where there are code fences, only what is in them counts. Where programs may
+    Dropped are a model's thoughts before the answer, whatever follows it (a next "Source:"), a leading "Target:" and
+    backticks. If there are code fences, only their content counts. Where programs may
     have several lines (SQL, Python, tokens, unknown), all of a text comes first, then its first paragraph, then its
     first line; elsewhere the first line comes before those.
 
     Args:
         answer: what the model wrote.
-        language: of the programs, see `langchain_rcr.programs.get_parser`; None: unknown.
+        language: the programs' language, see `langchain_rcr.programs.get_parser`; None: unknown.
 
     Returns:
         Different texts, none blank.
@@ -93,11 +93,11 @@ def candidates(answer: str, language: str | None = None) -> list[str]:
 
 
 def cut(answer: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """The answer up to the first stop sequence behind the model's thoughts, and whether there was one.
+    """The answer up to the first stop sequence after the model's thoughts, and whether there was one.
 
     Args:
         answer: what the model wrote; blanks around it are dropped.
-        stop: sequences at which an answer ends, as servers heed them.
+        stop: sequences that end an answer, as in a request to a server.
     """
     answer = answer.lstrip()
     begin = _thoughts(answer)

@@ -1,4 +1,4 @@
-"""Checks the retriever's arguments: fields in range, the query among a prompt's variables."""
+"""Checks the retriever's fields, and finds the query among a prompt's variables."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Order = Literal["picked", "reversed", "relevance"]
 
 
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_key: str) -> str:
-    """The query among a prompt's variables.
+    """Return the query among a prompt's variables.
 
     Args:
         variables: name → value.

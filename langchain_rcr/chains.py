@@ -39,7 +39,7 @@ PICKED = "picked_examples"
 """The prompt variable that passes the picks from the retriever to the prompt."""
 
 _LONGEST_QUOTE = 2000
-"""Characters of a bad answer that are quoted to the model; quoting a rambling answer in full would cost twice."""
+"""Characters of a bad answer that are quoted to the model: the user has paid for a rambling answer once already."""
 
 _Call: TypeAlias = Callable[..., Awaitable[list[Any]]]
 
@@ -91,9 +91,9 @@ def semantic_parsing_chain(
         llm: a chat or completion model, bare or wrapped (`bind`, `with_retry`, `with_fallbacks`, a chain to a string).
         retriever: our retriever; any other example selector; or any runnable from a question to documents with the
             examples as metadata, such as our retriever after `configurable_fields` or `with_fallbacks`.
-        parser: a language (see `langchain_rcr.programs.get_parser`; note that "functional" and "sexpr" take nearly any
-            words for a program, and "tokens" any text), an object with `parse`, or a function. If it raises, or
-            returns None or False, the text is not a program.
+        parser: a language (see `langchain_rcr.programs.get_parser`; note that "functional" and "sexpr" accept nearly
+            any words, and "tokens" any text), an object with `parse`, or a function. If it raises, or returns None or
+            False, the text is not a program.
         prompt: a prompt with a place for selected examples: `few_shot_prompt`, `chat_few_shot_prompt`, or one made of
             LangChain's classes; the picks replace those of its selector. None: one of our two, by the kind of `llm`.
         retries: how many times to ask again, at most, after an answer that is not a program: a chat model gets the
@@ -211,7 +211,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     async def _steps(
         self, inputs: list[Any], configs: list[RunnableConfig], options: dict[str, Any], call: _Call
     ) -> list[Any]:
-        """The whole chain. Only `call`, which runs a batch through a runnable, knows whether it is sync or async."""
+        """The whole chain, sync or async: that depends on `call`, which runs a batch through a runnable."""
         tasks = [self._task(given, config) for given, config in zip(inputs, configs, strict=True)]
         picker, question = self._picker()
         for task, picks in await _stage(tasks, call, picker, question, options):
@@ -286,7 +286,7 @@ class _Task:
         return {**self.variables, PICKED: examples}
 
     def take_reading(self, answer: str, reading: Reading, *, last: bool) -> None:
-        """Set the result if there is a program or no attempt left; otherwise word the next attempt."""
+        """Set the result if there is a program or no attempt left; otherwise write the prompt of the next attempt."""
         self.answers += (answer,)
         if reading.program is not None or last:
             self.result = ParsedProgram(reading.program, reading.tree, self.picks, self.answers, reading.complaint)

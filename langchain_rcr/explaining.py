@@ -1,24 +1,17 @@
-"""Why these picks: what the question asked for and what earlier picks changed, step by step."""
+"""Explains a selection: what the question asked for and what earlier picks changed, step by step."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from textwrap import shorten
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
-from langchain_rcr.errors import MissingExtraError
-from langchain_rcr.files import atomic_file
 from langchain_rcr.index.base import FloatArray, Reader, Search
 from langchain_rcr.selection import Options, select
 from langchain_rcr.state import State
-
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
 
 Structures = Callable[[str], Collection[str]]
 """The local structures of a program; none where it doesn't parse."""
@@ -29,12 +22,12 @@ class Scored:
     """A candidate at one step.
 
     Args:
-        id: of the example.
+        id: the example's id.
         source: its question.
         target: its program.
         logit: relevance + context.
         relevance: the logit that it has for the question alone, before anything is picked.
-        context: what the picks before this step added to its logit, or took away.
+        context: what the picks before this step added to its logit (negative: subtracted from it).
         probability: π among the candidates left at this step.
     """
 
@@ -55,8 +48,7 @@ class Step:
         pick: the candidate picked.
         runner_ups: the best of the others at this step, best first. One may have a larger logit than the pick: beams
             and constraints (same program, token budget) pass candidates over.
-        covered: local structures of the pick's program that no earlier pick has, sorted; empty without programs that
-            parse.
+        covered: local structures of the pick's program that no earlier pick has, sorted; empty if it doesn't parse.
     """
 
     pick: Scored
@@ -66,7 +58,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """How the picks for a question came about. `str()` is a table for the terminal.
+    """Why the picks for a question were picked. `str()` is a table for the terminal.
 
     Args:
         query: the question.
@@ -90,24 +82,6 @@ class Explanation:
                 lines.append(f"{'':>4}  {len(step.covered)} structures more: {names}")
         return "\n".join(lines)
 
-    def plot(self, path: str | os.PathLike[str]) -> None:
-        """Draw relevance and context of each pick and its runner-ups as bars into a picture (PNG, SVG or PDF, by name).
-
-        Raises:
-            MissingExtraError: matplotlib is not installed.
-            ValueError: the file's ending is of no picture.
-        """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError as error:
-            raise MissingExtraError("matplotlib", "plot") from error
-        rows = [(number, one) for number, step in enumerate(self.steps, 1) for one in (step.pick, *step.runner_ups)]
-        figure = Figure(figsize=(11, 1.2 + 0.32 * max(1, len(rows))), layout="constrained")
-        _draw(figure.add_subplot(), rows, self.query)
-        ending = Path(path).suffix.removeprefix(".") or "png"
-        with atomic_file(path) as file:
-            figure.savefig(file, format=ending)
-
 
 async def explain(
     query: str,
@@ -126,11 +100,11 @@ async def explain(
         query: the question.
         vector: E_x of it, (1, D) float32.
         state: how picks compose.
-        options: of the selection.
+        options: the selection's options.
         reader: the pool.
-        runner_ups: candidates shown at each step beside the pick.
-        keys: of an example's question and program.
-        structures: of a program; None: nothing is said of structures.
+        runner_ups: how many candidates to show at each step beside the pick.
+        keys: an example's keys for question and program.
+        structures: returns the local structures of a program; None: leave `covered` empty.
     """
     ((*picks,),) = (await select(vector, state, options, reader)).hits
     current, start = state.start(vector), state.start(vector).vector()
@@ -168,24 +142,3 @@ async def explain(
 def _line(mark: str, one: Scored) -> str:
     text = shorten(one.source, 70, placeholder=" …")
     return f"{mark:>4}  {one.logit:8.3f} = {one.relevance:9.3f} {one.context:+9.3f}  {one.probability:6.1%}  {text}"
-
-
-def _draw(axes: Axes, rows: Sequence[tuple[int, Scored]], query: str) -> None:
-    at = np.arange(len(rows))
-    is_pick = np.array([n == 0 or rows[n - 1][0] != number for n, (number, _) in enumerate(rows)], dtype=bool)
-    relevance = np.array([one.relevance for _, one in rows])
-    context = np.array([one.context for _, one in rows])
-    for some, alpha, names in ((is_pick, 1.0, ("relevance", "earlier picks")), (~is_pick, 0.45, (None, None))):
-        axes.barh(at[some], relevance[some], color="tab:blue", alpha=alpha, label=names[0])
-        left = relevance[some]
-        axes.barh(at[some], context[some], left=left, height=0.5, color="tab:red", alpha=alpha, label=names[1])
-    axes.plot(relevance + context, at, "k|", markersize=10, label="logit")
-    labels = [
-        f"{f'{number}. ' if pick else ''}{shorten(one.source, 60, placeholder=' …')}".replace("$", r"\$")
-        for (number, one), pick in zip(rows, is_pick, strict=True)
-    ]
-    axes.set_yticks(at, labels)
-    axes.invert_yaxis()
-    axes.set_xlabel("logit")
-    axes.set_title(shorten(query, 100, placeholder=" …").replace("$", r"\$"), loc="left")
-    axes.legend(loc="lower right")

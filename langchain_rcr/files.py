@@ -1,4 +1,4 @@
-"""Atomic files and folders: everything is written to a temporary place beside the target, then renamed. JSON."""
+"""Writes files, JSON and folders atomically: to a temporary path beside the target, which is then renamed."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _beside(target: Path) -> Path:
 
 @contextmanager
 def _input_errors(target: Path) -> Iterator[None]:
-    """Turn errors of the file system into an `InputError` that names the user's path, not the temporary one."""
+    """Turn an OSError into an `InputError` that names the user's path, not the temporary one."""
     try:
         yield
     except OSError as error:

@@ -18,7 +18,7 @@ class Item:
 
     Args:
         source: the question.
-        target: the program; empty for a query, whose program nobody knows yet.
+        target: the program; empty for a query, whose program is unknown.
     """
 
     source: str
@@ -41,7 +41,7 @@ def render(item: Item, view: View) -> str:
 
 
 def compose(picks: Sequence[Item], query: str) -> str:
-    """The prompt of the paper's appendix D: the picks in order, then the question with its program left open.
+    """The prompt of the paper's appendix D: the picks in order, then the question without its program.
 
     Args:
         picks: the examples, first to last.

@@ -13,7 +13,6 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 from langchain_core.prompts.string import DEFAULT_FORMATTER_MAPPING
-from langchain_core.utils import get_colored_text
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.items import EXAMPLE_TEMPLATE
@@ -50,13 +49,13 @@ class FewShotPrompt(FewShotPromptTemplate):
         return type(self)(**fields | filled)
 
     def pretty_repr(self, html: bool = False) -> str:
-        """The prompt with its variables by name. No selector is called: one example stands for its picks."""
-        names = {name: _name(name, html=html) for name in self.input_variables}
+        """The prompt with its variables by name. The selector isn't called; one example represents its picks."""
+        names = {name: f"{{{name}}}" for name in self.input_variables}
         if self.example_selector is None:
             shown = self._shown(self.examples or [])
         else:
-            stand_in = {key: _name(key, html=html) for key in self.example_prompt.input_variables}
-            shown = [*self._shown([stand_in]), _as_many(self.example_selector)]
+            named = {key: f"{{{key}}}" for key in self.example_prompt.input_variables}
+            shown = [*self._shown([named]), _as_many(self.example_selector)]
         return self._compose(shown, self._merge_partial_and_user_variables(**names))
 
     def _shown(self, examples: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -74,7 +73,7 @@ class FewShotMessages(FewShotChatMessagePromptTemplate):
     """LangChain's `FewShotChatMessagePromptTemplate`, with a `pretty_repr` and an error that names a missing key."""
 
     def pretty_repr(self, html: bool = False) -> str:
-        """The messages of an example with its keys by name. No selector is called."""
+        """The messages of an example with its keys by name. The selector isn't called."""
         note = "" if self.example_selector is None else f"\n\n{_as_many(self.example_selector)}"
         return self.example_prompt.pretty_repr(html=html) + note
 
@@ -188,7 +187,7 @@ def prompt_keys(
 
 
 def _asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelector:
-    """The selector; one of ours that can't know which of the prompt's variables is the question is told so."""
+    """The selector; one of ours learns which of the prompt's variables is the question, unless it knows that."""
     if not isinstance(selector, BaseExampleSelector):
         msg = f"selector must be a LangChain example selector, not {type(selector).__name__}"
         raise InputError(msg)
@@ -206,11 +205,6 @@ def _checked(examples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list
             msg = f"the prompt shows {lacking[0]!r} of each example, but one has {has}: set source_key and target_key"
             raise InputError(msg)
     return [dict(example) for example in examples]
-
-
-def _name(variable: str, *, html: bool) -> str:
-    shown = f"{{{variable}}}"
-    return get_colored_text(shown, "yellow") if html else shown
 
 
 def _as_many(selector: BaseExampleSelector) -> str:

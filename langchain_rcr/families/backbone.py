@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
 _PROBE = "what is the number of states that border the largest one ?"
-"""Embedded at saving and at loading: another model behind the same name would make every vector wrong, silently."""
+"""Embedded when saving and when loading: if the name now means another model, every vector would be wrong, silently."""
 
 
 Known = dict[tuple[bool, str], NDArray[np.float32]]
-"""(is a question asked, text) → its frozen vector (d,)."""
+"""(is a query, text) → its frozen vector (d,)."""
 Read = tuple[NDArray[np.float32], list[NDArray[np.float32]]]
 """Unit vectors (N, d) of texts, and the vectors (T, d) of each one's tokens."""
 
@@ -33,14 +33,14 @@ class Backbone(Protocol):
 
     dim: int
     symmetric: bool
-    """Whether a question asked and a pool entry of the same wording get the same vector."""
+    """Whether a query and a pool entry with the same text get the same vector."""
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """(N, d) float32, each of length 1. `queries`: the texts are questions asked, not pool entries."""
+        """(N, d) float32, each of length 1. `queries`: the texts are queries, not pool entries."""
         ...
 
     def describe(self, folder: Path) -> dict[str, Any]:
-        """JSON values from which `load_backbone` makes it again; may write files into `folder`."""
+        """JSON values from which `load_backbone` restores it; may write files into `folder`."""
         ...
 
 
@@ -97,7 +97,7 @@ class LangChainBackbone:
         self.dim = len(embeddings.embed_query(_PROBE))
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """(N, d) unit vectors; questions go through `embed_query`, pool entries through `embed_documents`."""
+        """(N, d) unit vectors; queries go through `embed_query`, pool entries through `embed_documents`."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
         distinct = list(dict.fromkeys(texts))
@@ -117,16 +117,16 @@ class LangChainBackbone:
         return _unit(vectors[[number[text] for text in texts]])
 
     def describe(self, folder: Path) -> dict[str, Any]:
-        """Its class, for the error message where a loader gives no `embeddings`."""
+        """Its class, for the error message if `embeddings` is missing at loading."""
         return {"kind": "langchain", "class": type(self._embeddings).__name__}
 
 
 class RememberingBackbone:
-    """Embeds a text once and remembers: for training, where the same texts come back stage after stage.
+    """Embeds each text once, for training, whose stages embed the same texts.
 
     Args:
-        backbone: what does the work.
-        known: vectors that another wrapper of the same model has remembered; both add to it. None: a fresh memory.
+        backbone: embeds what is not known yet.
+        known: a cache shared with another wrapper of the same model; None: a new one.
     """
 
     def __init__(self, backbone: Backbone, known: Known | None = None) -> None:
@@ -136,7 +136,7 @@ class RememberingBackbone:
         self.dim, self.symmetric = backbone.dim, backbone.symmetric
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """(N, d) unit vectors, from memory where possible."""
+        """(N, d) unit vectors, from the cache if possible."""
         role = queries and not self.symmetric
         fresh = [text for text in dict.fromkeys(texts) if (role, text) not in self._known]
         for text, vector in zip(fresh, self._backbone.embed(fresh, queries=queries), strict=True):
@@ -147,7 +147,7 @@ class RememberingBackbone:
 
     @property
     def read(self) -> Callable[[Sequence[str]], Read] | None:
-        """`TransformerBackbone.read` from memory; None where the inner backbone shows no tokens."""
+        """`TransformerBackbone.read` with the cache; None if the inner backbone has no token vectors."""
         inner = getattr(self._backbone, "read", None)
         if inner is None:
             return None
@@ -161,7 +161,7 @@ class RememberingBackbone:
         return remembered
 
     def describe(self, folder: Path) -> dict[str, Any]:
-        """What the inner backbone says."""
+        """The inner backbone's description."""
         return self._backbone.describe(folder)
 
 
@@ -175,7 +175,7 @@ def open_backbone(settings: ModelSettings) -> Backbone:
 
 
 def save_backbone(backbone: Backbone, folder: Path) -> None:
-    """Write backbone.json: how to make it again, and what it makes of a probe text."""
+    """Write backbone.json: how to restore it, and its vectors of a probe text."""
     value = backbone.describe(folder) | {
         "dim": backbone.dim,
         "probe": [round(float(x), 6) for x in _probe(backbone)],
@@ -184,14 +184,14 @@ def save_backbone(backbone: Backbone, folder: Path) -> None:
 
 
 def load_backbone(folder: Path, embeddings: Embeddings | None = None) -> Backbone:
-    """The backbone of a checkpoint.
+    """Load the backbone of a checkpoint.
 
     Args:
         folder: the checkpoint.
-        embeddings: the LangChain object, where the checkpoint was trained over one.
+        embeddings: the LangChain object, if the checkpoint was trained over one.
 
     Raises:
-        CheckpointError: it can't be made, or it is another model than at training.
+        CheckpointError: it can't be loaded, or is not the model of the training.
     """
     file = folder / "backbone.json"
     value = read_json(file, ("kind", "dim", "probe"))
@@ -227,7 +227,7 @@ def _probe(backbone: Backbone) -> NDArray[np.float32]:
 
 
 def _matches(probe: NDArray[np.float32], saved: Any) -> bool:
-    """Equal up to what another machine's arithmetic may change."""
+    """Whether they are equal up to another machine's rounding."""
     try:
         return bool(np.allclose(probe, np.asarray(saved, dtype=np.float64).reshape(probe.shape), atol=5e-3))
     except (TypeError, ValueError):

@@ -95,7 +95,7 @@ class ModelSettings(Section):
 
 
 class Family(ABC):
-    """A family: its settings and defaults, how its encoders are built, fitted, seen as held out, saved and loaded."""
+    """A family: its settings and defaults; building, fitting, holding out, saving and loading its encoders."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -135,7 +135,7 @@ class Family(ABC):
             settings: a `Settings` of this family.
             backbone: the frozen text encoder; None: there is none, or the family is not `frozen`.
             spec: how programs are read.
-            seed: of the random parts.
+            seed: seed of the random parts.
 
         Raises:
             InputError: it can't be built from these items or settings.
@@ -143,7 +143,7 @@ class Family(ABC):
 
     @abstractmethod
     def encoder_types(self) -> EncoderTypes:
-        """The classes of E_x, E_z and E_c, which read back what they saved."""
+        """The classes of E_x, E_z and E_c, whose `load` reads what they saved."""
 
     def fit(
         self,
@@ -160,9 +160,9 @@ class Family(ABC):
             encoder: E_x, fitted in place.
             questions: the training questions with their programs.
             own_program: whether held-out questions may find their own program in the pool.
-            seed: of what is drawn at random.
-            judge: quality of the policy as it stands, the more the better, for choosing between fits; None: what an
-                earlier call chose, or a default.
+            seed: seed of the random draws.
+            judge: returns the quality of the current policy (higher is better), to choose between fits; None: use what
+                an earlier call chose, or a default.
 
         Returns:
             The questions' features, as if each had been held out of the fit.

@@ -1,6 +1,6 @@
 """The `embeddings` family: frozen vectors of a pretrained encoder, small trainable heads, an n-gram residual.
 
-Trains in seconds on a CPU, because the frozen part runs once a text.
+Trains in seconds on a CPU, because the frozen part runs once per text.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class EmbeddingsSettings(ModelSettings):
     base: str | None = ModelSettings.field("base", DEFAULT_BASE)
     ngrams: int = Field(2, ge=0, le=5, description="Longest n-gram of the trained bag of n-grams; 0: no such bag.")
     ngram_init: float = Field(
-        0.2, ge=0, description="How loud the bag of n-grams starts beside the frozen vectors; 0: silent."
+        0.2, ge=0, description="Scale of the bag of n-grams at the start, relative to the frozen vectors; 0: none."
     )
     dim: int | None = Field(None, ge=1, description="Length of the vectors; null: that of the base model.")
     context_init: float = Field(

@@ -1,4 +1,4 @@
-"""What an encoder is: text to features once, features to vectors as often as training needs."""
+"""The encoder interface: text to features once, features to vectors at every training step."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 class Features(Protocol):
-    """N featurised items: token ids, n-gram bags, frozen vectors. No trainable part took part in making them."""
+    """N featurised items: token ids, n-gram bags, frozen vectors. They don't depend on trainable parameters."""
 
     def __len__(self) -> int:
         """N."""
@@ -36,7 +36,7 @@ class Features(Protocol):
 
 
 class Vocabulary(ABC):
-    """What an encoder takes from the training pool, such as its n-grams; kept in a JSON file of its own."""
+    """What an encoder takes from the training pool, such as its n-grams; stored in a separate JSON file."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -85,18 +85,18 @@ class Encoder(nn.Module, ABC):
 
     A subclass implements `featurize` (text → features; slow, done once a text) and `forward` (features → vectors;
     differentiable, done at every training step). It names those arguments of its constructor that decide its vectors:
-    from them and from its tensors `load` makes it again.
+    `load` restores it from them and from its tensors.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ()
-    """Arguments of the constructor that decide its vectors and are attributes, too: the content of encoder.json."""
+    """Arguments of the constructor that decide its vectors; also attributes. The content of encoder.json."""
     vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
-    """Further such arguments, each kept in a file of its own unless it is None."""
+    """Further such arguments, each stored in a separate file unless it is None."""
     fitted: ClassVar[tuple[str, ...]] = ()
-    """How the names of those tensors begin whose shapes come from a fit, not from the arguments."""
+    """Prefixes of the names of tensors whose shapes come from a fit, not from the arguments."""
 
     batch_size: ClassVar[int] = 512
-    """Texts encoded at once without gradients."""
+    """Texts per batch when encoding without gradients."""
     dim: int
     """D, the length of its vectors."""
     backbone: Backbone | None = None
@@ -195,5 +195,5 @@ class Encoder(nn.Module, ABC):
         return out
 
     def order(self, features: Any) -> NDArray[np.int64]:
-        """The order in which `vectors` goes through the rows; texts of like length together pad least."""
+        """The order in which `vectors` processes the rows; batches of similar lengths need the least padding."""
         return np.arange(len(features))

@@ -42,10 +42,10 @@ class EmbeddingsEncoder(Encoder):
         view: which texts the n-gram residual reads.
         init: W starts as init · I (init · a fixed random projection where D ≠ d), the n-gram vectors as init · a
             shared random draw. E_z starts with a negative value: what is picked is needed less.
-        ngram_init: how loud the n-gram residual starts beside the frozen vectors.
+        ngram_init: scale of the n-gram residual at the start, relative to the frozen vectors.
         scale: a constant factor on the vectors.
-        queries: whether what it reads are questions asked (E_x): some embedding models treat those in their own way.
-        seed: of the random parts; the three encoders of one retriever share it.
+        queries: whether it reads queries (E_x), which some embedding models treat differently.
+        seed: seed of the random parts; the three encoders of a retriever share it.
     """
 
     arguments = ("dim", "view", "scale", "queries")

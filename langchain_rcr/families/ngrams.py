@@ -24,7 +24,7 @@ _MAX_TOKENS = 2048
 
 
 def ngrams(item: Item, longest: int, view: View, gap: int = 0) -> Iterator[str]:
-    """The n-grams (n = 1 … longest) of an item, lower case; those of the program carry the mark "⇒".
+    """The n-grams (n = 1 … longest) of an item, lower case; those of the program start with "⇒".
 
     With a gap, also pairs of words with 1 … gap others between them, and the first and the last word as such.
     """
@@ -129,7 +129,7 @@ class NgramEmbedding(nn.Module):
         size: how many n-grams.
         dim: D.
         init: standard deviation of the start values, as a share of 1/√D (1.0: two items' inner product starts near
-            the cosine of their tf-idf bags; 0.0: the bag starts silent).
+            the cosine of their tf-idf bags; 0.0: the bag starts at zero).
         generator: fixes the start values; three encoders that share a seed start with the same vectors.
     """
 
@@ -154,7 +154,7 @@ class LexicalEncoder(Encoder):
         dim: D.
         view: which texts of an item it reads.
         scale: a constant factor; the product of the scales of E_x and E_c sets how sharp the first policy is.
-        seed: of the start vectors.
+        seed: seed of the start vectors.
     """
 
     arguments = ("dim", "view", "scale")

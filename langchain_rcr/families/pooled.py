@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Pooling = Literal["mean", "cls"]
 
 _MAX_CHARACTERS = 64
-"""Characters a token may take, generously: longer texts are cut before tokenising, which then cuts them exactly."""
+"""A generous bound on the characters per token: longer texts are cut before the tokeniser, which then cuts exactly."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Tokens:
 
 
 def model_folder(base: str) -> str:
-    """What `AutoModel.from_pretrained` takes for a base as users write it.
+    """What to pass to `AutoModel.from_pretrained` for a base as users write it.
 
     Args:
         base: a hub name, a local folder, or `package:NAME` for the model that an installed Python package carries.
@@ -73,7 +73,7 @@ def model_folder(base: str) -> str:
 
 @contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    """Loading one model is no news; the user's setting comes back afterwards."""
+    """Turn off transformers' progress bars, then restore the user's setting."""
     from transformers.utils import logging
 
     shown = logging.is_progress_bar_enabled()
@@ -116,8 +116,8 @@ class PooledTransformer(nn.Module):
         self.max_length = int(min(max_length, limit, self.tokenizer.model_max_length))
         self.dim = int(self.model.config.hidden_size)
 
-    # A model whose hidden states were asked for carries local functions of transformers, and records nothing in a
-    # process that hasn't built one of its class: so it is pickled as its class, configuration and (live) tensors.
+    # After a call with output_hidden_states a model has hooks that are local functions of transformers. They can't be
+    # pickled, and only building a model installs them: so its class, configuration and (live) tensors are pickled.
     def __getstate__(self) -> dict[str, Any]:
         tensors = [dict(self.model.named_parameters(remove_duplicate=False)), dict(self.model.named_buffers())]
         return {**self.__dict__, "_modules": {}, "_pickled": (type(self.model), self.model.config, tensors)}
@@ -135,7 +135,7 @@ class PooledTransformer(nn.Module):
 
     @cached_property
     def vocabulary(self) -> str:
-        """A digest of the tokenizer: its tokens, and what it makes of a probe (lower case, special tokens)."""
+        """A digest of the tokenizer: its tokens, and the ids of a probe (lower case, special tokens)."""
         probe = self.tokenizer("What's the Größe of the 2nd-largest STATE?")["input_ids"]
         return digest([sorted(self.tokenizer.get_vocab().items()), probe])
 

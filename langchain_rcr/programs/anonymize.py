@@ -1,6 +1,6 @@
-"""Replaces values by constants, since which city is asked about says nothing on how a program is built (section 3).
+"""Replaces values by constants: which city a question names has no bearing on the structure of its program (section 3).
 
-Only leaves are values: `round` the function stays, `round` the shape goes. In a chain of tokens any one may be.
+Only leaves are values: the function `round` stays, the shape `round` is replaced. In a chain of tokens any may be.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Functional programs: FunQL, COVR and whatever else is written `f(a, g(b))`.
+"""Functional programs: FunQL, COVR and others written as `f(a, g(b))`.
 
 The grammar, over tokens separated by optional whitespace:
 
@@ -10,8 +10,8 @@ The grammar, over tokens separated by optional whitespace:
   `playing with ( x )` is playing → with → x.
 - Arguments in square brackets come before those in round ones: `query_attr [ color ] ( x )` has the children color, x.
 - Empty brackets add nothing: `scene ( )` is the leaf `scene`.
-- A quoted value ('…' or "…") keeps its quotes in the label and is an argument of its own: it heads no brackets and
-  joins no chain. Inside, a backslash or a doubled quote escapes. Inside a word, a quote is a letter like any other.
+- A quoted value ('…' or "…") keeps its quotes in the label and is always a single argument: no brackets follow it and
+  it joins no chain. Inside, a backslash or a doubled quote escapes. Inside a word, a quote is a letter like any other.
 """
 
 from __future__ import annotations

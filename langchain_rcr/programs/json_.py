@@ -21,7 +21,7 @@ _BESIDE = {"id", "type", "index"}
 
 
 class _Number(NamedTuple):
-    """A number as it is written."""
+    """A number as written."""
 
     text: str
 

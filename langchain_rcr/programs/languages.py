@@ -1,4 +1,4 @@
-"""Which program languages there are. A parser's module is imported when its language is first used."""
+"""The registry of program languages. A parser's module is imported when its language is first used."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def parse(text: str, language: str = "functional") -> Tree | None:
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """Return what to say of an unknown name: the nearest known one, and all of them."""
+    """Return the message for an unknown name: the nearest known one, and all of them."""
     choices = sorted(known)
     near = difflib.get_close_matches(name.lower(), choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""

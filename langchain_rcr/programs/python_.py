@@ -19,7 +19,7 @@ from typing import Any
 
 from langchain_rcr.programs.tree import Tree, unfold
 
-_MAX_CHARACTERS = 400_000  # of the shortest statements, about a second's worth
+_MAX_CHARACTERS = 400_000  # takes about a second if the statements are as short as possible
 
 _SIGNS: dict[type[ast.AST], str] = {
     ast.Add: "+",

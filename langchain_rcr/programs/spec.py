@@ -1,4 +1,4 @@
-"""How a run reads its programs: one object that every stage shares, so that all of them see the same structures."""
+"""How a run reads its programs: an object that all stages share, so that they see the same structures."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ProgramSpec:
     def key(self, text: str) -> str:
         """Return a canonical form, the same for texts that are the same program up to the anonymised values.
 
-        A text that doesn't parse stands for itself, runs of whitespace read as one space.
+        A text that doesn't parse is its own key, with runs of whitespace as one space.
         """
         tree = self.tree(text)
         return " ".join(text.split()) if tree is None else str(tree)

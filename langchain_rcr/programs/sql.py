@@ -55,20 +55,20 @@ class SqlParser:
         try:
             return expander.tree(statement)
         except (AttributeError, LookupError, TypeError, RecursionError):
-            # A shape that sqlglot gives to odd input, or less stack left by the caller than _MAX_DEPTH supposes.
+            # A syntax tree that only odd input has, or a caller that left less stack than _MAX_DEPTH allows for.
             return None
 
     def _statement(self, text: str) -> Any:
         _quiet.active = True
         try:
             statements = [statement for statement in self._dialect.parse(text) if statement is not None]
-        except Exception:  # on odd input sqlglot raises whatever comes up, RecursionError among it
+        except Exception:  # on odd input sqlglot raises exceptions of any kind, such as RecursionError
             return None
         finally:
             _quiet.active = False
         if len(statements) != 1 or not isinstance(statements[0], (exp.Query, exp.DML, exp.DDL)):
             return None
-        # `select` alone, which sqlglot lets pass
+        # `select` alone, which sqlglot accepts
         return statements[0] if any(statements[0].args.values()) else None
 
 
@@ -85,7 +85,7 @@ def _is_tractable(text: str) -> bool:
 
 
 class _Quiet(threading.local, logging.Filter):
-    """Drops what sqlglot logs in this thread while it is being tried on text that may not be SQL at all."""
+    """Drops what sqlglot logs in this thread while it parses text that may not be SQL."""
 
     active = False
 

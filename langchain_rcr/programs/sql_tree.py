@@ -4,12 +4,12 @@
   brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, ASC is the unmarked order.
 - Tables are leaves under `from` and the joins; columns are leaves `table.column`. Aliases are names that the writer
   chose, so they don't appear: a column belongs to the table that its alias stands for (`subquery` and `cte` for what
-  has no name of its own), and an aliased expression is known by its column or kind. A column without a table gets it
+  has no name itself), and an aliased expression is known by its column or kind. A column without a table gets it
   where the query reads just one. Two aliases of one table read the same.
-- Names are in lower case, unless quoted in a dialect that then heeds case.
+- Names are in lower case, unless quoted in a dialect where quoted names are case-sensitive.
 - A string is a leaf in single quotes, a number a leaf as written. In SQLite and in plain `sql`, a double-quoted name
-  that something is compared with is a string: so SQLite reads it where no column has the name, and so public
-  text-to-SQL data (GeoQuery, Spider) writes strings.
+  that something is compared with is a string: SQLite reads it so if no column has the name, and public
+  text-to-SQL data (GeoQuery, Spider) writes strings that way.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _SET_OPERATIONS = ("union", "except", "intersect")
 _CHANGES = ("update", "delete", "merge")
 _PLAIN_JOINS = frozenset({"INNER", "OUTER", "CROSS"})
 _NOISE = frozenset({"alias", "over", "join_mark", "laterals"})
-# The order in which a query's parts stand in its node; whatever else there is follows.
+# The order of a query's parts in its node; others follow.
 _CLAUSES = (
     *("with", "this", "expression", "distinct", "expressions", "from", "where", "group", "having", "qualify"),
     *("order", "limit", "offset"),
@@ -38,7 +38,7 @@ _SEES_ALIASES = frozenset({"group", "having", "qualify", "order"})
 
 @dataclass(slots=True)
 class _Source:
-    """What a table name or alias stands for, and what its columns do where they have aliases."""
+    """What a table name or alias stands for, and what its aliased columns stand for."""
 
     label: str
     columns: dict[str, str] = field(default_factory=dict)
@@ -219,7 +219,7 @@ class SqlExpander:
         return scope
 
     def _enter(self, relation: Any, scope: _Scope) -> None:
-        """Put a table or what stands for one among the sources."""
+        """Add a table, or a relation in its place, to the sources."""
         alias = relation.args.get("alias")
         name = alias.this if alias is not None and alias.this else relation.this
         if isinstance(relation, exp.Table) and isinstance(relation.this, exp.Identifier):
@@ -233,7 +233,7 @@ class SqlExpander:
         scope.derived.update(dict.fromkeys(source.columns, source))
 
     def _columns(self, derived: Any, outer: _Scope) -> dict[str, str]:
-        """Return what stands behind each column of a subquery or CTE."""
+        """Return what each column of a subquery or CTE means."""
         select = _first_select(derived.this)
         if select is None:
             return {}
@@ -275,7 +275,7 @@ def _pieces(value: Any, scope: _Scope) -> list[_Piece]:
 
 
 def _bare(node: Any) -> Any:
-    """Return the node without what means nothing: brackets, aliases, the default order."""
+    """Strip what has no meaning: brackets, aliases, the default order."""
     while _means_nothing(node) and _is_node(node.this):
         node = node.this
     return node

@@ -2,7 +2,7 @@
 
 A structure of size n is a connected set of n nodes whose leaves are consecutive siblings: a chain from parent to child,
 of any length including none, that ends in a run of one or more consecutive siblings. A virtual `<root>` above the
-program's root can begin a chain, but is no structure of its own.
+program's root can begin a chain, but is not a structure by itself.
 """
 
 from __future__ import annotations
