@@ -13,7 +13,7 @@ from langchain_rcr.filters import AllOf, AnyOf, Compare, Not, matches, parse_fil
 psycopg = pytest.importorskip("psycopg")
 from psycopg import sql  # noqa: E402
 
-from langchain_rcr.index.pgvector.statements import (  # noqa: E402
+from langchain_rcr.index.pgvector.jsonb import (  # noqa: E402
     compile_filter,
     storable,
     to_json,

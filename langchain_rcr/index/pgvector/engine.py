@@ -20,8 +20,8 @@ except ImportError as error:
         raise
     raise MissingExtraError("psycopg", "pgvector") from None
 
+from langchain_rcr.index.pgvector.jsonb import shown, storable
 from langchain_rcr.index.pgvector.reader import PgVectorReader
-from langchain_rcr.index.pgvector.statements import shown, storable
 from langchain_rcr.index.pgvector.tables import (
     Packed,
     Pool,
@@ -29,12 +29,13 @@ from langchain_rcr.index.pgvector.tables import (
     check_pool,
     claim_pool,
     delete_rows,
-    digest_of,
     find_pool,
     has_hnsw,
+    known_rows,
     make_hnsw,
     pack,
     prepare,
+    scan_hnsw,
 )
 
 T = TypeVar("T")
@@ -175,10 +176,7 @@ class PgVectorIndex:
         """The pool as it is now; see `CandidateIndex.read`. Takes a connection until it ends."""
         async with self._transaction(READING, self._settings.read_timeout_s) as transaction:
             if self._kind == "hnsw":
-                # Strict order, and goes on where a filter leaves too few.
-                scan = "set_config('hnsw.iterative_scan', 'strict_order', true)"
-                ef_search = str(self._ef_search)
-                await transaction.fetch(f"SELECT set_config('hnsw.ef_search', %s, true), {scan}", [ef_search])
+                await scan_hnsw(transaction, self._ef_search)
             pool = await find_pool(transaction, self.pool)
             if pool is not None and pool.examples and self._bound is not None:
                 check_pool(pool, self.pool, *self._bound)
@@ -259,16 +257,12 @@ class PgVectorIndex:
     async def _delete(self, ids: list[str]) -> int:
         async with self._transaction() as transaction:
             pool = await find_pool(transaction, self.pool, lock=True)
-            digests = [digest_of(one) for one in ids if storable(one)]
-            return 0 if pool is None else await delete_rows(transaction, pool, digests)
+            return 0 if pool is None else await delete_rows(transaction, pool, ids)
 
     async def _known(self, ids: list[str]) -> set[str]:
-        digests = {digest_of(one): one for one in ids if storable(one)}
         async with self._transaction(seconds=self._settings.read_timeout_s) as transaction:
-            if await find_pool(transaction, self.pool) is None:
-                return set()
-            query = "SELECT digest FROM {table} WHERE digest = ANY (%s)"
-            return {digests[bytes(digest)] for (digest,) in await transaction.fetch(query, [list(digests)])}
+            pool = await find_pool(transaction, self.pool)
+            return set() if pool is None else await known_rows(transaction, ids)
 
     def _binding(self) -> tuple[str, int]:
         if self._bound is None:

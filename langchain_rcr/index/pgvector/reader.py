@@ -14,7 +14,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.base import BEST, FloatArray, Hits, IntArray, Row, Search
 from langchain_rcr.index.pgvector.database import Transaction
-from langchain_rcr.index.pgvector.statements import compile_filter
+from langchain_rcr.index.pgvector.jsonb import compile_filter
 from langchain_rcr.index.pgvector.tables import Pool
 from langchain_rcr.index.ranking import in_order, log_sums, nothing, slack
 

@@ -18,7 +18,7 @@ from psycopg.types.numeric import Int8
 from langchain_rcr.errors import CheckpointError, EngineError, PoolError
 from langchain_rcr.index.base import PoolVectors, Row, check_ids, check_vectors
 from langchain_rcr.index.pgvector.database import Names, Transaction, names_in
-from langchain_rcr.index.pgvector.statements import shown, storable, to_json
+from langchain_rcr.index.pgvector.jsonb import shown, storable, to_json
 from langchain_rcr.index.ranking import longest
 
 MIGRATIONS = (
@@ -229,10 +229,16 @@ async def make_hnsw(transaction: Transaction, *, m: int, ef_construction: int) -
     await transaction.fetch(_HNSW, m=sql.Literal(m), ef=sql.Literal(ef_construction))
 
 
+async def scan_hnsw(transaction: Transaction, ef_search: int) -> None:
+    """Let searches of this transaction keep a strict order, and go on where a filter leaves too few."""
+    settings = "set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'strict_order', true)"
+    await transaction.fetch(f"SELECT {settings}", [str(ef_search)])
+
+
 # ---------------------------------------------------------------------- examples
 
 
-def digest_of(example_id: str) -> bytes:
+def _digest(example_id: str) -> bytes:
     """What ids are told apart by in the index of the table, which can't hold long texts."""
     return hashlib.sha256(example_id.encode()).digest()
 
@@ -251,7 +257,7 @@ def pack(rows: Sequence[Row], vectors: PoolVectors, dim: int) -> list[Packed]:
         raise PoolError(msg)
     check_ids([row.id for row in rows], ())
     return [
-        (digest_of(row.id), row.id, Jsonb(to_json(row.example, row.id), dumps=str), Int8(row.program)) for row in rows
+        (_digest(row.id), row.id, Jsonb(to_json(row.example, row.id), dumps=str), Int8(row.program)) for row in rows
     ]
 
 
@@ -263,12 +269,11 @@ async def add_rows(
     Raises:
         PoolError: an id is taken and `replace` is off; PostgreSQL refuses an example.
     """
-    digests = [row[0] for row in packed]
     if replace:
-        await delete_rows(transaction, pool, digests)
+        await delete_rows(transaction, pool, [row[1] for row in packed])
     else:
         query = "SELECT left(id, 200) FROM {table} WHERE digest = ANY (%s) ORDER BY key LIMIT 4"
-        taken = [shown(one) for (one,) in await transaction.fetch(query, [digests])]
+        taken = [shown(one) for (one,) in await transaction.fetch(query, [[row[0] for row in packed]])]
         if taken:
             which = f"the id {taken[0]} is" if len(taken) == 1 else f"the ids {', '.join(taken[:3])} are"
             raise PoolError(f"{which} taken by another example{', and so are more' if len(taken) > 3 else ''}")
@@ -285,8 +290,16 @@ async def add_rows(
     await transaction.fetch(query, [len(packed), longest(vectors.candidate), pool.id])
 
 
-async def delete_rows(transaction: Transaction, pool: Pool, digests: Sequence[bytes]) -> int:
+async def known_rows(transaction: Transaction, ids: Sequence[str]) -> set[str]:
+    """Which of these ids are there."""
+    digests = {_digest(one): one for one in ids if storable(one)}
+    found = await transaction.fetch("SELECT digest FROM {table} WHERE digest = ANY (%s)", [[*digests]])
+    return {digests[bytes(digest)] for (digest,) in found}
+
+
+async def delete_rows(transaction: Transaction, pool: Pool, ids: Sequence[str]) -> int:
     """Delete what has one of these ids from a pool that is locked; returns how many there were."""
+    digests = [_digest(one) for one in ids if storable(one)]
     gone = len(await transaction.fetch("DELETE FROM {table} WHERE digest = ANY (%s) RETURNING 1", [digests]))
     await transaction.fetch("UPDATE {pools} SET examples = examples - %s WHERE id = %s", [gone, pool.id])
     return gone
