@@ -183,7 +183,7 @@ async def select(queries: FloatArray, state: State[Any], options: Options, reade
         states = _states(queries, state, active)
         tau = options.tau if options.scored else None
         search = Search(states, options.beam_width, [one.keys for one in active], tau)
-        found, totals = await _candidates(search, active, options, reader)
+        found, totals = await _candidates(search, active, options.constraints, reader)
         beams = [[sequence for sequence in beam if sequence.ended] for beam in beams]
         for at, (sequence, hits) in enumerate(zip(active, found, strict=True)):
             total = None if totals is None else float(totals[at])
@@ -202,24 +202,16 @@ def _states(queries: FloatArray, state: State[Any], sequences: Sequence[_Sequenc
 
 
 async def _candidates(
-    search: Search, sequences: Sequence[_Sequence], options: Options, reader: Reader
-) -> tuple[list[list[Hit]], NDArray[np.float64] | None]:
-    """For each sequence the best `search.t` candidates that the constraints allow, fewer where there are no more."""
-    found, totals = await _allowed(search, sequences, options.constraints, reader)
-    short = [at for at, hits in enumerate(found) if not hits]
-    hard = tuple(constraint for constraint in options.constraints if not constraint.soft)
-    if short and len(hard) < len(options.constraints):
-        some = Search(search.states[short], search.t, [search.exclude[at] for at in short])
-        again, _ = await _allowed(some, [sequences[at] for at in short], hard, reader)
-        for at, hits in zip(short, again, strict=True):
-            found[at] = hits
-    return found, totals
-
-
-async def _allowed(
     search: Search, sequences: Sequence[_Sequence], constraints: Sequence[Constraint], reader: Reader
 ) -> tuple[list[list[Hit]], NDArray[np.float64] | None]:
+    """For each sequence the best `search.t` candidates that the constraints allow, fewer where there are no more.
+
+    Where none is left that all allow, the soft ones give way.
+    """
+    soft = [constraint for constraint in constraints if constraint.soft]
+    hard = [constraint for constraint in constraints if not constraint.soft]
     found: list[list[Hit]] = [[] for _ in sequences]
+    spare: list[list[Hit]] = [[] for _ in sequences]
     seen, open_, asked, totals = list(search.exclude), list(range(len(sequences))), search, None
     if constraints:
         asked = replace(search, t=max(_SHORTLIST, 2 * search.t))
@@ -234,14 +226,15 @@ async def _allowed(
             for hit in map(Hit, keys.tolist(), logits, contexts, rows):
                 if len(found[at]) == search.t:
                     break
-                if all(constraint.allows(picked, hit.row) for constraint in constraints):
-                    found[at].append(hit)
+                into = found[at] if all(one.allows(picked, hit.row) for one in soft) else spare[at]
+                if len(into) < search.t and all(one.allows(picked, hit.row) for one in hard):
+                    into.append(hit)
             if constraints and len(found[at]) < search.t and keys[-1] >= 0:
                 seen[at] = np.concatenate([seen[at], keys])
                 still.append(at)
         open_ = still
         asked = Search(search.states[open_], 4 * asked.t, [seen[at] for at in open_])
-    return found, totals
+    return [allowed or others for allowed, others in zip(found, spare, strict=True)], totals
 
 
 def _grown(sequence: _Sequence, hits: Sequence[Hit], total: float | None, options: Options) -> Iterator[_Sequence]:
