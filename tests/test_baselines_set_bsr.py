@@ -171,6 +171,7 @@ def test_token_vectors_are_those_of_the_layer_without_special_tokens(bert):
     assert TransformerTokens(bert)([]) == []
 
 
+@pytest.mark.slow
 def test_a_text_is_cut_and_a_model_must_exist(bert):
     assert len(TransformerTokens(bert, max_length=6)(["what is the capital of texas"])[0]) == 4
     with pytest.raises(InputError, match="can't be loaded"):

@@ -17,6 +17,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from langchain_rcr.items import Item, compose
 from langchain_rcr.programs import ProgramSpec
 
+pytestmark = pytest.mark.slow
+
 # Long in characters and short in tokens, and the other way round; blanks and signs at the ends of lines.
 POOL = [
     Example("0", "the the the the the the the the the the the the", "find ( find ( find ( find ( cat ) ) ) )"),
@@ -94,7 +96,6 @@ def test_no_prompt_has_more_tokens_by_the_models_own_tokenizer(folder: str) -> N
     assert counts[max(prompts, key=lambda prompt: len(prompt.encode()))] < max(counts.values())
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["completion", "chat"])
 def test_a_server_counts_no_more_tokens_than_there_are_bytes(kind: str, folder: str) -> None:
     server = {"kind": kind, "model": "m", "base_url": "http://127.0.0.1:1/v1", "max_tokens": 5}

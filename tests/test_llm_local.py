@@ -13,6 +13,8 @@ from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
+pytestmark = pytest.mark.slow
+
 WORDS = ["<pad>", "<eos>", "<unk>", "\n", "Source:", "Target:", *"abcdefgh", "(", ")"]
 PROMPTS = [
     f"Source: {' '.join(words)}\nTarget:" for words in ("a", "bc", "abcdefgh", "dd", "h", "gfed", "cab", "(", "(a)")
@@ -70,7 +72,7 @@ def plain(model: LocalLM, prompt: str) -> tuple[str, str, int]:
     return text.strip(), "length", len(new)
 
 
-@pytest.mark.parametrize("batch_size", [4, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 16))])
+@pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> None:
     model = LocalLM(model=folder, max_new_tokens=12, batch_size=batch_size, stop=["\n"], device="cpu")
     expected = [plain(model, prompt) for prompt in PROMPTS]
@@ -103,7 +105,6 @@ def test_a_prompt_that_does_not_fit_is_no_program(folder: str) -> None:
         assert fitting.prompt_tokens == 36
 
 
-@pytest.mark.slow
 def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str, tmp_path: Path) -> None:
     settings = {"kind": "local", "model": folder, "max_tokens": 12, "batch_size": 4, "stop": ["\n"], "device": "cpu"}
     with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite") as llm:
@@ -169,7 +170,6 @@ def test_a_stop_sequence_amid_thoughts_is_none(folder: str, monkeypatch: pytest.
     assert thoughts == [f"<think>{text}" for text in whole]
 
 
-@pytest.mark.slow
 def test_guesses_change_no_answer(folder: str) -> None:
     expected = {
         prompt: plain(LocalLM(model=folder, max_new_tokens=12, stop=["\n"], device="cpu"), prompt) for prompt in PROMPTS

@@ -40,26 +40,20 @@ class Tree:
 
     def fold(self, combine: Callable[[str, list[T]], T]) -> T:
         """Return `combine(label, results of the children)` of the root, computed from the leaves up."""
-        return _fold(((node.label, len(node.children)) for node in self.walk()), combine)
+        return _fold(self._preorder(), combine)
 
     def __len__(self) -> int:
         return sum(1 for _ in self.walk())
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Tree):
-            return NotImplemented
-        stack = [(self, other)]
-        while stack:
-            left, right = stack.pop()
-            if left is right:
-                continue
-            if left.label != right.label or len(left.children) != len(right.children):
-                return False
-            stack.extend(zip(left.children, right.children, strict=True))
-        return True
+        return self._preorder() == other._preorder() if isinstance(other, Tree) else NotImplemented
 
     def __hash__(self) -> int:
-        return hash(tuple([(node.label, len(node.children)) for node in self.walk()]))
+        return hash(tuple(self._preorder()))
+
+    def _preorder(self) -> list[tuple[str, int]]:
+        """Each node's label and number of children, which together determine the tree."""
+        return [(node.label, len(node.children)) for node in self.walk()]
 
     def __str__(self) -> str:
         pieces: list[str] = []
