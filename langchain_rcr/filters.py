@@ -85,7 +85,7 @@ def matches(condition: Filter, example: Mapping[str, Any]) -> bool:
 
 
 def holds(op: Operator, field: Any, value: Any) -> bool:
-    """Whether a field's value stands in the relation `op` (not `exists`) to a filter's value."""
+    """Whether the comparison `op` (not `exists`) holds between a field's value and a filter's value."""
     if op in ("in", "nin"):
         return any(holds("eq", field, one) for one in value) is (op == "in")
     if op in ("eq", "ne"):

@@ -8,7 +8,7 @@ from langchain_core.documents import Document
 FLOATS = ("logit", "probability")
 
 
-def alike(found: Sequence[Document], expected: Sequence[Document]) -> bool:
+def same_documents(found: Sequence[Document], expected: Sequence[Document]) -> bool:
     """Whether two lists hold the same documents in the same order."""
     return [_exact(one) for one in found] == [_exact(one) for one in expected] and all(
         one.metadata.get(name) == pytest.approx(other.metadata.get(name), rel=1e-4, abs=1e-5)

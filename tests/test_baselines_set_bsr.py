@@ -69,7 +69,7 @@ def test_by_hand():
 
 
 def test_once_all_is_covered_a_new_cover_begins():
-    # a b, then c; now nothing gains: anew from the best that is left, b c, and a after it.
+    # a b, then c; now nothing gains: again from the best that is left, b c, and a after it.
     assert make(["a", "a b", "c", "b c"]).pick(["a b c"], 4).tolist() == [[1, 2, 3, 0]]
 
 

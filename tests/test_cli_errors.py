@@ -148,7 +148,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["trian"], "invalid choice: 'trian'"),
     ],
 )
-def test_what_a_user_can_mend_takes_one_line_and_leaves_nothing_behind(capsys, tiny, arguments, part):
+def test_an_error_that_the_user_can_fix_is_one_line_and_leaves_no_file(capsys, tiny, arguments, part):
     before = sorted(path.name for path in tiny.parent.rglob("*"))
     assert part in refused(capsys, *arguments)
     assert sorted(path.name for path in tiny.parent.rglob("*")) == before

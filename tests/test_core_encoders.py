@@ -161,7 +161,7 @@ def test_an_embeddings_vector_by_hand():
 # ---------------------------------------------------------------- backbones
 
 
-def test_embeddings_come_back_as_unit_vectors_each_text_asked_once():
+def test_embeddings_become_unit_vectors_and_each_text_is_embedded_once():
     embeddings = Counting()
     backbone = LangChainBackbone(embeddings)
     embeddings.queries.clear()

@@ -1,4 +1,4 @@
-"""The additive state: Eq. 4 by hand, values, NumPy and torch alike."""
+"""The additive state: Eq. 4 by hand, values, in NumPy and torch."""
 
 import numpy as np
 import pytest

@@ -81,7 +81,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         (lambda folder: (folder / "split.json").write_text("[]"), "no JSON object"),
         (lambda folder: (folder / "train.jsonl").unlink(), "no such file"),
         (lambda folder: (folder / "dev.jsonl").unlink(), "announces"),
-        (lambda folder: (folder / "dev.jsonl").write_bytes((folder / "test.jsonl").read_bytes()), "id 'd' stands in"),
+        (lambda folder: (folder / "dev.jsonl").write_bytes((folder / "test.jsonl").read_bytes()), "id 'd' is in"),
     ],
 )
 def test_a_damaged_folder_is_named(tmp_path: Path, damage, message: str) -> None:

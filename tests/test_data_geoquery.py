@@ -101,7 +101,7 @@ def test_exactly_the_given_ids(tmp_path: Path) -> None:
         ({"train": [], "test": [2]}, "'train' must be a list of ids, with at least one"),
         ({"train": [880], "test": [2]}, "880 in 'train' is no GeoQuery id"),
         ({"train": [True], "test": [2]}, "True in 'train' is no GeoQuery id"),
-        ({"train": [1, 2], "test": [2]}, "id 2 stands in 'train' and again in 'test'"),
+        ({"train": [1, 2], "test": [2]}, "id 2 is in 'train' and also in 'test'"),
     ],
 )
 def test_faulty_ids_files(tmp_path: Path, record: object, message: str) -> None:

@@ -86,7 +86,7 @@ def test_no_clear_difference():
     assert "(about 21 more would tell" in advise(make(rcr=70.5, error=0.375))
 
 
-def test_alike():
+def test_a_tie():
     text = advise(make(rcr=70.3, error=0.3))
     assert text.endswith("A difference of a point would have shown: set_bsr, which needs no training, will do.")
     same = advise(make(rcr=70.0, error=0.0))

@@ -174,7 +174,7 @@ def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch):
     assert "longest: power = 1 (best of 2 on dev)." in stream.getvalue()
 
 
-def test_a_baseline_that_nobody_registered_is_no_setting():
+def test_an_unregistered_baseline_is_refused():
     with pytest.raises(ValidationError, match=r"Input should be 'random', .*'oracle'"):
         EvaluationSettings(selectors=["longest"])
 
@@ -197,7 +197,7 @@ def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
     assert report.trade_offs == {}
 
 
-def test_nothing_is_spent_on_selectors_that_nobody_asked_for():
+def test_selectors_that_are_not_named_cost_nothing():
     def never(texts):
         raise AssertionError
 

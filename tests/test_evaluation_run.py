@@ -56,7 +56,7 @@ def exact(folder="runs/demo"):
 @pytest.mark.parametrize(
     ("kind", "by_default"), [("completion", False), ("chat", False), ("local", True), ("simulator", True)]
 )
-def test_only_what_is_free_is_asked_unasked_for(kind, by_default):
+def test_only_free_models_are_called_by_default(kind, by_default):
     named, nobody = LLMSettings(kind=kind, model="m"), LLMSettings(kind=kind)
     assert EvaluationSettings().asks(named) is by_default
     assert EvaluationSettings().asks(nobody) is (kind == "simulator")
@@ -64,7 +64,7 @@ def test_only_what_is_free_is_asked_unasked_for(kind, by_default):
     assert EvaluationSettings(answers=False).asks(named) is False
 
 
-def test_answers_of_nobody_contradict():
+def test_answers_without_a_model_are_refused():
     with pytest.raises(ValueError, match=r"evaluation\.answers = True contradicts llm\.model = null: name a model"):
         Settings.model_validate({"evaluation": {"answers": True}})
 

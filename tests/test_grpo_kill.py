@@ -149,7 +149,7 @@ def nursery(tmp_path: Path) -> Iterator[Nursery]:
 
 
 def logged(folder: Path) -> dict[int, dict[str, Any]]:
-    """The loss curve: what stands in metrics.jsonl for each step, wherever it stands there twice the same."""
+    """The loss curve: what metrics.jsonl has for each step, which must agree where a step is there twice."""
     found: dict[int, dict[str, Any]] = {}
     for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines():
         row = {k: v for k, v in json.loads(line).items() if k != "time" and not k.startswith("llm_")}

@@ -183,7 +183,7 @@ def test_max_steps_and_seldom_evaluation():
     assert (result.steps, [row["epoch"] for row in result.history]) == (4, [0, 4 / 3])
 
 
-def test_nobody_draws_itself_or_its_own_program():
+def test_no_question_draws_itself_or_its_own_program():
     pool = [Example(str(n), f"question {n}", f"f{n % 3}(x)") for n in range(9)]
     seen = []
 
@@ -333,7 +333,7 @@ def test_a_state_of_another_stage_is_refused(tmp_path):
 
 
 class Fragile:
-    """Breaks on its n-th call of the language-model-free kind, until it is mended."""
+    """Breaks on its n-th call of the language-model-free kind, until it is fixed."""
 
     name, needs_llm, maximum = "fragile", False, 1.0
 

@@ -161,7 +161,7 @@ def test_with_the_simulator_as_its_language_model(capsys, here):
     assert 0 < last["llm_distinct_calls"] < last["llm_nominal_calls"]
 
 
-def test_a_reward_of_ones_own(capsys, here):
+def test_a_custom_reward(capsys, here):
     (here / "mine_own.py").write_text(
         "def few(predictions, references, *, queries, contexts):\n"
         "    if any(len(c) == 4 for c in contexts):\n"

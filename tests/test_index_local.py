@@ -193,9 +193,9 @@ def test_binding(index):
     index.bind("encoder", 4)
     fill(index, 2)
     index.bind("encoder", 4)
-    with pytest.raises(CheckpointError, match=r"of another encoder \(encoder, not other\): encode the examples anew"):
+    with pytest.raises(CheckpointError, match=r"of another encoder \(encoder, not other\): encode the examples again"):
         index.bind("other", 4)
-    with pytest.raises(CheckpointError, match="vectors of 4 numbers, the encoder makes 3: encode the examples anew"):
+    with pytest.raises(CheckpointError, match="vectors of 4 numbers, the encoder makes 3: encode the examples again"):
         index.bind("encoder", 3)
     index.delete(["0-0", "0-1"])
     index.bind("other", 3)
@@ -203,7 +203,7 @@ def test_binding(index):
     assert index.count() == 1
 
 
-def test_an_index_that_nobody_bound_takes_the_first_length():
+def test_an_unbound_index_takes_the_first_length():
     for make in ENGINES.values():
         index = make()
         index.add(rows_of("a"), vectors(np.random.default_rng(0), 1, 3))

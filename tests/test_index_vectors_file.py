@@ -46,13 +46,13 @@ def test_an_empty_pool_and_a_part_of_a_matrix(tmp_path, pool):
     ],
 )
 def test_what_does_not_belong_is_refused(file, fingerprint, ids, message):
-    with pytest.raises(CheckpointError, match=rf"pool\.safetensors {message}.*: .*encode the examples anew"):
+    with pytest.raises(CheckpointError, match=rf"pool\.safetensors {message}.*: .*encode the examples again"):
         load_vectors(file, fingerprint, ids)
 
 
 def test_a_missing_file_and_a_folder_are_named(tmp_path):
     for path in (tmp_path / "none", tmp_path):
-        with pytest.raises(CheckpointError, match=r"is missing: .*encode the examples anew"):
+        with pytest.raises(CheckpointError, match=r"is missing: .*encode the examples again"):
             load_vectors(path, "one", IDS)
 
 

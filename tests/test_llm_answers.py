@@ -28,7 +28,7 @@ def test_training_reads_the_answers_of_models_that_think(text: str) -> None:
         assert not llm.stats.failures
 
 
-def test_answers_on_disk_are_read_anew(tmp_path: Path) -> None:
+def test_answers_on_disk_are_parsed_again(tmp_path: Path) -> None:
     """The file has what the model wrote; an answer cut off behind its program has one, one cut off within has none."""
     file, prompts = tmp_path / "a.sqlite", ["a", "b", "c", "d"]
     texts = [THINKING, "f(x)\nSource: more", "<think>only", "f(x"]

@@ -74,7 +74,7 @@ def test_statuses_that_pass(status: int) -> None:
         (StatusError(422), RequestError, "422"),
     ],
 )
-def test_what_asking_again_cannot_mend_stops_with_advice(error: Exception, kind: type[LLMError], advice: str) -> None:
+def test_errors_that_a_retry_cannot_fix_stop_with_advice(error: Exception, kind: type[LLMError], advice: str) -> None:
     fault = diagnose(error)
     assert fault.kind == "stop"
     assert type(fault.error) is kind

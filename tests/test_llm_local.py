@@ -155,7 +155,7 @@ def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys
     assert output.out == output.err == ""
 
 
-def test_a_stop_sequence_amid_thoughts_is_none(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stop_sequence_inside_thoughts_is_ignored(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = LocalLM(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
     whole = [row[0].text for row in model.generate(PROMPTS).generations]
     stop = sorted(text.split()[1] for text in whole if len(text.split()) > 3)[:1]

@@ -61,7 +61,7 @@ def test_settings_that_cannot_be(settings: dict[str, Any], complaint: str) -> No
         LLMSettings(**settings)
 
 
-def test_a_server_of_ones_own_needs_no_key_and_gets_max_tokens() -> None:
+def test_a_local_server_needs_no_key_and_gets_max_tokens() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, max_tokens=7)
         assert model.openai_api_key.get_secret_value() == "none"
@@ -89,7 +89,7 @@ def test_a_timeout_is_always_set_and_the_clients_own_retries_are_off() -> None:
 def test_stop_and_instruction_depend_on_the_kind_unless_given() -> None:
     completion, chat = backend()[0], backend(kind="chat")[0]
     assert (completion.stop, completion.instruction) == (["\nSource:"], "")
-    assert chat.stop == []  # models that think refuse stop sequences, or stop amid their thoughts
+    assert chat.stop == []  # models that think refuse stop sequences, or stop inside their thoughts
     assert "Answer with the program" in chat.instruction
     assert backend(stop=[";"])[0].stop == [";"]
     assert backend(stop=[])[0].stop == []

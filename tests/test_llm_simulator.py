@@ -60,7 +60,7 @@ def test_a_missing_structure_is_replaced_by_what_is_shown_in_its_place() -> None
     assert simulator().answer(prompt(shown)) == "answer(river(traverse_2(stateid('texas'))))"
 
 
-def test_where_nothing_fits_the_most_frequent_label_of_the_same_arity_stands_in() -> None:
+def test_if_nothing_fits_the_most_frequent_label_of_the_same_arity_is_used() -> None:
     """Below river only all is shown; with one argument: answer twice, capital, river and stateid once."""
     assert simulator().answer(prompt(["answer(river(all))", CAPITAL])) == "answer(river(answer(stateid('texas'))))"
 

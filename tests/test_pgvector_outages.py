@@ -97,7 +97,7 @@ def one_line(caught):
     return text
 
 
-def test_nobody_there_says_where_and_hides_the_password(new):
+def test_an_unreachable_server_is_named_without_the_password(new):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and doesn't listen
         index = new(f"postgresql://me:hunter2@127.0.0.1:{taken.getsockname()[1]}/shop")
@@ -191,7 +191,7 @@ def test_all_connections_in_use(filled):
     assert index.count() == 3
 
 
-def test_connections_nobody_wants_are_given_back(filled, admin):
+def test_idle_connections_are_closed(filled, admin):
     def ours(index):
         query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'langchain-rcr'"
         assert index.count() == 3
@@ -264,7 +264,7 @@ def test_a_server_restart_in_mid_use(server):
             one_line(caught)
             assert time.monotonic() - started < 5
         server.start()
-        # A selection is of one moment, and that is gone; the next begins anew.
+        # A selection is of one moment, and that is gone; the next starts over.
         with pytest.raises(EngineError):
             reader.search(STATE, 1, [keys[0]])
     with reading(index) as reader:

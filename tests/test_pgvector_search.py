@@ -243,7 +243,7 @@ def test_adding_replacing_and_deleting(filled):
     index.add([], PoolVectors(*np.empty((2, 0, DIM), dtype=np.float32)))
 
 
-def test_an_empty_pool_and_one_that_nobody_made(new):
+def test_an_empty_pool_and_a_missing_one(new):
     index = new()
     assert (index.count(), index.delete(["x"]), index.known(["x"])) == (0, 0, set())
     for bound in (False, True):

@@ -206,7 +206,7 @@ def test_copies_and_pickles_open_their_own(new, postgres_url):
         assert twin.count() == index.count() == 1
         twin.close()
         twin.close()
-        assert twin.count() == 1  # opened anew
+        assert twin.count() == 1  # opened again
         twin.close()
     assert "secret" not in repr(PgVectorIndex("postgresql+psycopg://me:secret@host/shop", "p"))
     assert repr(PgVectorIndex("postgresql+psycopg://me:secret@host/shop", "p")) == (

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from documents import alike
+from documents import same_documents
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from langchain_core.tracers import BaseTracer
@@ -54,7 +54,7 @@ def test_a_batch_encodes_once(retriever: SequentialCompositionalRetriever, monke
     monkeypatch.setattr(retriever.store.encoder, "encode_queries", lambda q: calls.append(len(q)) or original(q))
     together = retriever.batch(QUERIES)
     assert calls == [3]
-    assert all(alike(found, retriever.invoke(query)) for query, found in zip(QUERIES, together, strict=True))
+    assert all(same_documents(found, retriever.invoke(query)) for query, found in zip(QUERIES, together, strict=True))
     assert [len(documents) for documents in retriever.batch(QUERIES, k=3)] == [3, 3, 3]
     assert retriever.batch([]) == []
 

@@ -246,7 +246,7 @@ def test_picks_are_chosen_once(retriever: SequentialCompositionalRetriever, monk
 # ---------------------------------------------------------------- parsers
 
 
-def test_a_parser_of_ones_own(retriever: SequentialCompositionalRetriever) -> None:
+def test_a_custom_parser(retriever: SequentialCompositionalRetriever) -> None:
     def parse(text: str) -> Any:
         if "DROP" in text:
             raise PermissionError("DROP is not allowed here")
@@ -317,7 +317,7 @@ async def test_wrong_input_is_named(retriever: SequentialCompositionalRetriever,
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_prompt_of_ones_own_keeps_its_words_and_gets_the_picks(
+def test_a_custom_prompt_keeps_its_text_and_gets_the_picks(
     retriever: SequentialCompositionalRetriever, chat: bool
 ) -> None:
     retriever.input_keys = ["q"]

@@ -82,7 +82,7 @@ def test_data_and_table(retriever: SequentialCompositionalRetriever) -> None:
     assert table[4].split("structures more: ")[1].startswith(explanation.steps[0].covered[0])
 
 
-def test_it_heeds_what_selecting_heeds(retriever: SequentialCompositionalRetriever) -> None:
+def test_it_takes_the_same_options_as_selecting(retriever: SequentialCompositionalRetriever) -> None:
     explanation = retriever.explain(QUERY, filter={"db": "mice"}, k=3)
     assert sorted(step.pick.id for step in explanation.steps) == ["c", "f", "i"]
     with pytest.raises(InputError, match="blank"):

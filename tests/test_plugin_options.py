@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from documents import alike
+from documents import same_documents
 from langchain_core.runnables import ConfigurableField
 from toys import lexical
 
@@ -55,7 +55,7 @@ def test_a_filter_decides_what_may_be_picked(encoder: TriEncoder, retriever: Seq
     cats = make(encoder, filter={"db": "cats"}, k=3)
     assert sorted(ids(cats.invoke(QUERY))) == ["a", "d", "g"]
     assert sorted(ids(retriever.invoke(QUERY, k=3, filter={"db": {"$in": ["dogs"]}}))) == ["b", "e", "h"]
-    # The call's filter stands in place of the field's, an empty one for none.
+    # The call's filter replaces the field's; an empty one means none.
     early = {"n": {"$lt": 3}}
     assert sorted(ids(cats.invoke(QUERY, filter=early))) == ["a", "b", "c"]
     assert ids(cats.invoke(QUERY, k=9, filter={})) == ids(retriever.invoke(QUERY, k=9))
@@ -98,7 +98,7 @@ def test_the_order_of_the_picks(encoder: TriEncoder, retriever: SequentialCompos
     assert ids(make(encoder, order="relevance").invoke(QUERY)) == "".join(nearest_last)
     ordered = make(encoder, order="relevance")
     for query, found in zip([QUERY, "big dogs"], ordered.batch([QUERY, "big dogs"]), strict=True):
-        assert alike(found, ordered.invoke(query))
+        assert same_documents(found, ordered.invoke(query))
     assert ordered.invoke(QUERY)[-1].metadata["step"] == ids(picked).index(nearest_last[-1]) + 1
 
 

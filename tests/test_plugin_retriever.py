@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from documents import alike
+from documents import same_documents
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import ConfigurableField
 from pydantic import ValidationError
@@ -102,7 +102,7 @@ def test_the_selector_and_the_retriever_agree_in_every_way_of_calling(
 ) -> None:
     queries = [QUERY, "how many round mice", "big"]
     one_by_one = [retriever.invoke(query, k=3) for query in queries]
-    assert all(map(alike, retriever.batch(queries, k=3), one_by_one))
+    assert all(map(same_documents, retriever.batch(queries, k=3), one_by_one))
     assert list(retriever.stream(QUERY, k=3)) == one_by_one[:1]
 
     async def at_once() -> Any:
@@ -113,7 +113,7 @@ def test_the_selector_and_the_retriever_agree_in_every_way_of_calling(
         )
 
     batched, alone, examples = asyncio.run(at_once())
-    assert all(map(alike, batched, one_by_one))
+    assert all(map(same_documents, batched, one_by_one))
     assert alone == one_by_one[0]
     assert examples == retriever.select_examples({"source": QUERY})
 
@@ -307,7 +307,7 @@ def test_readers_never_see_half_a_change(encoder: TriEncoder, masking: bool) -> 
     again = SequentialCompositionalRetriever.from_examples(
         encoder, [row.example for row in rows], ids=[row.id for row in rows], mask_same_program=masking
     )
-    assert alike(shared.invoke(QUERY, k=20), again.invoke(QUERY, k=20))
+    assert same_documents(shared.invoke(QUERY, k=20), again.invoke(QUERY, k=20))
     assert {*written} == {row.id for row in rows[9:]}
 
 

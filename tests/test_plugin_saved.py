@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from documents import alike
+from documents import same_documents
 from toys import lexical
 
 from langchain_rcr import CheckpointError, InputError, PoolError, SequentialCompositionalRetriever, TriEncoder
@@ -48,7 +48,7 @@ def test_what_was_added_and_deleted_is_there_after_saving_and_nothing_is_encoded
     encoded = count_encoded(monkeypatch)
     again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved", k=3)
     assert encoded == []
-    assert alike(again.invoke(QUERY, k=5), retriever.invoke(QUERY, k=5))
+    assert same_documents(again.invoke(QUERY, k=5), retriever.invoke(QUERY, k=5))
     assert again.store.index.known("abcdef") == set("acdef")
     again.add_example({"source": "x", "target": "y"})
     assert encoded == [1]
@@ -77,7 +77,7 @@ def test_vectors_of_another_encoder_or_pool_are_refused_with_what_to_do(
     vectors = tmp_path / "saved" / "pool.safetensors"
     kept = vectors.read_bytes()
     vectors.write_bytes((tmp_path / "other" / "pool.safetensors").read_bytes())
-    with pytest.raises(CheckpointError, match=r"another encoder.*encode the examples anew"):
+    with pytest.raises(CheckpointError, match=r"another encoder.*encode the examples again"):
         SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
     vectors.write_bytes(kept[:-7])
     with pytest.raises(CheckpointError, match=r"pool\.safetensors"):

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from documents import alike
+from documents import same_documents
 from langchain_core.retrievers import BaseRetriever
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from vector_stores import STORES
@@ -94,7 +94,7 @@ async def test_every_engine_picks_what_memory_picks(index: Any) -> None:
                 continue
             expected = plain.batch(questions, **options)
             for found in (other.batch(questions, **options), await other.abatch(questions, **options)):
-                assert all(map(alike, found, expected)), (change, options)
-        assert alike(await other.ainvoke(questions[0]), plain.invoke(questions[0]))
+                assert all(map(same_documents, found, expected)), (change, options)
+        assert same_documents(await other.ainvoke(questions[0]), plain.invoke(questions[0]))
         steps = zip(other.explain(questions[1]).steps, plain.explain(questions[1]).steps, strict=True)
         assert all(mine.pick.id == theirs.pick.id for mine, theirs in steps)

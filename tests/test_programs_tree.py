@@ -24,7 +24,7 @@ def test_walk_is_preorder_and_len_counts_nodes() -> None:
     assert bool(LEAF)
 
 
-def test_equality_and_hash_heed_labels_order_and_shape() -> None:
+def test_equality_and_hash_depend_on_labels_order_and_shape() -> None:
     same = Tree("a", (Tree("b", (Tree("c"),)), Tree("c")))
     others = [
         Tree("a", (Tree("c"), Tree("b", (Tree("c"),)))),

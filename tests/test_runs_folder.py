@@ -118,7 +118,7 @@ def test_an_unfinished_run_wants_resume(folder):
     assert Run.create(folder, CONFIG, resume=True).done("sft")
 
 
-def test_a_run_that_has_not_trained_yet_is_begun_anew(folder):
+def test_a_run_that_has_not_trained_yet_is_started_over(folder):
     with Run.create(folder, CONFIG).stage("data"):
         pass
     assert Run.create(folder, CONFIG, resume=True).done("data")

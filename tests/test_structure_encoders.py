@@ -402,7 +402,7 @@ def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("epochs", "landmarks"), [(0, 40), (1, 30)])
-def test_lent_questions_become_landmarks_where_no_gradient_moved_the_policy(monkeypatch, epochs, landmarks):
+def test_dev_questions_from_training_become_landmarks_if_no_gradient_moved_the_policy(monkeypatch, epochs, landmarks):
     monkeypatch.setattr(fitting, "_STEPS", 40)
     model, pool = structure(), SPLIT.train[:40]
     train(model, pool, pool[10:], pool[:10], SPEC, SFTSettings(epochs=epochs, patience=None))

@@ -151,7 +151,7 @@ def test_reinforcement_goes_on_by_tokens(here):
     assert EvaluationReport.read(run.path).answers.n == 3
 
 
-def test_nothing_stands_in_for_a_corpus_that_is_read_wrongly():
+def test_a_corpus_in_the_wrong_language_is_an_error():
     config = Settings.model_validate({"program": {"language": "json"}})
     with pytest.raises(DataError, match=r"no program of the pool parses with program\.language = 'json'"):
         check_task(config, divide(config, SPLIT))

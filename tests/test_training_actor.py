@@ -152,7 +152,7 @@ def test_a_leaf_is_the_encoder_with_less_memory(bert, chunk):
             torch.testing.assert_close(parameter.grad, gradient, rtol=1e-3, atol=1e-4)
 
 
-def test_a_leaf_nobody_used():
+def test_an_unused_leaf():
     encoder = lexical().query
     leaf = Leaf(encoder, encoder.featurize([]), 4)
     assert leaf.vectors.shape == (0, 16)

@@ -328,7 +328,7 @@ class LocalIndex(InThisThread, ABC):
             msg = f"the index holds vectors of another encoder ({self._fingerprint}, not {fingerprint})"
         else:
             return
-        raise CheckpointError(f"{msg}: encode the examples anew, into an index of their own")
+        raise CheckpointError(f"{msg}: encode the examples again, into an index of their own")
 
 
 def _no_vectors(dim: int) -> PoolVectors:

@@ -71,7 +71,7 @@ def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[s
 
 
 def _unfit(path: str | os.PathLike[str], what: str) -> CheckpointError:
-    return CheckpointError(f"{os.fspath(path)} {what}: remove it, encode the examples anew and save again")
+    return CheckpointError(f"{os.fspath(path)} {what}: remove it, encode the examples again and save again")
 
 
 def _digest(ids: Sequence[str]) -> str:

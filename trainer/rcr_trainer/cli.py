@@ -198,7 +198,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         run.usage = f"{PROG} {name} [-h] [--resume] [--overwrite] [--dry-run] [--SECTION.FIELD VALUE ...] CONFIG"
         run.add_argument("config", metavar="CONFIG", type=Path, help="YAML file with the settings")
         run.add_argument("--resume", action="store_true", help="continue the run where it was interrupted")
-        run.add_argument("--overwrite", action="store_true", help="begin anew in the folder of an earlier run")
+        run.add_argument("--overwrite", action="store_true", help="start over in the folder of an earlier run")
         cost = "only check data and settings, and say what the language model would cost at most"
         run.add_argument("--dry-run", action="store_true", help=cost)
         if called == name:

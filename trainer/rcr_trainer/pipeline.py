@@ -65,7 +65,7 @@ def run(
         config: the settings; `config.folder` is the run folder.
         until: the last stage.
         resume: continue a run that was interrupted.
-        overwrite: begin anew in the folder of an earlier run.
+        overwrite: start over in the folder of an earlier run.
         progress: receives the optimiser steps done and planned.
 
     Returns:

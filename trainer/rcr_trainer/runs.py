@@ -142,7 +142,7 @@ class Run:
             path: the run folder.
             config: the settings.
             resume: continue an interrupted run.
-            overwrite: begin anew in the folder of an earlier run.
+            overwrite: start over in the folder of an earlier run.
 
         Raises:
             ConfigError: the folder holds something else, another configuration, or an interrupted run.
@@ -177,7 +177,7 @@ class Run:
             )
             raise ConfigError(msg)
         if run.status != "finished" and not resume:
-            msg = f"{folder} holds a run that was not finished: --resume continues it, --overwrite starts anew"
+            msg = f"{folder} holds a run that was not finished: --resume continues it, --overwrite starts over"
             raise ConfigError(msg)
         run.config = config
         run._remove_leftovers()

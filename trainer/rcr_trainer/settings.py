@@ -76,7 +76,7 @@ class ProgramSettings(Section):
     language: str = Field(
         "functional",
         description="functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json or python; or tokens, "
-        "which reads any text as its words, numbers and symbols, and which stands in where no program of your own "
+        "which reads any text as its words, numbers and symbols, and which is used if no program of your own "
         "files parses.",
     )
     anonymize: bool = Field(True, description="Replace strings and numbers by constants (paper: yes).")

@@ -105,7 +105,7 @@ def _split_of_files(data: DataSettings) -> Split:
             path, source_key=data.source_key, target_key=data.target_key, id_key=data.id_key
         )
         logger.info("%s", report.summary())
-        # Row numbers start anew in every file.
+        # Row numbers restart in every file.
         prefix = "" if data.id_key else f"{part}-"
         parts[part] = [Example(f"{prefix}{e.id}", e.source, e.target) for e in examples]
     return Split("files", parts["train"], parts["dev"], parts["test"], {"task": "files"})
@@ -265,7 +265,7 @@ def load_model(config: Settings, checkpoint: Path, known: Known | None = None) -
         config: of the run.
         checkpoint: the folder.
         known: the frozen vectors computed before, which the policy's backbone takes from here, and to which it adds;
-            None: it computes each anew.
+            None: it computes each again.
     """
     from langchain_rcr.families.backbone import RememberingBackbone
     from langchain_rcr.policy import TriEncoder

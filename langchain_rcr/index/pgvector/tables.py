@@ -206,7 +206,7 @@ def check_pool(pool: Pool, name: str, fingerprint: str, dim: int) -> None:
     raise CheckpointError(
         f"pgvector: the pool {name!r} holds {pool.examples} examples encoded by other encoders "
         f"(fingerprint {pool.fingerprint}, D = {pool.dim}) than these (fingerprint {fingerprint}, D = {dim}): "
-        "add the examples to a pool of another name, or delete them here and add them anew"
+        "add the examples to a pool of another name, or delete them here and add them again"
     )
 
 

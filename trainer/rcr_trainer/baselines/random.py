@@ -1,4 +1,4 @@
-"""Random examples, drawn anew for every query."""
+"""Random examples, drawn again for every query."""
 
 from __future__ import annotations
 

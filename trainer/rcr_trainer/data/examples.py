@@ -100,7 +100,7 @@ def read_split(directory: str | Path) -> Split:
     """Read a folder written by `write_split`.
 
     Raises:
-        DataError: a file is missing or damaged, or an id stands in more than one part.
+        DataError: a file is missing or damaged, or an id is in more than one part.
     """
     from rcr_trainer.data.files import read_examples
 
@@ -118,7 +118,7 @@ def read_split(directory: str | Path) -> Split:
             setattr(split, part, read_examples(path, id_key="id")[0])
         for example in getattr(split, part):
             if (other := owner.setdefault(example.id, part)) != part:
-                raise DataError(f"{directory}: id {example.id!r} stands in {other}.jsonl and in {part}.jsonl")
+                raise DataError(f"{directory}: id {example.id!r} is in {other}.jsonl and in {part}.jsonl")
     if (counts := meta.pop("counts", split.counts())) != split.counts():
         raise DataError(f"{directory}: split.json announces {counts}, the files hold {split.counts()}")
     split.meta = meta

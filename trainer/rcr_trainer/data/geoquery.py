@@ -193,7 +193,7 @@ def _read_ids(path: Path) -> dict[str, list[int]]:
             if id_ is None:
                 raise DataError(f"{path}: {value!r} in {part!r} is no GeoQuery id; they run from 0 to {_IDS[-1]}")
             if id_ in owner:
-                raise DataError(f"{path}: id {id_} stands in {owner[id_]!r} and again in {part!r}")
+                raise DataError(f"{path}: id {id_} is in {owner[id_]!r} and also in {part!r}")
             owner[id_] = part
             parts[part].append(id_)
     return parts

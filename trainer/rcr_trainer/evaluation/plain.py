@@ -49,7 +49,7 @@ def plain_selectors(
     Args:
         pool: the candidates.
         resources: what the baselines need; one that needs what is missing is left out. Every baseline embeds the
-            questions of pool and dev anew, so a function that embeds should keep their vectors.
+            questions of pool and dev again, so a function that embeds should keep their vectors.
         dev: queries on which trade-offs are chosen.
         k: picks that they are chosen for, and that `select_examples` returns.
         exclude_dev: per dev query, the positions it may not pick.

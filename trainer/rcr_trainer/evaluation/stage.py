@@ -199,7 +199,7 @@ def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
     """The baselines' embeddings: of the model named in the settings, or the retriever's own; None without either.
 
     The vectors of the pool, for the retriever too, and of the queries that trade-offs are chosen on are computed once.
-    The queries that are measured are embedded anew each time, because their encoding is a part of the latencies.
+    The queries that are measured are embedded again each time, because their encoding is a part of the latencies.
     """
     config, name = run.config, _embeddings(run.config)
     if name is None or not any("embed" in get_baseline(selector).needs for selector in config.evaluation.selectors):

@@ -79,7 +79,7 @@ class Backend:
             msg = f"the model must be a LangChain LLM or chat model, not {type(model).__name__}"
             raise ConfigError(msg)
         self._chat = isinstance(model, BaseChatModel)
-        # A chat model ends by itself; models that think refuse stop sequences, or stop amid their thoughts.
+        # A chat model ends by itself; models that think refuse stop sequences, or stop inside their thoughts.
         stop = bound.pop("stop", None) or (() if self._chat else STOP)
         self.stop = list(stop if settings.stop is None else settings.stop)
         default = CHAT_INSTRUCTION if self._chat else ""

@@ -45,7 +45,7 @@ class Answer:
         prompt_tokens: tokens read, as the server reports them, else counted.
         completion_tokens: tokens written, likewise.
         cached: it was on disk before this call.
-        program: the program in the text; None if there is none. Never on disk: it is read anew each time.
+        program: the program in the text; None if there is none. Never on disk: it is parsed again each time.
     """
 
     text: str | None

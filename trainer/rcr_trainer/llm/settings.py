@@ -28,7 +28,7 @@ class LLMSettings(Section):
     stop: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None,
         description="Texts at which an answer ends. null: a line break with Source: after it; for chat none, since "
-        "models that think refuse such texts, or stop amid their thoughts. An empty list: none.",
+        "models that think refuse such texts, or stop inside their thoughts. An empty list: none.",
     )
     instruction: str | None = Field(
         None, description="What is said before the prompt; null: for chat a sentence about its form, else nothing."

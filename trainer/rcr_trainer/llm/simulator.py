@@ -185,7 +185,7 @@ class _Words:
                     self._arities.add((label, arity))
 
     def nearest(self, gold: _Program, node: int, labels: Sequence[str], there: set[Structure]) -> str | None:
-        """The label that stands in for the gold one at a node; None if there is none."""
+        """The label that replaces the gold one at a node; None if there is none."""
 
         def rank(label: str) -> tuple[bool, int, int]:
             tried = [*labels[:node], label, *labels[node + 1 :]]

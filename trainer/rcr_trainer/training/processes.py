@@ -3,7 +3,7 @@
 Every process does the same steps, on its share of the rows; what all must know is exchanged by one operation, a sum
 over processes. A process alone exchanges nothing and loads nothing distributed.
 
-An error in one process must end all of them: what may fail stands in a `together` block, and every exchange follows
+An error in one process must end all of them: what may fail is in a `together` block, and every exchange follows
 one. No process then waits for what another will never send.
 
 `join` reads the environment that `torchrun` and `accelerate launch` set: WORLD_SIZE, RANK, LOCAL_RANK,
