@@ -389,7 +389,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
                 `langchain_rcr.programs.ProgramSpec("sql").structures`, or your own function. None: not shown.
 
         Returns:
-            The explanation: data (`steps`, `to_dict()`), a table (`print` it), a chart (`plot(path)`).
+            The explanation: data (`steps`, `to_dict()`) and a table (`print` it).
 
         Raises:
             InputError, PoolError, EngineError: as for `invoke`; runner_ups is not a whole number from 0 on.
