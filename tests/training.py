@@ -4,7 +4,8 @@ from typing import Any
 
 from rcr_trainer import grpo, sft
 from rcr_trainer.rewards import Reward
-from rcr_trainer.training.runner import Job, Result
+from rcr_trainer.training.runner import Job
+from rcr_trainer.training.state import Result
 
 
 def train_sft(model: Any, pool: Any, queries: Any, dev: Any, spec: Any, config: Any, **options: Any) -> Result:

@@ -44,7 +44,8 @@ from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import ADVANTAGES
 from rcr_trainer.training.rollout import Sequences
-from rcr_trainer.training.runner import Figures, Job, Result, Runner
+from rcr_trainer.training.runner import Job, Runner
+from rcr_trainer.training.state import Figures, Result
 from rcr_trainer.training.supervision import Supervision, check_pool_size
 
 if TYPE_CHECKING:
@@ -166,7 +167,7 @@ class _GRPO:
 
     def _held_out(self, queries: Sequence[Example]) -> Features:
         """Features of queries that E_x may have been fitted to, as if it hadn't."""
-        items = [Item(query.source, query.target) for query in queries]
+        items = [query.item for query in queries]
         own_program = not self.config.exclude_own_program
         return self.model.family.held_out(self.model.query, items, own_program=own_program)
 
@@ -218,7 +219,7 @@ class _GRPO:
         predictions: list[str | None] = [None] * len(queries)
         tally: _Tally = {}
         if self.reward.needs_llm and self.llm is not None:
-            shown = [[Item(e.source, e.target) for e in context] for context in contexts]
+            shown = [[e.item for e in context] for context in contexts]
             prompts = [compose(items, query.source) for items, query in zip(shown, queries, strict=True)]
             predictions = [answer.program for answer in self.llm.generate(prompts)]
             tally["no_program"] = (predictions.count(None), len(predictions))

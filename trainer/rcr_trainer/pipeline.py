@@ -204,11 +204,11 @@ def _cost(config: Settings, task: Task, calls: int, shown: int, queries: Sequenc
     No prompt has more tokens than the one of the longest examples and query, each measured by itself: no tokenizer in
     use has a token that spans the line break between two of them.
     """
-    from langchain_rcr.items import Item, compose
+    from langchain_rcr.items import compose
 
     if config.llm.kind == "simulator":
         return "a simulator, which costs nothing"
-    pool = [Item(example.source, example.target) for example in task.pool]
+    pool = [example.item for example in task.pool]
     asked = {example.source for example in queries}
     with open_language_model(config, task, keep=False) as llm:
         longest = nlargest(shown, pool, key=lambda item: llm.count_tokens(compose([item], "")))

@@ -41,7 +41,8 @@ from rcr_trainer.training.losses import Targets
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import LOSSES
 from rcr_trainer.training.rollout import states
-from rcr_trainer.training.runner import Figures, Job, Result, Runner
+from rcr_trainer.training.runner import Job, Runner
+from rcr_trainer.training.state import Figures, Result
 from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervision, check_pool_size
 
 logger = logging.getLogger(__name__)
@@ -102,7 +103,7 @@ class _SFT:
         self.groups = None
         if config.mask_duplicates:
             self.groups = np.unique([spec.key(e.target) for e in pool], return_inverse=True)[1]
-        self.candidates, self.contexts = model.featurize_pool([Item(e.source, e.target) for e in pool])
+        self.candidates, self.contexts = model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
         self.query_features = self.fit()
         self.dev_features = model.query.featurize([Item(e.source) for e in self.dev])
@@ -147,7 +148,7 @@ class _SFT:
             self._say("fitting to %d training questions …", len(queries))
         features = self.model.family.fit(
             self.model.query,
-            [Item(query.source, query.target) for query in queries],
+            [query.item for query in queries],
             own_program=not self.config.exclude_own_program,
             seed=self.seed,
             judge=judge,

@@ -242,7 +242,6 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
 
     from langchain_rcr.families import get_family
     from langchain_rcr.families.backbone import LangChainBackbone, RememberingBackbone, open_backbone
-    from langchain_rcr.items import Item
     from langchain_rcr.policy import TriEncoder
 
     torch.manual_seed(config.seed)
@@ -253,7 +252,7 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
         embeddings = embeddings_of(config)
         frozen = open_backbone(config.model) if embeddings is None else LangChainBackbone(embeddings)
         backbone = RememberingBackbone(frozen, known)
-    items = [Item(example.source, example.target) for example in task.pool]
+    items = [example.item for example in task.pool]
     model = TriEncoder.build(family.name, items, backbone=backbone, spec=task.spec, seed=config.seed, **settings)
     return model.to(device_of(config))
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_rcr.files import atomic_directory, atomic_file, write_json
+from langchain_rcr.items import Item
 from rcr_trainer.errors import DataError
 
 PARTS = ("train", "dev", "test")
@@ -27,6 +28,11 @@ class Example:
     id: str
     source: str
     target: str
+
+    @property
+    def item(self) -> Item:
+        """Question and program, as encoders and prompts take them."""
+        return Item(self.source, self.target)
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from typing import TypeAlias
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import compose
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_error
@@ -75,8 +75,7 @@ class Answerer:
         shown = {name: [[pool[p] for p in positions[i]] for i in asked] for name, positions in picks.items()}
         prompts = {
             name: [
-                compose([Item(example.source, example.target) for example in row], gold.source)
-                for row, gold in zip(rows, golds, strict=True)
+                compose([example.item for example in row], gold.source) for row, gold in zip(rows, golds, strict=True)
             ]
             for name, rows in shown.items()
         }

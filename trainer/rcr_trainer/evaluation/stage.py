@@ -12,7 +12,6 @@ import numpy as np
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.items import Item
 from langchain_rcr.selection import greedy
 from rcr_trainer.baselines import get_baseline
 from rcr_trainer.baselines.base import Resources
@@ -135,10 +134,10 @@ def policy_picks(
         fitted: queries that E_x may have been fitted to; their picks are those that it would make without.
         own_program: as for `Family.fit`.
     """
-    items = [Item(example.source, example.target) for example in fitted]
+    items = [example.item for example in fitted]
     features = model.family.held_out(model.query, items, own_program=own_program)
     held_out = dict(zip((query.source for query in fitted), model.query.vectors(features), strict=True))
-    index = MatrixTable(model.encode_pool([Item(example.source, example.target) for example in pool]))
+    index = MatrixTable(model.encode_pool([example.item for example in pool]))
     groups = None
     if mask_duplicates:
         groups = np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1]

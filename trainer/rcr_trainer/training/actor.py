@@ -15,8 +15,8 @@ from torch import Tensor
 
 from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
+from rcr_trainer.coverage import row_blocks
 from rcr_trainer.data import Example
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
 
@@ -57,7 +57,7 @@ class Actor:
         self._size, self._all_barred = len(pool), list(barred)
         self._device = next(model.parameters()).device
         self._queries = queries
-        self._candidates, self._contexts = model.featurize_pool([Item(e.source, e.target) for e in pool])
+        self._candidates, self._contexts = model.featurize_pool([e.item for e in pool])
         # The reference policy never moves: its vectors are all that is needed of it.
         self._reference_queries = self._vectors("query", self._queries)
         self._reference_contexts = self._vectors("context", self._contexts)
@@ -85,7 +85,7 @@ class Actor:
                 tau=self.model.config.tau,
                 uniforms=None if uniforms is None else self._tensor(uniforms[block].reshape(-1, self.k)),
             )
-            for block in _blocks(len(rows), group * self._size)
+            for block in row_blocks(len(rows), group * self._size, _BLOCK)
         ]
         if not parts:
             empty = torch.zeros(0, self.k, dtype=torch.int64, device=self._device)
@@ -128,7 +128,7 @@ class Actor:
     def _sequence_blocks(self, rows: IntArray, drawn: Sequences) -> Iterator[tuple[slice, slice]]:
         """Blocks of the B queries whose logits fit in memory, each with the block of their sequences."""
         group = len(drawn.picks) // max(1, len(rows))
-        for block in _blocks(len(rows), group * self.k * self._size):
+        for block in row_blocks(len(rows), group * self.k * self._size, _BLOCK):
             yield block, slice(block.start * group, block.stop * group)
 
     def _log_probs(self, rows: IntArray, queries: Tensor, earlier: Tensor, candidates: Tensor, picks: Tensor) -> Tensor:
@@ -202,9 +202,3 @@ class Leaf:
         for rows in self._parts:
             gradient = self.vectors.grad[torch.from_numpy(np.asarray(rows)).to(self.vectors.device)]
             torch.autograd.backward(self._encoder(self._features.select(rows)), gradient)
-
-
-def _blocks(rows: int, width: int) -> Iterator[slice]:
-    """Slices over `rows` rows of `width` numbers each that stay within `_BLOCK` numbers."""
-    size = max(1, _BLOCK // max(1, width))
-    return (slice(start, min(start + size, rows)) for start in range(0, rows, size))

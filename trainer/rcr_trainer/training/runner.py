@@ -31,10 +31,9 @@ from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.stage import StageSettings
-from rcr_trainer.training.state import TrainingState
+from rcr_trainer.training.state import Figures, Result, TrainingState
 
 MaterialT = TypeVar("MaterialT")
-Figures = dict[str, float]
 Log = Callable[[int, Figures], None]
 """Called with the round (0: before training) and its figures after every round, in every process."""
 Progress = Callable[[int, int], None]
@@ -70,33 +69,6 @@ class Job:
     log: Log | None = None
     progress: Progress | None = None
     processes: Processes = field(default_factory=Processes)
-
-
-@dataclass(slots=True)
-class Result:
-    """What came of training; the model itself holds the best weights.
-
-    Args:
-        stage: sft or grpo.
-        processes: how many train together.
-        rounds: rounds trained: epochs of SFT, batches of GRPO.
-        steps: steps taken, of those that the learning rate was planned for.
-        best_round: the round whose weights are kept, 0 for those before training.
-        best_score: the development figure by which it is the best; NaN without development queries.
-        since_best: evaluations since then.
-        history: the figures of each round that was evaluated.
-        pending: the figures of a round whose evaluation is still to come; None: there is no such round.
-    """
-
-    stage: str
-    processes: int = 1
-    rounds: int = 0
-    steps: int = 0
-    best_round: int = 0
-    best_score: float = math.nan
-    since_best: int = 0
-    history: list[Figures] = field(default_factory=list)
-    pending: Figures | None = field(default_factory=dict)
 
 
 class Runner:

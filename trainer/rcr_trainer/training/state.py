@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -17,17 +17,41 @@ from torch import Tensor
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import atomic_directory, write_text
 
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
-
-ResultT = TypeVar("ResultT", bound="DataclassInstance")
+Figures = dict[str, float]
 
 SAVE_EVERY_S = 20.0
 """Seconds between two writes of the state, more where a write takes more than a second, so that writing never takes
 more than a twentieth of the time. At most so much work is repeated after a kill."""
 
 
-class TrainingState(Generic[ResultT]):
+@dataclass(slots=True)
+class Result:
+    """What came of training; the model itself holds the best weights.
+
+    Args:
+        stage: sft or grpo.
+        processes: how many train together.
+        rounds: rounds trained: epochs of SFT, batches of GRPO.
+        steps: steps taken, of those that the learning rate was planned for.
+        best_round: the round whose weights are kept, 0 for those before training.
+        best_score: the development figure by which it is the best; NaN without development queries.
+        since_best: evaluations since then.
+        history: the figures of each round that was evaluated.
+        pending: the figures of a round whose evaluation is still to come; None: there is no such round.
+    """
+
+    stage: str
+    processes: int = 1
+    rounds: int = 0
+    steps: int = 0
+    best_round: int = 0
+    best_score: float = math.nan
+    since_best: int = 0
+    history: list[Figures] = field(default_factory=list)
+    pending: Figures | None = field(default_factory=dict)
+
+
+class TrainingState:
     """Everything that a run needs to go on after any round as if it had never stopped.
 
     Random numbers are no part of it: whoever draws some seeds a generator by the position in the run.
@@ -35,10 +59,10 @@ class TrainingState(Generic[ResultT]):
     Args:
         parameters: what is trained, by name.
         optimizer: over these parameters; its moments are saved.
-        result: how far the run is: a dataclass of JSON values, which is replaced by what is loaded.
+        result: how far the run is; replaced by what is loaded.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, result: ResultT) -> None:
+    def __init__(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, result: Result) -> None:
         self.parameters, self.optimizer, self.result = parameters, optimizer, result
         self._best: dict[str, Tensor] = {}
         self._saved_at, self._took = time.monotonic(), 0.0
@@ -80,7 +104,7 @@ class TrainingState(Generic[ResultT]):
             return False
         try:
             tensors = load_file(folder / "state.safetensors")
-            result = type(self.result)(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
+            result = Result(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
             weights, best = _part(tensors, "model."), _part(tensors, "best.")
             wanted = _shapes(self.parameters)
             if _shapes(weights) != wanted or (best and _shapes(best) != wanted):
