@@ -89,7 +89,7 @@ sync, wrap = files._sync, llm.wrap
 files._sync = lambda path: (sync(path), time.sleep(0.001))  # a slow disk
 # The simulator's answers on disk, too: they are read and written when the kill comes.
 llm.wrap = lambda model, settings, **options: wrap(
-    model, settings, cache_path=job["cache"], identity="simulator", **options
+    model, settings, **{"cache_path": job["cache"], "identity": "simulator", **options}
 )
 
 for line in sys.stdin:
