@@ -85,8 +85,9 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
     """Reinforce a policy; the model ends with the weights of the best development figure.
 
     Args:
-        job: what is trained, on what, and whom it tells. The model as it is, after SFT, is also the reference, after
-            an interruption too; queries whose gold program the reward can't score are left out.
+        job: the model, its data, and where progress is reported. The model as SFT left it is also the reference,
+            and has to be given again after an interruption; queries whose gold program the reward can't score are
+            left out.
         config: the settings.
         reward: what a set of picks is worth; tested on the training queries first.
         llm: answers the prompts, where the reward needs that.

@@ -55,7 +55,7 @@ def train(job: Job, config: SFTSettings) -> Result:
     """Fine-tune a policy on coverage; the model ends with the weights of the best development coverage.
 
     Args:
-        job: what is trained, on what, and whom it tells.
+        job: the model, its data, and where progress is reported.
         config: the settings.
 
     Returns:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from rcr_trainer.rewards.base import Reward, RewardError, check_reward, score
 from rcr_trainer.rewards.execution import ProgramError, execution
 from rcr_trainer.rewards.make import NAMES, make_reward, mixture
 from rcr_trainer.rewards.programs import context_coverage, correctness, structure_coverage
+from rcr_trainer.rewards.reward import Reward, RewardError, check_reward, score
 
 __all__ = [
     "NAMES",

@@ -13,7 +13,7 @@ from typing import Any
 from langchain_rcr.errors import RCRError
 from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.data import Example
-from rcr_trainer.rewards.base import Reward
+from rcr_trainer.rewards.reward import Reward
 
 Execute = Callable[[str], Any]
 """Runs a program and gives its result: rows as a list, or any value. Raises ProgramError for one that can't be run."""

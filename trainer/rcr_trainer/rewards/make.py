@@ -12,9 +12,9 @@ from typing import Any
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.languages import unknown
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.rewards.base import Reward
 from rcr_trainer.rewards.execution import Execute, execution
 from rcr_trainer.rewards.programs import context_coverage, correctness, structure_coverage
+from rcr_trainer.rewards.reward import Reward
 
 _BY_SPEC: dict[str, Callable[[ProgramSpec], Reward]] = {
     "structure_coverage": structure_coverage,

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.data import Example
-from rcr_trainer.rewards.base import Reward
+from rcr_trainer.rewards.reward import Reward
 
 # A group's answers and a pool's programs come back again and again.
 _remembered = lru_cache(maxsize=1 << 16)

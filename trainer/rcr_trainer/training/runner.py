@@ -42,7 +42,7 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a stage trains, on what, and whom it tells.
+    """What a stage trains, on which data, and where it reports progress.
 
     Args:
         model: trained in place, on the device it is on.
@@ -76,7 +76,7 @@ class Runner:
 
     Args:
         stage: sft or grpo, as the settings' section is called.
-        job: what is trained, and who is told.
+        job: the model, its data, and where progress is reported.
         config: the stage's settings.
         parameters: those to be trained, by name.
         per_epoch: steps in an epoch.
