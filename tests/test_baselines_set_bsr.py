@@ -178,6 +178,7 @@ def test_a_text_is_cut_and_a_model_must_exist(bert):
         TransformerTokens(str(bert) + "-gone")(["a"])
 
 
+@pytest.mark.slow
 def test_with_a_transformer_end_to_end(bert):
     examples = [{"source": text} for text in ("what is the area of ohio", "how long is the river", "count all")]
     selector = SetBSRSelector(examples, embed_tokens=TransformerTokens(bert), k=1)

@@ -23,7 +23,7 @@ from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.opening import open_llm, wrap
 from rcr_trainer.llm.settings import LLMSettings
 
-KINDS = [pytest.param("completion", marks=pytest.mark.slow), "chat"]
+KINDS = ["completion", "chat"]
 KEY = "sk-very-secret-0123456789"
 
 
@@ -51,7 +51,6 @@ def texts(answers: list[Answer]) -> list[str | None]:
     return [answer.text for answer in answers]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_sent(kind: str) -> None:
     with OpenAIServer(program) as server, model(server, kind, max_tokens=9) as llm:
@@ -76,7 +75,6 @@ def test_concurrency_reaches_the_cap_and_not_more(kind: str) -> None:
         assert server.peak == llm.stats.peak == 12
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_fault_ends_with_the_right_answers_and_none_is_paid_twice(kind: str, tmp_path: Path) -> None:
     passing = ["429:0.2", "429:date:1", "503:ms:50", "429", "500", "502", "hang", "drop", "cut"]
@@ -105,7 +103,6 @@ def test_every_fault_ends_with_the_right_answers_and_none_is_paid_twice(kind: st
         assert len(server.requests) == asked
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_faults_at_random_with_many_calls_at_once(kind: str) -> None:
     faults = itertools.cycle(
@@ -188,7 +185,6 @@ def test_a_prompt_that_is_always_malformed_has_no_program(kind: str, tmp_path: P
             assert texts(llm.generate(prompts_of(2))) == expected(2)
 
 
-@pytest.mark.slow
 def test_a_server_of_another_kind_is_told_from_a_bad_answer() -> None:
     with OpenAIServer(program) as server, model(server, "chat") as llm:
         server.fault_of = lambda request: "html"
@@ -205,7 +201,6 @@ def test_no_server_at_all() -> None:
     assert llm.spent.calls == 0
 
 
-@pytest.mark.slow
 def test_two_models_of_one_server_and_one_after_the_other(tmp_path: Path) -> None:
     """Connections are shared between models and outlive a call; with a loop for each call that would fail."""
     with OpenAIServer(program) as server:
@@ -236,7 +231,6 @@ def test_a_model_given_as_an_object_loses_its_own_retries_and_keeps_its_settings
         assert given.max_retries == 5
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_server_model_and_parameters_part_the_cache(kind: str, tmp_path: Path) -> None:
     cache = tmp_path / "a.sqlite"
@@ -285,6 +279,8 @@ sys.path.insert(0, sys.argv[1])
 from openai_server import prompts_of
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
+
+pytestmark = pytest.mark.slow
 settings = {"kind": sys.argv[2], "model": "m", "base_url": sys.argv[3], "concurrency": 4, "timeout": 30}
 with open_llm(LLMSettings(**settings), sys.argv[4]) as llm:
     print([answer.text for answer in llm.generate(prompts_of(int(sys.argv[5])))])
@@ -305,7 +301,6 @@ def kept(cache: Path) -> int:
         return int(database.execute("SELECT count(*) FROM answers").fetchone()[0]) if tables else 0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_after_kill_9_nothing_that_was_paid_is_asked_again(kind: str, tmp_path: Path) -> None:
     cache = tmp_path / "a.sqlite"
@@ -328,7 +323,6 @@ def test_after_kill_9_nothing_that_was_paid_is_asked_again(kind: str, tmp_path: 
         assert len(set(server.paid)) == len(server.paid) == 30
 
 
-@pytest.mark.slow
 def test_processes_that_share_a_cache_go_on_with_the_same_answers(tmp_path: Path) -> None:
     numbers = itertools.count()
     with OpenAIServer(lambda prompt: f"f ( {next(numbers)} )", delay=0.02) as server:

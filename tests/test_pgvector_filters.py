@@ -19,6 +19,8 @@ from langchain_rcr.index.pgvector.jsonb import (  # noqa: E402
     to_json,
 )
 
+pytestmark = pytest.mark.slow
+
 SETTINGS = settings(deadline=None, max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 # Few, so that equal ones meet; in the order of code points, "Z" < "a" < "ä" < "\ud7ff" < "\ue000" < "\U00010000".
@@ -63,7 +65,6 @@ def passing(connection, condition, examples):
     return [value for (value,) in connection.execute(query, [*parameters, texts]).fetchall()]
 
 
-@pytest.mark.slow
 @SETTINGS
 @given(condition=FILTERS, examples=EXAMPLES)
 def test_the_sql_means_what_matches_means(connection, condition, examples):
@@ -97,7 +98,6 @@ def test_equal_means_equal_as_in_json(connection):
         assert [matches(condition, example) for example in examples] == [bool(one) for one in expected]
 
 
-@pytest.mark.slow
 @SETTINGS
 @given(value=st.recursive(SCALARS, lambda one: st.lists(one, max_size=3) | st.dictionaries(TEXTS, one, max_size=3)))
 def test_examples_come_back_equal(connection, value):

@@ -19,6 +19,8 @@ from langchain_rcr.index.base import PoolVectors, Row
 psycopg = pytest.importorskip("psycopg")
 from langchain_rcr.index.pgvector import PgVectorIndex  # noqa: E402
 
+pytestmark = pytest.mark.slow
+
 DIM = 4
 NOTHING = np.empty(0, dtype=np.int64)
 STATE = np.ones((1, DIM), dtype=np.float32)
@@ -246,7 +248,6 @@ def server():
         server.cleanup()
 
 
-@pytest.mark.slow
 def test_a_server_restart_in_mid_use(server):
     index = PgVectorIndex(server.get_uri(), "p")
     index.bind("f", DIM)

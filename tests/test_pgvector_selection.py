@@ -16,6 +16,8 @@ from langchain_rcr.state import AdditiveState
 pytest.importorskip("psycopg")
 from langchain_rcr.index.pgvector import PgVectorIndex
 
+pytestmark = pytest.mark.slow
+
 DIM, COUNT = 12, 400
 
 
