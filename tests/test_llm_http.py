@@ -23,6 +23,8 @@ from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.opening import open_llm, wrap
 from rcr_trainer.llm.settings import LLMSettings
 
+pytestmark = pytest.mark.slow
+
 KINDS = ["completion", "chat"]
 KEY = "sk-very-secret-0123456789"
 
@@ -279,8 +281,6 @@ sys.path.insert(0, sys.argv[1])
 from openai_server import prompts_of
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
-
-pytestmark = pytest.mark.slow
 settings = {"kind": sys.argv[2], "model": "m", "base_url": sys.argv[3], "concurrency": 4, "timeout": 30}
 with open_llm(LLMSettings(**settings), sys.argv[4]) as llm:
     print([answer.text for answer in llm.generate(prompts_of(int(sys.argv[5])))])
