@@ -12,9 +12,12 @@ from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from rcr_trainer.data import Split
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.runs import Run
 
+FOLDED = ("academic", "imdb", "yelp")
+"""The text2sql-data files with folds: a run's seed is its fold of test."""
 COVR = ("8", "25", "34", "43", "48", "51", "99", "100", "110", "115")
 
 
@@ -23,7 +26,9 @@ def parser(description: str | None, *, threads: int) -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=(description or "").partition("\n")[0])
     made.add_argument("--splits", help="comma-separated; default: those of docs/results.md")
     made.add_argument("--seeds", default="0,1,2", help="comma-separated (default 0,1,2)")
-    made.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with geoquery/ (not for covr)")
+    made.add_argument(
+        "--data", type=Path, default=Path("../shared/data"), help="folder with geoquery/, text2sql/ (not for covr)"
+    )
     made.add_argument("--threads", type=int, default=threads, help=f"CPU threads (default {threads})")
     made.add_argument("--out", type=Path, required=True, help="JSON file to write")
     return made
@@ -35,22 +40,33 @@ def limit_threads(threads: int) -> None:
         os.environ.setdefault(variable, str(threads))
 
 
-def settings_of(task: str, split: str, data: Path, drawn: Path) -> dict[str, Any]:
+def settings_of(task: str, split: str, data: Path, drawn: Path, seed: int = 0) -> dict[str, Any]:
     """The settings of the `embeddings` family for a split, as far as they differ from the defaults.
 
     Args:
-        task: geoquery or covr.
+        task: geoquery, covr or text2sql.
         split: `standard`, `template_1`, `tmcd_2`, … (published ids where `data` has them, else drawn with the number
-            as seed), or the number of a COVR split.
-        data: folder with `geoquery/corpus.xml` and `geoquery/splits/`.
-        drawn: folder for the splits that are drawn.
+            as seed), the number of a COVR split, or the name of a text2sql-data file, whose query split is taken.
+        data: folder with `geoquery/corpus.xml` and `geoquery/splits/`, or with
+            `text2sql/*.json` and `geography_sql/geography.json`.
+        drawn: folder for the splits that are drawn or converted.
+        seed: of the run; where a text2sql-data file has folds, that of test.
 
     Raises:
         ConfigError: no such split.
     """
+    from rcr_trainer.data import geoquery_split, text2sql_split
+
+    where: dict[str, Any]
     if task == "covr":
         # 8 epochs of 2,800 queries: development coverage gains less than half a point after them.
         return {"data": {"task": "covr", "split": split}, "model": {"family": "embeddings"}, "sft": {"epochs": 8}}
+    if task == "text2sql":
+        file = data / ("geography_sql" if split == "geography" else "text2sql") / f"{split}.json"
+        fold = seed if split in FOLDED else None
+        folder = drawn / (f"text2sql-{split}" if fold is None else f"text2sql-{split}-{fold}")
+        where = {"task": "files", "directory": str(_made(folder, lambda: text2sql_split(file, fold=fold)))}
+        return {"data": where, "program": {"language": "sql"}, "model": {"family": "embeddings"}}
     if not re.fullmatch(r"standard|(template|tmcd|length)(_\d+)?", split):
         from rcr_trainer.errors import ConfigError
 
@@ -58,22 +74,23 @@ def settings_of(task: str, split: str, data: Path, drawn: Path) -> dict[str, Any
         raise ConfigError(msg)
     kind, _, number = split.partition("_")
     corpus, ids = data / "geoquery" / "corpus.xml", data / "geoquery" / "splits" / f"{split}.json"
-    where: dict[str, Any] = {"task": "geoquery", "split": kind}
+    where = {"task": "geoquery", "split": kind}
     if ids.is_file():
         where |= {"corpus": str(corpus), "ids": str(ids)}
     else:
-        where = {"task": "geoquery", "directory": str(_drawn(corpus, kind, int(number or 0), drawn))}
+        seed = int(number or 0)
+        folder = _made(drawn / f"geoquery-{kind}-{seed}", lambda: geoquery_split(corpus, kind, seed=seed))
+        where = {"task": "geoquery", "directory": str(folder)}
     # The standard split is i.i.d.: most test programs are in the pool, so training queries may get their own, too.
     return {"data": where, "model": {"family": "embeddings"}, "sft": {"exclude_own_program": kind != "standard"}}
 
 
-def _drawn(corpus: Path, kind: str, number: int, folder: Path) -> Path:
-    """A split folder drawn by the procedure with `number` as seed, made once."""
-    from rcr_trainer.data import geoquery_split, write_split
+def _made(folder: Path, split: Callable[[], Split]) -> Path:
+    """A split folder, made once."""
+    from rcr_trainer.data import write_split
 
-    folder = folder / f"geoquery-{kind}-{number}"
     if not (folder / "split.json").is_file():
-        write_split(folder, geoquery_split(corpus, kind, seed=number))
+        write_split(folder, split())
     return folder
 
 

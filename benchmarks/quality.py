@@ -4,7 +4,8 @@
 
 Each (split, seed) is an ordinary run of the trainer under runs/quality/, so an interrupted benchmark goes on where it
 stopped. Settings are the defaults of the encoder family unless `run_settings` says otherwise; they were chosen on
-development queries. On COVR only those structures of the gold programs count that the pool has. Exact match is
+development queries. On COVR only those structures of the gold programs count that the pool has. Of text2sql-data the
+query splits are taken; academic, imdb and yelp have ten folds, and a run's seed is its fold of test. Exact match is
 simulated: `StructureBoundLLM` with its defaults (it answers right where the picks show every structure of up to two
 nodes), which is no language model.
 
@@ -27,7 +28,7 @@ from common import COVR, cell, compared, parser, print_table, run_or_read, setti
 SPLITS = {
     "geoquery": ("standard", "template_1", "tmcd_1", "length_1", "template_2", "tmcd_2"),
     "covr": COVR,
-    "geography_sql": ("query",),
+    "text2sql": ("scholar", "atis", "geography", "academic", "imdb", "yelp"),
 }
 FOLDER = Path("runs/quality")
 METRICS = {
@@ -49,20 +50,15 @@ def run_one(task: str, split: str, seed: int, data: Path, threads: int, family: 
     from rcr_trainer.evaluation import EvaluationReport
 
     named = "" if family == "embeddings" else f"-{family}"
-    run = run_or_read(FOLDER / f"{task}-{split}-{seed}{named}", seed, threads, run_settings(task, split, data, family))
+    settings = run_settings(task, split, seed, data, family)
+    run = run_or_read(FOLDER / f"{task}-{split}-{seed}{named}", seed, threads, settings)
     record = json.loads((run.path / "run.json").read_text(encoding="utf-8"))
     return {**figures(EvaluationReport.read(run.path)), "sft_seconds": record["stages"]["sft"]["seconds"]}
 
 
-def run_settings(task: str, split: str, data: Path, family: str) -> dict[str, Any]:
+def run_settings(task: str, split: str, seed: int, data: Path, family: str) -> dict[str, Any]:
     """The settings of a run, as in its YAML."""
-    if task == "geography_sql":
-        settings: dict[str, Any] = {
-            "data": {"task": "files", "directory": str(_geography(data, split))},
-            "program": {"language": "sql"},
-        }
-    else:
-        settings = settings_of(task, split, data, FOLDER / "splits")
+    settings = settings_of(task, split, data, FOLDER / "splits", seed)
     if family != "embeddings":
         # The number of epochs that `settings_of` gives is for gradient descent on text encoders.
         sft = {key: value for key, value in settings.get("sft", {}).items() if key != "epochs"}
@@ -70,16 +66,6 @@ def run_settings(task: str, split: str, data: Path, family: str) -> dict[str, An
     if task == "covr":
         settings["evaluation"] = {"gold": "pool"}
     return {**settings, "model": {"family": family}, "llm": {"kind": "simulator"}}
-
-
-def _geography(data: Path, kind: str) -> Path:
-    """The split folder of Geography with SQL, made once."""
-    from rcr_trainer.data import geography_split, write_split
-
-    folder = FOLDER / "splits" / f"geography_sql-{kind}"
-    if not (folder / "split.json").is_file():
-        write_split(folder, geography_split(data / "geography_sql" / "geography.json", kind))
-    return folder
 
 
 def figures(report: Any) -> dict[str, Any]:

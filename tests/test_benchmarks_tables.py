@@ -1,9 +1,11 @@
 """The tables of benchmarks/reinforcement.py and quality.py: means, gains, what is simulated, which runs are shared."""
 
 import importlib
+import json
 from pathlib import Path
 
 import pytest
+from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import AnswersAsked, EvaluationReport, SelectorScores
 from rcr_trainer.settings import Settings
 
@@ -155,9 +157,23 @@ def test_settings_of_quality_are_settings(quality, task, split, gold, tmp_path):
     for name in ("corpus.xml", "splits/template_1.json"):
         (tmp_path / "geoquery" / name).touch()
     for family in ("structure", "embeddings"):
-        config = Settings.model_validate(quality.run_settings(task, split, tmp_path, family))
+        config = Settings.model_validate(quality.run_settings(task, split, 0, tmp_path, family))
         assert (config.model.family, config.evaluation.gold, config.llm.kind) == (family, gold, "simulator")
         assert config.evaluation.asks(config.llm)
+
+
+@pytest.mark.parametrize("name", ["scholar", "yelp"])
+def test_the_seed_is_the_fold_of_a_text2sql_file_that_has_folds(quality, here, name):
+    labels = {"scholar": ("train", "dev", "test"), "yelp": ("0", "1", "2")}[name]
+    sentence = {"text": "a ?", "variables": {}, "question-split": "0"}
+    rows = [{"query-split": label, "sql": [f"SELECT {n}"], "sentences": [sentence]} for n, label in enumerate(labels)]
+    (here / "text2sql").mkdir()
+    (here / "text2sql" / f"{name}.json").write_text(json.dumps(rows))
+    for seed in (0, 2):
+        config = Settings.model_validate(quality.run_settings("text2sql", name, seed, here, "structure"))
+        (test,) = read_split(config.data.directory).test
+        assert test.id == ("2-0" if name == "scholar" else f"{seed}-0")
+        assert (config.program.language, config.data.task) == ("sql", "files")
 
 
 @pytest.fixture

@@ -64,12 +64,12 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_without_arguments_the_help_is_shown(capsys):
     out = shown(capsys)
-    for command in ("init", "run", "sft", "evaluate", "check"):
+    for command in ("init", "run", "sft", "evaluate", "check", "data"):
         assert f"\n    {command} " in out
     assert out == shown(capsys, "--help")
 
 
-@pytest.mark.parametrize("command", [["init"], ["run"], ["sft"], ["evaluate"], ["check"]])
+@pytest.mark.parametrize("command", [["init"], ["run"], ["sft"], ["evaluate"], ["check"], ["data", "text2sql"]])
 def test_every_command_has_an_example_that_parses(capsys, command):
     out = shown(capsys, *command, "--help")
     example = out[out.index("example: ") :].removeprefix("example: ").split()
@@ -145,6 +145,9 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["check"], "required: FILE"),
         (["check", "gone.jsonl"], "no such file: gone.jsonl"),
         (["check", "train.jsonl", "--language", "sqll"], "sqll"),
+        (["data"], "required: FORM"),
+        (["data", "text2sql", "train.jsonl", "--out", "folder"], "train.jsonl is no JSON file"),
+        (["data", "text2sql", "gone.json", "--out", "folder"], "can't read gone.json"),
         (["trian"], "invalid choice: 'trian'"),
     ],
 )

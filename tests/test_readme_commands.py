@@ -157,6 +157,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             for i in range(size)
         ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(shown + made) + "\n", encoding="utf-8")
+    sentence = {"text": "a ?", "variables": {}, "question-split": "train"}
+    scholar = [{"query-split": part, "sql": ["SELECT a"], "sentences": [sentence]} for part in ("train", "test")]
+    (tmp_path / "scholar.json").write_text(json.dumps(scholar), encoding="utf-8")
     if CORPUS.is_file():
         (tmp_path / "data" / "geoquery").mkdir(parents=True)
         shutil.copy(CORPUS, tmp_path / "data" / "geoquery" / "corpus.xml")  # so that nothing is downloaded

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rcr_trainer.data import geography_split
+from rcr_trainer.data import text2sql_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards import ProgramError, RewardError, check_reward, execution, make_reward, score
 from rcr_trainer.rewards.databases import SQLite, open_database
@@ -223,7 +223,7 @@ def test_a_database_that_is_none(tmp_path, content):
 @pytest.mark.slow
 @pytest.mark.skipif(not (DATA / "geography_sql").is_dir(), reason="the Geography database is not there (RCR_DATA)")
 def test_geographys_own_queries_run():
-    split = geography_split(DATA / "geography_sql" / "geography.json")
+    split = text2sql_split(DATA / "geography_sql" / "geography.json")
     reward = make_reward("execution", SPEC, database=str(DATA / "geography_sql" / "geography.sqlite"))
     assert check_reward(reward, split.train).mean() > 0.95
 

@@ -148,6 +148,15 @@ def _check(given: argparse.Namespace) -> None:
             _show(f"  the first that doesn't (id {broken[0]}): {' '.join(targets[broken[0]].split())[:100]}")
 
 
+def _text2sql(given: argparse.Namespace) -> None:
+    from rcr_trainer.data import text2sql_split, write_split
+
+    split = text2sql_split(given.file, given.split, given.fold)
+    write_split(given.out, split)
+    _show(f"{given.out} written: {', '.join(f'{count} {part}' for part, count in split.counts().items())}.")
+    _show(f"Next: {PROG} run CONFIG --data.task=files --data.directory={given.out} --program.language=sql")
+
+
 # ---------------------------------------------------------------- the parser
 
 
@@ -219,6 +228,18 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     check.add_argument("--id-key", help="field of the id (default: none, the row number)")
     languages = "functional, sexpr, sql, sql:DIALECT, json, python or tokens"
     check.add_argument("--language", default="functional", help=languages)
+
+    data = commands.add_parser("data", help="turn public data into a folder that data.directory takes")
+    kinds = data.add_subparsers(metavar="FORM", title="forms", required=True)
+    text = "questions with SQL of the text2sql-data collection (ATIS, Scholar, Geography, Academic, IMDB, Yelp, ...)"
+    text2sql = _command(kinds, "text2sql", _text2sql, text, "data text2sql scholar.json --split query --out scholar")
+    text2sql.add_argument("file", type=Path, metavar="FILE", help="one JSON file of the collection")
+    text = "query: no query of test occurs in training (default); question: questions are divided at random"
+    text2sql.add_argument("--split", choices=("query", "question"), default="query", help=text)
+    text2sql.add_argument(
+        "--fold", type=int, metavar="N", help="in a file with numbered folds, that of test (default 0)"
+    )
+    text2sql.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
     return parser
 
 

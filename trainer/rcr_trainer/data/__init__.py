@@ -1,12 +1,12 @@
-"""Data: users' files, GeoQuery, COVR-10 and Geography with SQL, each as a `Split` of `Example`s."""
+"""Data: users' files, GeoQuery, COVR-10 and text2sql-data, each as a `Split` of `Example`s."""
 
 from __future__ import annotations
 
 from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import Example, Split, read_split, write_examples, write_split
 from rcr_trainer.data.files import ReadReport, read_examples, unparsed
-from rcr_trainer.data.geography_sql import geography_split
 from rcr_trainer.data.geoquery import download_geoquery, geoquery_split
+from rcr_trainer.data.text2sql import text2sql_split
 
 __all__ = [
     "Example",
@@ -14,10 +14,10 @@ __all__ = [
     "Split",
     "covr_split",
     "download_geoquery",
-    "geography_split",
     "geoquery_split",
     "read_examples",
     "read_split",
+    "text2sql_split",
     "unparsed",
     "write_examples",
     "write_split",

@@ -1,0 +1,111 @@
+"""Questions with SQL in the form of the text2sql-data collection: ATIS, Scholar, Geography, Academic, IMDB, Yelp.
+
+Source: Finegan-Dollak, Kummerfeld et al., "Improving Text-to-SQL Evaluation Methodology", ACL 2018.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Set
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
+
+from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
+from rcr_trainer.errors import ConfigError, DataError
+
+KINDS = ("query", "question")
+
+_Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
+_Label = Annotated[str, StringConstraints(pattern=r"^(train|dev|test|exclude|0|[1-9][0-9]*)$")]
+
+
+class _Variable(BaseModel):
+    name: str
+    example: str
+
+
+class _Sentence(BaseModel):
+    text: _Text
+    variables: dict[str, str]
+    label: _Label = Field(alias="question-split")
+
+
+class _Query(BaseModel):
+    sql: Annotated[list[_Text], Field(min_length=1)]
+    sentences: list[_Sentence]
+    variables: list[_Variable] = []
+    label: _Label = Field(alias="query-split")
+
+
+_FILE = TypeAdapter(Annotated[list[_Query], Field(min_length=1)])
+
+
+def text2sql_split(json_path: str | Path, kind: str = "query", fold: int | None = None) -> Split:
+    """Read a file of the text2sql-data form, its variables filled in, in its own split.
+
+    A file brings train, dev and test, or numbered folds: one of them becomes test, the next one dev (after the last
+    comes the first), the others train. What it excludes is left out.
+
+    Args:
+        json_path: the file.
+        kind: ``question`` divides questions at random; ``query`` keeps all questions of a query on one side, so that
+            test asks for queries never seen.
+        fold: the fold that becomes test; None: fold 0, if the file has folds.
+
+    Returns:
+        The split. A question with several queries has the first of the file's list. An id is the place of the query
+        in the file and that of the question among the query's, as ``12-3``, in both kinds of split.
+
+    Raises:
+        ConfigError: no such kind or fold.
+        DataError: the file is missing or not of that form; the message is one line that names the first fault.
+    """
+    path = Path(json_path)
+    if kind not in KINDS:
+        raise ConfigError(f"there is no {kind!r} split; the splits of text2sql-data are {', '.join(KINDS)}")
+    queries = _queries(path)
+    labels = {each.label for query in queries for each in ([query] if kind == "query" else query.sentences)}
+    part_of = _parts(labels - {"exclude"}, fold, path)
+    parts: dict[str, list[Example]] = {part: [] for part in (*PARTS, "exclude")}
+    for number, query in enumerate(queries):
+        examples = {variable.name: variable.example for variable in query.variables}
+        for place, sentence in enumerate(query.sentences):
+            values = examples | sentence.variables  # The question doesn't name every value of some queries.
+            filled = (_filled(text, values) for text in (sentence.text, query.sql[0]))
+            label = query.label if kind == "query" else sentence.label
+            parts[part_of.get(label, "exclude")].append(Example(f"{number}-{place}", *filled))
+    name = kind + "".join(f"-{label}" for label, part in part_of.items() if part == "test" != label)
+    meta = {"task": path.stem, "split": name, "how": f"the {kind} split of {path.name}"}
+    return Split(f"{path.stem}-{name}", parts["train"], parts["dev"], parts["test"], meta)
+
+
+def _queries(path: Path) -> list[_Query]:
+    try:
+        return _FILE.validate_python(read_json_file(path))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = "".join(f", {'' if n else 'query '}{key}" for n, key in enumerate(fault["loc"]))
+        raise DataError(f"{path}{where}: not of the text2sql-data form: {fault['msg']}") from None
+
+
+def _parts(labels: Set[str], fold: int | None, path: Path) -> dict[str, str]:
+    """Which part the examples with each of a file's labels go to."""
+    if labels <= set(PARTS):
+        if fold is not None:
+            raise ConfigError(f"{path.name} has no folds: leave out fold = {fold}")
+        return {label: label for label in labels}
+    if labels & set(PARTS):
+        raise DataError(f"{path} mixes numbered folds with {', '.join(sorted(labels & set(PARTS)))}")
+    folds = sorted(map(int, labels))
+    test = fold or 0
+    if test not in folds or len(folds) < 3:
+        raise ConfigError(f"{path.name} has no fold {test} beside two more; its folds are {folds}")
+    dev = folds[(folds.index(test) + 1) % len(folds)]
+    return {str(each): {test: "test", dev: "dev"}.get(each, "train") for each in folds}
+
+
+def _filled(text: str, values: Mapping[str, str]) -> str:
+    """The text with every variable replaced at once, so that no value is taken for a variable."""
+    return re.sub(r"\b[a-z_]+\d+\b", lambda match: values.get(match[0], match[0]), text)
