@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.data import read_split
-from rcr_trainer.evaluation import AnswersAsked, EvaluationReport, SelectorScores
+from rcr_trainer.evaluation import AnswersAsked
 from rcr_trainer.settings import Settings
+from reports import report as report_on
+from reports import scores as scores_of
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 
@@ -95,7 +97,7 @@ def quality(monkeypatch):
 
 
 def scores(coverage, full, exact):
-    return SelectorScores("plain", coverage, full, 3.0, 1.0, 0.1, [coverage], [full], [3.0], exact, exact, 0.0)
+    return scores_of(coverage, full_coverage=full, exact_match=exact)
 
 
 def report(**changes):
@@ -105,9 +107,7 @@ def report(**changes):
         "set_bsr": scores(75.0, 15.0, 52.0),
         "oracle": scores(85.0, 60.0, 90.0),
     }
-    selectors = {**selectors, **changes}
-    selectors["rcr"].kind, selectors["oracle"].kind = "trained", "oracle"
-    return EvaluationReport(4, 100, "toy", 0, selectors, 1, 300, answers=AnswersAsked("StructureBoundLLM", True, 100))
+    return report_on({**selectors, **changes}, answers=AnswersAsked("StructureBoundLLM", True, 200, 150))
 
 
 def test_figures_of_quality(quality):

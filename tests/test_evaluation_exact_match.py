@@ -8,8 +8,10 @@ import json
 import numpy as np
 import pytest
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, SelectorScores, evaluate, write_table
+from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, evaluate, write_table
 from rcr_trainer.llm.faults import AccessError, BudgetExceeded, LLMError
+from reports import report as report_on
+from reports import scores as scores_of
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
@@ -52,7 +54,7 @@ def test_figures_by_hand():
     assert scores.exact_match == 25
     assert scores.jaccard == pytest.approx(100 * (1 + 0 + 1 + 0) / 4)
     assert scores.no_program == 25
-    assert report.answers == AnswersAsked("fake-lm", False, 4)
+    assert report.answers == AnswersAsked("fake-lm", False, 4, 4)
 
 
 def test_partial_jaccard_by_hand():
@@ -76,10 +78,26 @@ def test_selectors_differ_by_their_prompts():
 
     report = run({"rcr": always(1, 0, 2), "random": always(1, 3, 2), "bm25": always(1, 4, 2)}, copies_the_last_program)
     assert [scores.exact_match for scores in report.selectors.values()] == [25, 25, 0]
-    # rcr is right for the first query, random for the last, bm25 for none.
-    random, none = (100 * np.std(differences, ddof=1) / 2 for differences in ([1, 0, 0, -1], [1, 0, 0, 0]))
-    errors = [scores.exact_match_error for scores in report.selectors.values()]
-    assert errors == [None, pytest.approx(random), pytest.approx(none)]
+    assert all("exact_match" not in scores.intervals for scores in report.selectors.values())  # of four programs
+
+
+def test_intervals_are_by_program_of_the_queries_asked():
+    queries = [Example(f"t{i}", f"x{i}", f"f{i // 2} ( a )") for i in range(80)]
+    right = {query.source: query.target for query in queries}
+
+    def answer(prompts):
+        # With q0 in the prompt everything is right, else only f0 ( a ).
+        return [right[asked_of(p)] if "q0" in p or right[asked_of(p)] == "f0 ( a )" else None for p in prompts]
+
+    selectors = {"rcr": always(0, 1, 2), "random": always(1, 3, 2)}
+    report = run(selectors, answer, queries)
+    assert report.answers == AnswersAsked("fake-lm", False, 80, 40)
+    # The one program of forty that random has, with both its questions, is drawn from none to three times.
+    assert report.selectors["random"].intervals["exact_match"] == (pytest.approx(92.5), pytest.approx(100))
+    assert report.selectors["rcr"].intervals == {}
+    few = run(selectors, answer, queries, limit=29)
+    assert (few.answers.programs, "exact_match" in few.selectors["random"].intervals) == (29, False)
+    assert "coverage" in few.selectors["random"].intervals
 
 
 def test_nothing_is_asked_without_an_answerer():
@@ -175,59 +193,57 @@ def test_what_is_measured_is_kept_before_the_model_is_asked():
 
 
 def scores(coverage, exact=None, no_program=None):
-    curve = [coverage]
-    return SelectorScores("plain", coverage, 12.3, 3.0, 1.2, 0.01, curve, [0.0], [0.0], exact, exact, no_program)
-
-
-def of(kind, figures):
-    figures.kind = kind
-    return figures
+    return scores_of(coverage, exact_match=exact, jaccard=exact, no_program=no_program)
 
 
 def make(answers, **selectors):
-    return EvaluationReport(4, 500, "covr-110", 7, selectors, 1, 3000, answers=answers)
+    return report_on(selectors, n=500, answers=answers)
 
 
 def table_of(report):
     stream = io.StringIO()
     write_table(report, stream)
     text = stream.getvalue()
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 100
     return text
 
 
 FULL = {
-    "rcr": of("trained", scores(67.0, 60.25, 1.04)),
-    "rcr_without_rl": of("trained", scores(66.0, 58.0, 0.0)),
+    "rcr": scores(67.0, 60.25, 1.04),
+    "rcr_without_rl": scores(66.0, 58.0, 0.0),
     "random": scores(30.0, 20.0, 0.0),
     "fixed": scores(61.0, 30.0, 0.0),
     "mmr": scores(60.0, 40.5, 0.0),
-    "oracle": of("oracle", scores(80.0, 90.0, 0.0)),
+    "oracle": scores(80.0, 90.0, 0.0),
 }
 
 
 def test_table_with_answers():
-    text = table_of(make(AnswersAsked("gpt-x", False, 100), **FULL))
+    text = table_of(make(AnswersAsked("gpt-x", False, 100, 80), **FULL))
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
-    assert rows["mmr"] == ["mmr", "60.0", "40.5", "12.3", "3.0", "1.20", "0.01"]
-    assert rows["oracle"][:5] == ["oracle", "(sees", "gold)", "80.0", "90.0"]
+    assert rows["mmr"] == ["mmr", "40.5", "60.0", "12.3", "45.6", "78.9", "23.4", "321", "1.23"]
+    assert rows["oracle"][:5] == ["oracle", "(sees", "gold)", "90.0", "80.0"]
     names = [line.split()[0] for line in text.splitlines() if line.strip() and line.split()[0] in FULL]
     assert names[:3] == ["rcr", "rcr_without_rl", "random"]
     assert "rcr_without_rl (SFT)" in text
     flat = " ".join(text.split())
-    assert [line.split()[:2] for line in text.splitlines()[2:4]] == [["coverage", "exact"], ["selector", "%"]]
-    assert "Exact match: 100 queries, answered by gpt-x." in flat
+    assert [line.split()[:3] for line in text.splitlines()[2:4]] == [
+        ["exact", "coverage", "full"], ["selector", "match", "%"],
+    ]  # fmt: skip
+    assert "Exact match: 100 queries of 80 programs, answered by gpt-x." in flat
     assert "1.0 % of rcr's answers hold no program." in flat
     assert "simulated" not in text
 
 
 def test_table_of_a_simulator_says_so():
-    report = make(AnswersAsked("StructureBoundLLM", True, 100), **FULL)
+    report = make(AnswersAsked("StructureBoundLLM", True, 100, 80), **FULL)
     text = table_of(report)
-    assert text.splitlines()[2].split()[:2] == ["coverage", "simulated"]
-    assert "Exact match is simulated: 100 queries, answered by no language model." in " ".join(text.split())
+    assert text.splitlines()[2].split()[:2] == ["simulated", "coverage"]
+    assert "Exact match is simulated: 100 queries of 80 programs, answered by no language model." in " ".join(
+        text.split()
+    )
     assert json.loads(report.to_json())["answers"] == {
-        "model": "StructureBoundLLM", "simulated": True, "n": 100, "missing": "",
+        "model": "StructureBoundLLM", "simulated": True, "n": 100, "programs": 80, "missing": "",
     }  # fmt: skip
 
 
@@ -235,45 +251,30 @@ def test_table_without_answers_has_no_column_for_them():
     nobody = {name: scores(entry.coverage) for name, entry in FULL.items()}
     plain = table_of(make(None, **nobody))
     assert "exact" not in plain.lower()
-    spent = table_of(make(AnswersAsked("gpt-x", False, 100, "the budget …"), **nobody))
+    spent = table_of(make(AnswersAsked("gpt-x", False, 100, 80, "the budget …"), **nobody))
     assert "match %" not in spent
     assert "No exact match for rcr, rcr_without_rl, random" in spent
 
 
 def test_table_of_some_answers():
     some = {**FULL, "mmr": scores(60.0), "oracle": scores(80.0)}
-    text = table_of(make(AnswersAsked("gpt-x", False, 100, "the budget of 9 calls …"), **some))
+    text = table_of(make(AnswersAsked("gpt-x", False, 100, 80, "the budget of 9 calls …"), **some))
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
-    assert rows["mmr"][:3] == ["mmr", "60.0", "–"]
+    assert rows["mmr"][:3] == ["mmr", "–", "60.0"]
     flat = " ".join(text.split())
     assert "No exact match for mmr, oracle: the budget was spent." in flat
 
 
 def test_best_plain_by_exact_match():
-    report = make(AnswersAsked("m", False, 9), **FULL)
+    report = make(AnswersAsked("m", False, 9, 7), **FULL)
     assert report.best_plain() == ("fixed", 61.0)
     assert report.best_plain(metric="exact_match") == ("mmr", 40.5)
     assert make(None, random=scores(30.0)).best_plain("exact_match") is None
 
 
 def test_json_with_answers_is_read_back(tmp_path):
-    report = make(AnswersAsked("m", False, 9, "why"), **FULL)
+    report = make(AnswersAsked("m", False, 9, 7, "why"), **FULL)
     again = EvaluationReport.read(report.write(tmp_path))
     assert again.answers == report.answers
     assert (again.selectors["rcr"].exact_match, again.selectors["rcr"].no_program) == (60.25, 1.04)
     assert list(again.selectors) == list(FULL)
-
-
-def test_a_file_from_before_there_were_answers_is_read():
-    values = json.loads(make(None, rcr=scores(50.0)).to_json())
-    del values["answers"]
-    for name in ("exact_match", "jaccard", "no_program"):
-        del values["selectors"]["rcr"][name]
-    for name in ("gold", "none_in_pool", "advice"):
-        del values[name]
-    for name in ("coverage_error", "exact_match_error"):
-        del values["selectors"]["rcr"][name]
-    report = EvaluationReport.from_json(json.dumps(values))
-    assert (report.answers, report.gold, report.advice) == (None, "all", "")
-    assert report.selectors["rcr"].exact_match is None
-    assert "exact" not in table_of(report).lower()

@@ -8,31 +8,32 @@ import sys
 
 import pytest
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation import Choice, EvaluationReport, SelectorScores, plot_coverage, write_table
+from rcr_trainer.evaluation import Choice, EvaluationReport, plot_coverage, write_table
+from reports import report as report_on
+from reports import scores as scores_of
 
 from langchain_rcr.errors import InputError
 
 
-def scores(coverage, duplicates=3.0, kind="plain"):
-    curve = [coverage - 20.0, coverage - 10.0, coverage - 5.0, coverage]
-    return SelectorScores(kind, coverage, 12.3456, duplicates, 1.23456, 0.01234, curve, [0.0] * 4, [0.0] * 4)
+def scores(coverage, **figures):
+    return scores_of(coverage, by_step=[coverage - 20.0, coverage - 10.0, coverage - 5.0, coverage], **figures)
 
 
 def make(**changes):
     values = {
         "k": 4,
         "n": 100,
+        "programs": 60,
         "split": "covr-110",
         "seed": 7,
         "selectors": {
             "random": scores(30.0),
             "fixed": scores(50.0),
-            "bm25": scores(54.321),
+            "bm25": scores(54.321, intervals={"coverage": (-1.234, 4.567)}),
             "mmr": scores(59.0),
-            "oracle": scores(80.0, kind="oracle"),
-            "rcr": scores(67.0, kind="trained"),
+            "oracle": scores(80.0),
+            "rcr": scores(67.0),
         },
-        "steps": 4,
         "pool_size": 3000,
         "skipped_queries": 2,
         "left_out": {"dense": "no embeddings were given"},
@@ -42,16 +43,20 @@ def make(**changes):
         },
         "versions": {"numpy": "2.0"},
     }
-    return EvaluationReport(**{**values, **changes})
+    return report_on(**{**values, **changes})
 
 
 def test_json_has_the_agreed_keys_and_rounding():
     values = json.loads(make().to_json())
     assert [values[key] for key in ("k", "n", "split", "seed")] == [4, 100, "covr-110", 7]
+    assert values["programs"] == 60
     bm25 = values["selectors"]["bm25"]
     assert bm25["coverage"] == 54.32
     assert bm25["full_coverage"] == 12.35
     assert bm25["duplicate_rate"] == 3.0
+    others = ("specific_coverage", "label_complete", "hub_share", "prompt_length")
+    assert [bm25[key] for key in others] == [45.6, 78.9, 23.4, 321.4]
+    assert bm25["intervals"] == {"coverage": [-1.23, 4.57]}
     assert (bm25["latency_ms"], bm25["latency_batch_ms"]) == (1.235, 0.012)
     assert bm25["coverage_by_step"] == [34.32, 44.32, 49.32, 54.32]
     coverage = {"0.3": 57.13, "0.5": 59.0}
@@ -68,8 +73,9 @@ def test_written_and_read_back(tmp_path):
     assert report == EvaluationReport.read(path.parent)
     assert report.to_json() == path.read_text(encoding="utf-8")
     assert report.trade_offs == {}
-    read = EvaluationReport.from_json(make(gold="pool", none_in_pool=3, advice="use it").to_json())
-    assert (read.gold, read.none_in_pool, read.advice) == ("pool", 3, "use it")
+    assert report.selectors["bm25"].intervals == {"coverage": (-1.23, 4.57)}
+    read = EvaluationReport.from_json(make(gold="pool", none_in_pool=3, repeated=2, advice="use it").to_json())
+    assert (read.gold, read.none_in_pool, read.repeated, read.advice) == ("pool", 3, 2, "use it")
     assert read.trade_offs["mmr"].coverage == {0.3: 57.13, 0.5: 59.0}
     assert (read.trade_offs["dpp"].value, read.trade_offs["dpp"].chosen_on) == (0.1, "nothing")
 
@@ -94,7 +100,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         (lambda v: v.pop("k"), "k: Field required"),
         (lambda v: v["selectors"]["bm25"].pop("coverage"), r"selectors\.bm25\.coverage: Field required"),
         (lambda v: v["selectors"]["bm25"].update(coverage="high"), r"selectors\.bm25\.coverage"),
-        (lambda v: v.update(format_version=2), "format version 2, this library reads up to 1"),
+        (lambda v: v.update(format_version=3), "format version 3, this library reads up to 2"),
         (lambda v: v.update(steps=5), "curve has not 5 steps"),
     ],
 )
@@ -121,7 +127,7 @@ def test_best_plain_selector():
     stronger = {name: scores(60.0 + n) for n, name in enumerate(("bm25_coverage", "dpp", "set_bsr"))}
     assert make(selectors={**make().selectors, **stronger}).best_plain() == ("set_bsr", 62.0)
     assert make().best_plain("exact_match") is None
-    assert make(selectors={"rcr": scores(67.0, kind="trained")}).best_plain() is None
+    assert make(selectors={"rcr": scores(67.0)}).best_plain() is None
 
 
 def test_table_as_plain_text():
@@ -129,9 +135,10 @@ def test_table_as_plain_text():
     write_table(make(), stream)
     text = stream.getvalue()
     assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 80
+    assert max(map(len, text.splitlines())) <= 100
+    assert text.startswith("split covr-110: 100 test queries of 60 programs, pool of 3000, k = 4")
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
-    assert rows["bm25"] == ["bm25", "54.3", "12.3", "3.0", "1.23", "0.01"]
+    assert rows["bm25"] == ["bm25", "54.3", "12.3", "45.6", "78.9", "23.4", "321", "1.23"]
     assert "rcr (ours)" in text
     assert "oracle (sees gold)" in text
     assert "2 queries left out: their gold program doesn't parse." in text
@@ -144,10 +151,11 @@ def test_table_as_plain_text():
 
 def test_table_says_what_counts():
     stream = io.StringIO()
-    write_table(make(gold="pool", none_in_pool=3), stream)
+    write_table(make(gold="pool", none_in_pool=3, repeated=12), stream)
     text = " ".join(stream.getvalue().split())
     assert "Of the gold programs only what the pool has counts." in text
     assert "3 queries left out: the pool has nothing of their gold program." in text
+    assert "12 queries are in the pool, too, with question and program." in text
 
 
 def test_table_on_a_terminal_marks_ours_in_colour(monkeypatch):

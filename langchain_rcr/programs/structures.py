@@ -50,6 +50,11 @@ def local_structures(tree: Tree, max_size: int = 4) -> frozenset[str]:
     return frozenset(found)
 
 
+def is_label(name: str) -> bool:
+    """Whether a structure's name is that of a single node; no label contains the separators, see `local_structures`."""
+    return CHILD not in name and SIBLING not in name
+
+
 def _escape(label: str) -> str:
     if len(label) > _LONGEST_LABEL:
         digest = hashlib.blake2b(label.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()

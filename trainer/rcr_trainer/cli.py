@@ -20,6 +20,7 @@ import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
 
 if TYPE_CHECKING:
+    from rcr_trainer.data import Example
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.settings import Settings
 
@@ -106,11 +107,11 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _show_report(report: EvaluationReport) -> None:
-    from rcr_trainer.evaluation import advise, write_table
+    from rcr_trainer.evaluation import write_table
     from rcr_trainer.evaluation.table import WIDTH
 
     write_table(report, sys.stdout)
-    _show(f"\n{textwrap.fill(report.advice or advise(report), WIDTH, break_on_hyphens=False)}\n")
+    _show(f"\n{textwrap.fill(report.advice, WIDTH, break_on_hyphens=False)}\n")
 
 
 def _evaluate(given: argparse.Namespace) -> None:
@@ -133,9 +134,10 @@ def _evaluate(given: argparse.Namespace) -> None:
 
 def _check(given: argparse.Namespace) -> None:
     from langchain_rcr.programs import ProgramSpec
-    from rcr_trainer.data import read_examples, unparsed
+    from rcr_trainer.data import overlap, read_examples, unparsed
 
     spec = ProgramSpec(language=given.language)
+    training: Sequence[Example] = ()
     for path in given.files:
         examples, report = read_examples(
             path, source_key=given.source_key, target_key=given.target_key, id_key=given.id_key
@@ -146,6 +148,13 @@ def _check(given: argparse.Namespace) -> None:
         if broken:
             targets = {example.id: example.target for example in examples}
             _show(f"  the first that doesn't (id {broken[0]}): {' '.join(targets[broken[0]].split())[:100]}")
+        if not training:
+            training = examples
+            continue
+        shared, names = overlap(examples, training, spec), (path.name, given.files[0].name)
+        for line in (shared.warning(*names), shared.note(*names)):
+            if line:
+                _show(f"  {line}")
 
 
 def _text2sql(given: argparse.Namespace) -> None:
@@ -221,8 +230,10 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         _add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
     text = "read files as a run would, and say what is in them"
-    check = _command(commands, "check", _check, text, "check train.jsonl --target-key sql --language sql")
-    check.add_argument("files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV")
+    check = _command(commands, "check", _check, text, "check train.jsonl test.jsonl --target-key sql --language sql")
+    check.add_argument(
+        "files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV; each is compared with the first"
+    )
     check.add_argument("--source-key", default="source", help="field of the question (default: source)")
     check.add_argument("--target-key", default="target", help="field of the program (default: target)")
     check.add_argument("--id-key", help="field of the id (default: none, the row number)")

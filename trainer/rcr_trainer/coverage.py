@@ -31,13 +31,15 @@ class PoolStructures:
         programs: the pool's N programs; one that doesn't parse gets an empty row, one that repeats is parsed once.
 
     Attributes:
-        matrix: binary float32 (N, S); row n holds the local structures of program n, columns sorted by name.
+        names: of the S structures, sorted.
+        matrix: binary float32 (N, S); row n holds the local structures of program n, columns as in `names`.
     """
 
     def __init__(self, spec: ProgramSpec, programs: Sequence[str]) -> None:
         self._structures = cache(spec.structures)
         known = map(self._structures, dict.fromkeys(programs))
-        self._columns = {name: i for i, name in enumerate(sorted(frozenset[str]().union(*known)))}
+        self.names = sorted(frozenset[str]().union(*known))
+        self._columns = {name: i for i, name in enumerate(self.names)}
         self.matrix = self.rows(programs)
 
     def rows(self, programs: Sequence[str]) -> sparse.csr_array:

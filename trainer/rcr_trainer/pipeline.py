@@ -32,6 +32,7 @@ from rcr_trainer.tasks import (
     load_model,
     load_split,
     open_language_model,
+    say_overlap,
 )
 
 if TYPE_CHECKING:
@@ -147,6 +148,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     split.meta.pop(LANGUAGE, None)  # Of another run, where data.directory is its data.
     task = check_task(config, divide(config, split))
     split.meta[LANGUAGE] = task.spec.language
+    say_overlap(split, task.spec)
     if config.sft.checkpoint is not None:
         load_start(config, task.pool)
     asks = config.evaluation.asks(config.llm)

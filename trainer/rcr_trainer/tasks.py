@@ -190,6 +190,18 @@ def check_task(config: Settings, task: Task) -> Task:
     return replace(task, spec=spec)
 
 
+def say_overlap(split: Split, spec: ProgramSpec) -> None:
+    """Log what the development and test examples that a split brings share with its training data."""
+    from rcr_trainer.data import overlap
+
+    for part, examples in (("dev", split.dev), ("test", split.test)):
+        shared = overlap(examples, split.train, spec)
+        if warning := shared.warning(part, "the training data"):
+            logger.warning("%s", warning)
+        if note := shared.note(part, "the training data"):
+            logger.info("%s", note)
+
+
 def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> str:
     """The language by which the pool's programs are read; see `check_task`."""
     from langchain_rcr.programs import TOKENS

@@ -6,15 +6,18 @@ from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import Example, Split, read_split, write_examples, write_split
 from rcr_trainer.data.files import ReadReport, read_examples, unparsed
 from rcr_trainer.data.geoquery import download_geoquery, geoquery_split
+from rcr_trainer.data.overlap import Overlap, overlap
 from rcr_trainer.data.text2sql import text2sql_split
 
 __all__ = [
     "Example",
+    "Overlap",
     "ReadReport",
     "Split",
     "covr_split",
     "download_geoquery",
     "geoquery_split",
+    "overlap",
     "read_examples",
     "read_split",
     "text2sql_split",

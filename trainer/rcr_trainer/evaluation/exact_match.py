@@ -13,8 +13,8 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.items import compose
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation.metrics import paired_error
-from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport
+from rcr_trainer.evaluation.intervals import paired_intervals
+from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport
 from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.rewards import correctness, score, structure_coverage
 
@@ -81,18 +81,16 @@ class Answerer:
         }
         logger.info("%d answers for each of %s", n, ", ".join(picks))
         programs, missing = self._programs(prompts)
-        report.answers = AnswersAsked(self.name, self.simulated, n, missing)
-        ours: np.ndarray | None = None
-        for name in [OURS, *picks] if OURS in programs else picks:
-            if name not in programs:
-                continue
+        keys = [spec.key(gold.target) for gold in golds]
+        report.answers = AnswersAsked(self.name, self.simulated, n, len(set(keys)), missing)
+        exact = {name: score(correctness(spec), answers, golds, shown[name]) for name, answers in programs.items()}
+        for name, answers in programs.items():
             scores = report.selectors[name]
-            exact = score(correctness(spec), programs[name], golds, shown[name])
-            ours = exact if name == OURS else ours
-            scores.exact_match = 100 * float(exact.mean())
-            scores.jaccard = 100 * float(score(structure_coverage(spec), programs[name], golds, shown[name]).mean())
-            scores.no_program = 100 * programs[name].count(None) / n
-            scores.exact_match_error = None if ours is None or name == OURS else paired_error(ours, exact)
+            scores.exact_match = 100 * float(exact[name].mean())
+            scores.jaccard = 100 * float(score(structure_coverage(spec), answers, golds, shown[name]).mean())
+            scores.no_program = 100 * answers.count(None) / n
+        for name, interval in paired_intervals(exact, keys).items():
+            report.selectors[name].intervals["exact_match"] = interval
 
     def _programs(self, prompts: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[str | None]], str]:
         """By selector a program per prompt, and why some selectors have none ("" where all have)."""

@@ -13,19 +13,23 @@ from scipy import sparse
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs.structures import is_label
 from rcr_trainer.baselines.base import Baseline, Exclude
-from rcr_trainer.coverage import checked_exclude, recall_by_step, structure_matrices
-from rcr_trainer.data import Example
+from rcr_trainer.coverage import PoolStructures, checked_exclude, recall_by_step
+from rcr_trainer.data import Example, overlap
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
+from rcr_trainer.evaluation.intervals import paired_intervals
 from rcr_trainer.evaluation.metrics import (
-    coverage_by_step,
     duplicates_by_step,
-    full_coverage_by_step,
-    paired_error,
+    hub_share,
+    percent_by_step,
+    shown_of,
+    specificity,
+    weighted_recall,
     within_pool,
 )
-from rcr_trainer.evaluation.report import OURS, Choice, EvaluationReport, Gold, Kind, SelectorScores
+from rcr_trainer.evaluation.report import Choice, EvaluationReport, Gold, Kind, Metric, SelectorScores
 
 PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
 """(queries, k, exclude, references) → (B, k) positions; the picks for k begin those for any larger k."""
@@ -82,10 +86,12 @@ def evaluate(
     from langchain_rcr.policy import library_versions
 
     excluded = checked_exclude(exclude, len(queries), len(pool), k)
-    pool_structures, needed = structure_matrices(spec, [e.target for e in pool], [e.target for e in queries])
+    structures = PoolStructures(spec, [example.target for example in [*pool, *queries]])
+    candidates, needed = structures.matrix[: len(pool)], structures.matrix[len(pool) :]
     parsed = int(np.count_nonzero(np.diff(needed.indptr)))
+    present = within_pool(needed, candidates)
     if gold == "pool":
-        needed, pool_structures = within_pool(needed, pool_structures)
+        needed = present
     kept = np.flatnonzero(np.diff(needed.indptr)).tolist()
     if not kept:
         why = " and shares a structure with the pool" if parsed else ""
@@ -97,17 +103,23 @@ def evaluate(
         references=[query.target for query in counted],
         excluded=excluded,
         gold=needed[kept],
-        pool=pool_structures,
+        present=present[kept],
+        pool=candidates,
+        rarity=specificity(candidates),
+        labels=np.array([is_label(name) for name in structures.names], dtype=np.float64),
+        lengths=np.array([len(example.source) + len(example.target) for example in pool]),
         programs=np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1],
     )
     measured = {name: task.measure(name, selector, k, steps) for name, selector in selectors.items()}
-    if OURS in measured:
-        _, _, ours = measured[OURS]
-        for name, (scores, _, recall) in measured.items():
-            scores.coverage_error = None if name == OURS else paired_error(ours, recall)
+    programs = [spec.key(query.target) for query in counted]
+    for metric in _COMPARED:
+        rates = {name: by_metric[metric] for name, (_, _, by_metric) in measured.items()}
+        for name, interval in paired_intervals(rates, programs).items():
+            measured[name][0].intervals[metric] = interval
     report = EvaluationReport(
         k=k,
         n=len(kept),
+        programs=len(set(programs)),
         split=split,
         seed=seed,
         selectors={name: scores for name, (scores, _, _) in measured.items()},
@@ -119,6 +131,7 @@ def evaluate(
         none_in_pool=parsed - len(kept),
         left_out=dict(left_out or {}),
         trade_offs=dict(trade_offs or {}),
+        repeated=overlap(counted, pool, spec).pairs if part == "test" else 0,
         versions=library_versions(),
     )
     report.advice = advise(report)
@@ -132,21 +145,41 @@ def evaluate(
     return report
 
 
+_COMPARED: tuple[Metric, ...] = ("coverage", "full_coverage", "specific_coverage")
+
+
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """The queries that count, and the matrices to score picks with."""
+    """The B queries that count, and what picks from the pool of N are scored with; S structures.
+
+    Args:
+        questions: their texts.
+        references: their gold programs.
+        excluded: for each, the positions that it may not pick.
+        gold: (B, S) the structures that count.
+        present: (B, S) those of the gold programs that the pool has.
+        pool: (N, S).
+        rarity: (S,) the weights of specific coverage.
+        labels: (S,) 1 for a single node, else 0.
+        lengths: (N,) characters of question and program.
+        programs: (N,) equal numbers for the same program.
+    """
 
     questions: list[str]
     references: list[str]
     excluded: list[np.ndarray]
     gold: sparse.csr_array
+    present: sparse.csr_array
     pool: sparse.csr_array
+    rarity: np.ndarray
+    labels: np.ndarray
+    lengths: np.ndarray
     programs: np.ndarray
 
     def measure(
         self, name: str, selector: PickFunction | Baseline, k: int, steps: int
-    ) -> tuple[SelectorScores, np.ndarray, np.ndarray]:
-        """Figures, the picks (B, steps) they are of, and the share (B,) of each query's structures in its first k."""
+    ) -> tuple[SelectorScores, np.ndarray, dict[Metric, np.ndarray]]:
+        """Figures, the picks (B, steps) they are of, and by metric the rates (B,) of the first k, from 0 to 1."""
         kind: Kind = "trained"
         if isinstance(selector, Baseline):
             kind = "oracle" if selector.oracle else "plain"
@@ -154,8 +187,11 @@ class _Task:
         # First, so that whatever a selector prepares at its first pick is not in the latencies.
         positions = self.pick(pick, slice(None), steps)
         self.check(name, positions, steps)
+        picks = positions[:, :k]
         recall = recall_by_step(self.gold, self.pool, positions)
-        coverage, full = coverage_by_step(recall), full_coverage_by_step(recall)
+        shown = shown_of(self.present, self.pool, picks)
+        specific = weighted_recall(self.present, shown, self.rarity)
+        coverage, full = percent_by_step(recall), percent_by_step(recall == 1)
         duplicates = duplicates_by_step(self.programs, positions)
         sample = np.linspace(0, len(self.questions) - 1, min(LATENCY_QUERIES, len(self.questions))).astype(int)
         batch = min(LATENCY_BATCH, len(self.questions))
@@ -163,14 +199,19 @@ class _Task:
             kind=kind,
             coverage=float(coverage[k - 1]),
             full_coverage=float(full[k - 1]),
+            specific_coverage=100 * float(specific.mean()),
+            label_complete=100 * float((weighted_recall(self.present, shown, self.labels) == 1).mean()),
             duplicate_rate=float(duplicates[k - 1]),
+            hub_share=hub_share(picks),
+            prompt_length=float(self.lengths[picks].sum(axis=1).mean()),
             latency_ms=float(np.median([self.time(pick, slice(i, i + 1), k) for i in sample])),
             latency_batch_ms=self.time(pick, slice(batch), k) / batch,
             coverage_by_step=coverage.tolist(),
             full_coverage_by_step=full.tolist(),
             duplicate_rate_by_step=duplicates.tolist(),
         )
-        return scores, positions, recall[:, k - 1]
+        last = recall[:, k - 1]
+        return scores, positions, {"coverage": last, "full_coverage": 1.0 * (last == 1), "specific_coverage": specific}
 
     def pick(self, pick: PickFunction, part: slice, k: int) -> np.ndarray:
         return np.asarray(pick(self.questions[part], k, self.excluded[part], self.references[part]))

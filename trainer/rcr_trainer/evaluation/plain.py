@@ -13,7 +13,7 @@ from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Exclude, Resources
 from rcr_trainer.coverage import recall_by_step, structure_matrices
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation.metrics import coverage_by_step, within_pool
+from rcr_trainer.evaluation.metrics import percent_by_step, within_pool
 from rcr_trainer.evaluation.report import Choice, Gold
 
 POOL_QUERIES = 200  # about as many of the pool's examples stand in for dev
@@ -100,7 +100,7 @@ def choose(
     parameter, grid = selector.trade_off
     pool_structures, needed = structure_matrices(spec, [e.target for e in pool], [e.target for e in dev])
     if gold == "pool":
-        needed, pool_structures = within_pool(needed, pool_structures)
+        needed = within_pool(needed, pool_structures)
     queries, chosen_on = dev, "dev"
     kept = np.flatnonzero(np.diff(needed.indptr)).tolist()
     if not kept:
@@ -117,7 +117,7 @@ def choose(
     for value in grid:
         setattr(selector, parameter, value)
         recall = recall_by_step(needed[kept], pool_structures, selector.pick(questions, k, exclude))
-        coverage[value] = float(coverage_by_step(recall)[-1])
+        coverage[value] = float(percent_by_step(recall)[-1])
     best = max(coverage, key=lambda value: coverage[value])
     setattr(selector, parameter, best)
     return Choice(parameter, best, coverage, len(kept), chosen_on)

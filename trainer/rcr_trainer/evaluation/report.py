@@ -14,13 +14,14 @@ from rcr_trainer.data.examples import read_text
 from rcr_trainer.errors import DataError
 
 FILE_NAME = "evaluation.json"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 OURS = "rcr"
 WITHOUT_RL = "rcr_without_rl"
 
 Gold: TypeAlias = Literal["all", "pool"]
 """Which structures of a gold program count: all, or those that some candidate has."""
-Metric: TypeAlias = Literal["coverage", "full_coverage", "exact_match"]
+Metric: TypeAlias = Literal["coverage", "full_coverage", "specific_coverage", "exact_match"]
+Interval: TypeAlias = tuple[float, float]
 Kind: TypeAlias = Literal["trained", "plain", "oracle"]
 """Ours are trained; plain selectors need neither training nor the gold program; an oracle sees the gold program."""
 
@@ -33,7 +34,12 @@ class SelectorScores:
         kind: what it needs to pick.
         coverage: share of the gold program's structures found in the union of the picks, mean over queries, %.
         full_coverage: queries with all of them found, %.
+        specific_coverage: the same share of those that the pool has, each weighted by −log of the share of the pool's
+            programs that have it, mean over queries, %.
+        label_complete: queries with all single-node structures found that the pool has, %.
         duplicate_rate: queries whose picks hold the same program twice or more, %.
+        hub_share: the part of all picks that the ten most picked examples make up, %.
+        prompt_length: characters of the picks' questions and programs, mean over queries.
         latency_ms: one query alone, its encoding included, that of the pool not; median, ms.
         latency_batch_ms: a query among 64 picked together, ms.
         coverage_by_step: coverage of the first 1, 2, … picks, %.
@@ -42,15 +48,18 @@ class SelectorScores:
         exact_match: answers of a language model, given the picks, that are the gold program, %; None: not asked.
         jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %; None: not asked.
         no_program: answers that hold no program, %; None: not asked.
-        coverage_error: standard error, over the queries, of the difference to rcr's coverage, points; None for rcr
-            itself, and where it was not run.
-        exact_match_error: the same for exact match.
+        intervals: by metric, the 95 % interval of rcr's figure less this one, points (`intervals.paired_intervals`);
+            empty for rcr itself, where it was not run, and with too few different gold programs.
     """
 
     kind: Kind
     coverage: float
     full_coverage: float
+    specific_coverage: float
+    label_complete: float
     duplicate_rate: float
+    hub_share: float
+    prompt_length: float
     latency_ms: float
     latency_batch_ms: float
     coverage_by_step: list[float]
@@ -59,8 +68,7 @@ class SelectorScores:
     exact_match: float | None = None
     jaccard: float | None = None
     no_program: float | None = None
-    coverage_error: float | None = None
-    exact_match_error: float | None = None
+    intervals: dict[Metric, Interval] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -90,12 +98,14 @@ class AnswersAsked:
         model: its name.
         simulated: it is no language model, but the offline simulator of one.
         n: queries asked; the figures of answers are for these alone.
+        programs: different gold programs among them.
         missing: why some selectors have no answers; empty: all have.
     """
 
     model: str
     simulated: bool
     n: int
+    programs: int
     missing: str = ""
 
 
@@ -106,6 +116,7 @@ class EvaluationReport:
     Args:
         k: picks that the figures are for.
         n: queries that counted.
+        programs: different gold programs among them, up to anonymised values.
         split: name of the data split ("110", "template", …).
         seed: of the run.
         selectors: figures by selector; the trained retriever is called `rcr`.
@@ -117,14 +128,16 @@ class EvaluationReport:
         none_in_pool: queries left out since the pool has none of their structures, where only those in the pool count.
         left_out: selectors that were not run, with the reason.
         trade_offs: how those of the selectors were chosen that have one.
+        repeated: test queries whose question and program are both an example of the pool, too.
         answers: the language model that was asked; None: none was.
-        advice: what all this comes to, in a paragraph; empty in files of earlier versions.
+        advice: what all this comes to, in a paragraph.
         versions: of the libraries.
         format_version: of this file.
     """
 
     k: int
     n: int
+    programs: int
     split: str
     seed: int
     selectors: dict[str, SelectorScores]
@@ -136,6 +149,7 @@ class EvaluationReport:
     none_in_pool: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     trade_offs: dict[str, Choice] = field(default_factory=dict)
+    repeated: int = 0
     answers: AnswersAsked | None = None
     advice: str = ""
     versions: dict[str, str] = field(default_factory=dict)
@@ -218,6 +232,6 @@ def _rounded(value: Any, digits: int) -> Any:
         return round(value, digits)
     if isinstance(value, dict):
         return {key: _rounded(entry, digits) for key, entry in value.items()}
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return [_rounded(entry, digits) for entry in value]
     return value

@@ -1,4 +1,4 @@
-"""The report as a table for terminals of 80 columns."""
+"""The report as a table of at most 100 columns; duplicates and the time in batches are in evaluation.json alone."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rich.table import Table
 
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Kind
 
-WIDTH = 80
+WIDTH = 100
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
 _STYLES = {"trained": "green", "oracle": "dim"}
 
@@ -18,7 +18,8 @@ _STYLES = {"trained": "green", "oracle": "dim"}
 def build_table(report: EvaluationReport) -> Table:
     """A rich table: selectors by rows, ours and the oracle marked; what it is about in the title and the caption."""
     table = Table(
-        title=f"split {report.split}: {report.n} {report.part} queries, pool of {report.pool_size}, k = {report.k}",
+        title=f"split {report.split}: {report.n} {report.part} queries of {report.programs} programs, "
+        f"pool of {report.pool_size}, k = {report.k}",
         caption=_caption(report),
         title_justify="left",
         caption_justify="left",
@@ -30,18 +31,16 @@ def build_table(report: EvaluationReport) -> Table:
     )
     table.add_column("selector", no_wrap=True)
     answered = report.answers is not None and any(s.exact_match is not None for s in report.selectors.values())
-    headings = ["coverage\n%", "full\ncover. %", "dupli-\ncates %", "ms per\nquery", "ms, 64\nat once"]
+    headings = [heading for heading, _, _ in _COLUMNS]
     if report.answers is not None and answered:
-        headings.insert(1, "simulated\nexact %" if report.answers.simulated else "exact\nmatch %")
+        headings.insert(0, "simulated\nexact %" if report.answers.simulated else "exact\nmatch %")
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, scores in report.selectors.items():
         table.add_row(
             label(name, scores.kind),
-            _rate(scores.coverage),
             *([_rate(scores.exact_match)] if answered else []),
-            *(_rate(rate) for rate in (scores.full_coverage, scores.duplicate_rate)),
-            *(_milliseconds(value) for value in (scores.latency_ms, scores.latency_batch_ms)),
+            *(shown(getattr(scores, figure)) for _, figure, shown in _COLUMNS),
             style="bold green" if name == OURS else _STYLES.get(scores.kind),
         )
     return table
@@ -54,14 +53,9 @@ def label(name: str, kind: Kind) -> str:
 
 
 def write_table(report: EvaluationReport, stream: TextIO) -> None:
-    """Write the table to a stream: with colours on a terminal, as plain text of at most 80 columns elsewhere."""
+    """Write the table to a stream: with colours on a terminal, as plain text elsewhere."""
     terminal = stream.isatty()
-    console = Console(
-        file=stream,
-        force_terminal=terminal,
-        no_color=None if terminal else True,
-        width=None if terminal else WIDTH,
-    )
+    console = Console(file=stream, force_terminal=terminal, no_color=None if terminal else True, width=WIDTH)
     console.print(build_table(report), highlight=False)
 
 
@@ -72,6 +66,8 @@ def _caption(report: EvaluationReport) -> str:
         lines.append(f"{name}: {choice.parameter} = {choice.value:g} ({how}).")
     if report.gold == "pool":
         lines.append("Of the gold programs only what the pool has counts.")
+    if report.repeated:
+        lines.append(f"{report.repeated} queries are in the pool, too, with question and program.")
     if report.skipped_queries:
         lines.append(f"{report.skipped_queries} queries left out: their gold program doesn't parse.")
     if report.none_in_pool:
@@ -85,9 +81,10 @@ def _on_answers(report: EvaluationReport) -> list[str]:
     answers = report.answers
     if answers is None:
         return []
-    lines = [f"Exact match: {answers.n} queries, answered by {answers.model}."]
+    about = f"{answers.n} queries of {answers.programs} programs"
+    lines = [f"Exact match: {about}, answered by {answers.model}."]
     if answers.simulated:
-        lines = [f"Exact match is simulated: {answers.n} queries, answered by no language model."]
+        lines = [f"Exact match is simulated: {about}, answered by no language model."]
     ours = report.selectors.get(OURS)
     lines += [f"{ours.no_program:.1f} % of rcr's answers hold no program."] if ours and ours.no_program else []
     if answers.missing:
@@ -102,3 +99,15 @@ def _rate(value: float | None) -> str:
 
 def _milliseconds(value: float) -> str:
     return f"{value:.2f}" if value < 10 else f"{value:.0f}"
+
+
+_COLUMNS = (
+    ("coverage\n%", "coverage", _rate),
+    ("full\ncover. %", "full_coverage", _rate),
+    ("specific\ncover. %", "specific_coverage", _rate),
+    ("labels\ncompl. %", "label_complete", _rate),
+    ("top ten\npicks %", "hub_share", _rate),
+    ("prompt\nchars", "prompt_length", lambda length: f"{length:.0f}"),
+    ("ms per\nquery", "latency_ms", _milliseconds),
+)
+"""Heading, field of SelectorScores, how it is shown."""
