@@ -120,8 +120,8 @@ def test_without_answers_full_and_specific_coverage_decide():
         "that the gold program needs is in rcr's picks for 30.0 % of 200 questions, 20.0 % with those of set_bsr, the "
         "best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. Specific coverage, in which rare "
         "parts count most, is 80.0 % with rcr's picks, 70.0 % with those of set_bsr, the best plain selector in that: "
-        "+10.0 points, 95 % interval +8.0 to +12.0. By that rcr is worth deploying; only answers of your language model "
-        "can settle it (evaluation.answers: true)."
+        "+10.0 points, 95 % interval +8.0 to +12.0. By that rcr is worth deploying; only answers of your language "
+        "model can settle it (evaluation.answers: true)."
     )
 
 

@@ -19,7 +19,7 @@ def specificity(pool: sparse.csr_array) -> np.ndarray:
     Args:
         pool: (N, S) binary; an empty row is of a program that doesn't parse, and doesn't count.
     """
-    counts, programs = _counts(pool), np.count_nonzero(np.diff(pool.indptr))
+    counts, programs = _counts(pool), int(np.count_nonzero(np.diff(pool.indptr)))
     rarity: np.ndarray = np.where(counts > 0, np.log(max(programs, 1)) - np.log(np.maximum(counts, 1)), 0.0)
     return rarity
 
