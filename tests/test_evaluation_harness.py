@@ -201,8 +201,8 @@ def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
     report = run(plain)
     assert list(report.selectors) == ["random", "fixed", "bm25", "bm25_coverage", "oracle"]
     assert report.left_out == {
-        **dict.fromkeys(("dense", "mmr", "dpp"), "no embeddings were given"),
-        "set_bsr": "no embeddings of tokens were given",
+        **dict.fromkeys(("dense", "mmr", "dpp", "knn_structures", "cover_ls"), "no embeddings were given"),
+        **dict.fromkeys(("set_bsr", "set_bsr_distinct"), "no embeddings of tokens were given"),
     }
     assert report.trade_offs == {}
 

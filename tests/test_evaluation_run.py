@@ -5,7 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from rcr_trainer import cli
+from rcr_trainer import baselines, cli
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import EvaluationReport, stage
@@ -270,10 +270,12 @@ def test_the_paragraph_at_the_end(capsys, here):
 def test_every_selector_in_a_whole_run(here):
     words = "what is the number of that are and color to a animal dog cat"
     folder = tiny_bert(here / "bert", words=words, positions=64)
-    names = "random,fixed,bm25,bm25_coverage,dense,mmr,dpp,set_bsr,oracle"
+    names = ",".join(baselines.names())
     flags = [f"--evaluation.selectors={names}", f"--evaluation.embeddings={folder}"]
     assert cli.main(["run", "demo.yaml", *flags]) == 0
     found = report()
     assert list(found.selectors) == ["rcr", *names.split(",")]
-    assert {name: choice.chosen_on for name, choice in found.trade_offs.items()} == {"mmr": "dev", "dpp": "dev"}
+    assert {name: choice.chosen_on for name, choice in found.trade_offs.items()} == dict.fromkeys(
+        ("mmr", "dpp", "knn_structures"), "dev"
+    )
     assert found.left_out == {}

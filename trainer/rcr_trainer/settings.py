@@ -268,7 +268,7 @@ class EvaluationSettings(Section):
     k: int = Field(4, ge=1, description='Examples a query in the table (paper 4, section 4 "Model setup").')
     steps: int = Field(8, ge=1, description="The plot shows coverage after 1 to this many picks, and always up to k.")
     selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
-        ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "oracle"],
+        ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "set_bsr_distinct", "knn_structures", "oracle"],
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
     )
     embeddings: str | None = Field(

@@ -21,6 +21,9 @@ BASELINES = {
     "mmr": "rcr_trainer.baselines.mmr:MMRSelector",
     "dpp": "rcr_trainer.baselines.dpp:DPPSelector",
     "set_bsr": "rcr_trainer.baselines.set_bsr:SetBSRSelector",
+    "set_bsr_distinct": "rcr_trainer.baselines.set_bsr:SetBSRDistinctSelector",
+    "knn_structures": "rcr_trainer.baselines.knn_structures:KNNStructuresSelector",
+    "cover_ls": "rcr_trainer.baselines.cover_ls:CoverLSSelector",
     "oracle": "rcr_trainer.baselines.oracle:OracleSelector",
 }
 """Name → module:class, in the order of reports."""

@@ -13,14 +13,14 @@ example's own BSR (section 6.4).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import in_blocks
+from rcr_trainer.baselines.base import in_blocks, program_groups
 from rcr_trainer.baselines.dense import PoolEmbeddings, unit_vectors
 from rcr_trainer.baselines.set_cover import greedy_set_cover
 
@@ -43,6 +43,7 @@ class SetBSRSelector(PoolEmbeddings):
 
     name: ClassVar[str] = "set_bsr"
     needs: ClassVar[tuple[str, ...]] = ("embed_tokens",)
+    _groups: np.ndarray | None = None
 
     def _fit(self) -> None:
         super()._fit()
@@ -68,7 +69,7 @@ class SetBSRSelector(PoolEmbeddings):
         def pick(block: slice) -> np.ndarray:
             owner = np.repeat(np.arange(block.stop - block.start), lengths[block])
             similarity = self._similarity(vectors[starts[block.start] : starts[block.stop]])
-            return greedy_set_cover(similarity, owner, self._row_of, excluded[block], k)
+            return greedy_set_cover(similarity, owner, self._row_of, excluded[block], k, self._groups)
 
         return in_blocks(pick, len(queries), max(1, int(lengths.max())) * len(self._questions))
 
@@ -93,6 +94,17 @@ class SetBSRSelector(PoolEmbeddings):
             start = stop
 
 
+class SetBSRDistinctSelector(SetBSRSelector):
+    """Set-BSR that picks no program twice (`ProgramSpec.key`) before every program of the pool has been picked."""
+
+    name: ClassVar[str] = "set_bsr_distinct"
+    needs: ClassVar[tuple[str, ...]] = ("embed_tokens", "spec")
+
+    def _fit(self) -> None:
+        super()._fit()
+        self._groups = program_groups(self.resources.spec, self._programs())
+
+
 class TransformerTokens:
     """Contextual token vectors of a frozen transformer, loaded at the first call; special tokens are left out.
 
@@ -102,13 +114,15 @@ class TransformerTokens:
     Args:
         base: hub name, local folder or `package:NAME`.
         max_length: tokens read of a text.
+        remember: texts whose vectors are kept, since more than one selector embeds them.
 
     Raises:
         InputError: at the first call: the model can't be loaded.
     """
 
-    def __init__(self, base: str, *, max_length: int = 256) -> None:
+    def __init__(self, base: str, *, max_length: int = 256, remember: Collection[str] = ()) -> None:
         self.base, self.max_length = base, max_length
+        self._remember, self._known = frozenset(remember), dict[str, np.ndarray]()
 
     @cached_property
     def _text(self) -> PooledTransformer:
@@ -118,4 +132,7 @@ class TransformerTokens:
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Per text (tokens, D) float32, D the model's width."""
-        return self._text.read(texts)[1]
+        new = [text for text in dict.fromkeys(texts) if text not in self._known]
+        found = self._known | dict(zip(new, self._text.read(new)[1] if new else [], strict=True))
+        self._known = {text: found[text] for text in found.keys() & self._remember}
+        return [found[text] for text in texts]

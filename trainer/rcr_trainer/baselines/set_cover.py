@@ -25,6 +25,7 @@ def greedy_set_cover(
     row_of: np.ndarray,
     excluded: Sequence[np.ndarray],
     k: int,
+    groups: np.ndarray | None = None,
 ) -> np.ndarray:
     """Pick k candidates per query, each the one that adds most to what the picks cover; ties go to the lowest position.
 
@@ -38,6 +39,7 @@ def greedy_set_cover(
         row_of: (N,) int; candidate n has the text row_of[n].
         excluded: for each of the b queries, the positions it may not pick; k are left to every query.
         k: picks per query.
+        groups: (N,) int; of each group one candidate is picked before any group has a second. None: no such rule.
 
     Returns:
         Positions (b, k) int64, in pick order.
@@ -54,16 +56,23 @@ def greedy_set_cover(
     positions = np.empty((len(excluded), k), dtype=np.int64)
     covered = np.empty(len(owner), dtype=coverage.dtype)
     goes_on = np.zeros(len(excluded), dtype=bool)
+    seen = np.zeros(alone.shape, dtype=bool)  # candidates of groups that have their pick
     for t in range(k):
-        best = alone.argmax(axis=1)
+        open_ = alone
+        if groups is not None:
+            seen[(seen | np.isneginf(alone)).all(axis=1)] = False
+            open_ = np.where(seen, -np.inf, alone)
+        best = open_.argmax(axis=1)
         if t:
             gain = (total @ np.maximum(coverage - covered[:, None], 0))[:, row_of]
-            gain[np.isneginf(alone)] = -np.inf
+            gain[np.isneginf(open_)] = -np.inf
             most = gain.argmax(axis=1)
             goes_on = gain[queries, most] > 0
             best = np.where(goes_on, most, best)
         positions[:, t] = best
         alone[queries, best] = -np.inf
+        if groups is not None:
+            seen |= groups == groups[best][:, None]
         by_pick = coverage[aspects, row_of[best][owner]]
         covered = np.where(goes_on[owner], np.maximum(covered, by_pick), by_pick)
     return positions

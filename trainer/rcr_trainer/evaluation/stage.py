@@ -65,7 +65,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
     model = load_model(config, run.checkpoint)
     plain = plain_selectors(
         task.pool,
-        Resources(task.spec, config.seed, _embedder(run, model, task), _token_embedder(config)),
+        Resources(task.spec, config.seed, _embedder(run, model, task), _token_embedder(config, task.pool)),
         dev=task.dev,
         k=evaluation.k,
         exclude_dev=_barred(config, task, "dev"),
@@ -221,9 +221,9 @@ def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
     return embed
 
 
-def _token_embedder(config: Settings) -> EmbedTokens | None:
-    """The same model's embeddings of tokens, loaded at the first call; None where it gives none."""
+def _token_embedder(config: Settings, pool: Sequence[Example] = ()) -> EmbedTokens | None:
+    """The same model's embeddings of tokens, loaded at the first call, the pool's kept; None where it gives none."""
     name = _embeddings(config)
     if name is None or name.startswith("langchain:"):
         return None
-    return TransformerTokens(name, max_length=config.model.max_length)
+    return TransformerTokens(name, max_length=config.model.max_length, remember=[example.source for example in pool])
