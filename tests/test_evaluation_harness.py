@@ -228,7 +228,7 @@ def test_each_selector_embeds_the_pool_once():
         return embed(texts)
 
     run(plain_selectors(POOL, Resources(SPEC, 1, recording), dev=QUERIES[:4]))
-    assert calls.count(24) == 3
+    assert calls.count(24) == 5
     assert max(calls) == 24
 
 
