@@ -32,12 +32,16 @@ SPLITS = {
 }
 FOLDER = Path("runs/quality")
 METRICS = {
-    "coverage": "Coverage",
-    "full_coverage": "Full coverage",
-    "exact_match": "Simulated exact match",
-    "duplicate_rate": "Queries with a program picked twice",
+    "coverage": "Coverage, %",
+    "full_coverage": "Full coverage, %",
+    "specific_coverage": "Specific coverage, %",
+    "label_complete": "Label-complete queries, %",
+    "exact_match": "Simulated exact match, %",
+    "duplicate_rate": "Queries with a program picked twice, %",
+    "hub_share": "Part of the picks that are the ten most picked examples, %",
+    "prompt_length": "Characters of the picks",
 }
-GAINS = ("full_coverage", "exact_match")
+GAINS = ("full_coverage", "specific_coverage", "exact_match")
 """Metrics in which ours stands beside the plain selector that is best in that metric."""
 
 
@@ -94,7 +98,7 @@ def markdown(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     names = list(next(iter(next(iter(results.values())).values()))["selectors"])
     blocks = []
     for metric, title in METRICS.items():
-        lines = [f"| {title}, % | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+        lines = [f"| {title} | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
         for split, seeds in results.items():
             cells = [cell([row["selectors"][name][metric] for row in seeds.values()]) for name in names]
             lines.append(f"| {split} | " + " | ".join(cells) + " |")
@@ -107,7 +111,10 @@ COLUMNS = {
     "ours": ("ours", 1, False),
     "difference": ("difference", 1, True),
     "gap_closed": ("share of the gap to the oracle", 2, False),
-    **{f"{metric}_gain": (f"{METRICS[metric].lower()}, ours − best plain in it", 1, True) for metric in GAINS},
+    **{
+        f"{metric}_gain": (f"{METRICS[metric].lower().removesuffix(', %')}, ours − best plain in it", 1, True)
+        for metric in GAINS
+    },
     "sft_seconds": ("SFT stage, s", 0, False),
 }
 """The columns of the last table: title, decimals, whether numbers have a sign."""

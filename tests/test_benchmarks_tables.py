@@ -97,7 +97,7 @@ def quality(monkeypatch):
 
 
 def scores(coverage, full, exact):
-    return scores_of(coverage, full_coverage=full, exact_match=exact)
+    return scores_of(coverage, full_coverage=full, specific_coverage=full + 1, exact_match=exact)
 
 
 def report(**changes):
@@ -115,9 +115,11 @@ def test_figures_of_quality(quality):
     assert list(found)[:5] == ["best_plain", "best_plain_name", "ours", "oracle", "gap_closed"]
     assert list(found.values())[:5] == [75.0, "set_bsr", 80.0, 85.0, 0.5]
     # Best plain in full coverage is mmr, in exact match set_bsr.
-    assert (found["full_coverage_gain"], found["exact_match_gain"]) == (20.0, -2.0)
+    gains = [found[f"{metric}_gain"] for metric in ("full_coverage", "specific_coverage", "exact_match")]
+    assert gains == [20.0, 20.0, -2.0]
     assert found["selectors"]["mmr"] == {
-        "coverage": 70.0, "full_coverage": 20.0, "exact_match": 45.0, "duplicate_rate": 3.0,
+        "coverage": 70.0, "full_coverage": 20.0, "specific_coverage": 21.0, "label_complete": 78.9, "exact_match": 45.0,
+        "duplicate_rate": 3.0, "hub_share": 23.4, "prompt_length": 321.4,
     }  # fmt: skip
     assert quality.figures(report(oracle=scores(75.0, 60.0, 90.0)))["gap_closed"] is None
 
@@ -132,22 +134,23 @@ def test_tables_of_quality(quality):
         "c": {"0": {**quality.figures(report(oracle=scores(75.0, 60.0, 90.0))), "sft_seconds": 5.0}},
     }
     *tables, gains = quality.markdown(rows).split("\n\n")
-    assert [table.partition(", %")[0] for table in tables] == [
-        "| Coverage", "| Full coverage", "| Simulated exact match", "| Queries with a program picked twice",
-    ]  # fmt: skip
+    titles = [table.partition(" | rcr")[0] for table in tables]
+    assert titles == [f"| {title}" for title in quality.METRICS.values()]
+    assert (titles[0], titles[-1]) == ("| Coverage, %", "| Characters of the picks")
     assert tables[0].splitlines()[2] == "| a | 81.0 ± 1.4 | 70.0 ± 0.0 | 75.0 ± 0.0 | 85.0 ± 0.0 |"
-    assert tables[2].splitlines()[2] == "| a | 52.5 ± 3.5 | 45.0 ± 0.0 | 52.0 ± 0.0 | 90.0 ± 0.0 |"
+    assert tables[4].splitlines()[2] == "| a | 52.5 ± 3.5 | 45.0 ± 0.0 | 52.0 ± 0.0 | 90.0 ± 0.0 |"
     lines = gains.splitlines()
-    assert lines[0].count("|") == lines[1].count("|") == lines[-1].count("|") == 9
+    assert lines[0].count("|") == lines[1].count("|") == lines[-1].count("|") == 10
     # 5 / 10 and 7 / 10 of the gap; exact match −2 and +3.
     assert lines[2] == (
-        "| a | 75.0 ± 0.0 (set_bsr) | 81.0 ± 1.4 | +6.0 ± 1.4 | 0.60 ± 0.14 | +20.0 ± 0.0 | +0.5 ± 3.5 | 15 ± 7 |"
+        "| a | 75.0 ± 0.0 (set_bsr) | 81.0 ± 1.4 | +6.0 ± 1.4 | 0.60 ± 0.14 | +20.0 ± 0.0 | +20.0 ± 0.0 | +0.5 ± 3.5 "
+        "| 15 ± 7 |"
     )
-    assert lines[3] == "| b | 70.0 (mmr) | 80.0 | +10.0 | 0.67 | -10.0 | +4.5 | 40 |"
-    assert lines[4] == "| c | 75.0 (set_bsr) | 80.0 | +5.0 | – | +20.0 | -2.0 | 5 |"
+    assert lines[3] == "| b | 70.0 (mmr) | 80.0 | +10.0 | 0.67 | -10.0 | -10.0 | +4.5 | 40 |"
+    assert lines[4] == "| c | 75.0 (set_bsr) | 80.0 | +5.0 | – | +20.0 | +20.0 | -2.0 | 5 |"
     assert lines[5] == (
         "| mean of the splits | 73.3 (least 70.0) | 80.3 (least 80.0) | +7.0 (least +5.0) | 0.63 (least 0.60) "
-        "| +10.0 (least -10.0) | +1.0 (least -2.0) | 20 (most 40) |"
+        "| +10.0 (least -10.0) | +10.0 (least -10.0) | +1.0 (least -2.0) | 20 (most 40) |"
     )
 
 
