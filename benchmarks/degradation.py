@@ -165,14 +165,14 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
     split = read_split(run.path / "data")
     task = divide(config, split)
     model, read = load_model(config, run.checkpoint, {}), task.spec
-    base = config.model.base
+    base, questions = config.model.base, [example.source for example in task.pool]
     plain = plain_selectors(
         task.pool,
         Resources(
             read,
             config.seed,
             None if model.backbone is None else model.backbone.embed,
-            None if base is None else TransformerTokens(base, max_length=config.model.max_length),
+            None if base is None else TransformerTokens(base, max_length=config.model.max_length, remember=questions),
         ),
         dev=task.dev,
         k=evaluation.k,

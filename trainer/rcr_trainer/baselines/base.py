@@ -219,11 +219,6 @@ def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np
     return picked
 
 
-def program_groups(spec: ProgramSpec, programs: Sequence[str]) -> np.ndarray:
-    """(N,) int64: a number for each program, the same where `ProgramSpec.key` is."""
-    return np.unique([spec.key(program) for program in programs], return_inverse=True)[1].astype(np.int64)
-
-
 def _text(values: Mapping[str, Any], key: str, error: type[InputError | PoolError], what: str) -> str:
     if key not in values:
         raise error(f"{what} has no key {key!r}; it has {', '.join(map(repr, sorted(values)))}")

@@ -20,9 +20,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import in_blocks, program_groups
+from rcr_trainer.baselines.base import in_blocks
 from rcr_trainer.baselines.dense import PoolEmbeddings, unit_vectors
 from rcr_trainer.baselines.set_cover import greedy_set_cover
+from rcr_trainer.coverage import program_groups
 
 if TYPE_CHECKING:
     from langchain_rcr.families.pooled import PooledTransformer

@@ -15,7 +15,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.structures import is_label
 from rcr_trainer.baselines.base import Baseline, Exclude
-from rcr_trainer.coverage import PoolStructures, checked_exclude, recall_by_step
+from rcr_trainer.coverage import PoolStructures, checked_exclude, program_groups, recall_by_step
 from rcr_trainer.data import Example, overlap
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
@@ -108,7 +108,7 @@ def evaluate(
         rarity=specificity(candidates),
         labels=np.array([is_label(name) for name in structures.names], dtype=np.float64),
         lengths=np.array([len(example.source) + len(example.target) for example in pool]),
-        programs=np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1],
+        programs=program_groups(spec, [example.target for example in pool]),
     )
     measured = {name: task.measure(name, selector, k, steps) for name, selector in selectors.items()}
     programs = [spec.key(query.target) for query in counted]

@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
 from langchain_rcr.index.memory import MatrixTable
@@ -16,6 +14,7 @@ from langchain_rcr.selection import greedy
 from rcr_trainer.baselines import get_baseline
 from rcr_trainer.baselines.base import Resources
 from rcr_trainer.baselines.set_bsr import TransformerTokens
+from rcr_trainer.coverage import program_groups
 from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
@@ -140,7 +139,7 @@ def policy_picks(
     index = MatrixTable(model.encode_pool([example.item for example in pool]))
     groups = None
     if mask_duplicates:
-        groups = np.unique([spec.key(example.target) for example in pool], return_inverse=True)[1]
+        groups = program_groups(spec, [example.target for example in pool])
 
     def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
         vectors = model.encode_queries(queries)
