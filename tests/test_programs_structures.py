@@ -8,6 +8,7 @@ import pytest
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import Tree, local_structures, parse
+from langchain_rcr.programs.structures import is_label
 
 # The table of the paper's appendix B, but for its row "with_relation <-> filter <-> playing", which must be a slip for
 # with_relation -> filter <-> playing: the three are no siblings, and the table lacks the latter.
@@ -137,6 +138,12 @@ def test_names_stay_apart_whatever_the_labels() -> None:
     assert "<root>" not in local_structures(Tree("<root>"))
     assert local_structures(Tree("<root>"), 2) == {"\\<root>", "<root> -> \\<root>"}
     assert "a -> b" not in local_structures(Tree("a -> b"))
+
+
+@pytest.mark.parametrize("label", ["a", "a -> b", "a <-> b", "<root>", "\\<root>", "y" * 101, "-> " * 50])
+def test_labels_are_the_structures_of_one_node_whatever_their_text(label: str) -> None:
+    tree = Tree("r", (Tree(label), Tree("b", (Tree(label),))))
+    assert {name for name in local_structures(tree) if is_label(name)} == local_structures(tree, 1)
 
 
 @pytest.mark.slow

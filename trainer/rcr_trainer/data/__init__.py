@@ -6,7 +6,7 @@ from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import Example, Split, read_split, write_examples, write_split
 from rcr_trainer.data.files import ReadReport, read_examples, unparsed
 from rcr_trainer.data.geoquery import download_geoquery, geoquery_split
-from rcr_trainer.data.overlap import Overlap, overlap
+from rcr_trainer.data.overlap import Overlap, overlap, shared_pairs
 from rcr_trainer.data.text2sql import text2sql_split
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "overlap",
     "read_examples",
     "read_split",
+    "shared_pairs",
     "text2sql_split",
     "unparsed",
     "write_examples",

@@ -61,15 +61,20 @@ def overlap(held_out: Sequence[Example], training: Sequence[Example], spec: Prog
         training: the pool and whatever else is trained on.
         spec: decides what the same program is.
     """
-    pairs = {(_plain(example.source), _plain(example.target)) for example in training}
-    questions = {source for source, _ in pairs}
+    questions = {_plain(example.source) for example in training}
     programs = {spec.key(target) for target in {example.target for example in training}}
     return Overlap(
         n=len(held_out),
-        pairs=sum((_plain(example.source), _plain(example.target)) in pairs for example in held_out),
+        pairs=shared_pairs(held_out, training),
         questions=sum(_plain(example.source) in questions for example in held_out),
         programs=sum(spec.key(example.target) in programs for example in held_out),
     )
+
+
+def shared_pairs(held_out: Sequence[Example], training: Sequence[Example]) -> int:
+    """How many held-out examples are in the training data with question and program, up to case and spaces."""
+    pairs = {(_plain(example.source), _plain(example.target)) for example in training}
+    return sum((_plain(example.source), _plain(example.target)) in pairs for example in held_out)
 
 
 def _plain(text: str) -> str:
