@@ -8,6 +8,7 @@ import pytest
 import torch
 from fake_backbone import FakeBackbone
 from langchain_core.embeddings import Embeddings
+from langchain_rcr.families.structure.clusters import AverageLinkage
 from rcr_trainer.coverage import recall_by_step, structure_matrices
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.evaluation.stage import policy_picks
@@ -22,7 +23,6 @@ from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.families.structure import fit as fitting
-from langchain_rcr.families.structure.clusters import AverageLinkage
 from langchain_rcr.families.structure.inventory import Inventory, dense
 from langchain_rcr.families.structure.kernel import lexical_evidence
 from langchain_rcr.families.structure.tokens import TokenBags

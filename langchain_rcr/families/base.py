@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -25,10 +25,13 @@ from langchain_rcr.section import OneOf, Section, contradiction
 from langchain_rcr.state import STATES
 
 if TYPE_CHECKING:
+    import numpy as np
     from langchain_core.embeddings import Embeddings
+    from numpy.typing import NDArray
 
     from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.encoder import Encoder, Features
+    from langchain_rcr.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 
     Encoders = tuple[Encoder, Encoder, Encoder]
@@ -145,32 +148,25 @@ class Family(ABC):
     def encoder_types(self) -> EncoderTypes:
         """The classes of E_x, E_z and E_c, whose `load` reads what they saved."""
 
-    def fit(
-        self,
-        encoder: Any,
-        questions: Sequence[Item],
-        *,
-        own_program: bool,
-        seed: int,
-        judge: Callable[[], float] | None = None,
-    ) -> Features:
+    def fit(self, encoder: Any, questions: Sequence[Item], folds: Folds, *, seed: int) -> None:  # noqa: B027
         """Fit E_x to training questions and their programs in closed form, before any gradient descent.
 
         Args:
             encoder: E_x, fitted in place.
             questions: the training questions with their programs.
-            own_program: whether held-out questions may find their own program in the pool.
-            seed: seed of the random draws.
-            judge: returns the quality of the current policy (higher is better), to choose between fits; None: use what
-                an earlier call chose, or a default.
-
-        Returns:
-            The questions' features, as if each had been held out of the fit.
+            folds: which of them are held out together, for choices between fits.
+            seed: of what is drawn at random.
         """
-        return self.held_out(encoder, questions, own_program=own_program)
 
-    def held_out(self, encoder: Any, questions: Sequence[Item], *, own_program: bool) -> Features:
-        """Features of training questions as if E_x had not been fitted to their programs; arguments as for `fit`."""
+    def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Features:
+        """Features of training questions as if E_x had not been fitted to those held out with each.
+
+        Args:
+            encoder: E_x, after `fit`.
+            questions: training questions with their programs.
+            folds: those of the fit.
+            ways: (N,) the way in which each is held out, a column of `Folds.numbers`.
+        """
         features: Features = encoder.featurize([Item(question.source) for question in questions])
         return features
 

@@ -7,12 +7,18 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.families.encoder import Features
+from langchain_rcr.folds import Folds
+from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 
+_MOST = 0.5
+"""The share of the pool that a fold may bar. One program may have most of the questions: it bars itself alone."""
+
 
 def own_positions(
-    queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool
+    queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool = False
 ) -> list[NDArray[np.int64]]:
     """For each query the pool positions that are the query itself or, as an option, have its own program.
 
@@ -33,6 +39,47 @@ def own_positions(
             positions.setdefault(identity, []).append(position)
     barred = ([n for identity in identities(query) for n in positions.get(identity, ())] for query in queries)
     return [np.unique(np.array(row, dtype=np.int64)) for row in barred]
+
+
+class HeldOut:
+    """Training questions as questions to come: neither the fit nor the pool has seen the programs of their folds.
+
+    Args:
+        pool: the candidates.
+        queries: training questions that aren't among them.
+        spec: decides what the same program is.
+        own_program: whether questions to come may find their own program in the pool.
+        seed: of the folds.
+    """
+
+    def __init__(
+        self,
+        pool: Sequence[Example],
+        queries: Sequence[Example],
+        spec: ProgramSpec,
+        *,
+        own_program: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.pool, self.spec, self.own_program = pool, spec, own_program
+        self.folds = Folds.of([example.item for example in [*pool, *queries]], spec, own_program=own_program, seed=seed)
+        self._numbers = self.folds.numbers([example.item for example in pool])
+
+    def barred(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
+        """For each training question the pool positions that it may not get: its own, and those of its fold."""
+        own = own_positions(queries, self.pool, self.spec, same_program=not self.own_program)
+        items = [query.item for query in queries]
+        out = []
+        for positions, way, numbers in zip(own, self.folds.ways(items), self.folds.numbers(items), strict=True):
+            mates = np.flatnonzero(self._numbers[:, way] == numbers[way])
+            few = numbers[way] >= 0 and len(mates) <= _MOST * len(self.pool)
+            out.append(np.union1d(positions, mates) if few else positions)
+        return out
+
+    def features(self, model: TriEncoder, queries: Sequence[Example]) -> Features:
+        """Features of training questions as if E_x had not been fitted to those of their folds."""
+        items = [query.item for query in queries]
+        return model.family.held_out(model.query, items, self.folds, self.folds.ways(items))
 
 
 def taken_from(queries: Sequence[Example], pool: Sequence[Example]) -> bool:

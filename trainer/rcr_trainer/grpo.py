@@ -30,12 +30,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.families.encoder import Features
 from langchain_rcr.items import Item, compose
 from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.folds import own_positions, taken_from
+from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
@@ -134,11 +133,12 @@ class _GRPO:
             scorable = check_reward(reward, job.queries)
         scorable = processes.from_first(scorable.astype(np.int64)).astype(np.bool_)
         self.queries = [query for query, good in zip(job.queries, scorable, strict=True) if good]
-        barred = own_positions(self.queries, pool, spec, same_program=config.exclude_own_program)
+        held_out = HeldOut(pool, self.queries, spec, own_program=not config.exclude_own_program, seed=job.seed)
+        barred = held_out.barred(self.queries)
         check_pool_size("grpo", barred, len(pool), config.k)
         self.actor = Actor(
             model,
-            self._held_out(self.queries),
+            held_out.features(model, self.queries),
             pool,
             barred,
             k=config.k,
@@ -146,10 +146,12 @@ class _GRPO:
             chunk=config.chunk,
         )
         self.dev, is_training = [e for e in job.dev if spec.structures(e.target)], taken_from(job.dev, pool)
-        own_program = config.exclude_own_program and is_training
-        self.dev_supervision = Supervision.build(self.dev, pool, spec, exclude_own_program=own_program)
-        questions = [Item(e.source) for e in self.dev]
-        self.dev_features = self._held_out(self.dev) if is_training else model.query.featurize(questions)
+        if is_training:
+            dev_barred, self.dev_features = held_out.barred(self.dev), held_out.features(model, self.dev)
+        else:
+            dev_barred = own_positions(self.dev, pool, spec)
+            self.dev_features = model.query.featurize([Item(e.source) for e in self.dev])
+        self.dev_supervision = Supervision.build(self.dev, pool, spec, dev_barred, reachable=True)
 
         trained = dict(model.named_parameters())
         if not config.train_candidates:
@@ -165,12 +167,6 @@ class _GRPO:
             every=config.evaluate_every * self.per_epoch,
             best_by=f"dev_{config.best_by}",
         )
-
-    def _held_out(self, queries: Sequence[Example]) -> Features:
-        """Features of queries that E_x may have been fitted to, as if it hadn't."""
-        items = [query.item for query in queries]
-        own_program = not self.config.exclude_own_program
-        return self.model.family.held_out(self.model.query, items, own_program=own_program)
 
     # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
 

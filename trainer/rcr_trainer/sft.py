@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,8 @@ from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.selection import greedy
-from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
-from rcr_trainer.folds import taken_from
+from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.settings import SFTSettings
 from rcr_trainer.training.batches import Batch, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.training.losses import Targets
@@ -46,9 +46,6 @@ from rcr_trainer.training.state import Figures, Result
 from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervision, check_pool_size
 
 logger = logging.getLogger(__name__)
-
-_ENOUGH_DEV = 50
-"""Development queries that can tell one fit of E_x from another: with fewer, coverage moves by points at random."""
 
 
 def train(job: Job, config: SFTSettings) -> Result:
@@ -67,9 +64,7 @@ def train(job: Job, config: SFTSettings) -> Result:
         CheckpointError: the state in `job.state_folder` can't be continued from.
     """
     stage = _SFT(job, config)
-    result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
-    stage.fit_to_all(result)
-    return result
+    return stage.runner.run(stage.collect, stage.learn, stage.evaluate)
 
 
 class _SFT:
@@ -82,8 +77,11 @@ class _SFT:
         own = config.exclude_own_program
         self.queries, self.dev = list(queries), [e for e in job.dev if spec.structures(e.target)]
         self.dev_is_training = taken_from(job.dev, pool)
-        self.supervision = Supervision.build(queries, pool, spec, exclude_own_program=own)
-        self.dev_supervision = Supervision.build(self.dev, pool, spec, exclude_own_program=own and self.dev_is_training)
+        self.held_out = HeldOut(pool, queries, spec, own_program=not own, seed=job.seed)
+        forbidden = own_positions(queries, pool, spec, same_program=own)
+        self.supervision = Supervision.build(queries, pool, spec, forbidden)
+        barred = self.held_out.barred if self.dev_is_training else partial(own_positions, pool=pool, spec=spec)
+        self.dev_supervision = Supervision.build(self.dev, pool, spec, barred(self.dev), reachable=True)
         check_pool_size("sft", self.supervision.forbidden, len(pool), config.k)
         self.sequences, self.sequence_gains = self.supervision.sequences(config.k)
         self.trainable = np.flatnonzero(self.sequence_gains[:, 0] > 0)
@@ -105,8 +103,7 @@ class _SFT:
             self.groups = np.unique([spec.key(e.target) for e in pool], return_inverse=True)[1]
         self.candidates, self.contexts = model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
-        self.query_features = self.fit()
-        self.dev_features = model.query.featurize([Item(e.source) for e in self.dev])
+        self.fit()
 
         if self.loss.in_batch:  # single states, in batches of all processes together
             self.batch_size, self.accumulation = config.batch_size * processes.size, config.gradient_accumulation
@@ -127,40 +124,34 @@ class _SFT:
 
     # ------------------------------------------------------------------ the closed-form fit
 
-    def fit(self) -> Features:
-        """Fit E_x where its family can, as is best for development queries; features of the training queries."""
-
-        def judge() -> float:
-            self.dev_features = self.model.query.featurize([Item(e.source) for e in self.dev])
-            coverage = self._dev_coverage()
-            self._say("fitted: development coverage %.2f", coverage)
-            return coverage
-
-        return self._fit(self.queries, judge if len(self.dev) >= _ENOUGH_DEV else None)
-
-    def fit_to_all(self, result: Result) -> None:
-        """Fit E_x to the development queries, too, if they are training queries and no gradient has moved it."""
-        if self.model.family.fits and self.dev and self.dev_is_training and not result.steps:
-            self._fit([*self.queries, *self.dev])
-
-    def _fit(self, queries: Sequence[Example], judge: Callable[[], float] | None = None) -> Features:
+    def fit(self) -> None:
+        """Fit E_x where its family can; to development queries, too, if they are training queries."""
+        questions = [*self.queries, *(self.dev if self.dev_is_training else ())]
         if self.model.family.fits:
-            self._say("fitting to %d training questions …", len(queries))
-        features = self.model.family.fit(
-            self.model.query,
-            [query.item for query in queries],
-            own_program=not self.config.exclude_own_program,
-            seed=self.seed,
-            judge=judge,
+            self._say("fitting to %d training questions …", len(questions))
+        self.model.family.fit(
+            self.model.query, [query.item for query in questions], self.held_out.folds, seed=self.seed
         )
         self.processes.broadcast(self.model)
-        self.pool_vectors = None
-        return features
+        if self.dev and self.model.family.fits:
+            self._say("fitted: %.1f %% of what held-out questions need is covered", self._dev_coverage())
 
     def _say(self, message: str, *values: object) -> None:
         """The fit takes seconds to minutes, and has no steps to count."""
         if self.processes.first:
             logger.info(message, *values)
+
+    @cached_property
+    def query_features(self) -> Features:
+        """Of the training queries, as held-out ones."""
+        return self.held_out.features(self.model, self.queries)
+
+    @cached_property
+    def dev_features(self) -> Features:
+        """Of the development queries; where they are training queries, as held-out ones."""
+        if self.dev_is_training:
+            return self.held_out.features(self.model, self.dev)
+        return self.model.query.featurize([Item(e.source) for e in self.dev])
 
     # ------------------------------------------------------------------ an epoch
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -13,9 +13,13 @@ from langchain_rcr.items import Item
 from langchain_rcr.state import AdditiveState
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.base import Encoders, EncoderTypes
     from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
+    from langchain_rcr.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 
 _GAP = 3
@@ -81,23 +85,14 @@ class StructureFamily(Family):
 
         return NeedEncoder, ProgramEncoder, ProgramEncoder
 
-    def fit(
-        self,
-        encoder: NeedEncoder,
-        questions: Sequence[Item],
-        *,
-        own_program: bool,
-        seed: int,
-        judge: Callable[[], float] | None = None,
-    ) -> Needs:
+    def fit(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: int) -> None:
         """See `Family.fit`; questions whose program doesn't parse take no part."""
-        from langchain_rcr.families.structure.fit import CHOICES, fit
+        from langchain_rcr.families.structure.fit import fit
 
-        choices = [encoder.levels] if judge is None and encoder.levels else CHOICES
-        return fit(encoder, questions, own_program=own_program, seed=seed, choices=choices, judge=judge)
+        fit(encoder, questions, folds, seed=seed)
 
-    def held_out(self, encoder: NeedEncoder, questions: Sequence[Item], *, own_program: bool) -> Needs:
+    def held_out(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Needs:
         """See `Family.held_out`; questions that E_x was not fitted to are featurised as usual."""
         from langchain_rcr.families.structure.fit import held_out
 
-        return held_out(encoder, questions, own_program=own_program)
+        return held_out(encoder, questions, folds, ways)

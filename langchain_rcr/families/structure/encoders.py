@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,11 +22,16 @@ from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import Bags, NgramVocabulary
+from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views, lexical_evidence
 from langchain_rcr.families.structure.nets import Composition
 from langchain_rcr.families.structure.tokens import TokenBags
+from langchain_rcr.folds import text_hash
 from langchain_rcr.items import Item
+
+_LEAST = 1e-6
+"""Likelihoods below count as this: a power of 0 has no slope."""
 
 
 class ProgramEncoder(Encoder):
@@ -68,33 +72,43 @@ class ProgramEncoder(Encoder):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """N featurised questions.
+    """N featurised questions. What is None is as for questions that E_x was not fitted to.
 
     Args:
         likeness: (N, M) how like each is to each of M training questions.
         evidence: (N, 2, L) what each says of each label; see `Composition.inputs`.
+        local: (N, C) what its phrases say of each column of `Inventory.small`.
         raw: (N, D) likelihoods that take the place of those predicted, for training questions: predicted without
-            the question's own program, as those of a held-out question are.
-        frequency: (N, D) shares of the training programs that each column is in, without the question's own.
+            their folds, as those of a held-out question are.
+        frequency: (N, D) shares of the programs outside its fold that each column is in.
+        together: (N, S) as in `NeedEncoder`, without its fold.
     """
 
     likeness: NDArray[np.float32]
     evidence: NDArray[np.float32]
+    local: NDArray[np.float32]
     raw: NDArray[np.float32] | None = None
     frequency: NDArray[np.float32] | None = None
+    together: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.likeness)
 
     def select(self, rows: NDArray[np.int64]) -> Needs:
         """The features of some rows, in that order."""
-        raw = None if self.raw is None else self.raw[rows]
-        frequency = None if self.frequency is None else self.frequency[rows]
-        return Needs(self.likeness[rows], self.evidence[rows], raw, frequency)
+        chosen: list[Any] = [None if array is None else array[rows] for array in self.arrays()]
+        return Needs(*chosen)
+
+    def arrays(self) -> tuple[Any, ...]:
+        """The arrays in the order of the arguments."""
+        return (self.likeness, self.evidence, self.local, self.raw, self.frequency, self.together)
 
 
 class NeedEncoder(Encoder):
     """E_x: scale · how many structures of each column the question's program can be expected to have.
+
+    What a structure s is worth to question x is worth_s · (P(s|x)^γ − ε · (1 − P(s|x))): ε is what showing a structure
+    costs that isn't needed, for what distracts a language model and makes prompts long.
 
     Before it has been fitted (`fit`) it takes every question to need next to nothing.
 
@@ -108,10 +122,14 @@ class NeedEncoder(Encoder):
     batch_size = 128
     arguments = ("scale",)
     vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary}
-    fitted = ("landmarks.", "token_bags.", "dual", "learnt")
+    fitted = ("landmarks.", "token_bags.", "dual", "learnt", "phrases", "speaks")
     learnt: Tensor
     mean: Tensor
     frequency: Tensor
+    together: Tensor
+    phrases: Tensor
+    speaks: Tensor
+    trusted: Tensor
 
     def __init__(
         self,
@@ -132,9 +150,18 @@ class NeedEncoder(Encoder):
         self.register_buffer("learnt", torch.zeros(0, 2, dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(self.dim))
         self.register_buffer("frequency", torch.zeros(self.dim))
+        structures = len(inventory.names)
+        self.register_buffer("together", torch.zeros(structures))
+        self.register_buffer("phrases", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("speaks", torch.zeros(1, len(inventory.small)))
+        self.register_buffer("trusted", torch.zeros(structures, dtype=torch.bool))
+        self.worth = nn.Parameter(torch.zeros(structures))
+        """(S,) logarithms."""
+        self.power = nn.Parameter(torch.ones(()))
+        """γ."""
+        self.cost = nn.Parameter(torch.zeros(()))
+        """ε."""
         self.composition = Composition(inventory)
-        self.levels: tuple[float, ...] = ()
-        """Similarities above which the fit left programs out together; not kept in checkpoints."""
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
@@ -169,19 +196,27 @@ class NeedEncoder(Encoder):
 
     def _names(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N, 2) hashes of each question and of each program."""
-        texts = [text for item in items for text in (item.source, self.inventory.spec.key(item.target))]
-        hashed = b"".join(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest() for text in texts)
-        return np.frombuffer(hashed, dtype="<i8").astype(np.int64).reshape(-1, 2)
+        key = self.inventory.spec.key
+        hashes = [(text_hash(item.source), text_hash(key(item.target))) for item in items]
+        return np.array(hashes, dtype=np.int64).reshape(-1, 2)
 
     def featurize(self, items: Sequence[Item]) -> Needs:
-        """Likeness to the landmarks, and what the questions say of the labels."""
+        """Likeness to the landmarks, and what the questions say of the labels and small structures."""
         views = self.views(items)
         likeness = self.landmarks.likeness(views, len(self.vocabulary))
-        evidence = [
-            self.landmarks.relevance(views.vectors),
-            lexical_evidence([item.source for item in items], self.inventory.words[0]),
-        ]
-        return Needs(likeness, np.stack(evidence, axis=1))
+        return Needs(likeness, self.evidence(items, views), self.local(views.bags))
+
+    def evidence(self, items: Sequence[Item], views: Views) -> NDArray[np.float32]:
+        """(N, 2, L) what questions say of each label: by meaning, by words in common."""
+        labels = self.inventory.words[0]
+        lexical = lexical_evidence([item.source for item in items], labels)
+        return np.stack([self.landmarks.relevance(views.vectors), lexical], axis=1)
+
+    def local(self, bags: Bags) -> NDArray[np.float32]:
+        """(N, C) what phrases say of the columns of small structures."""
+        present = cues.incidence(bags, self.phrases.cpu().numpy(), len(self.vocabulary))
+        local: NDArray[np.float32] = cues.likelihoods(present, self.speaks.cpu()).numpy()
+        return local
 
     def views(self, items: Sequence[Item]) -> Views:
         """The questions as the kernel sees them; the backbone reads each once."""
@@ -204,11 +239,21 @@ class NeedEncoder(Encoder):
             return torch.from_numpy(features.raw).to(device)
         return torch.from_numpy(features.likeness).to(device) @ self.dual + self.mean
 
+    def likelihoods(self, features: Needs) -> Tensor:
+        """(N, S) how likely each structure is, by all evidence."""
+        device, composition = self.mean.device, self.composition
+        frequency = self.frequency if features.frequency is None else torch.from_numpy(features.frequency).to(device)
+        together = self.together if features.together is None else torch.from_numpy(features.together).to(device)
+        q = composition.local(torch.from_numpy(features.local).to(device), together)
+        evidence = torch.from_numpy(features.evidence).to(device)
+        likely = composition(composition.inputs(self.raw(features), q, together, frequency, evidence))
+        return torch.where(self.trusted, torch.maximum(likely, q), likely)
+
+    def valued(self, likely: Tensor) -> Tensor:
+        """(N, D) what the columns are worth, from (N, S) likelihoods."""
+        worth = self.worth.exp() * (likely.clamp(min=_LEAST) ** self.power - self.cost * (1 - likely))
+        return self.scale * self.composition.by_column(worth)
+
     def forward(self, features: Needs) -> Tensor:
         """(N, D)."""
-        device = self.mean.device
-        frequency = self.frequency if features.frequency is None else torch.from_numpy(features.frequency).to(device)
-        evidence = torch.from_numpy(features.evidence).to(device)
-        composition = self.composition
-        likely = composition(composition.inputs(self.raw(features), frequency, evidence))
-        return self.scale * composition.by_column(likely)
+        return self.valued(self.likelihoods(features))

@@ -1,256 +1,369 @@
 """The head of the `structure` family: which structures will this question's program have?
 
-Two steps, both before any step of gradient descent on the policy:
-1. Kernel ridge regression of the structures on the training questions, in closed form, and with it, exactly, what it
-   would have predicted for each question had its program, or all programs like it, been left out.
-2. The composition nets learn on predictions with all programs like the question's left out, because the pool has none
-   like those of held-out questions of a compositional split. From the predictions for questions that the kernel has
-   seen, which are nearly perfect, they would learn to trust every prediction.
+In closed form or nearly so, before any gradient descent on the policy:
+1. Kernel ridge regression of the structures on the training questions, and with it, exactly, what it would have
+   predicted for each question had its fold been left out (`Folds`).
+2. The local evidence of phrases (`cues`), refitted without each fold of programs.
+3. The composition nets learn on both as they are for held-out questions. From the predictions for questions that the
+   kernel has seen, which are nearly perfect, they would learn to trust every prediction.
+4. What a need is worth is chosen by what the picks for held-out questions are like.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from langchain_rcr.families.structure.clusters import AverageLinkage
+from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
 from langchain_rcr.families.structure.inventory import dense
 from langchain_rcr.families.structure.nets import INPUTS, Composition
+from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
 
 MOST_LANDMARKS = 4000
 """Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""
 RIDGE = 0.01
 """ρ of the ridge regression, beside a kernel whose diagonal is 1; set by hand, no published trial compares values."""
-CHOICES = ((0.15, 0.25), (0.15,), (0.25,))
-"""Programs whose structures' Jaccard is above this on average are left out together; above either of two: both ways.
-Which of them holds for the held-out questions depends on the data, so the development questions choose."""
-MARGIN = 0.25
-"""Points of development coverage by which a later choice must be better than those before it (docs/structure.md)."""
-_FEWEST_GROUPS = 5
-"""Of fewer, leaving one out leaves too little: then only each question's own program is left out."""
+PRECISION = 0.9
+"""Of its phrases, from which on a label's local evidence is a floor under its likelihood; ungated it cost 0.6 points of
+coverage on one set of trials."""
+CHOICES = ((1.0, 0.02), (1.0, 0.0), (1.0, 0.01), (1.0, 0.05), (1.5, 0.0), (1.5, 0.01))
+"""γ and ε to choose from (`NeedEncoder`), the default first."""
+RARITY = 0.5
+"""δ: a structure is worth (idf / mean idf)^δ. In trials on COVR, GeoQuery and SQL 0 to 1 differ by a point."""
+MARGIN = 0.5
+"""Points by which a choice must be better than the default, about what the questions' sampling moves it by."""
+PRICE = 2.0
+"""Points of quality that a prompt e times as long must bring."""
+_K = 4
+_JUDGES = 300
+"""Held-out questions of each way that a choice is judged by."""
 _STEPS, _BATCH, _LR = 600, 2048, 0.01
 _CHUNK = 128
-_Pairs = tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]
 _ABSENT = 0.1
 """The share of the plainly absent structures that the nets learn on, so that they know them."""
+_Floats = NDArray[np.float32]
+_Ints = NDArray[np.int64]
 
 
-def fit(
-    encoder: NeedEncoder,
-    questions: Sequence[Item],
-    *,
-    own_program: bool,
-    seed: int,
-    choices: Sequence[tuple[float, ...]] = CHOICES[:1],
-    judge: Callable[[], float] | None = None,
-) -> Needs:
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What would have been predicted for M landmarks in one way of holding out, each without its fold.
+
+    Args:
+        fold: (M,) the fold of each; −1: it is in none.
+        raw: (M, D) likelihoods by the kernel.
+        local: (M, C) likelihoods by the phrases.
+        frequency: (F, D) shares of programs that each column is in, without each fold.
+        together: (F, S) as in `NeedEncoder`, without each fold.
+    """
+
+    fold: _Ints
+    raw: _Floats
+    local: _Floats
+    frequency: _Floats
+    together: _Floats
+
+    def needs(self, evidence: _Floats, rows: _Ints) -> Needs:
+        """Features of some landmarks, each in its fold."""
+        fold = self.fold[rows]
+        unseen = np.zeros((len(rows), 0), dtype=np.float32)
+        arrays = (self.raw[rows], self.frequency[fold], self.together[fold])
+        return Needs(unseen, evidence[rows], self.local[rows], *arrays)
+
+
+def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: int) -> None:
     """Fit E_x to the training questions' programs.
 
     Args:
         encoder: fitted in place.
         questions: the training questions with their programs; those whose program doesn't parse are no landmarks.
-        own_program: whether held-out questions may find their own program in the pool: then predictions leave out the
-            question alone, not its program.
+        folds: of these questions.
         seed: of the sample and of the nets.
-        choices: which programs to leave out together while the nets learn: how unlike those of training the held-out
-            programs will be. Of several, `encoder.levels` says which was taken.
-        judge: development coverage of the policy as it stands, in percent; None: the first choice is taken.
-
-    Returns:
-        The questions' features for further training: likelihoods predicted without the question's own program.
     """
     rng = np.random.default_rng([seed, 5])
-    spec = encoder.inventory.spec
     gold = dense(encoder.inventory.rows([question.target for question in questions]), encoder.dim)
-    known: NDArray[np.int64] = np.flatnonzero(gold.any(axis=1))
+    known: _Ints = np.flatnonzero(gold.any(axis=1))
     if len(known) > MOST_LANDMARKS:
         known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))
+    targets = gold[known]
     chosen = [questions[row] for row in known.tolist()]
     encoder.learn(chosen)
-    features = encoder.featurize([Item(question.source) for question in questions])
-    targets, size = gold[known], len(known)
+    composition = encoder.composition.cpu()
 
     mean = targets.mean(axis=0)
-    kernel = features.likeness[known].astype(np.float64)
-    inverse = _inverse(kernel + RIDGE * np.eye(size))
+    inverse = _inverse(encoder)
     dual = inverse @ (targets - mean)
+    phrases, present = _present(encoder)
+    have = targets[:, encoder.inventory.owner] > 0
+    small = torch.from_numpy(targets[:, encoder.inventory.small] > 0).float()
     with torch.no_grad():
         encoder.dual.copy_(torch.from_numpy(dual))
         encoder.mean.copy_(torch.from_numpy(mean))
         encoder.frequency.copy_(torch.from_numpy(mean))
+        encoder.together.copy_(torch.from_numpy(_together(composition, have, np.zeros(len(have), np.int64))[-1]))
+        encoder.phrases = torch.from_numpy(phrases).to(encoder.mean.device)
+        encoder.speaks = cues.fit(present, small).to(encoder.mean.device)
 
-    names = [item.source if own_program else spec.key(item.target) for item in chosen]
-    alone = _without_group(inverse, dual, targets, np.unique(names, return_inverse=True)[1])
-    evidence = features.evidence[known]
-    pairs: dict[float, _Pairs] = {}
-    for level, groups in _clusters(targets, encoder.inventory.sizes).items():
-        if groups.max() + 1 >= _FEWEST_GROUPS and any(level in choice for choice in choices):
-            part = _without_group(inverse, dual, targets, groups)
-            pairs[level] = _pairs(encoder.composition, *part, evidence, targets, rng)
-    if not pairs:
-        pairs[1.0], choices = _pairs(encoder.composition, *alone, evidence, targets, rng), [(1.0,)]
-    _learn(encoder, pairs, choices if judge is not None else choices[:1], judge, seed)
-
-    landmark = np.full(len(questions), -1)
-    landmark[known] = np.arange(size)
-    return _held_out(encoder, features, landmark, *alone)
+    left_out = _left_out(encoder, targets, inverse, dual, present, folds)
+    evidence = encoder.evidence(chosen, encoder.landmarks.views)
+    parts = [(way.needs(evidence, rows), targets[rows]) for way in left_out for rows in [np.flatnonzero(way.fold >= 0)]]
+    _train(composition, [_pairs(composition, needs, wanted, rng) for needs, wanted in parts], seed)
+    _trust_phrases(encoder, *parts[0])
+    _weigh(encoder, targets)
+    _choose(encoder, left_out, parts, targets, rng)
+    composition.to(encoder.mean.device)
 
 
-def held_out(encoder: NeedEncoder, questions: Sequence[Item], *, own_program: bool) -> Needs:
-    """What a fitted E_x would have predicted for queries had it not been fitted to their programs.
+def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
+    """What a fitted E_x would have predicted for questions had it not been fitted to their folds.
 
     Args:
         encoder: after `fit`, in this process or before it was saved.
         questions: any; those that it was not fitted to are featurised as usual.
-        own_program: as for `fit`.
-
-    Returns:
-        The features that `fit` returned for its questions; without a `raw` where it was fitted to none of these.
+        folds: those of the fit.
+        ways: (N,) by which each is held out.
     """
     features = encoder.featurize([Item(question.source) for question in questions])
     landmark = encoder.landmark_of(questions)
-    if (landmark < 0).all():
+    rows = np.flatnonzero(landmark >= 0)
+    if not len(rows):
         return features
     dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
-    regular = encoder.kernel().astype(np.float64) + RIDGE * np.eye(len(dual))
-    inverse = _inverse(regular)
-    targets = (regular @ dual + mean).astype(np.float32)
-    groups = np.unique(encoder.learnt.cpu().numpy()[:, 0 if own_program else 1], return_inverse=True)[1]
-    return _held_out(encoder, features, landmark, *_without_group(inverse, dual, targets, groups))
+    inverse = _inverse(encoder)
+    targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
+    left_out = _left_out(encoder, targets, inverse, dual, _present(encoder)[1], folds)
+    raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
+    frequency, together = (
+        np.tile(tensor.detach().cpu().numpy(), (len(questions), 1)) for tensor in (encoder.frequency, encoder.together)
+    )
+    local = features.local.copy()
+    for number, way in enumerate(left_out):
+        mine = rows[(ways[rows] == number) & (way.fold[landmark[rows]] >= 0)]
+        at = landmark[mine]
+        raw[mine], local[mine] = way.raw[at], way.local[at]
+        frequency[mine], together[mine] = way.frequency[way.fold[at]], way.together[way.fold[at]]
+    return Needs(features.likeness, features.evidence, local, raw, frequency, together)
 
 
-def _held_out(
-    encoder: NeedEncoder,
-    features: Needs,
-    landmark: NDArray[np.int64],
-    raw: NDArray[np.float32],
-    frequency: NDArray[np.float32],
-) -> Needs:
-    """Features with left-out predictions.
-
-    Args:
-        encoder: fitted.
-        features: of N queries.
-        landmark: (N,) which of the M landmarks each is; below 0: none.
-        raw: (M, D) left-out predictions for the landmarks.
-        frequency: (M, D) shares of the programs that are left.
-    """
-    dual, mean, usual = (t.detach().cpu().numpy() for t in (encoder.dual, encoder.mean, encoder.frequency))
-    everyone = np.tile(usual, (len(landmark), 1))
-    predicted = features.likeness @ dual + mean
-    known = landmark >= 0
-    predicted[known], everyone[known] = raw[landmark[known]], frequency[landmark[known]]
-    return Needs(features.likeness, features.evidence, predicted, everyone)
-
-
-def _without_group(
-    inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: NDArray[np.float32], groups: NDArray[np.int64]
-) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
-    """What ridge regression predicts for every row when its group is left out, and how frequent columns are then.
-
-    With G = (K + ρI)⁻¹ and α = G(Y − μ): the left-out predictions of group b are Y_b − G_bb⁻¹ α_b (μ stays).
-    """
-    raw, frequency = np.empty_like(targets), np.empty_like(targets)
-    total = targets.sum(axis=0)
-    for group in range(groups.max() + 1):
-        rows = np.flatnonzero(groups == group)
-        raw[rows] = targets[rows] - np.linalg.solve(inverse[np.ix_(rows, rows)], dual[rows])
-        left = total - targets[rows].sum(axis=0)
-        frequency[rows] = np.maximum(left, 0) / max(1, len(targets) - len(rows))
-    return raw, frequency
-
-
-def _learn(
-    encoder: NeedEncoder,
-    pairs: Mapping[float, _Pairs],
-    choices: Sequence[tuple[float, ...]],
-    judge: Callable[[], float] | None,
-    seed: int,
-) -> None:
-    """Train the nets for each choice of what is left out together, and keep those that the judge finds best."""
-    composition, device = encoder.composition, encoder.mean.device
-    best, kept = -np.inf, None
-    for choice in dict.fromkeys(tuple(level for level in choice if level in pairs) for choice in choices):
-        if not choice:
-            continue
-        chosen = [pairs[level] for level in choice]
-        inputs, labels, weights = (np.concatenate(part) for part in zip(*chosen, strict=True))
-        _train(composition.cpu(), inputs, labels, weights, seed=seed)
-        composition.to(device)
-        coverage = judge() if judge is not None else 0.0
-        if kept is None or coverage >= best + MARGIN:
-            best, encoder.levels = coverage, choice
-            kept = {name: tensor.clone() for name, tensor in composition.state_dict().items()}
-    if kept is not None:
-        composition.load_state_dict(kept)
-
-
-def _inverse(matrix: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of a symmetric positive definite matrix."""
-    inverse: NDArray[np.float64] = torch.cholesky_inverse(torch.linalg.cholesky(torch.from_numpy(matrix))).numpy()
+def _inverse(encoder: NeedEncoder) -> NDArray[np.float64]:
+    """(K + ρI)⁻¹ of the landmarks."""
+    kernel = encoder.kernel().astype(np.float64)
+    factor = torch.linalg.cholesky(torch.from_numpy(kernel + RIDGE * np.eye(len(kernel))))
+    inverse: NDArray[np.float64] = torch.cholesky_inverse(factor).numpy()
     return inverse
 
 
-def _clusters(targets: NDArray[np.float32], sizes: NDArray[np.float32]) -> dict[float, NDArray[np.int64]]:
-    """Groups of programs with similar structures, by their Jaccard similarity, for each number in `CHOICES`."""
-    if len(targets) < 2:
-        return {}
-    shared = (targets * sizes) @ targets.T
-    own = np.diag(shared)
-    distance = 1 - shared / np.maximum(own[:, None] + own - shared, 1e-6)
-    np.fill_diagonal(distance, 0)
-    tree = AverageLinkage(np.maximum(distance, 0))
-    return {level: tree.cut(1 - level) for level in sorted({level for choice in CHOICES for level in choice})}
+def _present(encoder: NeedEncoder) -> tuple[_Ints, Tensor]:
+    """The phrases of the landmarks, and (M, F + 1) which landmark has which."""
+    bags, size = encoder.landmarks.views.bags, len(encoder.vocabulary)
+    phrases = cues.phrases(bags, size)
+    return phrases, cues.incidence(bags, phrases, size)
+
+
+def _left_out(
+    encoder: NeedEncoder,
+    targets: _Floats,
+    inverse: NDArray[np.float64],
+    dual: NDArray[np.float64],
+    present: Tensor,
+    folds: Folds,
+) -> list[LeftOut]:
+    """Predictions for the landmarks in every way of holding out that there is.
+
+    Phrases, which can't learn that structures exclude each other, are refitted without each fold of programs alone.
+    """
+    owner, small = encoder.inventory.owner, torch.from_numpy(targets[:, encoder.inventory.small] > 0).float()
+    numbers = folds.of_hashes(encoder.learnt[:, 0 if folds.own_program else 1].tolist())
+    local = np.zeros(small.shape, dtype=np.float32)
+    left_out: list[LeftOut] = []
+    for way in (PROGRAM, CLUSTER):
+        fold = np.full(len(targets), -1)
+        there = numbers[:, way] >= 0
+        fold[there] = np.unique(numbers[there, way], return_inverse=True)[1]
+        count = fold.max(initial=-1) + 1
+        if count < 2:
+            continue
+        for number in range(count if way == PROGRAM else 0):
+            rows, rest = (torch.from_numpy(np.flatnonzero(of)) for of in (fold == number, fold != number))
+            mine, others = (present.index_select(0, part).coalesce() for part in (rows, rest))
+            local[rows.numpy()] = cues.likelihoods(mine, cues.fit(others, small[rest])).numpy()
+        raw, frequency = without_folds(inverse, dual, targets, fold)
+        together = _together(encoder.composition, targets[:, owner] > 0, fold)
+        left_out.append(LeftOut(fold, raw, local, frequency, together))
+    return left_out
+
+
+def without_folds(
+    inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: _Floats, fold: _Ints
+) -> tuple[_Floats, _Floats]:
+    """What ridge regression predicts for every row without its fold, and how frequent columns are then.
+
+    With G = (K + ρI)⁻¹ and α = G(Y − μ) those of fold b are Y_b − G_bb⁻¹ α_b; μ stays.
+
+    Args:
+        inverse: G (M, M).
+        dual: α (M, D).
+        targets: Y (M, D).
+        fold: (M,) from 0; −1: in none.
+
+    Returns:
+        Predictions (M, D), 0 for rows in no fold, and shares (F, D) of the rows outside each fold.
+    """
+    raw = np.zeros_like(targets)
+    frequency = np.zeros((fold.max(initial=-1) + 1, targets.shape[1]), dtype=np.float32)
+    for number in range(len(frequency)):
+        rows = np.flatnonzero(fold == number)
+        raw[rows] = targets[rows] - np.linalg.solve(inverse[np.ix_(rows, rows)], dual[rows])
+        frequency[number] = targets[fold != number].mean(axis=0)
+    return raw, frequency
+
+
+def _together(composition: Composition, have: NDArray[np.bool_], fold: _Ints) -> _Floats:
+    """(F + 1, S) how often each structure is there where all its parts are, without each fold; the last: of all."""
+    parts = composition.parts.cpu().numpy()
+    whole = np.ones_like(have)
+    for place in parts.T:
+        more = place >= 0
+        whole[:, more] &= have[:, place[more]]
+    counts = []
+    for rows in (have, whole):
+        by_fold = np.stack([rows[fold == number].sum(axis=0) for number in range(fold.max() + 1)])
+        total = rows.sum(axis=0)
+        counts.append(np.concatenate([total - by_fold, total[None]]))
+    there, possible = counts
+    share: _Floats = ((there + 0.5) / (np.maximum(there, possible) + 1)).astype(np.float32)
+    return share
+
+
+def _trust_phrases(encoder: NeedEncoder, needs: Needs, targets: _Floats) -> None:
+    """Find the labels whose phrases are right where they speak, on held-out questions."""
+    inventory = encoder.inventory
+    column = inventory.owner[inventory.lengths == 1]
+    place = np.searchsorted(inventory.small, column)
+    said, there = needs.local[:, place] > 0.5, targets[:, column] > 0
+    right, total = (said & there).sum(axis=0), said.sum(axis=0)
+    trusted = np.zeros(len(inventory.names), dtype=bool)
+    trusted[inventory.lengths == 1] = (total > 0) & (right >= PRECISION * total)
+    encoder.trusted.copy_(torch.from_numpy(trusted))
+
+
+def _weigh(encoder: NeedEncoder, targets: _Floats) -> None:
+    """What each structure is worth: the more, the fewer programs have it."""
+    share = (targets > 0).mean(axis=0)[encoder.inventory.owner]
+    idf = -np.log(np.clip(share, 1 / len(targets), 0.98))  # those of all programs are worth a little, too
+    with torch.no_grad():
+        encoder.worth.copy_(torch.from_numpy(RARITY * np.log(idf / idf.mean())))
+
+
+def _choose(
+    encoder: NeedEncoder,
+    left_out: Sequence[LeftOut],
+    parts: Sequence[tuple[Needs, _Floats]],
+    targets: _Floats,
+    rng: np.random.Generator,
+) -> None:
+    """Set γ and ε to those whose picks for held-out questions are best, among the landmarks that these may get."""
+    judges = []
+    for way, (needs, wanted) in zip(left_out, parts, strict=True):
+        rows = np.sort(rng.permutation(len(wanted))[:_JUDGES])
+        fold = way.fold[way.fold >= 0][rows]
+        with torch.no_grad():
+            likely = torch.cat(
+                [encoder.likelihoods(needs.select(part)) for part in np.array_split(rows, len(rows) // _CHUNK + 1)]
+            )
+        barred = fold[:, None] == way.fold
+        judges.append((likely, wanted[rows], barred))
+    best, kept = -np.inf, CHOICES[0]
+    for number, (power, cost) in enumerate(CHOICES):
+        with torch.no_grad():
+            encoder.power.fill_(power)
+            encoder.cost.fill_(cost)
+        found = []
+        for likely, wanted, barred in judges:
+            with torch.no_grad():
+                needs_of = encoder.valued(likely).numpy()
+            found.append(_quality(encoder, needs_of, wanted, targets, barred))
+        quality = float(np.mean(found)) if found else 0.0
+        if quality > best + (MARGIN if number else 0):
+            best, kept = quality, (power, cost)
+    with torch.no_grad():
+        encoder.power.fill_(kept[0])
+        encoder.cost.fill_(kept[1])
+
+
+def _quality(encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Floats, barred: NDArray[np.bool_]) -> float:
+    """What greedy picks are worth, in points, less the price of their length.
+
+    The mean of three shares of what is needed and can be had: structures covered, the same weighted by rarity, and
+    questions that miss no structure of one or two nodes.
+    """
+    inventory = encoder.inventory
+    sizes, rare = inventory.sizes, np.zeros(len(inventory), dtype=np.float32)
+    np.add.at(rare, inventory.owner, encoder.worth.detach().exp().numpy() ** (1 / RARITY))
+    size, left = pool @ sizes, needs.copy()
+    shown, length = np.zeros_like(wanted), np.zeros(len(wanted))
+    open_to = ~barred
+    for _ in range(_K):
+        logits = np.where(open_to, left @ pool.T, -np.inf)
+        picks = logits.argmax(axis=1)
+        open_to[np.arange(len(picks)), picks] = False
+        left *= 1 - pool[picks]
+        shown, length = np.maximum(shown, pool[picks]), length + size[picks]
+    wanted = wanted * _reach(pool, barred)
+    hit = np.minimum(shown, wanted)
+    small = inventory.small
+    complete = (hit[:, small] >= wanted[:, small]).all(axis=1).mean()
+    covered, specific = (((hit @ w) / np.maximum(wanted @ w, 1e-9)).mean() for w in (sizes, rare))
+    return float(100 * (complete + covered + specific) / 3 - PRICE * np.log(length.mean()))
+
+
+def _reach(pool: _Floats, barred: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """(N, D) which columns each question can be shown."""
+    distinct, row = np.unique(barred, axis=0, return_inverse=True)
+    reach: NDArray[np.bool_] = np.stack([(pool[~one] > 0).any(axis=0) for one in distinct])[row]
+    return reach
 
 
 def _pairs(
-    composition: Composition,
-    raw: NDArray[np.float32],
-    frequency: NDArray[np.float32],
-    evidence: NDArray[np.float32],
-    targets: NDArray[np.float32],
-    rng: np.random.Generator,
-) -> _Pairs:
-    """What the nets learn on: P pairs of a question and a structure that other groups have, too.
+    composition: Composition, needs: Needs, targets: _Floats, rng: np.random.Generator
+) -> tuple[_Floats, _Floats, _Floats]:
+    """What the nets learn on: P pairs of a question and a structure that other folds have, too.
 
     Of the structures that are plainly absent, which are most, a sample. Those that always go together count as one.
 
     Returns:
         Inputs (P, INPUTS), targets (P,), weights (P,).
     """
-    composition.cpu()
     owner = composition.owner.numpy()
     share = 1 / np.bincount(owner).astype(np.float32)[owner]
     inputs, labels, weights = [np.empty((0, INPUTS), np.float32)], [np.empty(0, np.float32)], [np.empty(0, np.float32)]
-    for start in range(0, len(raw), _CHUNK):
-        rows = slice(start, start + _CHUNK)
+    for start in range(0, len(needs), _CHUNK):
+        part = needs.select(np.arange(start, min(start + _CHUNK, len(needs))))
         with torch.no_grad():
-            seen = composition.inputs(*(torch.from_numpy(a[rows]) for a in (raw, frequency, evidence))).numpy()
-        wanted = targets[rows][:, owner]
-        # All but plainly absent: likely by itself or by its parts (inputs 0 and 2), or there.
-        telling = (seen[..., 0] > 0.005) | (seen[..., 2] > 0.05) | (wanted > 0)
-        telling |= rng.random(telling.shape) < _ABSENT
-        kept = telling & (frequency[rows][:, owner] > 0)
+            _, evidence, local, raw, frequency, together = (torch.from_numpy(array) for array in part.arrays())
+            q = composition.local(local, together)
+            seen = composition.inputs(raw, q, together, frequency, evidence).numpy()
+        wanted = targets[start : start + _CHUNK][:, owner]
+        telling = composition.telling(seen) | (wanted > 0) | (rng.random(wanted.shape) < _ABSENT)
+        kept = telling & (frequency.numpy()[:, owner] > 0)
         inputs.append(seen[kept])
         labels.append(wanted[kept])
         weights.append(np.broadcast_to(share, kept.shape)[kept])
     return np.concatenate(inputs), np.concatenate(labels), np.concatenate(weights)
 
 
-def _train(
-    composition: Composition,
-    inputs: NDArray[np.float32],
-    labels: NDArray[np.float32],
-    weights: NDArray[np.float32],
-    seed: int,
-) -> None:
-    if not len(inputs):
+def _train(composition: Composition, pairs: Sequence[tuple[_Floats, _Floats, _Floats]], seed: int) -> None:
+    """Minimise the cross-entropy of all pairs by Adam with a rate that falls to 0, each net on batches of its own."""
+    if not pairs:
         return
+    inputs, labels, weights = (np.concatenate(part) for part in zip(*pairs, strict=True))
     generator = torch.Generator().manual_seed(seed)
     composition.start(generator)
     seen, wanted, counts = (torch.from_numpy(array) for array in (inputs, labels, weights / weights.mean()))

@@ -100,6 +100,11 @@ class Inventory(Vocabulary):
         return every, np.array(pairs, dtype=np.int64).reshape(-1, 2).T
 
     @cached_property
+    def small(self) -> NDArray[np.int64]:
+        """(C,) the columns that have a structure of one or two nodes."""
+        return np.unique(self.owner[self.lengths <= 2])
+
+    @cached_property
     def lengths(self) -> NDArray[np.float32]:
         """(S,) nodes of each structure."""
         return np.array([1 + len(_LINK.findall(name)) for name in self.names], np.float32)

@@ -7,12 +7,14 @@ together with all programs like them, so that what they give are probabilities f
 
 from __future__ import annotations
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.families.structure.inventory import Inventory
 
-INPUTS = 15
+INPUTS = 25
 """Numbers that the nets see of a structure; see `Composition.inputs`."""
 NETS = 4
 """Nets whose likelihoods are averaged, to even out how each starts: they differ by their start weights and batches."""
@@ -34,6 +36,8 @@ class Composition(nn.Module):
     lengths: Tensor
     parts: Tensor
     labels: Tensor
+    pairs: Tensor
+    small: Tensor
 
     def __init__(self, inventory: Inventory) -> None:
         super().__init__()
@@ -41,8 +45,10 @@ class Composition(nn.Module):
         derived = {
             "owner": torch.from_numpy(inventory.owner),
             "lengths": torch.from_numpy(inventory.lengths),
-            "parts": torch.from_numpy(inventory.parts),
-            "labels": torch.from_numpy(inventory.words[1]),
+            "pairs": torch.from_numpy(inventory.parts),
+            "parts": torch.from_numpy(_padded(inventory.parts, len(inventory.names))),
+            "labels": torch.from_numpy(_padded(inventory.words[1], len(inventory.names))),
+            "small": torch.from_numpy(inventory.small),
         }
         for name, tensor in derived.items():
             self.register_buffer(name, tensor, persistent=False)
@@ -57,11 +63,32 @@ class Composition(nn.Module):
                     layer.weight.copy_(drawn / layer.in_features**0.5)
                     layer.bias.zero_()
 
-    def inputs(self, raw: Tensor, frequency: Tensor, evidence: Tensor) -> Tensor:
+    def local(self, likely: Tensor, together: Tensor) -> Tensor:
+        """Local evidence for all structures from that for the small ones.
+
+        A larger structure is there as far as its least likely part is, times how often it is where all its parts are.
+
+        Args:
+            likely: (B, C) likelihoods of the columns of structures of one and two nodes (`Inventory.small`).
+            together: (S,) or (B, S) that share.
+
+        Returns:
+            (B, S).
+        """
+        by_column = likely.new_zeros(len(likely), self.columns)
+        by_column[:, self.small] = likely
+        q = by_column[:, self.owner]
+        for length in range(3, int(self.lengths.max()) + 1 if len(self.lengths) else 0):
+            q = torch.where(self.lengths == length, self.over_parts(q)[0] * together, q)
+        return q
+
+    def inputs(self, raw: Tensor, q: Tensor, together: Tensor, frequency: Tensor, evidence: Tensor) -> Tensor:
         """What the nets see, each scaled by hand to the order of 1; no published trial compares other scales.
 
         Args:
             raw: (B, D) likelihoods, each predicted by itself.
+            q: (B, S) of `local`.
+            together: (S,) or (B, S) how often each structure is there where its parts are.
             frequency: (D,) or (B, D) share of the training programs that have each column.
             evidence: (B, 2, L) what the question says of each label: likeness in meaning, words in common.
 
@@ -69,12 +96,13 @@ class Composition(nn.Module):
             (B, S, INPUTS).
         """
         p = raw.clamp(0, 1)[:, self.owner]
-        least, mean = self._over(p, *self.parts)
+        least, mean = self.over_parts(p)
         most, total = self._wholes(p)
+        q_least, q_mean = self.over_parts(q)
+        q_most, q_total = self._wholes(q)
         by_label: list[Tensor] = []
         for kind in range(2):
-            by_label += self._over(evidence[:, kind], *self.labels)
-        expected = p.sum(1, keepdim=True) / 20  # a program has tens of structures
+            by_label += self._over(evidence[:, kind], self.labels)
         columns = [
             p,
             (p + _ROOT_FLOOR).sqrt(),  # tells small likelihoods apart
@@ -86,10 +114,26 @@ class Composition(nn.Module):
             (frequency + 1e-4).log()[..., self.owner].expand_as(p) / 5,  # −1.8 (never) to 0 (in every program)
             (self.lengths / 2.5 - 1).expand_as(p),  # −0.6 to 0.6 for structures of one to four nodes
             (p * least + _ROOT_FLOOR).sqrt(),
-            expected.expand_as(p),
+            (p.sum(1, keepdim=True) / 20).expand_as(p),  # a program has tens of structures
+            q,
+            (q + _ROOT_FLOOR).sqrt(),
+            q_least,
+            q_mean,
+            q_most,
+            q_total.clamp(max=3),
+            together.expand_as(p),
+            (q.sum(1, keepdim=True) / 20).expand_as(p),
+            (p * q + _ROOT_FLOOR).sqrt(),
+            torch.maximum(p, q),
             *by_label,
         ]
         return torch.stack(columns, dim=-1)
+
+    def telling(self, inputs: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """(…) which structures are not plainly absent: likely by themselves, by their parts, or by phrases."""
+        by_itself, by_parts, by_phrases = inputs[..., 0], inputs[..., 2], inputs[..., 11]
+        telling: NDArray[np.bool_] = (by_itself > 0.005) | (by_parts > 0.05) | (by_phrases > 0.05)
+        return telling
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Likelihoods (…) of inputs (…, INPUTS)."""
@@ -99,25 +143,36 @@ class Composition(nn.Module):
         """(B, S) summed over the structures of each column, (B, D): how many of them there should be."""
         return likelihoods.new_zeros(len(likelihoods), self.columns).index_add(1, self.owner, likelihoods)
 
-    def _over(self, values: Tensor, owner: Tensor, part: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the mean (B, S) of the values (B, V) of each structure's parts; its own where it has none."""
-        size = len(self.lengths)
-        index = owner.expand(len(values), -1)
-        taken = values[:, part]
-        least = values.new_full((len(values), size), float("inf")).scatter_reduce(1, index, taken, "amin")
-        count = torch.bincount(owner, minlength=size)
-        mean = values.new_zeros(len(values), size).index_add(1, owner, taken) / count.clamp(min=1)
-        alone = count == 0
-        own = values if values.shape[1] == size else torch.zeros_like(mean)
-        return torch.where(alone, own, least), torch.where(alone, own, mean)
+    def _over(self, values: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the mean (B, S) of the values (B, V) of each structure's parts (S, most), −1: none."""
+        there = parts >= 0
+        taken = values[:, parts.clamp(min=0)]
+        least = taken.masked_fill(~there, float("inf")).amin(-1)
+        mean = taken.masked_fill(~there, 0).sum(-1) / there.sum(-1).clamp(min=1)
+        return least, mean
+
+    def over_parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
+        """The least and the mean of the values (B, S) of each structure's parts; its own where it has none."""
+        least, mean = self._over(values, self.parts)
+        alone = (self.parts < 0).all(-1)
+        return torch.where(alone, values, least), torch.where(alone, values, mean)
 
     def _wholes(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """The largest and the sum of the likelihoods (B, S) of the wholes that each is a part of; 0 without any."""
-        whole, part = self.parts
+        whole, part = self.pairs
         taken = p[:, whole]
         most = torch.zeros_like(p).scatter_reduce(1, part.expand(len(p), -1), taken, "amax")
         total = torch.zeros_like(p).index_add(1, part, taken)
         return most, total
+
+
+def _padded(pairs: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """(size, most) what each number is paired with, from pairs (2, P) sorted by the first; −1: nothing further."""
+    owner, value = pairs
+    counts = np.bincount(owner, minlength=size)
+    out = np.full((size, max(1, counts.max(initial=1))), -1, dtype=np.int64)
+    out[owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)] = value
+    return out
 
 
 def _net() -> nn.Sequential:

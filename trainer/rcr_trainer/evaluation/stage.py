@@ -22,7 +22,7 @@ from rcr_trainer.evaluation.harness import PickFunction, evaluate
 from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
 from rcr_trainer.evaluation.report import EvaluationReport
-from rcr_trainer.folds import own_positions
+from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, divide, load_model, open_language_model
@@ -72,6 +72,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
         names=evaluation.selectors,
     )
     policies = {"rcr": model}
+    held_out = _held_out(config, task)
     if config.grpo.enabled:
         policies["rcr_without_rl"] = before = load_model(config, run.sft_checkpoint)
         if model.backbone is not None:
@@ -83,7 +84,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             task.spec,
             mask_duplicates=evaluation.mask_duplicates,
             fitted=task.dev if evaluation.split == "dev" else (),
-            own_program=not config.sft.exclude_own_program,
+            held_out=held_out,
         )
         for name, policy in policies.items()
     }
@@ -121,7 +122,7 @@ def policy_picks(
     *,
     mask_duplicates: bool,
     fitted: Sequence[Example] = (),
-    own_program: bool = False,
+    held_out: HeldOut | None = None,
 ) -> PickFunction:
     """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
 
@@ -131,11 +132,12 @@ def policy_picks(
         spec: how programs are read.
         mask_duplicates: whether it picks no program twice.
         fitted: queries that E_x may have been fitted to; their picks are those that it would make without.
-        own_program: as for `Family.fit`.
+        held_out: how they are held out.
     """
-    items = [example.item for example in fitted]
-    features = model.family.held_out(model.query, items, own_program=own_program)
-    held_out = dict(zip((query.source for query in fitted), model.query.vectors(features), strict=True))
+    known: dict[str, Any] = {}
+    if fitted and held_out is not None:
+        vectors = model.query.vectors(held_out.features(model, fitted))
+        known = dict(zip((query.source for query in fitted), vectors, strict=True))
     index = MatrixTable(model.encode_pool([example.item for example in pool]))
     groups = None
     if mask_duplicates:
@@ -144,7 +146,7 @@ def policy_picks(
     def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
         vectors = model.encode_queries(queries)
         for row, query in enumerate(queries):
-            vectors[row] = held_out.get(query, vectors[row])
+            vectors[row] = known.get(query, vectors[row])
         return greedy(vectors, index, model.state(), k, exclude=exclude, groups=groups).positions
 
     return pick
@@ -178,14 +180,20 @@ def count_selectors(config: Settings) -> int:
     return 1 + config.grpo.enabled + len(plain)
 
 
-def _barred(config: Settings, task: Task, split: str) -> list[Any]:
-    """For each query of a split the pool positions that no selector may pick: itself, as an option its own program.
+def _held_out(config: Settings, task: Task) -> HeldOut:
+    own_program = not config.sft.exclude_own_program
+    return HeldOut(task.pool, task.queries, task.spec, own_program=own_program, seed=config.seed)
 
-    Development queries stand in for held-out ones, whose programs the pool doesn't have: they are barred from their
-    own programs wherever the training queries are.
+
+def _barred(config: Settings, task: Task, split: str) -> list[Any]:
+    """For each query of a split the pool positions that nobody may pick: itself, as an option its own program.
+
+    Development queries that were taken out of training are barred from the programs of their folds, too.
     """
-    same_program = config.evaluation.exclude_own_program or (split == "dev" and config.sft.exclude_own_program)
-    return [*own_positions(task.held_out(split), task.pool, task.spec, same_program=same_program)]
+    queries = task.held_out(split)
+    if split == "dev" and taken_from(queries, task.pool):
+        return [*_held_out(config, task).barred(queries)]
+    return [*own_positions(queries, task.pool, task.spec, same_program=config.evaluation.exclude_own_program)]
 
 
 def _embeddings(config: Settings) -> str | None:

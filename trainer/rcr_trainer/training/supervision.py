@@ -14,7 +14,6 @@ from rcr_trainer.baselines.bm25 import BM25Scorer
 from rcr_trainer.coverage import greedy_coverage, recall_by_step, row_blocks, structure_matrices
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
-from rcr_trainer.folds import own_positions
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
@@ -34,7 +33,13 @@ class Supervision:
 
     @classmethod
     def build(
-        cls, queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, exclude_own_program: bool
+        cls,
+        queries: Sequence[Example],
+        pool: Sequence[Example],
+        spec: ProgramSpec,
+        forbidden: Sequence[IntArray],
+        *,
+        reachable: bool = False,
     ) -> Supervision:
         """From examples.
 
@@ -42,11 +47,15 @@ class Supervision:
             queries: the training (or development) queries.
             pool: the candidates.
             spec: how programs are read.
-            exclude_own_program: a query gets no candidate with its own program (`ProgramSpec.key`). It never gets
-                itself: a candidate with its id, or with the same question and program.
+            forbidden: for each query the pool positions it may never get.
+            reachable: count only those structures as needed that some candidate has which the query may get.
         """
         needs, have = structure_matrices(spec, [e.target for e in queries], [e.target for e in pool])
-        return cls(needs, have, own_positions(queries, pool, spec, same_program=exclude_own_program))
+        if reachable:
+            total = np.asarray(have.sum(axis=0)).ravel()
+            left = np.stack([total - np.asarray(have[row].sum(axis=0)).ravel() for row in forbidden] or [total])
+            needs = sparse.csr_array(needs.multiply(left > 0)) if len(queries) else needs
+        return cls(needs, have, forbidden)
 
     def sequences(self, k: int) -> tuple[IntArray, FloatArray]:
         """Algorithm 1 for every query: k picks (Q, k) and how many uncovered structures each covered (Q, k).

@@ -1,0 +1,100 @@
+"""Which training programs are held out together, so that training questions are as new to a fit as those to come.
+
+Two ways. *By program*: five folds of whole programs, drawn at random. *By cluster*: programs with similar structures
+together, so that what a question combines is new to what is left. A question held out in one of the ways may find no
+program of its fold in the pool, nor may a fit that predicts its needs have seen one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from hashlib import blake2b
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.clusters import AverageLinkage
+from langchain_rcr.items import Item
+from langchain_rcr.programs import ProgramSpec
+
+FOLDS = 5
+"""Of whole programs."""
+LARGEST = 0.2
+"""The most that one fold may have of the programs. The linkage tree is cut where its largest cluster gets no larger, as
+the clusters that an absolute similarity makes depend on how much boilerplate all programs of a data set share."""
+MOST = 4000
+"""Programs that are clustered; of more, the first ones by their hashes. Time and memory grow with their square."""
+PROGRAM, CLUSTER = 0, 1
+"""The ways, as columns of `Folds.numbers`."""
+
+
+class Folds:
+    """The fold of each training program in either way.
+
+    Args:
+        table: hash of a program's key, or of a question's text (`own_program`) → its fold by program and by cluster;
+            −1: it is in no cluster.
+        spec: how programs are read.
+        own_program: whether questions to come may find their own program in the pool: then single questions are held
+            out, and no clusters.
+    """
+
+    def __init__(self, table: dict[int, tuple[int, int]], spec: ProgramSpec, *, own_program: bool = False) -> None:
+        self.table, self.spec, self.own_program = table, spec, own_program
+
+    @classmethod
+    def of(cls, questions: Sequence[Item], spec: ProgramSpec, *, own_program: bool = False, seed: int = 0) -> Folds:
+        """The folds of training questions with their programs; the same whatever the questions' order."""
+        if own_program:
+            hashes = sorted({text_hash(item.source) for item in questions})
+            return cls({key: (fold, -1) for key, fold in _drawn(hashes, seed)}, spec, own_program=True)
+        programs = {text_hash(spec.key(text)): text for text in sorted({item.target for item in questions})}
+        hashes = sorted(programs)
+        clusters = _clusters([spec.structures(programs[key]) for key in hashes[:MOST]])
+        by_cluster = dict(zip(hashes, clusters.tolist(), strict=False))
+        return cls({key: (fold, by_cluster.get(key, -1)) for key, fold in _drawn(hashes, seed)}, spec)
+
+    def of_hashes(self, hashes: Iterable[int]) -> NDArray[np.int64]:
+        """(N, 2) folds of texts by their hashes; −1: none."""
+        return np.array([self.table.get(key, (-1, -1)) for key in hashes], dtype=np.int64).reshape(-1, 2)
+
+    def numbers(self, items: Sequence[Item]) -> NDArray[np.int64]:
+        """(N, 2) folds of examples, by program and by cluster; −1: none."""
+        key = self.spec.key
+        return self.of_hashes(text_hash(item.source if self.own_program else key(item.target)) for item in items)
+
+    def ways(self, items: Sequence[Item]) -> NDArray[np.int64]:
+        """(N,) the way in which each example is held out when each is in one alone: every other one by its cluster."""
+        turn = np.arange(len(items)) % 2
+        return np.where(self.numbers(items)[:, CLUSTER] < 0, PROGRAM, turn)
+
+
+def text_hash(text: str) -> int:
+    """64 bits of a text's digest, signed."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little", signed=True)
+
+
+def _drawn(hashes: Sequence[int], seed: int) -> Iterable[tuple[int, int]]:
+    """Each with one of `FOLDS` folds of even size."""
+    order = np.random.default_rng([seed, 7]).permutation(len(hashes))
+    return zip(hashes, (np.argsort(order) % FOLDS).tolist(), strict=True)
+
+
+def _clusters(programs: Sequence[frozenset[str]]) -> NDArray[np.int64]:
+    """(N,) clusters of programs by average linkage of the Jaccard distance of their structures."""
+    if len(programs) < 2:
+        return np.zeros(len(programs), dtype=np.int64)
+    column = {name: number for number, name in enumerate(sorted(frozenset[str]().union(*programs)))}
+    have = np.zeros((len(programs), len(column)), dtype=np.float32)
+    for row, names in enumerate(programs):
+        have[row, [column[name] for name in names]] = 1
+    shared = have @ have.T
+    sizes = have.sum(axis=1)
+    tree = AverageLinkage(1 - shared / np.maximum(sizes[:, None] + sizes - shared, 1))
+    low, high = 0, len(tree.heights)  # merges made: none leaves single programs, all make one cluster
+    heights = np.sort(tree.heights)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = np.bincount(tree.cut(heights[middle - 1])).max() <= max(1, LARGEST * len(programs))
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return tree.cut(heights[low - 1] if low else -1.0)
