@@ -28,7 +28,7 @@ from langchain_rcr.state import State, make_state
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
-FORMAT_VERSION = 3
+FORMAT_VERSION = 4
 
 
 class TriEncoder(nn.Module):

@@ -197,11 +197,11 @@ def test_changed_settings_of_an_encoder_are_noticed(checkpoint, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": 4}, ("format 4", "pip install --upgrade")),
-        ({"format_version": 4, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
-        ({"format_version": 4, "versions": ["x"]}, ("format 4",)),
-        ({"format_version": 4, "lam": ...}, ("format 4",)),
-        ({"format_version": 2}, ("format 2", "reads format 3: train it again")),
+        ({"format_version": 5}, ("format 5", "pip install --upgrade")),
+        ({"format_version": 5, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
+        ({"format_version": 5, "versions": ["x"]}, ("format 5",)),
+        ({"format_version": 5, "lam": ...}, ("format 5",)),
+        ({"format_version": 3}, ("format 3", "reads format 4: train it again")),
         ({"format_version": "1"}, ("format 1",)),
         ({"format_version": None}, ("format None",)),
         ({"family": "weather"}, ("unknown encoder family 'weather'", "entry-point group 'langchain_rcr.families'")),

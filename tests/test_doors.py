@@ -18,7 +18,7 @@ HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer
 LEVELS = {
     "langchain_rcr": [
         ["errors", "items", "files", "background", "section"],
-        ["state", "programs", "filters", "answers"],
+        ["state", "programs", "filters", "answers", "folds", "clusters"],
         ["families"],
         ["pool", "index"],
         ["selection", "policy", "constraints"],

@@ -13,6 +13,10 @@ from langchain_rcr.programs import ProgramSpec
 SPEC = ProgramSpec()
 
 
+def build(queries, pool, spec, *, same_program, **options):
+    return Supervision.build(queries, pool, spec, own_positions(queries, pool, spec, same_program=same_program), **options)
+
+
 def example(name, program, question=None):
     return Example(name, question or f"question {name}", program)
 
@@ -24,7 +28,7 @@ def examples():
 
 @pytest.fixture(scope="module")
 def supervision(examples):
-    return Supervision.build(examples.test, examples.train, SPEC, exclude_own_program=True)
+    return build(examples.test, examples.train, SPEC, same_program=True)
 
 
 def structures(examples):
@@ -53,7 +57,7 @@ def test_gains_equal_those_of_sets(examples, supervision, candidates):
 
 def test_algorithm_1_by_hand():
     pool = [example("a", "f(g(x))"), example("b", "f(h(y))"), example("c", "f(g(x), h(y))"), example("d", "q(r)")]
-    supervision = Supervision.build([example("t", "f(g(x), h(y))")], pool, SPEC, exclude_own_program=True)
+    supervision = build([example("t", "f(g(x), h(y))")], pool, SPEC, same_program=True)
     assert supervision.forbidden[0].tolist() == [2]
     positions, gains = supervision.sequences(3)
     # a: f, g, x, f→g, g→x, f→g→x and the three chains from the root. b adds h, y, f→h, h→y, f→h→y and two chains from
@@ -63,7 +67,7 @@ def test_algorithm_1_by_hand():
     assert positions.tolist() == [[0, 1, 3]]
     assert gains.tolist() == [[len(first), len(second - first), 0]]
     assert (len(first), len(second - first)) == (9, 7)
-    whole = Supervision.build([example("t", "f(g(x), h(y))")], pool, SPEC, exclude_own_program=False)
+    whole = build([example("t", "f(g(x), h(y))")], pool, SPEC, same_program=False)
     assert whole.sequences(1)[0].tolist() == [[2]]
 
 
@@ -97,8 +101,19 @@ def test_coverage_equals_that_of_sets(examples, supervision):
 def test_a_query_without_a_program_needs_nothing():
     pool = [example("a", "f(x)"), example("b", "g(x)")]
     queries = [example("t", "no ( program"), example("u", "f(x)")]
-    supervision = Supervision.build(queries, pool, SPEC, exclude_own_program=False)
+    supervision = build(queries, pool, SPEC, same_program=False)
     assert supervision.sequences(2)[1].tolist()[0] == [0, 0]
+
+
+def test_what_no_candidate_left_has_is_not_counted_as_needed():
+    pool = [example("1", "f(a)"), example("2", "f(b)"), example("3", "f(a)")]
+    queries = [pool[0], example("q", "f(a)"), example("r", "h(h)")]
+    every, left = (build(queries, pool, SPEC, same_program=True, reachable=reachable) for reachable in (False, True))
+    # The first two may get "f(b)" alone: `f`, and that it is at the root, of these structures and those with `a`.
+    assert every.needs.sum(axis=1).tolist() == [len(SPEC.structures("f(a)"))] * 2 + [len(SPEC.structures("h(h)"))]
+    shared = len(SPEC.structures("f(a)") & SPEC.structures("f(b)"))
+    assert left.needs.sum(axis=1).tolist() == [shared, shared, 0]
+    assert build([], pool, SPEC, same_program=True, reachable=True).needs.shape[0] == 0
 
 
 def test_no_query_gets_itself():
@@ -115,7 +130,7 @@ def test_no_query_gets_itself():
     held_out = own_positions([example("x", "answer(area('x'))")], pool, SPEC, same_program=True)
     assert [row.tolist() for row in held_out] == [[2]]
     assert own_positions([example("x", "f")], pool, SPEC, same_program=False)[0].tolist() == []
-    supervision = Supervision.build(pool, pool, SPEC, exclude_own_program=False)
+    supervision = build(pool, pool, SPEC, same_program=False)
     for row, picks in enumerate(supervision.sequences(2)[0].tolist()):
         assert not set(picks) & set(itself[row].tolist())
 
@@ -125,7 +140,7 @@ def test_no_query_gets_itself():
 
 @pytest.fixture(scope="module")
 def training(examples):
-    return Supervision.build(examples.train, examples.train, SPEC, exclude_own_program=True)
+    return build(examples.train, examples.train, SPEC, same_program=True)
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +194,7 @@ def test_a_draw_is_neither_picked_nor_forbidden(questions, training):
 
 def test_more_negatives_asked_for_than_there_are():
     pool = [example(str(n), "f(x)" if n else "g(y)") for n in range(3)]
-    training = Supervision.build(pool, pool, SPEC, exclude_own_program=True)
+    training = build(pool, pool, SPEC, same_program=True)
     questions = [e.source for e in pool]
     negatives = HardNegatives(questions, questions, top=50, worst=5, forbidden=training.forbidden)
     assert negatives.nearest.shape == (3, 3)

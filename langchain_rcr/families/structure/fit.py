@@ -48,6 +48,11 @@ _STEPS, _BATCH, _LR = 600, 2048, 0.01
 _CHUNK = 128
 _ABSENT = 0.1
 """The share of the plainly absent structures that the nets learn on, so that they know them."""
+_HAS = 0.5
+"""The share of a column's structures from which on a program has it. Programs of the pool have all or none; what is
+read back from a checkpoint is off by rounding, and moves when gradient descent has moved the weights."""
+_ROUNDING = 1e-3
+"""Of targets that are recovered from the weights fitted to them."""
 _Floats = NDArray[np.float32]
 _Ints = NDArray[np.int64]
 
@@ -101,8 +106,8 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
     inverse = _inverse(encoder)
     dual = inverse @ (targets - mean)
     phrases, present = _present(encoder)
-    have = targets[:, encoder.inventory.owner] > 0
-    small = torch.from_numpy(targets[:, encoder.inventory.small] > 0).float()
+    have = targets[:, encoder.inventory.owner] >= _HAS
+    small = torch.from_numpy(targets[:, encoder.inventory.small] >= _HAS).float()
     with torch.no_grad():
         encoder.dual.copy_(torch.from_numpy(dual))
         encoder.mean.copy_(torch.from_numpy(mean))
@@ -115,10 +120,11 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
     evidence = encoder.evidence(chosen, encoder.landmarks.views)
     parts = [(way.needs(evidence, rows), targets[rows]) for way in left_out for rows in [np.flatnonzero(way.fold >= 0)]]
     _train(composition, [_pairs(composition, needs, wanted, rng) for needs, wanted in parts], seed)
-    _trust_phrases(encoder, *parts[0])
-    _weigh(encoder, targets)
-    _choose(encoder, left_out, parts, targets, rng)
     composition.to(encoder.mean.device)
+    _weigh(encoder, targets)
+    if parts:
+        _trust_phrases(encoder, *parts[0])
+        _choose(encoder, left_out, parts, targets, rng)
 
 
 def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
@@ -138,6 +144,7 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
     inverse = _inverse(encoder)
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
+    targets[targets < _ROUNDING] = 0
     left_out = _left_out(encoder, targets, inverse, dual, _present(encoder)[1], folds)
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
     frequency, together = (
@@ -179,7 +186,7 @@ def _left_out(
 
     Phrases, which can't learn that structures exclude each other, are refitted without each fold of programs alone.
     """
-    owner, small = encoder.inventory.owner, torch.from_numpy(targets[:, encoder.inventory.small] > 0).float()
+    owner, small = encoder.inventory.owner, torch.from_numpy(targets[:, encoder.inventory.small] >= _HAS).float()
     numbers = folds.of_hashes(encoder.learnt[:, 0 if folds.own_program else 1].tolist())
     local = np.zeros(small.shape, dtype=np.float32)
     left_out: list[LeftOut] = []
@@ -189,13 +196,13 @@ def _left_out(
         fold[there] = np.unique(numbers[there, way], return_inverse=True)[1]
         count = fold.max(initial=-1) + 1
         if count < 2:
-            continue
+            break  # of fewer programs than two, there are no clusters either
         for number in range(count if way == PROGRAM else 0):
             rows, rest = (torch.from_numpy(np.flatnonzero(of)) for of in (fold == number, fold != number))
             mine, others = (present.index_select(0, part).coalesce() for part in (rows, rest))
             local[rows.numpy()] = cues.likelihoods(mine, cues.fit(others, small[rest])).numpy()
         raw, frequency = without_folds(inverse, dual, targets, fold)
-        together = _together(encoder.composition, targets[:, owner] > 0, fold)
+        together = _together(encoder.composition, targets[:, owner] >= _HAS, fold)
         left_out.append(LeftOut(fold, raw, local, frequency, together))
     return left_out
 
@@ -288,9 +295,9 @@ def _choose(
         found = []
         for likely, wanted, barred in judges:
             with torch.no_grad():
-                needs_of = encoder.valued(likely).numpy()
+                needs_of = encoder.valued(likely).cpu().numpy()
             found.append(_quality(encoder, needs_of, wanted, targets, barred))
-        quality = float(np.mean(found)) if found else 0.0
+        quality = float(np.mean(found))
         if quality > best + (MARGIN if number else 0):
             best, kept = quality, (power, cost)
     with torch.no_grad():
@@ -306,7 +313,7 @@ def _quality(encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Float
     """
     inventory = encoder.inventory
     sizes, rare = inventory.sizes, np.zeros(len(inventory), dtype=np.float32)
-    np.add.at(rare, inventory.owner, encoder.worth.detach().exp().numpy() ** (1 / RARITY))
+    np.add.at(rare, inventory.owner, encoder.worth.detach().exp().cpu().numpy() ** (1 / RARITY))
     size, left = pool @ sizes, needs.copy()
     shown, length = np.zeros_like(wanted), np.zeros(len(wanted))
     open_to = ~barred

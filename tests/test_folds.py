@@ -1,0 +1,167 @@
+"""Folds of programs and clusters, and training questions held out by them."""
+
+import time
+
+import numpy as np
+import pytest
+from rcr_trainer.data import Example, covr_split
+from rcr_trainer.folds import HeldOut, taken_from
+
+from langchain_rcr.clusters import AverageLinkage
+from langchain_rcr.folds import CLUSTER, FOLDS, LARGEST, PROGRAM, Folds
+from langchain_rcr.items import Item
+from langchain_rcr.programs import ProgramSpec
+
+SPEC = ProgramSpec()
+QUESTIONS = [example.item for example in covr_split("110", 0, 120, 0, dev=0).train]
+
+
+def distinct(items):
+    return {SPEC.key(item.target) for item in items}
+
+
+def test_questions_of_one_program_are_in_one_fold_either_way():
+    twice = [*QUESTIONS, *(Item(f"again {item.source}", item.target) for item in QUESTIONS)]
+    folds = Folds.of(twice, SPEC)
+    numbers = folds.numbers(twice)
+    np.testing.assert_array_equal(numbers[: len(QUESTIONS)], numbers[len(QUESTIONS) :])
+    assert numbers.min() >= 0
+    assert set(numbers[:, PROGRAM].tolist()) == set(range(FOLDS))
+
+
+def test_folds_by_program_are_of_even_size():
+    of_program = {SPEC.key(item.target): tuple(row) for item, row in zip(QUESTIONS, numbers_of(QUESTIONS), strict=True)}
+    sizes = np.bincount([row[PROGRAM] for row in of_program.values()])
+    assert sizes.max() - sizes.min() <= 1
+    assert len(of_program) == len(distinct(QUESTIONS)) > 50
+
+
+def numbers_of(items, **options):
+    return Folds.of(items, SPEC, **options).numbers(items)
+
+
+@pytest.mark.parametrize("own_program", [False, True])
+def test_neither_the_order_of_the_questions_nor_repeats_matter(own_program):
+    numbers = numbers_of(QUESTIONS, own_program=own_program)
+    order = np.random.default_rng(0).permutation(len(QUESTIONS))
+    shuffled = [QUESTIONS[row] for row in order]
+    again = Folds.of([*shuffled, *shuffled[:9]], SPEC, own_program=own_program)
+    np.testing.assert_array_equal(again.numbers(QUESTIONS), numbers)
+    ways = again.ways(QUESTIONS)
+    np.testing.assert_array_equal(again.ways(shuffled), ways[order])
+    assert not np.array_equal(numbers_of(QUESTIONS, own_program=own_program, seed=1)[:, PROGRAM], numbers[:, PROGRAM])
+
+
+def test_no_cluster_has_more_than_a_fifth_of_the_programs_and_similar_ones_share_one():
+    programs = [f"f{group}(g{group}(h{group}(x{member})))" for group in range(6) for member in range(4)]
+    items = [Item(program, program) for program in programs]
+    clusters = numbers_of(items)[:, CLUSTER]
+    assert [len(set(clusters[start : start + 4])) for start in range(0, 24, 4)] == [1] * 6
+    assert np.bincount(clusters).max() <= LARGEST * len(programs)
+    for part in (QUESTIONS, QUESTIONS[:30]):
+        of_program = {SPEC.key(item.target): row[CLUSTER] for item, row in zip(part, numbers_of(part), strict=True)}
+        sizes = np.bincount(list(of_program.values()))
+        assert sizes.max() <= LARGEST * len(of_program)
+        assert len(sizes) < len(of_program)
+
+
+def test_single_questions_are_held_out_where_their_own_program_may_be_found():
+    items = [Item(f"question {number}", "f(a)") for number in range(20)]
+    folds = Folds.of(items, SPEC, own_program=True)
+    numbers = folds.numbers(items)
+    assert np.bincount(numbers[:, PROGRAM]).tolist() == [4] * 5
+    assert set(numbers[:, CLUSTER].tolist()) == {-1}
+    assert set(folds.ways(items).tolist()) == {PROGRAM}
+    assert folds.numbers([Item("another question", "f(a)")]).tolist() == [[-1, -1]]
+
+
+def test_half_of_the_questions_are_held_out_by_cluster():
+    folds = Folds.of(QUESTIONS, SPEC)
+    ways = folds.ways(QUESTIONS)
+    assert 0.3 < (ways == CLUSTER).mean() < 0.7
+    assert ways[:7].tolist() == folds.ways(QUESTIONS[:7]).tolist()
+    strangers = [Item(f"{item.source} else", f"stranger({item.target})") for item in QUESTIONS]
+    assert set(folds.ways(strangers).tolist()) == {PROGRAM}
+
+
+@pytest.mark.parametrize("programs", [[], ["f(a)"], ["f(a)", "g(b)"], ["no ( program", "f(a)", "g ( no"]])
+def test_few_programs(programs):
+    items = [Item(f"question {number}", program) for number, program in enumerate(programs)]
+    assert numbers_of(items).shape == (len(items), 2)
+
+
+# ---------------------------------------------------------------- what held-out questions may not get
+
+POOL = [Example(str(number), f"question {number}", f"f{number // 2}(g(x), h(y))") for number in range(20)]
+
+
+def test_fold_mates_are_barred():
+    held_out = HeldOut(POOL, POOL, SPEC)
+    items = [example.item for example in POOL]
+    numbers, ways = held_out.folds.numbers(items), held_out.folds.ways(items)
+    for row, barred in enumerate(held_out.barred(POOL)):
+        mates = [other for other in range(20) if numbers[other, ways[row]] == numbers[row, ways[row]]]
+        assert barred.tolist() == mates
+        assert {row, row ^ 1} <= set(mates)  # its own program
+        assert len(mates) <= 10
+    stranger = Example("s", "another question", "k(k)")
+    assert held_out.barred([stranger])[0].tolist() == []
+
+
+def test_a_fold_of_over_half_the_pool_bars_the_own_program_alone():
+    pool = [Example(str(number), f"question {number}", "f(a)" if number < 12 else f"g{number}(a)") for number in range(20)]
+    held_out = HeldOut(pool, pool, SPEC)
+    barred = held_out.barred(pool)
+    assert [row.tolist() for row in barred[:12]] == [list(range(12))] * 12
+    numbers = held_out.folds.numbers([example.item for example in pool])
+    assert (numbers[12:, PROGRAM] == numbers[0, PROGRAM]).any()  # mates, which stay open to the twelve
+    assert all(set(range(12)).isdisjoint(row) for row in barred[12:])
+
+
+def test_questions_that_may_find_their_own_program_are_barred_from_themselves_and_their_fold():
+    held_out = HeldOut(POOL, POOL, SPEC, own_program=True)
+    numbers = held_out.folds.numbers([example.item for example in POOL])[:, PROGRAM]
+    for row, barred in enumerate(held_out.barred(POOL)):
+        assert barred.tolist() == np.flatnonzero(numbers == numbers[row]).tolist()
+        assert len(barred) == 4
+
+
+def test_questions_outside_the_pool_are_in_the_folds_of_their_programs():
+    slice_of = [Example("q", "yet another question", POOL[4].target)]
+    assert not taken_from(slice_of, POOL)
+    assert taken_from(POOL[:3], POOL)
+    held_out = HeldOut(POOL, slice_of, SPEC)
+    assert {4, 5} <= set(held_out.barred(slice_of)[0].tolist())
+
+
+# ---------------------------------------------------------------- clustering
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 40])
+@pytest.mark.parametrize("ties", [False, True])
+def test_average_linkage_makes_the_clusters_of_scipy(size, ties):
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+
+    for seed in range(20):
+        distances = np.random.default_rng([seed, size]).random((size, size))
+        distances = (distances + distances.T) / 2
+        if ties:
+            distances = (5 * distances).round() / 5
+        np.fill_diagonal(distances, 0)
+        ours = AverageLinkage(distances)
+        tree = linkage(squareform(distances), "average") if size > 1 else None
+        np.testing.assert_allclose(np.sort(ours.heights), [] if tree is None else tree[:, 2], atol=1e-12)
+        for height in (0.0, 0.3, 0.45, 0.5, 0.6, 1.0):
+            theirs = np.zeros(size) if tree is None else fcluster(tree, height, "distance")
+            assert (
+                len(set(zip(ours.cut(height), theirs, strict=True))) == len(set(theirs)) == ours.cut(height).max() + 1
+            )
+
+
+@pytest.mark.slow
+def test_four_thousand_programs_are_clustered_in_seconds():
+    distances = np.random.default_rng(0).random((4000, 4000), dtype=np.float32)
+    began = time.perf_counter()
+    AverageLinkage(np.maximum(distances, distances.T)).cut(0.8)
+    assert time.perf_counter() - began < 20
