@@ -74,6 +74,11 @@ class ToySettings(ModelSettings):
 class ToyFamily(Family):
     name, summary, Settings = "toy", "hashed words", ToySettings
     training = {"sft": {"epochs": 1, "lr": 0.01, "temperature": 5.0}, "grpo": {"lr": 0.001}}
+    fits = True
+
+    def fit(self, encoder, questions, folds, *, seed):
+        if folds.numbers(questions).shape != (len(questions), 2):
+            raise ValueError("folds of other questions")
 
     def build(self, items, settings, *, backbone=None, spec, seed):
         return tuple(HashEncoder(settings.buckets, scale) for scale in (1.0, -0.3, 1.0))

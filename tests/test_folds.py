@@ -109,7 +109,9 @@ def test_fold_mates_are_barred():
 
 
 def test_a_fold_of_over_half_the_pool_bars_the_own_program_alone():
-    pool = [Example(str(number), f"question {number}", "f(a)" if number < 12 else f"g{number}(a)") for number in range(20)]
+    pool = [
+        Example(str(number), f"question {number}", "f(a)" if number < 12 else f"g{number}(a)") for number in range(20)
+    ]
     held_out = HeldOut(pool, pool, SPEC)
     barred = held_out.barred(pool)
     assert [row.tolist() for row in barred[:12]] == [list(range(12))] * 12

@@ -14,7 +14,9 @@ SPEC = ProgramSpec()
 
 
 def build(queries, pool, spec, *, same_program, **options):
-    return Supervision.build(queries, pool, spec, own_positions(queries, pool, spec, same_program=same_program), **options)
+    return Supervision.build(
+        queries, pool, spec, own_positions(queries, pool, spec, same_program=same_program), **options
+    )
 
 
 def example(name, program, question=None):
@@ -113,6 +115,8 @@ def test_what_no_candidate_left_has_is_not_counted_as_needed():
     assert every.needs.sum(axis=1).tolist() == [len(SPEC.structures("f(a)"))] * 2 + [len(SPEC.structures("h(h)"))]
     shared = len(SPEC.structures("f(a)") & SPEC.structures("f(b)"))
     assert left.needs.sum(axis=1).tolist() == [shared, shared, 0]
+    assert left.coverage(np.array([[1], [1], [1]])) == 100
+    assert build(queries[2:], pool, SPEC, same_program=True, reachable=True).coverage(np.array([[1]])) != 100
     assert build([], pool, SPEC, same_program=True, reachable=True).needs.shape[0] == 0
 
 

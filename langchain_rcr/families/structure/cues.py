@@ -57,7 +57,7 @@ def fit(present: Tensor, targets: Tensor, rounds: int = ROUNDS) -> Tensor:
     """
     by_phrase = present.t().coalesce()
     count = torch.sparse.sum(present, 0).to_dense()[:, None]
-    weights = _START * torch.sparse.mm(by_phrase, targets) / (count + _PRIOR)
+    weights: Tensor = _START * torch.sparse.mm(by_phrase, targets) / (count + _PRIOR)
     for _ in range(rounds):
         weights *= torch.sparse.mm(by_phrase, targets / (likelihoods(present, weights) + _FLOOR)) / (count + _PRIOR)
     return weights

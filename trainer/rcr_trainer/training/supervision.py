@@ -55,6 +55,7 @@ class Supervision:
             total = np.asarray(have.sum(axis=0)).ravel()
             left = np.stack([total - np.asarray(have[row].sum(axis=0)).ravel() for row in forbidden] or [total])
             needs = sparse.csr_array(needs.multiply(left > 0)) if len(queries) else needs
+            needs.eliminate_zeros()  # entries are counted
         return cls(needs, have, forbidden)
 
     def sequences(self, k: int) -> tuple[IntArray, FloatArray]:
@@ -94,8 +95,14 @@ class Supervision:
         return self.pool.T.tocsr()
 
     def coverage(self, positions: IntArray) -> float:
-        """Share of a query's needed structures that its picks (Q, k) cover together, mean over the queries, in %."""
-        return float(100 * recall_by_step(self.needs, self.pool, positions)[:, -1].mean())
+        """Share of a query's needed structures that its picks (Q, k) cover together, in percent.
+
+        The mean over the queries that need any; NaN where none does.
+        """
+        rows = np.flatnonzero(np.diff(self.needs.indptr))
+        if not len(rows):
+            return float("nan")
+        return float(100 * recall_by_step(self.needs[rows], self.pool, positions[rows])[:, -1].mean())
 
 
 def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int) -> None:

@@ -1,0 +1,322 @@
+"""How the structure family predicts needs: phrases by hand, parts, left-out predictions, what a need is worth."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from fake_backbone import FakeBackbone
+from rcr_trainer.coverage import structure_matrices
+from rcr_trainer.data import covr_split
+from rcr_trainer.evaluation.stage import policy_picks
+from rcr_trainer.folds import HeldOut
+from rcr_trainer.rewards import make_reward
+from rcr_trainer.settings import GRPOSettings
+from training import train_grpo
+
+from langchain_rcr.families import get_family
+from langchain_rcr.families.backbone import RememberingBackbone
+from langchain_rcr.families.ngrams import Bags
+from langchain_rcr.families.structure import cues
+from langchain_rcr.families.structure import fit as fitting
+from langchain_rcr.families.structure.inventory import Inventory, dense
+from langchain_rcr.families.structure.nets import Composition
+from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
+from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.selection import greedy
+
+torch.set_num_threads(1)
+
+SPEC, FAMILY = ProgramSpec(), get_family("structure")
+SPLIT = covr_split("110", 0, 60, 0, dev=40)
+ITEMS = [example.item for example in SPLIT.train]
+
+
+@pytest.fixture
+def quick_nets(monkeypatch):
+    monkeypatch.setattr(fitting, "_STEPS", fitting._STEPS // 10)
+
+
+def fitted(questions=ITEMS, backbone=None, *, folds=None, **options):
+    model = TriEncoder.build("structure", questions, backbone=backbone, spec=SPEC, **options)
+    FAMILY.fit(model.query, questions, folds or Folds.of(questions, SPEC), seed=0)
+    return model
+
+
+def sparse(rows):
+    return torch.tensor(rows, dtype=torch.float32).to_sparse_coo().coalesce()
+
+
+# ---------------------------------------------------------------- phrases
+
+
+def test_one_phrase_and_one_structure_by_hand():
+    # 1 − e^−w = 6 / (8 + ½) is where the update stands still.
+    weights = cues.fit(sparse([[1]] * 8), torch.tensor([[1.0]] * 6 + [[0.0]] * 2), rounds=400)
+    assert 1 - np.exp(-weights.item()) == pytest.approx(6 / 8.5, abs=1e-5)
+    assert cues.likelihoods(sparse([[1], [0]]), weights).ravel().tolist() == pytest.approx([6 / 8.5, 0], abs=1e-5)
+
+
+def test_fitting_phrases_equals_a_plain_loop():
+    rng = np.random.default_rng(0)
+    have = (rng.random((20, 5)) < 0.4).astype(float)
+    have[:, 4] = 1
+    wanted = (rng.random((20, 3)) < 0.5).astype(float)
+    count = [sum(row[f] for row in have) for f in range(5)]
+    weights = [
+        [0.3 * sum(have[n, f] * wanted[n, s] for n in range(20)) / (count[f] + 0.5) for s in range(3)] for f in range(5)
+    ]
+    for _ in range(4):
+        likely = [[1 - np.exp(-sum(have[n, f] * weights[f][s] for f in range(5))) for s in range(3)] for n in range(20)]
+        weights = [
+            [
+                weights[f][s] * sum(have[n, f] * wanted[n, s] / likely[n][s] for n in range(20)) / (count[f] + 0.5)
+                for s in range(3)
+            ]
+            for f in range(5)
+        ]
+    found = cues.fit(sparse(have.tolist()), torch.from_numpy(wanted).float(), rounds=4)
+    np.testing.assert_allclose(found.numpy(), weights, rtol=1e-4)
+    assert (found >= 0).all()
+
+
+def test_what_a_phrase_says_no_other_takes_away():
+    weights = cues.fit(sparse([[1, 0, 1]] * 9 + [[0, 1, 1]] * 9), torch.tensor([[1.0, 0]] * 9 + [[0.0, 1]] * 9))
+    alone, together = cues.likelihoods(sparse([[1, 0, 1], [1, 1, 1]]), weights)
+    assert alone[0] > 0.9
+    assert (together >= torch.stack([alone[0], cues.likelihoods(sparse([[0, 1, 1]]), weights)[0, 1]]) - 1e-6).all()
+
+
+def test_phrases_and_incidence_by_hand(monkeypatch):
+    rows = [[0, 2, 4], [0, 2], [0, 4], [0, 2, 3], []]
+    flat = np.array([number for row in rows for number in row])
+    bags = Bags(flat, np.ones(len(flat), np.float32), np.cumsum([0, *map(len, rows)]))
+    assert cues.phrases(bags, 5).tolist() == [0, 2]  # those in three questions or more
+    monkeypatch.setattr(cues, "MOST", 1)
+    assert cues.phrases(bags, 5).tolist() == [0]
+    present = cues.incidence(bags, np.array([2, 4]), 5)
+    assert present.to_dense().tolist() == [[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]]
+
+
+# ---------------------------------------------------------------- parts
+
+
+def test_local_evidence_by_hand():
+    inventory = Inventory(
+        SPEC, [["f -> a -> b -> c"], ["f -> a -> b"], ["a -> b -> c"], ["a -> b"], ["f -> a"], ["b -> c"]]
+    )
+    assert inventory.small.tolist() == [3, 4, 5]
+    likely = torch.tensor([[0.8, 0.5, 0.9]])  # a -> b, f -> a, b -> c
+    together = torch.tensor([0.5, 0.6, 0.9, 1.0, 1.0, 1.0])
+    found = Composition(inventory).local(likely, together)[0].tolist()
+    # f -> a -> b: the least of its parts, 0.5, times 0.6; a -> b -> c: 0.8 · 0.9; all four: the least of these, halved.
+    assert found == pytest.approx([0.5 * 0.3, 0.5 * 0.6, 0.8 * 0.9, 0.8, 0.5, 0.9])
+
+
+def test_least_and_mean_of_parts_equal_a_plain_loop():
+    inventory = Inventory.fit(SPEC, [item.target for item in ITEMS], 2000)
+    composition = Composition(inventory)
+    values = np.random.default_rng(0).random((3, len(inventory.names))).astype(np.float32)
+    parts = {}
+    for whole, part in inventory.parts.T.tolist():
+        parts.setdefault(whole, []).append(part)
+    least, mean = (found.numpy() for found in composition.over_parts(torch.from_numpy(values)))
+    assert {len(found) for found in parts.values()} >= {2, 3}
+    for number in range(len(inventory.names)):
+        mine = values[:, parts.get(number, [number])]
+        np.testing.assert_allclose(least[:, number], mine.min(1), atol=1e-6)
+        np.testing.assert_allclose(mean[:, number], mine.mean(1), atol=1e-6)
+
+
+# ---------------------------------------------------------------- predictions without a fold
+
+
+def test_left_out_predictions_are_those_of_a_fit_without_the_fold():
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(12, 3))
+    kernel = np.exp(-((points[:, None] - points[None]) ** 2).sum(-1))
+    targets = (rng.random((12, 4)) < 0.5).astype(np.float32)
+    folds = np.array([0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 7, -1])
+    mean = targets.mean(0)
+    inverse = np.linalg.inv(kernel + fitting.RIDGE * np.eye(12))
+    raw, frequency = fitting.without_folds(inverse, inverse @ (targets - mean), targets, folds)
+    assert not raw[11].any()
+    for fold in range(8):
+        out, kept = folds == fold, folds != fold
+        dual = np.linalg.solve(kernel[np.ix_(kept, kept)] + fitting.RIDGE * np.eye(kept.sum()), targets[kept] - mean)
+        np.testing.assert_allclose(raw[out], kernel[np.ix_(out, kept)] @ dual + mean, atol=1e-4)
+        np.testing.assert_allclose(frequency[fold], targets[kept].mean(0), atol=1e-6)
+
+
+@pytest.mark.parametrize("way", [PROGRAM, CLUSTER])
+def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(quick_nets, way):
+    folds = Folds.of(ITEMS, SPEC)
+    encoder = fitted(folds=folds).query
+    features = FAMILY.held_out(encoder, ITEMS, folds, np.full(len(ITEMS), way))
+    gold = dense(encoder.inventory.rows([item.target for item in ITEMS]), encoder.dim)
+    numbers, views = folds.numbers(ITEMS), encoder.views(ITEMS)
+    present = cues.incidence(views.bags, encoder.phrases.numpy(), len(encoder.vocabulary)).to_dense()
+    small, kernel = torch.from_numpy(gold[:, encoder.inventory.small]), encoder.kernel()
+    for fold in np.unique(numbers[:, way]):
+        out, kept = (np.flatnonzero(of) for of in (numbers[:, way] == fold, numbers[:, way] != fold))
+        inner = kernel[np.ix_(kept, kept)] + fitting.RIDGE * np.eye(len(kept))
+        raw = kernel[np.ix_(out, kept)] @ np.linalg.solve(inner, gold[kept] - gold.mean(0)) + gold.mean(0)
+        np.testing.assert_allclose(features.raw[out], raw, atol=2e-3)
+        np.testing.assert_allclose(features.frequency[out], np.tile(gold[kept].mean(0), (len(out), 1)), atol=1e-4)
+        # How often a structure is there where all its parts are.
+        has = gold[kept][:, encoder.inventory.owner] > 0
+        whole = np.ones_like(has)
+        for one, part in encoder.inventory.parts.T.tolist():
+            whole[:, one] &= has[:, part]
+        alone = np.setdiff1d(np.arange(has.shape[1]), encoder.inventory.parts[0])
+        whole[:, alone] = True
+        share = (has.sum(0) + 0.5) / (np.maximum(has.sum(0), whole.sum(0)) + 1)
+        np.testing.assert_allclose(features.together[out], np.tile(share, (len(out), 1)), atol=1e-5)
+        if way == PROGRAM:  # phrases are refitted without folds of programs alone
+            weights = cues.fit(present[kept].to_sparse_coo().coalesce(), small[kept])
+            local = cues.likelihoods(present[out].to_sparse_coo().coalesce(), weights)
+            np.testing.assert_allclose(features.local[out], local, atol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("own_program", [False, True])
+def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypatch, quick_nets, own_program):
+    from langchain_rcr.families import backbone as backbones
+
+    backbone = RememberingBackbone(FakeBackbone())
+    twice = [*ITEMS, Item(ITEMS[3].source, ITEMS[3].target)]
+    monkeypatch.setattr(fitting, "MOST_LANDMARKS", 50)
+    folds = Folds.of(twice, SPEC, own_program=own_program)
+    model, ways = fitted(twice, backbone, folds=folds), folds.ways(twice)
+    before = FAMILY.held_out(model.query, twice, folds, ways)
+    model.save_pretrained(tmp_path / "c")
+    monkeypatch.setattr(backbones, "load_backbone", lambda *_: backbone)
+    query = TriEncoder.from_pretrained(tmp_path / "c").query
+    again = FAMILY.held_out(query, twice, folds, ways)
+    for name in ("likeness", "evidence", "local", "raw", "frequency", "together"):
+        np.testing.assert_allclose(getattr(again, name), getattr(before, name), atol=1e-4, err_msg=name)
+    rows = np.array([7, 2, 60])
+    some = FAMILY.held_out(query, [twice[row] for row in rows], folds, ways[rows])
+    np.testing.assert_allclose(query.vectors(some), query.vectors(again)[rows], atol=1e-4)
+    dev = [example.item for example in SPLIT.dev]
+    assert FAMILY.held_out(query, dev, folds, folds.ways(dev)).raw is None
+    plain = query.featurize(ITEMS)
+    assert not np.allclose(query.raw(plain).detach().numpy(), again.raw[:60], atol=1e-2)
+
+
+def test_features_for_training_leave_the_own_program_out(quick_nets):
+    folds = Folds.of(ITEMS, SPEC)
+    encoder = fitted(folds=folds).query
+    features = FAMILY.held_out(encoder, ITEMS, folds, folds.ways(ITEMS))
+    held_out, known = (encoder.vectors(part) for part in (features, encoder.featurize(ITEMS)))
+    gold = dense(encoder.inventory.rows([item.target for item in ITEMS]), encoder.dim)
+    assert (known * gold).sum() > (held_out * gold).sum()
+
+
+# ---------------------------------------------------------------- development questions of the pool
+
+
+@pytest.fixture
+def trained(quick_nets):
+    """A policy, development questions that were taken out of training, and how they are held out."""
+    held_out = HeldOut(SPLIT.train, SPLIT.train, SPEC)
+    return fitted(folds=held_out.folds), SPLIT.train[:20], held_out
+
+
+@pytest.mark.slow
+def test_reinforcement_sees_development_questions_of_the_pool_as_held_out(trained):
+    model, dev, held_out = trained
+    barred, pool, coverage = held_out.barred(dev), model.encode_pool(ITEMS), []
+    wanted, has = structure_matrices(SPEC, [e.target for e in dev], [e.target for e in SPLIT.train])
+    wanted, has = wanted.toarray(), has.toarray()
+    reachable = np.stack([np.delete(has, row, axis=0).any(axis=0) for row in barred])
+    for features in (held_out.features(model, dev), model.query.featurize([e.item for e in dev])):
+        picks = greedy(model.query.vectors(features), pool, model.state(), 4, exclude=barred).positions
+        needed = wanted * reachable
+        shown = has[picks].max(axis=1)
+        coverage.append(100 * ((needed * shown).sum(1) / needed.sum(1)).mean())
+    assert coverage[0] < coverage[1]
+    config, reward = GRPOSettings(max_steps=1, batch_size=8, group_size=2), make_reward("context_coverage", SPEC)
+    history = train_grpo(model, SPLIT.train, SPLIT.train, dev, SPEC, config, reward).history
+    assert history[0]["dev_coverage"] == pytest.approx(coverage[0])
+
+
+@pytest.mark.slow
+def test_development_questions_of_the_pool_are_asked_as_held_out(trained):
+    model, dev, held_out = trained
+    questions, barred = [e.source for e in dev], held_out.barred(dev)
+    plain, asked = (
+        policy_picks(model, SPLIT.train, SPEC, mask_duplicates=False, fitted=some, held_out=held_out)(
+            questions, 4, barred, None
+        )
+        for some in ((), dev)
+    )
+    vectors = model.query.vectors(held_out.features(model, dev))
+    picks = greedy(vectors, model.encode_pool(ITEMS), model.state(), 4, exclude=barred).positions
+    assert asked.tolist() == picks.tolist() != plain.tolist()
+
+
+# ---------------------------------------------------------------- what a need is worth
+
+
+def colours(*, asked_with_or):
+    """Questions of a small grammar; `exists` is never asked together with `or`."""
+    kinds, looks = ("cat", "dog", "mouse", "bird", "horse"), ("red", "black", "round", "small", "old")
+    items = []
+    for kind, look in product(kinds, looks):
+        items.append(Item(f"is there a {kind} that is {look} ?", f"exists(filter({look}, find({kind})))"))
+        items.append(Item(f"how many {look} {kind} are there ?", f"count(filter({look}, find({kind})))"))
+        other = looks[(looks.index(look) + 2) % len(looks)]
+        if asked_with_or:
+            either = f"or(filter({look}, find({kind})), filter({other}, find({kind})))"
+            items.append(Item(f"how many {kind} are {look} or {other} ?", f"count({either})"))
+            items.append(Item(f"which {kind} is {look} or {other} ?", f"choose({either})"))
+    return items
+
+
+@pytest.mark.slow
+def test_a_question_that_combines_what_training_never_did_needs_both():
+    items = colours(asked_with_or=True)
+    assert not any("exists" in item.target and "or(" in item.target for item in items)
+    encoder = fitted(items).query
+    with torch.no_grad():
+        likely = encoder.likelihoods(encoder.featurize([Item("is there a dog that is red or round ?")]))[0]
+    need = dict(zip(encoder.inventory.names, likely.tolist(), strict=True))
+    assert {name: round(need[name], 2) for name in ("exists", "or", "dog", "red", "round") if need[name] < 0.7} == {}
+    assert max(need[name] for name in ("mouse", "bird", "old")) < 0.3
+
+
+def test_what_needs_are_worth_is_trained(quick_nets):
+    encoder = fitted().query
+    encoder(encoder.featurize(ITEMS[:5])).square().sum().backward()
+    for name in ("worth", "cost", "power"):
+        gradient = getattr(encoder, name).grad
+        assert gradient is not None
+        assert gradient.abs().sum() > 0, name
+
+
+def test_value_by_hand():
+    encoder = TriEncoder.build("structure", ITEMS, spec=SPEC, scale=2.0).query
+    likely = torch.full((1, len(encoder.inventory.names)), 0.25)
+    with torch.no_grad():
+        encoder.power.fill_(0.5)
+        encoder.cost.fill_(0.1)
+        encoder.worth.fill_(np.log(3))
+    # 2 · 3 · (√¼ − 0.1 · ¾) for each structure of a column
+    expected = 6 * 0.425 * encoder.inventory.sizes
+    np.testing.assert_allclose(encoder.valued(likely)[0].detach(), expected, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("choices", "kept"), [(((1.0, 0.0), (1.0, 0.05)), 1), (((1.0, 0.05), (1.0, 0.0)), 0)])
+def test_the_shorter_prompt_is_chosen_where_quality_ties(monkeypatch, choices, kept):
+    """Each program comes once more with a long tail that nothing in any question asks for."""
+    tail = "tail(u(v(w)), x(y(z)), p(q(r)))"
+    items = []
+    for number, item in enumerate(colours(asked_with_or=False)):
+        items.append(Item(item.source, item.target if number % 2 else f"both({item.target}, {tail})"))
+    monkeypatch.setattr(fitting, "CHOICES", choices)
+    encoder = fitted(items).query
+    assert (encoder.power.item(), encoder.cost.item()) == pytest.approx(choices[kept])
