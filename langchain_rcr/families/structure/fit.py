@@ -51,8 +51,6 @@ _ABSENT = 0.1
 _HAS = 0.5
 """The share of a column's structures from which on a program has it. Programs of the pool have all or none; what is
 read back from a checkpoint is off by rounding, and moves when gradient descent has moved the weights."""
-_ROUNDING = 1e-3
-"""Of targets that are recovered from the weights fitted to them."""
 _Floats = NDArray[np.float32]
 _Ints = NDArray[np.int64]
 
@@ -144,7 +142,6 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
     inverse = _inverse(encoder)
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
-    targets[targets < _ROUNDING] = 0
     left_out = _left_out(encoder, targets, inverse, dual, _present(encoder)[1], folds)
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
     frequency, together = (
