@@ -95,6 +95,9 @@ class Encoder(nn.Module, ABC):
     fitted: ClassVar[tuple[str, ...]] = ()
     """Prefixes of the names of tensors whose shapes come from a fit, not from the arguments."""
 
+    rates: ClassVar[Mapping[str, float]] = {}
+    """Factors on the learning rate of GRPO, by how a parameter's name begins: of those in other units than weights."""
+
     batch_size: ClassVar[int] = 512
     """Texts per batch when encoding without gradients."""
     dim: int

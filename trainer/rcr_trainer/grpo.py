@@ -21,7 +21,7 @@ share of the queries.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from langchain_rcr.families.base import PARTS
 from langchain_rcr.items import Item, compose
 from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
@@ -144,6 +145,7 @@ class _GRPO:
             k=config.k,
             train_candidates=config.train_candidates,
             chunk=config.chunk,
+            perplexity=config.perplexity,
         )
         self.dev, is_training = [e for e in job.dev if spec.structures(e.target)], taken_from(job.dev, pool)
         if is_training:
@@ -166,6 +168,7 @@ class _GRPO:
             per_epoch=self.per_epoch,
             every=config.evaluate_every * self.per_epoch,
             best_by=f"dev_{config.best_by}",
+            rates=_rates(model, trained),
         )
 
     # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
@@ -271,6 +274,12 @@ class _GRPO:
         queries = self.model.query.vectors(self.dev_features.select(np.arange(len(self.dev))[part]))
         barred = self.dev_supervision.forbidden[part]
         return greedy(queries, self.actor.pool_vectors(), self.model.state(), self.config.k, exclude=barred).positions
+
+
+def _rates(model: TriEncoder, trained: Iterable[str]) -> dict[str, float]:
+    """Factors on the learning rate, by the names of the parameters; see `Encoder.rates`."""
+    by_prefix = {f"{part}.{begin}": factor for part in PARTS for begin, factor in getattr(model, part).rates.items()}
+    return {name: factor for name in trained for begin, factor in by_prefix.items() if name.startswith(begin)}
 
 
 def _means(processes: Processes, tally: _Tally) -> Figures:

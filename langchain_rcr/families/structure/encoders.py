@@ -8,6 +8,7 @@ that it can be expected to newly cover.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,8 @@ from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.folds import text_hash
 from langchain_rcr.items import Item
 
+NO_COST = 1e-3
+"""The ε that stands for none: it still breaks ties in favour of the shorter example."""
 _LEAST = 1e-6
 """Likelihoods below count as this: a power of 0 has no slope."""
 
@@ -107,8 +110,8 @@ class Needs:
 class NeedEncoder(Encoder):
     """E_x: scale · how many structures of each column the question's program can be expected to have.
 
-    What a structure s is worth to question x is worth_s · (P(s|x)^γ − ε · (1 − P(s|x))): ε is what showing a structure
-    costs that isn't needed, for what distracts a language model and makes prompts long.
+    What a structure s of n nodes is worth to question x is w_s · w_n · (P(s|x)^γ − ε · (1 − P(s|x))): ε is what showing
+    a structure costs that isn't needed, since it distracts a language model and makes prompts long.
 
     Before it has been fitted (`fit`) it takes every question to need next to nothing.
 
@@ -121,6 +124,7 @@ class NeedEncoder(Encoder):
 
     batch_size = 128
     arguments = ("scale",)
+    rates: ClassVar = {"by_size": 1e4, "cost": 1e4, "power": 3e3, "worth": 1e3}
     vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary}
     fitted = ("landmarks.", "token_bags.", "dual", "learnt", "phrases", "speaks")
     learnt: Tensor
@@ -155,12 +159,11 @@ class NeedEncoder(Encoder):
         self.register_buffer("phrases", torch.zeros(0, dtype=torch.int64))
         self.register_buffer("speaks", torch.zeros(1, len(inventory.small)))
         self.register_buffer("trusted", torch.zeros(structures, dtype=torch.bool))
-        self.worth = nn.Parameter(torch.zeros(structures))
-        """(S,) logarithms."""
-        self.power = nn.Parameter(torch.ones(()))
-        """γ."""
-        self.cost = nn.Parameter(torch.zeros(()))
-        """ε."""
+        # Logarithms, so that steps are factors.
+        self.worth = nn.Parameter(torch.zeros(structures))  # (S,) w_s
+        self.by_size = nn.Parameter(torch.zeros(int(inventory.lengths.max(initial=1))))  # w_n
+        self.power = nn.Parameter(torch.zeros(()))  # γ
+        self.cost = nn.Parameter(torch.full((), math.log(NO_COST)))  # ε
         self.composition = Composition(inventory)
 
     @classmethod
@@ -251,8 +254,9 @@ class NeedEncoder(Encoder):
 
     def valued(self, likely: Tensor) -> Tensor:
         """(N, D) what the columns are worth, from (N, S) likelihoods."""
-        worth = self.worth.exp() * (likely.clamp(min=_LEAST) ** self.power - self.cost * (1 - likely))
-        return self.scale * self.composition.by_column(worth)
+        worth = (self.worth + self.by_size[self.composition.lengths.long() - 1]).exp()
+        each = likely.clamp(min=_LEAST) ** self.power.exp() - self.cost.exp() * (1 - likely)
+        return self.scale * self.composition.by_column(worth * each)
 
     def forward(self, features: Needs) -> Tensor:
         """(N, D)."""

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.families.structure import cues
-from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
+from langchain_rcr.families.structure.encoders import NO_COST, NeedEncoder, Needs
 from langchain_rcr.families.structure.inventory import dense
 from langchain_rcr.families.structure.nets import INPUTS, Composition
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
@@ -33,7 +33,7 @@ RIDGE = 0.01
 PRECISION = 0.9
 """Of its phrases, from which on a label's local evidence is a floor under its likelihood; ungated it cost 0.6 points of
 coverage on one set of trials."""
-CHOICES = ((1.0, 0.02), (1.0, 0.0), (1.0, 0.01), (1.0, 0.05), (1.5, 0.0), (1.5, 0.01))
+CHOICES = ((1.0, 0.02), (1.0, NO_COST), (1.0, 0.01), (1.0, 0.05), (1.5, NO_COST), (1.5, 0.01))
 """γ and ε to choose from (`NeedEncoder`), the default first."""
 RARITY = 0.5
 """δ: a structure is worth (idf / mean idf)^δ. In trials on COVR, GeoQuery and SQL 0 to 1 differ by a point."""
@@ -287,8 +287,8 @@ def _choose(
     best, kept = -np.inf, CHOICES[0]
     for number, (power, cost) in enumerate(CHOICES):
         with torch.no_grad():
-            encoder.power.fill_(power)
-            encoder.cost.fill_(cost)
+            encoder.power.fill_(np.log(power))
+            encoder.cost.fill_(np.log(cost))
         found = []
         for likely, wanted, barred in judges:
             with torch.no_grad():
@@ -298,8 +298,8 @@ def _choose(
         if quality > best + (MARGIN if number else 0):
             best, kept = quality, (power, cost)
     with torch.no_grad():
-        encoder.power.fill_(kept[0])
-        encoder.cost.fill_(kept[1])
+        encoder.power.fill_(np.log(kept[0]))
+        encoder.cost.fill_(np.log(kept[1]))
 
 
 def _quality(encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Floats, barred: NDArray[np.bool_]) -> float:

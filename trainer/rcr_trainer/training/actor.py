@@ -5,6 +5,7 @@ Memory is bounded by blocks of logits and by gradient caching (`Leaf`), whatever
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,8 @@ IntArray = NDArray[np.int64]
 Loss = Callable[[Tensor, slice], Tensor]
 """(log π_θ(o) of some of the R sequences, which of them) → a scalar to minimise; the R sequences' losses add up."""
 
+_PROBES = 64
+"""Queries whose greedy paths τ is set by."""
 _BLOCK = 1 << 25
 """Logits held at once (128 MiB of float32)."""
 
@@ -40,6 +43,7 @@ class Actor:
         k: picks a query.
         train_candidates: whether E_c moves; if not, the pool is encoded once.
         chunk: texts that are encoded at once with gradients.
+        perplexity: how many candidates each step draws among, in effect; it sets τ by step. None: the model's τ.
     """
 
     def __init__(
@@ -52,6 +56,7 @@ class Actor:
         k: int,
         train_candidates: bool,
         chunk: int,
+        perplexity: float | None = None,
     ) -> None:
         self.model, self.k, self.chunk, self.train_candidates = model, k, chunk, train_candidates
         self._size, self._all_barred = len(pool), list(barred)
@@ -62,6 +67,26 @@ class Actor:
         self._reference_queries = self._vectors("query", self._queries)
         self._reference_contexts = self._vectors("context", self._contexts)
         self._reference_candidates = self._vectors("candidate", self._candidates)
+        self.tau = [model.config.tau] * k if perplexity is None else self._temperatures(perplexity)
+        """τ by step."""
+
+    def _temperatures(self, perplexity: float) -> list[float]:
+        """τ by step at which the start policy has this perplexity on its own greedy paths, in the geometric mean."""
+        rows = np.arange(len(self._all_barred))[:: len(self._all_barred) // _PROBES + 1]
+        taken, state = self._barred(rows), self.model.state().start(self._reference_queries[self._tensor(rows)])
+        found = []
+        for _ in range(self.k):
+            logits = (state.vector() @ self._reference_candidates.T).masked_fill(taken, -math.inf)
+            low, high = 1e-4, 1e3
+            for _ in range(40):
+                tau = math.sqrt(low * high)
+                entropy = torch.special.entr((logits.double() / tau).softmax(-1)).sum(-1).mean()
+                low, high = (tau, high) if entropy < math.log(perplexity) else (low, tau)
+            found.append(tau)
+            picks = logits.argmax(-1)
+            taken[torch.arange(len(rows)), picks] = True
+            state = state.update(self._contexts_of(picks))
+        return found
 
     def draw(self, rows: IntArray, uniforms: NDArray[np.float64] | None) -> Sequences:
         """Sequences of the policy as it is.
@@ -82,7 +107,7 @@ class Actor:
                 self._contexts_of,
                 self._barred(rows[block]).repeat_interleave(group, 0),
                 self.k,
-                tau=self.model.config.tau,
+                tau=self.tau,
                 uniforms=None if uniforms is None else self._tensor(uniforms[block].reshape(-1, self.k)),
             )
             for block in row_blocks(len(rows), group * self._size, _BLOCK)
@@ -144,7 +169,7 @@ class Actor:
         group = len(picks) // len(rows)
         closed = masked(self._barred(rows).repeat_interleave(group, 0), picks)
         start: Any = self.model.state().start(queries.repeat_interleave(group, 0))
-        return sequence_log_probs(states(start, earlier), candidates, picks, closed, self.model.config.tau)
+        return sequence_log_probs(states(start, earlier), candidates, picks, closed, self.tau)
 
     def _pool_vectors(self) -> Tensor:
         return self._vectors("candidate", self._candidates) if self.train_candidates else self._reference_candidates

@@ -6,7 +6,7 @@ probability of a sequence is the product over its steps of renormalised probabil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,7 +39,7 @@ def draw(
     barred: Tensor,
     k: int,
     *,
-    tau: float,
+    tau: Sequence[float],
     uniforms: Tensor | None,
 ) -> Sequences:
     """Draw sequences without replacement, exactly: by inverting the cumulative distribution at each step.
@@ -50,7 +50,7 @@ def draw(
         contexts: E_z of picks: (R,) positions → (R, D). Called between steps.
         barred: (R, N) bool; what a row may not get. Every row has at least k others.
         k: picks a row.
-        tau: τ.
+        tau: τ of each step.
         uniforms: (R, k) numbers from [0, 1), one a draw; None: the most probable candidate at each step.
 
     Returns:
@@ -61,7 +61,7 @@ def draw(
     picks, log_probs = [], torch.zeros(len(barred), dtype=torch.float64, device=candidates.device)
     for step in range(k):
         logits = (state.vector() @ candidates.T).masked_fill(taken, _NEVER)
-        log_policy = (logits.double() / tau).log_softmax(-1)
+        log_policy = (logits.double() / tau[step]).log_softmax(-1)
         pick = log_policy.argmax(-1) if uniforms is None else _invert(log_policy.exp(), uniforms[:, step])
         log_probs += log_policy[rows, pick]
         picks.append(pick)
@@ -116,7 +116,9 @@ def masked(barred: Tensor, picks: Tensor) -> Tensor:
     return out
 
 
-def sequence_log_probs(states: Tensor, candidates: Tensor, picks: Tensor, masked: Tensor, tau: float) -> Tensor:
+def sequence_log_probs(
+    states: Tensor, candidates: Tensor, picks: Tensor, masked: Tensor, tau: Sequence[float]
+) -> Tensor:
     """Log π(o) of given sequences; gradients flow to states and candidates.
 
     Args:
@@ -124,10 +126,10 @@ def sequence_log_probs(states: Tensor, candidates: Tensor, picks: Tensor, masked
         candidates: (N, D), E_c.
         picks: (R, k).
         masked: (R, k, N) bool; what a step can't choose.
-        tau: τ.
+        tau: τ of each step.
 
     Returns:
         (R,).
     """
-    logits = ((states @ candidates.T) / tau).masked_fill(masked, _NEVER)
+    logits = ((states @ candidates.T) / states.new_tensor(tau)[:, None]).masked_fill(masked, _NEVER)
     return logits.log_softmax(-1).gather(2, picks.unsqueeze(-1)).squeeze(-1).sum(-1)

@@ -83,6 +83,7 @@ class Runner:
         every: rounds between two evaluations.
         best_by: the figure of `evaluate` that decides which weights are kept, the larger the better; where it is
             missing, the last ones are.
+        rates: factors on the learning rate of some parameters, by name.
     """
 
     def __init__(
@@ -95,11 +96,14 @@ class Runner:
         per_epoch: int,
         every: int,
         best_by: str,
+        rates: Mapping[str, float] | None = None,
     ) -> None:
         self.job, self.config, self.processes, self.every, self.best_by = job, config, job.processes, every, best_by
         self.planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         self.parameters = list(parameters.values())
-        self.optimizer = torch.optim.AdamW(self.parameters, lr=config.lr, weight_decay=config.weight_decay)
+        rates = rates or {}
+        groups = [{"params": [each], "factor": rates.get(name, 1.0)} for name, each in parameters.items()]
+        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
         self.state = TrainingState(parameters, self.optimizer, Result(stage, job.processes.size))
 
     @property
@@ -169,7 +173,7 @@ class Runner:
             where = f"{self.result.stage}.lr = {self.config.lr:g}"
             raise ConfigError(f"the gradient is no longer finite: training has diverged at {where}; lower it")
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr
+            group["lr"] = self.lr * group["factor"]
         self.optimizer.step()
         return norm
 
