@@ -109,6 +109,8 @@ class Family(ABC):
     """Its defaults for sections of `rcr-train`, such as {"sft": {"lr": 1e-3}, "grpo": {"chunk": 128}}."""
     fits: ClassVar[bool] = False
     """Whether `fit` does anything."""
+    variants: ClassVar[Sequence[Mapping[str, float]]] = ()
+    """What `vary` sets, among which only a language model's answers can tell: GRPO chooses among them first."""
     frozen: ClassVar[bool] = False
     """Whether its encoders read through a frozen text encoder, which `build` is then given."""
     structured: ClassVar[bool] = False
@@ -157,6 +159,10 @@ class Family(ABC):
             folds: which of them are held out together, for choices between fits.
             seed: of what is drawn at random.
         """
+
+    def vary(self, encoder: Any, variant: Mapping[str, float]) -> None:
+        """Set E_x to one of the family's `variants`; for a family that has any."""
+        raise NotImplementedError
 
     def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Features:
         """Features of training questions as if E_x had not been fitted to those held out with each.

@@ -20,6 +20,7 @@ share of the queries.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.families.base import PARTS
+from langchain_rcr.families.encoder import Features
 from langchain_rcr.items import Item, compose
 from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
@@ -50,6 +52,8 @@ from rcr_trainer.training.supervision import Supervision, check_pool_size
 
 if TYPE_CHECKING:
     from rcr_trainer.llm.model import LanguageModel
+
+logger = logging.getLogger(__name__)
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -109,17 +113,19 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
     return stage.runner.run(stage.collect, stage.learn, stage.evaluate)
 
 
-def calls_at_most(config: GRPOSettings, queries: int, dev: int) -> int:
+def calls_at_most(config: GRPOSettings, queries: int, dev: int, variants: int = 0) -> int:
     """Prompts that training hands in at most, identical ones counted each time.
 
     Args:
         config: the settings.
         queries: training queries.
         dev: development queries.
+        variants: how many the family has.
     """
+    searched = (1 + variants) * min(config.search, queries) if variants else 0
     per_query = config.group_size + ADVANTAGES[config.advantage].reads_greedy
     evaluations = 1 + math.ceil(config.epochs / config.evaluate_every) if config.best_by == "reward" else 0
-    return config.epochs * queries * per_query + evaluations * dev
+    return searched + config.epochs * queries * per_query + evaluations * dev
 
 
 class _GRPO:
@@ -137,9 +143,11 @@ class _GRPO:
         held_out = HeldOut(pool, self.queries, spec, own_program=not config.exclude_own_program, seed=job.seed)
         barred = held_out.barred(self.queries)
         check_pool_size("grpo", barred, len(pool), config.k)
+        features = held_out.features(model, self.queries)
+        self._search(features, barred)
         self.actor = Actor(
             model,
-            held_out.features(model, self.queries),
+            features,
             pool,
             barred,
             k=config.k,
@@ -170,6 +178,45 @@ class _GRPO:
             best_by=f"dev_{config.best_by}",
             rates=_rates(model, trained),
         )
+
+    # ------------------------------------------------------------------ search
+
+    def _search(self, features: Features, barred: Sequence[IntArray]) -> None:
+        """Take that of the family's variants whose greedy picks for some queries earn most.
+
+        What a language model wants, such as labels or brevity, is one number for all questions. Groups of sequences,
+        of which most get equal rewards, tell it slowly; answers to the same questions tell it at once.
+        """
+        family, query, config = self.model.family, self.model.query, self.config
+        if not (self.reward.needs_llm and config.search and family.variants):
+            return
+        rows = np.sort(np.random.default_rng([self.seed, 2]).permutation(len(self.queries))[: config.search])
+        queries, pool = [self.queries[row] for row in rows], self.model.encode_pool([e.item for e in self.pool])
+        start = {name: tensor.clone() for name, tensor in query.state_dict().items()}
+
+        def earned(part: slice) -> FloatArray:
+            excluded = [barred[row] for row in rows[part]]
+            vectors = query.vectors(features.select(rows[part]))
+            picks = greedy(vectors, pool, self.model.state(), config.k, exclude=excluded).positions
+            return self._score(queries[part], picks)[0]
+
+        with self.processes.together():
+            first = self.processes.collect(len(rows), earned)
+            best, chosen, kept = 0.0, "as it was", start
+            for variant in family.variants:
+                family.vary(query, variant)
+                gains = self.processes.collect(len(rows), earned) - first
+                gains = gains[np.isfinite(gains)]
+                gain, error = (gains.mean(), gains.std() / len(gains) ** 0.5) if len(gains) else (0.0, 0.0)
+                if gain > max(best, error):
+                    best, chosen = gain, ", ".join(f"{name} {value:g}" for name, value in variant.items())
+                    kept = {name: tensor.clone() for name, tensor in query.state_dict().items()}
+                query.load_state_dict(start)
+            query.load_state_dict(kept)
+        if self.processes.first:
+            before = float(np.nanmean(first))
+            message = "%d variants of the policy on %d held-out questions: %s, reward %.3f → %.3f"
+            logger.info(message, len(family.variants), len(rows), chosen, before, before + best)
 
     # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
 
@@ -221,9 +268,11 @@ class _GRPO:
         if self.reward.needs_llm and self.llm is not None:
             shown = [[e.item for e in context] for context in contexts]
             prompts = [compose(items, query.source) for items, query in zip(shown, queries, strict=True)]
+            tally["distinct_prompts"] = (len(set(prompts)), len(prompts))
+            if self.reward.likelihood:
+                return np.exp(self.llm.log_likelihoods(prompts, [query.target for query in queries])), tally
             predictions = [answer.program for answer in self.llm.generate(prompts)]
             tally["no_program"] = (predictions.count(None), len(predictions))
-            tally["distinct_prompts"] = (len(set(prompts)), len(prompts))
         return score(self.reward, predictions, queries, contexts), tally
 
     # ------------------------------------------------------------------ loss

@@ -180,11 +180,13 @@ def plan(config: Settings) -> list[str]:
     calls, shown = 0, 0
     queries: list[Example] = []
     if config.grpo.enabled:
+        from langchain_rcr.families import get_family
         from rcr_trainer.grpo import calls_at_most
 
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
         if build_reward(config, task.spec).needs_llm:
-            calls += calls_at_most(config.grpo, len(task.reinforced), len(task.dev))
+            variants = len(get_family(config.model.family).variants)
+            calls += calls_at_most(config.grpo, len(task.reinforced), len(task.dev), variants)
             shown, queries = config.grpo.k, [*task.reinforced, *task.dev]
     evaluation = config.evaluation
     if evaluation.asks(config.llm):

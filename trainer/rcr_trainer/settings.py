@@ -199,12 +199,18 @@ class GRPOSettings(StageSettings):
     group_size: int = Field(
         32, ge=1, description='Sequences drawn for each query, G (paper 32, section 4 "Training details").'
     )
-    epochs: int = Field(8, ge=1, description='Passes over the queries (paper 8, section 4 "Training details").')
+    epochs: int = Field(8, ge=0, description='Passes over the queries (paper 8, section 4 "Training details").')
+    search: int = Field(
+        100,
+        ge=0,
+        description="Questions by whose answers GRPO first chooses among the family's variants (structure: what labels "
+        "and unneeded structures weigh); 0: it doesn't.",
+    )
     perplexity: float | None = Field(
         4.0,
         gt=1,
-        description="Candidates that each step draws among in effect, at the start: it sets τ by step, so that no step is "
-        "deterministic or random. null: model.tau at every step (paper).",
+        description="Candidates that each step draws among in effect, at the start: it sets τ by step, so that no step "
+        "is deterministic or random. null: model.tau at every step (paper).",
     )
     updates: int = Field(
         1, ge=1, description="Optimiser steps on each batch of sequences; from the second on the clip takes effect."

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -52,6 +53,7 @@ class StructureFamily(Family):
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
     }
     fits = frozen = structured = True
+    variants: ClassVar = tuple({"label": label, "cost": cost} for label in (3, 8, 20) for cost in (0.05, 0.1))
 
     def build(
         self,
@@ -90,6 +92,14 @@ class StructureFamily(Family):
         from langchain_rcr.families.structure.fit import fit
 
         fit(encoder, questions, folds, seed=seed)
+
+    def vary(self, encoder: NeedEncoder, variant: Mapping[str, float]) -> None:
+        """Set how many times a single label counts, and ε; see `NeedEncoder`."""
+        import torch
+
+        with torch.no_grad():
+            encoder.by_size[0] = math.log(variant["label"])
+            encoder.cost.fill_(math.log(variant["cost"]))
 
     def held_out(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Needs:
         """See `Family.held_out`; questions that E_x was not fitted to are featurised as usual."""

@@ -116,6 +116,19 @@ class Backend:
             f"{len(self._identity)}:{self._identity}{prompt}".encode("utf-8", "surrogatepass")
         ).digest()
 
+    def log_likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
+        """See `LocalLM.log_likelihoods`.
+
+        Raises:
+            ConfigError: the model has none.
+        """
+        score = getattr(self._model, "log_likelihoods", None)
+        if score is None:
+            msg = f"{self.name!r} tells no probabilities: reward.names: [likelihood] needs llm.kind: local"
+            raise ConfigError(msg)
+        found: list[float] = score(prompts, answers)
+        return found
+
     def count_tokens(self, text: str) -> int:
         """Tokens of a prompt with all that is sent along, at least as many as there are."""
         around = _MESSAGE_TOKENS if self._chat else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
@@ -138,22 +139,57 @@ class LocalLM(BaseLLM):
         ids: list[int] = self._tokenizer(f" {guess}{stop[0] if stop else ''}", add_special_tokens=False)["input_ids"]
         return ids[: self.max_new_tokens - 1]
 
+    def log_likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
+        """How probable each answer is behind its prompt, stop sequence included: natural logarithms, −∞ … 0.
+
+        Args:
+            prompts: any number; those that don't fit the model's context count as impossible to answer.
+            answers: one each.
+        """
+        tokens = self._tokenizer(list(prompts), return_token_type_ids=False)["input_ids"]
+        limit = getattr(self._model.config, "max_position_embeddings", None) or float("inf")
+        found = [-math.inf] * len(tokens)
+        pairs = [(ids, self._continuation(answer)) for ids, answer in zip(tokens, answers, strict=True)]
+        fitting = [row for row, (ids, more) in enumerate(pairs) if len(ids) + len(more) <= limit]
+        fitting.sort(key=lambda row: len(pairs[row][0]))
+        with self._lock:
+            for start in range(0, len(fitting), self.batch_size):
+                rows = fitting[start : start + self.batch_size]
+                written = [pairs[row][1] for row in rows]
+                logits = self._behind([pairs[row] for row in rows]).float().log_softmax(-1)
+                for at, (row, ids) in enumerate(zip(rows, written, strict=True)):
+                    each = logits[at, range(len(ids)), ids]
+                    found[row] = float(each.sum())
+        return found
+
+    def _continuation(self, answer: str) -> list[int]:
+        ids: list[int] = self._tokenizer(f" {answer}{self.stop[0] if self.stop else ''}", add_special_tokens=False)[
+            "input_ids"
+        ]
+        return ids
+
     @torch.inference_mode()
-    def _guessed(self, drafts: Sequence[tuple[list[int], list[int]]], ends: _Ends) -> list[list[int] | None]:
-        """What the model writes after prompts where that is what was guessed; None where it isn't."""
-        if not any(guess for _, guess in drafts):
-            return [None] * len(drafts)
-        ids, mask, longest = self._padded([prompt for prompt, _ in drafts], max(len(guess) for _, guess in drafts))
-        for row, (_, guess) in enumerate(drafts):
-            ids[row, longest : longest + len(guess)] = torch.tensor(guess, dtype=torch.long)
-            mask[row, longest : longest + len(guess)] = 1
-        logits = self._model(
+    def _behind(self, pairs: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
+        """Logits (B, longest + 1, V) of the tokens behind prompts: of the given continuations, and one more."""
+        ids, mask, longest = self._padded([prompt for prompt, _ in pairs], max(len(more) for _, more in pairs))
+        for row, (_, more) in enumerate(pairs):
+            ids[row, longest : longest + len(more)] = torch.tensor(more, dtype=torch.long)
+            mask[row, longest : longest + len(more)] = 1
+        logits: torch.Tensor = self._model(
             input_ids=ids.to(self._model.device),
             attention_mask=mask.to(self._model.device),
             position_ids=(mask.cumsum(-1) - 1).clamp(min=0).to(self._model.device),
             logits_to_keep=ids.shape[1] - longest + 1,
             use_cache=False,
         ).logits
+        return logits
+
+    @torch.inference_mode()
+    def _guessed(self, drafts: Sequence[tuple[list[int], list[int]]], ends: _Ends) -> list[list[int] | None]:
+        """What the model writes after prompts where that is what was guessed; None where it isn't."""
+        if not any(guess for _, guess in drafts):
+            return [None] * len(drafts)
+        logits = self._behind(drafts)
         written: list[list[int] | None] = []
         for (_, guess), chosen in zip(drafts, logits.argmax(-1).tolist(), strict=True):
             agreed = next((n for n, token in enumerate(guess) if chosen[n] != token), len(guess))

@@ -67,6 +67,7 @@ class LanguageModel:
         self._without: int | None = 0
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
         self._seen: set[bytes] = set()
+        self._likelihoods: dict[tuple[str, str], float] = {}
         self._workers: set[asyncio.Task[None]] = set()
 
     @property
@@ -94,6 +95,19 @@ class LanguageModel:
             DataError: the cache can't be written.
         """
         return background().run(self._generate(list(prompts)))
+
+    def log_likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
+        """How probable each answer is behind its prompt, as a natural logarithm; each pair is computed once.
+
+        Raises:
+            ConfigError: the model isn't one of this machine (`kind: local`).
+        """
+        pairs = list(zip(prompts, answers, strict=True))
+        fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self._likelihoods]
+        if fresh:
+            found = self._backend.log_likelihoods([prompt for prompt, _ in fresh], [answer for _, answer in fresh])
+            self._likelihoods.update(zip(fresh, found, strict=True))
+        return [self._likelihoods[pair] for pair in pairs]
 
     def count_tokens(self, prompt: str) -> int:
         """Tokens of a prompt with all that is sent along, at least as many as there are."""

@@ -13,13 +13,14 @@ from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.languages import unknown
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.execution import Execute, execution
-from rcr_trainer.rewards.programs import context_coverage, correctness, structure_coverage
+from rcr_trainer.rewards.programs import context_coverage, correctness, likelihood, structure_coverage
 from rcr_trainer.rewards.reward import Reward
 
 _BY_SPEC: dict[str, Callable[[ProgramSpec], Reward]] = {
     "structure_coverage": structure_coverage,
     "correctness": correctness,
     "context_coverage": context_coverage,
+    "likelihood": likelihood,
 }
 NAMES = (*_BY_SPEC, "execution")
 """The rewards that the project brings."""

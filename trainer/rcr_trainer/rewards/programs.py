@@ -76,3 +76,15 @@ def context_coverage(spec: ProgramSpec) -> Reward:
         return len(gold & shown) / len(gold)
 
     return Reward.per_answer("context_coverage", one, needs_llm=False)
+
+
+def likelihood(spec: ProgramSpec) -> Reward:
+    """The probability with which a local language model writes the gold program, spacing and all.
+
+    It tells picks apart where the answers are all right, or all wrong.
+    """
+
+    def unused(*_: object, **__: object) -> list[float | None]:
+        raise NotImplementedError
+
+    return Reward("likelihood", unused, likelihood=True)

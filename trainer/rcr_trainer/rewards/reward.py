@@ -36,6 +36,7 @@ class Reward:
             none for it.
         maximum: what the gold program earns.
         minimum: what no program earns.
+        likelihood: whether it is the probability with which the model writes the gold program; `function` isn't called.
     """
 
     name: str
@@ -43,6 +44,7 @@ class Reward:
     needs_llm: bool = True
     maximum: float = 1.0
     minimum: float = 0.0
+    likelihood: bool = False
 
     def __call__(
         self,
@@ -148,6 +150,8 @@ def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool
         ConfigError: gold doesn't get the maximum, an empty answer gets more than the minimum, or nothing can be scored.
         RewardError: the reward fails on an example.
     """
+    if reward.likelihood:
+        return np.ones(len(examples), dtype=np.bool_)
     if not reward.maximum > reward.minimum:
         what = f"its maximum, {reward.maximum}, must be above its minimum, {reward.minimum}"
         raise ConfigError(f"reward '{reward.name}': {what}")
