@@ -34,6 +34,7 @@ from torch import Tensor
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.items import Item, compose
+from langchain_rcr.policy import TriEncoder
 from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError

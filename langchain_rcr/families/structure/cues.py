@@ -65,5 +65,5 @@ def fit(present: Tensor, targets: Tensor, rounds: int = ROUNDS) -> Tensor:
 
 def likelihoods(present: Tensor, weights: Tensor) -> Tensor:
     """(N, S) P(s|x)."""
-    likely: Tensor = -torch.expm1(-torch.sparse.mm(present, weights))
+    likely: Tensor = 1 - torch.exp(-torch.sparse.mm(present, weights))
     return likely

@@ -38,8 +38,8 @@ CHOICES = ((1.0, 0.02), (1.0, NO_COST), (1.0, 0.01), (1.0, 0.05), (1.5, NO_COST)
 RARITY = 0.5
 """δ: a structure is worth (idf / mean idf)^δ. In trials on COVR, GeoQuery and SQL 0 to 1 differ by a point."""
 LABEL = 3.0
-"""What a single label counts for: without it, the embedded language model can't answer. In trials 3 took next to nothing
-from the coverage of SQL and GeoQuery, and gave up to 5 points of exact match on COVR."""
+"""What a single label counts for: a model that isn't shown it can't write it. In trials 3 took next to nothing from the
+coverage of SQL and GeoQuery, and gave up to 5 points of exact match on COVR."""
 MARGIN = 0.5
 """Points by which a choice must be better than the default, about what the questions' sampling moves it by."""
 PRICE = 2.0
