@@ -96,7 +96,7 @@ class Encoder(nn.Module, ABC):
     """Prefixes of the names of tensors whose shapes come from a fit, not from the arguments."""
 
     rates: ClassVar[Mapping[str, float]] = {}
-    """Factors on the learning rate of GRPO, by how a parameter's name begins: of those in other units than weights."""
+    """GRPO's learning rates of parameters that are no weights of a net, by how their names begin; decayed like `lr`."""
 
     batch_size: ClassVar[int] = 512
     """Texts per batch when encoding without gradients."""

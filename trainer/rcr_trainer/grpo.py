@@ -327,9 +327,9 @@ class _GRPO:
 
 
 def _rates(model: TriEncoder, trained: Iterable[str]) -> dict[str, float]:
-    """Factors on the learning rate, by the names of the parameters; see `Encoder.rates`."""
-    by_prefix = {f"{part}.{begin}": factor for part in PARTS for begin, factor in getattr(model, part).rates.items()}
-    return {name: factor for name in trained for begin, factor in by_prefix.items() if name.startswith(begin)}
+    """Learning rates of their own that some parameters have; see `Encoder.rates`."""
+    by_prefix = {f"{part}.{begin}": rate for part in PARTS for begin, rate in getattr(model, part).rates.items()}
+    return {name: rate for name in trained for begin, rate in by_prefix.items() if name.startswith(begin)}
 
 
 def _means(processes: Processes, tally: _Tally) -> Figures:

@@ -124,7 +124,7 @@ class NeedEncoder(Encoder):
 
     batch_size = 128
     arguments = ("scale",)
-    rates: ClassVar = {"by_size": 1e4, "cost": 1e4, "power": 3e3, "worth": 1e3}
+    rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01}
     vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary}
     fitted = ("landmarks.", "token_bags.", "dual", "learnt", "phrases", "speaks")
     learnt: Tensor

@@ -83,7 +83,7 @@ class Runner:
         every: rounds between two evaluations.
         best_by: the figure of `evaluate` that decides which weights are kept, the larger the better; where it is
             missing, the last ones are.
-        rates: factors on the learning rate of some parameters, by name.
+        rates: learning rates of some parameters, by name, in place of the settings'.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Runner:
         self.planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         self.parameters = list(parameters.values())
         rates = rates or {}
-        groups = [{"params": [each], "factor": rates.get(name, 1.0)} for name, each in parameters.items()]
+        groups = [{"params": [each], "rate": rates.get(name, config.lr)} for name, each in parameters.items()]
         self.optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
         self.state = TrainingState(parameters, self.optimizer, Result(stage, job.processes.size))
 
@@ -114,7 +114,11 @@ class Runner:
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
-        return self.config.lr * linear(self.result.steps, self.planned, self.config.warmup)
+        return self.config.lr * self._decay
+
+    @property
+    def _decay(self) -> float:
+        return linear(self.result.steps, self.planned, self.config.warmup)
 
     def run(
         self,
@@ -173,7 +177,7 @@ class Runner:
             where = f"{self.result.stage}.lr = {self.config.lr:g}"
             raise ConfigError(f"the gradient is no longer finite: training has diverged at {where}; lower it")
         for group in self.optimizer.param_groups:
-            group["lr"] = self.lr * group["factor"]
+            group["lr"] = group["rate"] * self._decay
         self.optimizer.step()
         return norm
 
