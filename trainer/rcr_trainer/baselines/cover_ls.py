@@ -51,7 +51,8 @@ class CoverLSSelector(DenseSelector):
         def pick(block: slice) -> np.ndarray:
             order = np.argsort(-self._scorer.scores(queries[block]), axis=1, kind="stable")
             rows = zip(nearest[block], np.argsort(order, axis=1), excluded[block], strict=True)
-            return np.array([self._cover(self._structures(query), *row, k) for query, *row in rows], dtype=np.int64)
+            picks = [self._cover(self._structures(query), rank, barred, k) for query, rank, barred in rows]
+            return np.array(picks, dtype=np.int64)
 
         return in_blocks(pick, len(queries), len(self._questions))
 
@@ -83,5 +84,6 @@ class CoverLSSelector(DenseSelector):
         for each in structures:
             rows = self._owners.indices[self._owners.indptr[each] : self._owners.indptr[each + 1]]
             if fresh[rows].any():
-                return rows[fresh[rows]]
+                found: np.ndarray = rows[fresh[rows]]
+                return found
         return np.empty(0, dtype=np.int64)
