@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeGuard
 
 from langchain_core.documents import Document
@@ -34,6 +34,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt, prompt_keys
+from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"
 """The prompt variable that passes the picks from the retriever to the prompt."""
@@ -52,7 +53,7 @@ class ParsedProgram:
         program: the program, as the model wrote it; None if no answer could be parsed.
         tree: the parser's result: a `Tree`, or whatever your own parser returns.
         picks: the examples in the prompt, in its order: documents of a retriever, dicts of another selector.
-        answers: the model's answers, verbatim, one for each attempt.
+        answers: the model's answers, verbatim, one for each attempt, those that were taken for drafts first.
         error: why the last answer is not a program; None if it is one.
     """
 
@@ -75,6 +76,7 @@ def semantic_parsing_chain(
     *,
     prompt: BasePromptTemplate[Any] | None = None,
     retries: int = 1,
+    drafts: int = 0,
     source_key: str | None = None,
     target_key: str | None = None,
     query_key: str | None = None,
@@ -98,6 +100,9 @@ def semantic_parsing_chain(
             LangChain's classes; the picks replace those of its selector. None: one of our two, by the kind of `llm`.
         retries: how many times to ask again, at most, after an answer that is not a program: a chat model gets the
             reason in a further message, a completion model in a note before the prompt.
+        drafts: how many times to take a program that the model gave for a draft (`retriever.invoke(…, draft=…)`), pick
+            examples again and ask again, where they are others. Each costs one more call; needs our retriever, with a
+            family that predicts structures.
         source_key: see `few_shot_prompt`; also used with your own `prompt`.
         target_key: see `few_shot_prompt`.
         query_key: the prompt variable with the question; None: as in `few_shot_prompt`, or the only variable of
@@ -110,9 +115,12 @@ def semantic_parsing_chain(
     if not isinstance(retriever, (BaseExampleSelector, Runnable)):
         msg = f"retriever must be a retriever or an example selector, not {type(retriever).__name__}"
         raise InputError(msg)
-    if not isinstance(retries, int) or isinstance(retries, bool) or retries < 0:
-        msg = f"retries must be a whole number from 0 on, not {retries!r}"
-        raise InputError(msg)
+    for name, number in (("retries", retries), ("drafts", drafts)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            msg = f"{name} must be a whole number from 0 on, not {number!r}"
+            raise InputError(msg)
+    if drafts:
+        _check_drafts(_innermost(retriever))
     if not isinstance(llm, Runnable) and not callable(llm):
         msg = f"llm must be a model or another runnable, not {type(llm).__name__}"
         raise InputError(msg)
@@ -135,6 +143,7 @@ def semantic_parsing_chain(
         parse=_parse_function(parser),
         language=language,
         retries=retries,
+        drafts=drafts,
         query_key=keys.query,
     )
 
@@ -150,6 +159,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     parse: Callable[[str], Any]
     language: str | None = None
     retries: int = Field(default=1, ge=0)
+    drafts: int = Field(default=0, ge=0)
     query_key: str = "source"
 
     def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> ParsedProgram:
@@ -213,6 +223,16 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     ) -> list[Any]:
         """The whole chain, sync or async: that depends on `call`, which runs a batch through a runnable."""
         tasks = [self._task(given, config) for given, config in zip(inputs, configs, strict=True)]
+        await self._answer(tasks, options, call)
+        for _ in range(self.drafts):
+            again = [task for task in tasks if task.reopen()]
+            question = self._picker()[1]
+            drafts = {question(task): task.draft.program for task in again if task.draft}
+            await self._answer(again, {**options, "drafts": drafts}, call)
+        return [task.result for task in tasks]
+
+    async def _answer(self, tasks: Sequence[_Task], options: Mapping[str, Any], call: _Call) -> None:
+        """Pick examples and ask the model, until there is a program or no attempt left."""
         picker, question = self._picker()
         for task, picks in await _stage(tasks, call, picker, question, options):
             task.take_picks(picks)
@@ -224,7 +244,6 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
                 task.output = output
             for task, read in await _stage(tasks, call, reading, lambda task: task.output):
                 task.take_reading(*read, last=not left)
-        return [task.result for task in tasks]
 
     def _task(self, given: Any, config: RunnableConfig) -> _Task:
         variables = {self.query_key: given} if isinstance(given, str) else given
@@ -270,14 +289,24 @@ class _Task:
     asked: PromptValue | None = None
     output: Any = None
     answers: tuple[str, ...] = ()
+    draft: ParsedProgram | None = None
     result: ParsedProgram | Exception | None = None
 
+    def reopen(self) -> bool:
+        """Take the program that was found, if any, for a draft; whether there is one."""
+        if not isinstance(self.result, ParsedProgram) or not self.result.ok:
+            return False
+        self.draft, self.result = self.result, None
+        return True
+
     def take_picks(self, picks: Any) -> None:
-        """Keep the retriever's picks."""
+        """Keep the retriever's picks; where a draft leads to the same ones, it is the result."""
         if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
             msg = f"the retriever must return a list of documents or examples, not {type(picks).__name__}"
             self.result = InputError(msg)
             return
+        if self.draft and _ids(picks) == _ids(self.picks):
+            self.result = self.draft
         self.picks = tuple(pick if isinstance(pick, Document) else dict(pick) for pick in picks)
 
     def prompt_input(self) -> dict[str, Any]:
@@ -288,6 +317,9 @@ class _Task:
     def take_reading(self, answer: str, reading: Reading, *, last: bool) -> None:
         """Set the result if there is a program or no attempt left; otherwise write the prompt of the next attempt."""
         self.answers += (answer,)
+        if reading.program is None and last and self.draft:
+            self.result = replace(self.draft, answers=self.answers)
+            return
         if reading.program is not None or last:
             self.result = ParsedProgram(reading.program, reading.tree, self.picks, self.answers, reading.complaint)
             return
@@ -319,6 +351,18 @@ async def _stage(
         if isinstance(output, Exception):
             task.result = output
     return [(task, output) for task, output in done if task.result is None]
+
+
+def _ids(picks: Sequence[Any]) -> list[str | None]:
+    return [pick.id for pick in picks]
+
+
+def _check_drafts(retriever: object) -> None:
+    """Refuse drafts before any call is paid for, where the retriever can't use them."""
+    if not isinstance(retriever, SequentialCompositionalRetriever):
+        msg = f"drafts need a SequentialCompositionalRetriever, not {type(retriever).__name__}"
+        raise InputError(msg)
+    retriever.store.encoder.check_drafts()
 
 
 def _quoted(text: str) -> str:

@@ -91,9 +91,31 @@ class TriEncoder(nn.Module):
         """A fresh state; its `start` takes E_x of the queries."""
         return make_state(self.config.state, self.config.lam)
 
-    def encode_queries(self, queries: Sequence[str]) -> NDArray[np.float32]:
-        """E_x of questions, (B, D)."""
-        return self.query.encode([Item(query) for query in queries])
+    def encode_queries(self, queries: Sequence[str], drafts: Sequence[str | None] | None = None) -> NDArray[np.float32]:
+        """E_x of questions, (B, D).
+
+        Args:
+            queries: the questions.
+            drafts: for each a program that it may have, or None.
+
+        Raises:
+            InputError: there is a draft, and the family can't use any.
+        """
+        features = self.query.featurize([Item(query) for query in queries])
+        if drafts is not None and any(draft is not None for draft in drafts):
+            self.check_drafts()
+            features = self.query.drafted(features, drafts)
+        return self.query.vectors(features)
+
+    def check_drafts(self) -> None:
+        """Raise an error unless the family can use drafts.
+
+        Raises:
+            InputError: it can't.
+        """
+        if not self.family.takes_drafts:
+            msg = f"the {self.family.name} family can't use a draft: it doesn't predict which structures are needed"
+            raise InputError(msg)
 
     def encode_pool(self, items: Sequence[Item]) -> PoolVectors:
         """E_c and E_z of examples, (N, D) each."""

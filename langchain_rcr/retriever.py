@@ -197,23 +197,26 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
     # ------------------------------------------------------------------ the selector
 
-    def select_examples(self, input_variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    def select_examples(self, input_variables: Mapping[str, str], *, draft: str | None = None) -> list[dict[str, Any]]:
         """The examples for a prompt, as they were given; traced as a retriever run inside the prompt's run.
 
         Args:
             input_variables: the prompt's variables; `input_keys` says which of them are the query.
+            draft: a program that the query may have; see `invoke`'s.
 
         Raises:
             InputError: the query is missing; the message names the keys.
         """
         picks: list[Pick] = []
-        self.invoke(query_of(input_variables, self.input_keys, self.source_key), picked=picks)
+        self.invoke(query_of(input_variables, self.input_keys, self.source_key), picked=picks, draft=draft)
         return [self._shown(pick) for pick in picks]
 
-    async def aselect_examples(self, input_variables: Mapping[str, str]) -> list[dict[str, Any]]:
+    async def aselect_examples(
+        self, input_variables: Mapping[str, str], *, draft: str | None = None
+    ) -> list[dict[str, Any]]:
         """`select_examples`, awaited."""
         picks: list[Pick] = []
-        await self.ainvoke(query_of(input_variables, self.input_keys, self.source_key), picked=picks)
+        await self.ainvoke(query_of(input_variables, self.input_keys, self.source_key), picked=picks, draft=draft)
         return [self._shown(pick) for pick in picks]
 
     def add_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
@@ -269,6 +272,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         k: int | None = None,
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
+        draft: str | None = None,
         picked: list[Pick] | None = None,
     ) -> list[Document]:
         """The picks as documents.
@@ -279,13 +283,15 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             k: overrides the field.
             beam_width: overrides the field.
             filter: overrides the field; `{}` for none.
+            draft: a program that the question may have, such as a model's first answer: its structures count as likely
+                needed. One that doesn't parse changes nothing.
             picked: a list that receives the picks.
 
         Returns:
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
-        return self._documents(self.store.select([query], *self._options(k, beam_width, filter))[0], picked)
+        return self._documents(self.store.select([query], *self._options(k, beam_width, filter), [draft])[0], picked)
 
     async def _aget_relevant_documents(
         self,
@@ -295,10 +301,11 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         k: int | None = None,
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
+        draft: str | None = None,
         picked: list[Pick] | None = None,
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
-        picks = await self.store.aselect([query], *self._options(k, beam_width, filter))
+        picks = await self.store.aselect([query], *self._options(k, beam_width, filter), [draft])
         return self._documents(picks[0], picked)
 
     def batch(
@@ -307,14 +314,15 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         config: RunnableConfig | list[RunnableConfig] | None = None,
         *,
         return_exceptions: bool = False,
+        drafts: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> list[list[Document]]:
         """Documents for many questions: encoded in one pass, each step one search for all.
 
         Each question has a callback run of its own. With `return_exceptions` an invalid question gets its exception
-        and the others their documents.
+        and the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.
         """
-        batch = self._batch(inputs, config, CallbackManager, self.store.select, kwargs, return_exceptions)
+        batch = self._batch(inputs, config, CallbackManager, self.store.select, kwargs, drafts, return_exceptions)
         return InThisThread().run(batch)
 
     async def abatch(
@@ -323,11 +331,12 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         config: RunnableConfig | list[RunnableConfig] | None = None,
         *,
         return_exceptions: bool = False,
+        drafts: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
         select = self.store.aselect
-        return await self._batch(inputs, config, AsyncCallbackManager, select, kwargs, return_exceptions)
+        return await self._batch(inputs, config, AsyncCallbackManager, select, kwargs, drafts, return_exceptions)
 
     async def _batch(
         self,
@@ -336,6 +345,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         manager: type[CallbackManager | AsyncCallbackManager],
         select: Callable[..., Any],
         overrides: Mapping[str, Any],
+        drafts: Mapping[str, str] | None,
         return_exceptions: bool,
     ) -> list[list[Document]]:
         """`batch` with callbacks and a `select` that are both sync, and then nothing here waits, or both async."""
@@ -355,7 +365,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         valid = [query for query, error in zip(inputs, errors, strict=True) if error is None]
         results: list[Any]  # LangChain's type leaves out the exceptions among the lists
         try:
-            picks = iter(await _result(select(valid, *self._options(**overrides))) if valid else ())
+            given = [(drafts or {}).get(query) for query in valid]
+            picks = iter(await _result(select(valid, *self._options(**overrides), given)) if valid else ())
             results = [self._documents(next(picks)) if error is None else error for error in errors]
         except Exception as error:
             results = [one or error for one in errors]
@@ -374,6 +385,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         k: int | None = None,
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
+        draft: str | None = None,
         runner_ups: int = 3,
         structures: Structures | None = None,
     ) -> Explanation:
@@ -384,6 +396,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             k: overrides the field.
             beam_width: overrides the field.
             filter: overrides the field; `{}` for none.
+            draft: a program that the question may have.
             runner_ups: how many other candidates to show at each step.
             structures: maps a program to its local structures, to show which of them each pick adds:
                 `langchain_rcr.programs.ProgramSpec("sql").structures`, or your own function. None: not shown.
@@ -396,7 +409,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         """
         check_fields(runner_ups=runner_ups)
         options, where = self._options(k, beam_width, filter)
-        return self.store.explain(query, options, where, runner_ups=runner_ups, structures=structures)
+        return self.store.explain(query, options, where, draft=draft, runner_ups=runner_ups, structures=structures)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         """Names for LangSmith traces."""

@@ -137,27 +137,41 @@ class ExampleStore:
 
     # ------------------------------------------------------------------ selection
 
-    def select(self, queries: Sequence[str], options: Options, where: Filter | None = None) -> list[list[Pick]]:
+    def select(
+        self,
+        queries: Sequence[str],
+        options: Options,
+        where: Filter | None = None,
+        drafts: Sequence[str | None] | None = None,
+    ) -> list[list[Pick]]:
         """Pick examples for questions, each in the light of those before it; all questions go through together.
 
         Args:
             queries: the questions.
             options: k, and how to select.
             where: which examples may be picked.
+            drafts: for each question a program that it may have, or None.
 
         Returns:
             For each question its picks; fewer than k only where `options` ends a sequence early.
 
         Raises:
-            InputError: a question is not a string, blank or not valid Unicode; k is above the number of candidates.
+            InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the
+                encoder's family can't use any; k is above the number of candidates.
             PoolError: the pool is empty.
             EngineError: the engine can't be reached.
         """
-        return self.index.run(self._selection(self._queries(queries), options, where))
+        return self.index.run(self._selection(self._queries(queries, drafts), options, where))
 
-    async def aselect(self, queries: Sequence[str], options: Options, where: Filter | None = None) -> list[list[Pick]]:
+    async def aselect(
+        self,
+        queries: Sequence[str],
+        options: Options,
+        where: Filter | None = None,
+        drafts: Sequence[str | None] | None = None,
+    ) -> list[list[Pick]]:
         """`select`: encoding happens in a thread; searching, too, or where a network engine has its connections."""
-        vectors = await asyncio.to_thread(self._queries, queries)
+        vectors = await asyncio.to_thread(self._queries, queries, drafts)
         return await self.index.arun(self._selection(vectors, options, where))
 
     def explain(
@@ -166,11 +180,12 @@ class ExampleStore:
         options: Options,
         where: Filter | None = None,
         *,
+        draft: str | None = None,
         runner_ups: int = 3,
         structures: Structures | None = None,
     ) -> Explanation:
-        """Pick examples for a question, and say why. Arguments: see `langchain_rcr.explaining.explain`."""
-        vectors = self._queries([query])
+        """Pick examples for a question, and say why. Arguments: see `select` and `langchain_rcr.explaining.explain`."""
+        vectors = self._queries([query], [draft])
         keys = (self.schema.source_key, self.schema.target_key)
 
         async def explained() -> Explanation:
@@ -183,10 +198,13 @@ class ExampleStore:
 
         return self.index.run(explained())
 
-    def _queries(self, queries: Sequence[str]) -> FloatArray:
+    def _queries(self, queries: Sequence[str], drafts: Sequence[str | None] | None) -> FloatArray:
         for query in queries:
             check_query(query)
-        return self.encoder.encode_queries(queries)
+        wrong = next((one for one in drafts or () if one is not None and not isinstance(one, str)), None)
+        if wrong is not None:
+            raise InputError(f"a draft must be a program as a string, not {type(wrong).__name__}")
+        return self.encoder.encode_queries(queries, drafts)
 
     async def _selection(self, vectors: FloatArray, options: Options, where: Filter | None) -> list[list[Pick]]:
         state = self.encoder.state()

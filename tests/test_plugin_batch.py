@@ -51,7 +51,9 @@ class Recorder(BaseCallbackHandler):
 def test_a_batch_encodes_once(retriever: SequentialCompositionalRetriever, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
     original = retriever.store.encoder.encode_queries
-    monkeypatch.setattr(retriever.store.encoder, "encode_queries", lambda q: calls.append(len(q)) or original(q))
+    monkeypatch.setattr(
+        retriever.store.encoder, "encode_queries", lambda q, *drafts: calls.append(len(q)) or original(q, *drafts)
+    )
     together = retriever.batch(QUERIES)
     assert calls == [3]
     assert all(same_documents(found, retriever.invoke(query)) for query, found in zip(QUERIES, together, strict=True))

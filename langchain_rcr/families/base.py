@@ -113,6 +113,8 @@ class Family(ABC):
     """What `vary` sets, among which only a language model's answers can tell: GRPO chooses among them first."""
     frozen: ClassVar[bool] = False
     """Whether its encoders read through a frozen text encoder, which `build` is then given."""
+    takes_drafts: ClassVar[bool] = False
+    """Whether E_x can use a draft of the question's program (`Encoder.drafted`)."""
     structured: ClassVar[bool] = False
     """Whether the coordinates of its vectors stand for structures, as some states need."""
 

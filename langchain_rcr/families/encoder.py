@@ -113,6 +113,15 @@ class Encoder(nn.Module, ABC):
     def forward(self, features: Any) -> Tensor:
         """Vectors (N, D) float32 of featurised items; gradients flow to the trainable parameters."""
 
+    def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
+        """Features of questions that a draft of each one's program is known of; for a family that takes drafts.
+
+        Args:
+            features: of the questions.
+            drafts: a program that may be wrong, one a question; None: there is none.
+        """
+        raise NotImplementedError
+
     def reads(self) -> tuple[Any, ...]:
         """What `featurize` depends on: encoders of one class with equal `reads()` give the same features."""
         return (id(self),)

@@ -52,7 +52,7 @@ class StructureFamily(Family):
         "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
     }
-    fits = frozen = structured = True
+    fits = frozen = structured = takes_drafts = True
     variants: ClassVar = tuple({"label": label, "cost": cost} for label in (3, 8, 20) for cost in (0.05, 0.1))
 
     def build(

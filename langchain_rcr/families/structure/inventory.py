@@ -83,6 +83,11 @@ class Inventory(Vocabulary):
             np.cumsum([0, *map(len, rows)]).astype(np.int64),
         )
 
+    def has(self, program: str) -> NDArray[np.bool_]:
+        """(S,) which structures a program has: none if it doesn't parse."""
+        found = self.spec.structures(program)
+        return np.fromiter((name in found for name in self.names), dtype=np.bool_, count=len(self.names))
+
     @cached_property
     def parts(self) -> NDArray[np.int64]:
         """(2, P): structure [0, p] has structure [1, p] as a part with one node less."""

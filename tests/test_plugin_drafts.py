@@ -1,0 +1,157 @@
+"""A draft of a question's program: its part in the needs, the retriever's picks and the chain's second prompt."""
+
+import asyncio
+
+import numpy as np
+import pytest
+import torch
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.runnables import ConfigurableField
+from pydantic import Field
+from toys import lexical
+
+from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder, semantic_parsing_chain
+from langchain_rcr.programs import ProgramSpec
+
+ROWS = [
+    {"source": f"{asks} {table}", "target": f"SELECT {what} FROM {table}"}
+    for asks, what in (("how many", "COUNT(*)"), ("name a", "name"), ("largest", "MAX(size)"))
+    for table in ("river", "city", "state", "lake")
+]
+QUESTION, DRAFT = "tell me about that", "SELECT MAX(size) FROM lake"
+
+
+def retriever(**fields):
+    items = [Item(row["source"], row["target"]) for row in ROWS]
+    model = TriEncoder.build("structure", items, spec=ProgramSpec("sql"))
+    return SequentialCompositionalRetriever.from_examples(model, ROWS, **fields)
+
+
+def programs(documents):
+    return [document.metadata["target"] for document in documents]
+
+
+def test_the_log_odds_of_needs_by_hand():
+    model = TriEncoder.build("structure", [Item("x", "f(a)"), Item("y", "g(b)")], spec=ProgramSpec(max_size=1)).query
+    with torch.no_grad():
+        for net in model.composition.nets:
+            net[-1].bias.zero_()  # every structure as likely as not
+    features = model.drafted(model.featurize([Item("x")] * 4), [None, "f(a)", "f ( a", "unknown"])
+    with torch.no_grad():
+        likely = model.likelihoods(features).numpy()
+    has = np.array([name in ("f", "a", "<root>") for name in model.inventory.names])
+    expected = np.where(has, 0.6 / 0.62, 0.4 / 1.38)
+    assert likely[[0, 2]] == pytest.approx(0.5)
+    assert likely[1][model.inventory.lengths == 1] == pytest.approx(expected[model.inventory.lengths == 1], abs=1e-5)
+    chosen = model.likelihoods(features.select(np.array([1])))
+    assert chosen.detach().numpy() == pytest.approx(likely[[1]])
+
+
+def test_what_the_draft_has_is_shown():
+    picks = retriever(k=1)
+    assert programs(picks.invoke(QUESTION)) != [DRAFT]
+    assert programs(picks.invoke(QUESTION, draft=DRAFT)) == [DRAFT]
+    assert programs(asyncio.run(picks.ainvoke(QUESTION, draft=DRAFT))) == [DRAFT]
+    assert picks.select_examples({"source": QUESTION}, draft=DRAFT) == [ROWS[-1]]
+    assert asyncio.run(picks.aselect_examples({"source": QUESTION}, draft=DRAFT)) == [ROWS[-1]]
+    assert picks.explain(QUESTION, draft=DRAFT).steps[0].pick.target == DRAFT
+
+
+def test_each_question_of_a_batch_has_a_draft_of_its_own():
+    picks = retriever(k=1)
+    drafts = {"a": DRAFT, "b": "SELECT name FROM city"}
+    expected = [[DRAFT], ["SELECT name FROM city"], programs(picks.invoke("c"))]
+    assert [programs(one) for one in picks.batch(["a", "b", "c"], drafts=drafts)] == expected
+    found = asyncio.run(picks.abatch(["a", "b", "c"], drafts=drafts))
+    assert [programs(one) for one in found] == expected
+    mixed = picks.batch(["a", " ", "b"], drafts=drafts, return_exceptions=True)
+    assert (programs(mixed[0]), programs(mixed[2])) == ([DRAFT], ["SELECT name FROM city"])
+
+
+def test_a_draft_that_does_not_parse_changes_nothing():
+    picks = retriever(k=3)
+    assert picks.invoke(QUESTION, draft="SELECT FROM ((river") == picks.invoke(QUESTION)
+
+
+def test_a_draft_must_be_text():
+    with pytest.raises(InputError, match="a draft must be a program as a string, not int"):
+        retriever().invoke(QUESTION, draft=3)
+
+
+def test_a_family_without_structures_says_so():
+    picks = SequentialCompositionalRetriever.from_examples(lexical(ROWS, 8), ROWS)
+    with pytest.raises(InputError, match="the lexical family can't use a draft") as caught:
+        picks.invoke(QUESTION, draft=DRAFT)
+    assert "\n" not in str(caught.value)
+    with pytest.raises(InputError, match="the lexical family can't use a draft"):
+        semantic_parsing_chain(FakeListLLM(responses=[DRAFT]), picks, "sql", drafts=1)
+
+
+class Keeping(FakeListLLM):
+    """Keeps its prompts."""
+
+    prompts: list[str] = Field(default_factory=list)
+
+    def _call(self, prompt, *args, **more):
+        self.prompts.append(prompt)
+        return super()._call(prompt, *args, **more)
+
+    async def _acall(self, prompt, *args, **more):
+        return self._call(prompt)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_the_chain_asks_again_with_other_picks(is_async, wrapped):
+    model, picks = Keeping(responses=[DRAFT, "SELECT MAX(size) FROM city"]), retriever(k=1)
+    if wrapped:
+        picks = picks.configurable_fields(k=ConfigurableField(id="k")).with_fallbacks([picks])
+    chain = semantic_parsing_chain(model, picks, "sql", drafts=1)
+    answer = asyncio.run(chain.ainvoke(QUESTION)) if is_async else chain.invoke(QUESTION)
+    assert answer.program == "SELECT MAX(size) FROM city"
+    assert answer.answers == (DRAFT, "SELECT MAX(size) FROM city")
+    assert programs(answer.picks) == [DRAFT]
+    first, second = model.prompts
+    assert DRAFT not in first
+    assert DRAFT in second
+
+
+def test_the_chain_asks_once_by_default():
+    model = Keeping(responses=[DRAFT])
+    assert semantic_parsing_chain(model, retriever(k=1), "sql").invoke(QUESTION).answers == (DRAFT,)
+    assert len(model.prompts) == 1
+
+
+def test_a_draft_that_leads_to_the_same_picks_costs_no_call():
+    model, picks = Keeping(responses=[DRAFT]), retriever(k=1)
+    same = programs(picks.invoke(QUESTION))[0]
+    answer = semantic_parsing_chain(model.model_copy(update={"responses": [same]}), picks, "sql", drafts=2).invoke(
+        QUESTION
+    )
+    assert (answer.program, answer.answers) == (same, (same,))
+
+
+def test_the_draft_is_the_answer_where_no_later_one_parses():
+    model, picks = Keeping(responses=[DRAFT, "no", "no"]), retriever(k=1)
+    answer = semantic_parsing_chain(model, picks, "sql", drafts=1).invoke(QUESTION)
+    assert (answer.program, answer.error, answer.answers) == (DRAFT, None, (DRAFT, "no", "no"))
+    assert programs(answer.picks) != [DRAFT]
+
+
+def test_without_a_program_there_is_no_draft():
+    model = Keeping(responses=["no", "no", DRAFT])
+    answer = semantic_parsing_chain(model, retriever(k=1), "sql", drafts=1).invoke(QUESTION)
+    assert (answer.program, answer.answers) == (None, ("no", "no"))
+
+
+@pytest.mark.parametrize(("drafts", "error"), [(-1, "drafts must be a whole number"), (True, "drafts must be")])
+def test_invalid_numbers_of_drafts(drafts, error):
+    with pytest.raises(InputError, match=error):
+        semantic_parsing_chain(FakeListLLM(responses=[DRAFT]), retriever(), "sql", drafts=drafts)
+
+
+def test_drafts_need_our_retriever():
+    from langchain_core.runnables import RunnableLambda
+
+    with pytest.raises(InputError, match="drafts need a SequentialCompositionalRetriever, not RunnableLambda"):
+        semantic_parsing_chain(FakeListLLM(responses=[DRAFT]), RunnableLambda(lambda _: []), "sql", drafts=1)
