@@ -97,7 +97,8 @@ def best_without_dependency():
 
 
 def trained(lam, advantage):
-    config = GRPOSettings(k=2, epochs=100, group_size=64, lr=0.08, beta=0.0, max_grad_norm=None, advantage=advantage)
+    options = {"k": 2, "epochs": 100, "group_size": 64, "lr": 0.08, "beta": 0.0, "max_grad_norm": None}
+    config = GRPOSettings(advantage=advantage, perplexity=None, **options)
     model = bandit(lam)
     assert probability_of_the_pair(model) == pytest.approx(2 / (8 * 7))
     train(model, ARMS, [Example("q", "which pair?", "g(y)")], [], ProgramSpec(), config, Opposites())

@@ -11,7 +11,7 @@ from scipy import stats
 
 from langchain_rcr.state import AdditiveState
 
-N, D, K, TAU = 6, 4, 3, 0.7
+N, D, K, TAU = 6, 4, 3, (0.7, 0.4, 1.1)
 BARRED = torch.zeros(1, N, dtype=torch.bool)
 BARRED[0, 2] = True
 
@@ -25,8 +25,8 @@ def slow_log_prob(query, candidates, contexts, sequence, barred, tau=TAU, lam=0.
     """log π of one sequence, from the definition."""
     total, left = 0.0, [c for c in range(len(candidates)) if c not in barred]
     state = query.clone()
-    for pick in sequence:
-        weights = {c: math.exp(float(candidates[c] @ state) / tau) for c in left}
+    for step, pick in enumerate(sequence):
+        weights = {c: math.exp(float(candidates[c] @ state) / tau[step]) for c in left}
         total += math.log(weights[pick] / sum(weights.values()))
         left.remove(pick)
         state = state + lam * contexts[pick]
@@ -100,7 +100,7 @@ def test_draws_bring_their_log_probabilities():
 
 def test_a_draw_inverts_the_cumulative_distribution():
     query, candidates, _ = vectors()
-    policy = torch.softmax((candidates @ query[0] / TAU).masked_fill(BARRED[0], -math.inf), 0)
+    policy = torch.softmax((candidates @ query[0] / TAU[0]).masked_fill(BARRED[0], -math.inf), 0)
     edges = policy.cumsum(0)
     below = torch.nextafter(torch.ones(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)).item()
     numbers = torch.tensor([0.0, edges[0] - 1e-9, edges[0] + 1e-9, edges[1] - 1e-9, edges[1] + 1e-9, below])
@@ -115,7 +115,7 @@ def test_extreme_numbers_never_draw_what_is_barred():
     largest = np.nextafter(1.0, 0.0)
     for number in (0.0, largest):
         got = drawn(
-            1, uniforms=torch.full((1, 3), number).double(), data=(query, candidates, contexts), barred=barred, tau=0.01
+            1, uniforms=torch.full((1, 3), number).double(), data=(query, candidates, contexts), barred=barred, tau=[0.01] * 3
         )
         assert sorted(got.picks[0].tolist()) == [7, 8, 9]
 

@@ -3,6 +3,9 @@
 Departures from the paper, each with the setting that undoes it:
 - all training queries take part and stay in the pool, instead of 110 held out (`queries: 110`);
 - a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
+- the family's variants are tried first, and the one whose picks earn most is the policy to start from (`search: 0`);
+- τ is set step by step, so that each draws among as many candidates (`perplexity: null`);
+- what a structure is worth, γ and ε of `structure` have learning rates of their own (`Encoder.rates`);
 - for all families but `transformer` E_c stays as SFT left it (`train_candidates: true`);
 - gradients are clipped to a norm (`max_grad_norm: null`), the learning rate decays linearly, dropout is off;
 - the weights kept are those with the best development figure, SFT's own included (`best_by`).
