@@ -140,7 +140,7 @@ class LocalLM(BaseLLM):
         return ids[: self.max_new_tokens - 1]
 
     def log_likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
-        """How probable each answer is behind its prompt, stop sequence included: natural logarithms, −∞ … 0.
+        """How probable each answer is behind its prompt, with the end of its line: natural logarithms, −∞ … 0.
 
         Args:
             prompts: any number; those that don't fit the model's context count as impossible to answer.
@@ -163,9 +163,8 @@ class LocalLM(BaseLLM):
         return found
 
     def _continuation(self, answer: str) -> list[int]:
-        ids: list[int] = self._tokenizer(f" {answer}{self.stop[0] if self.stop else ''}", add_special_tokens=False)[
-            "input_ids"
-        ]
+        """An answer and the end of its line, as it stands in the prompt's format."""
+        ids: list[int] = self._tokenizer(f" {answer}\n", add_special_tokens=False)["input_ids"]
         return ids
 
     @torch.inference_mode()
