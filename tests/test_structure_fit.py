@@ -12,6 +12,7 @@ from rcr_trainer.evaluation.stage import policy_picks
 from rcr_trainer.folds import HeldOut
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings
+from scipy.sparse import csr_array
 from training import train_grpo
 
 from langchain_rcr.families import get_family
@@ -46,7 +47,7 @@ def fitted(questions=ITEMS, backbone=None, *, folds=None, **options):
 
 
 def sparse(rows):
-    return torch.tensor(rows, dtype=torch.float32).to_sparse_coo().coalesce()
+    return csr_array(np.array(rows, dtype=np.float32))
 
 
 # ---------------------------------------------------------------- phrases
@@ -54,7 +55,7 @@ def sparse(rows):
 
 def test_one_phrase_and_one_structure_by_hand():
     # 1 − e^−w = 6 / (8 + ½) is where the update stands still.
-    weights = cues.fit(sparse([[1]] * 8), torch.tensor([[1.0]] * 6 + [[0.0]] * 2), rounds=400)
+    weights = cues.fit(sparse([[1]] * 8), np.float32([[1]] * 6 + [[0]] * 2), rounds=400)
     assert 1 - np.exp(-weights.item()) == pytest.approx(6 / 8.5, abs=1e-5)
     assert cues.likelihoods(sparse([[1], [0]]), weights).ravel().tolist() == pytest.approx([6 / 8.5, 0], abs=1e-5)
 
@@ -77,16 +78,16 @@ def test_fitting_phrases_equals_a_plain_loop():
             ]
             for f in range(5)
         ]
-    found = cues.fit(sparse(have.tolist()), torch.from_numpy(wanted).float(), rounds=4)
-    np.testing.assert_allclose(found.numpy(), weights, rtol=1e-4)
+    found = cues.fit(sparse(have.tolist()), wanted.astype(np.float32), rounds=4)
+    np.testing.assert_allclose(found, weights, rtol=1e-4)
     assert (found >= 0).all()
 
 
 def test_what_a_phrase_says_no_other_takes_away():
-    weights = cues.fit(sparse([[1, 0, 1]] * 9 + [[0, 1, 1]] * 9), torch.tensor([[1.0, 0]] * 9 + [[0.0, 1]] * 9))
+    weights = cues.fit(sparse([[1, 0, 1]] * 9 + [[0, 1, 1]] * 9), np.float32([[1, 0]] * 9 + [[0, 1]] * 9))
     alone, together = cues.likelihoods(sparse([[1, 0, 1], [1, 1, 1]]), weights)
     assert alone[0] > 0.9
-    assert (together >= torch.stack([alone[0], cues.likelihoods(sparse([[0, 1, 1]]), weights)[0, 1]]) - 1e-6).all()
+    assert (together >= np.array([alone[0], cues.likelihoods(sparse([[0, 1, 1]]), weights)[0, 1]]) - 1e-6).all()
 
 
 def test_phrases_and_incidence_by_hand(monkeypatch):
@@ -97,7 +98,7 @@ def test_phrases_and_incidence_by_hand(monkeypatch):
     monkeypatch.setattr(cues, "MOST", 1)
     assert cues.phrases(bags, 5).tolist() == [0]
     present = cues.incidence(bags, np.array([2, 4]), 5)
-    assert present.to_dense().tolist() == [[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]]
+    assert present.toarray().tolist() == [[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]]
 
 
 # ---------------------------------------------------------------- parts
@@ -157,8 +158,8 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(quick_nets, 
     features = FAMILY.held_out(encoder, ITEMS, folds, np.full(len(ITEMS), way))
     gold = dense(encoder.inventory.rows([item.target for item in ITEMS]), encoder.dim)
     numbers, views = folds.numbers(ITEMS), encoder.views(ITEMS)
-    present = cues.incidence(views.bags, encoder.phrases.numpy(), len(encoder.vocabulary)).to_dense()
-    small, kernel = torch.from_numpy(gold[:, encoder.inventory.small]), encoder.kernel()
+    present = cues.incidence(views.bags, encoder.phrases.numpy(), len(encoder.vocabulary))
+    small, kernel = gold[:, encoder.inventory.small], encoder.kernel()
     for fold in np.unique(numbers[:, way]):
         out, kept = (np.flatnonzero(of) for of in (numbers[:, way] == fold, numbers[:, way] != fold))
         inner = kernel[np.ix_(kept, kept)] + fitting.RIDGE * np.eye(len(kept))
@@ -175,8 +176,8 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(quick_nets, 
         share = (has.sum(0) + 0.5) / (np.maximum(has.sum(0), whole.sum(0)) + 1)
         np.testing.assert_allclose(features.together[out], np.tile(share, (len(out), 1)), atol=1e-5)
         if way == PROGRAM:  # phrases are refitted without folds of programs alone
-            weights = cues.fit(present[kept].to_sparse_coo().coalesce(), small[kept])
-            local = cues.likelihoods(present[out].to_sparse_coo().coalesce(), weights)
+            weights = cues.fit(present[kept], small[kept])
+            local = cues.likelihoods(present[out], weights)
             np.testing.assert_allclose(features.local[out], local, atol=1e-4)
 
 

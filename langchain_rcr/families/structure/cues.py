@@ -8,9 +8,8 @@ does, where a model of whole questions has learned that these exclude each other
 from __future__ import annotations
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from scipy.sparse import csr_array
 
 from langchain_rcr.families.ngrams import Bags
 
@@ -34,20 +33,18 @@ def phrases(bags: Bags, size: int) -> NDArray[np.int64]:
     return np.sort(order[counts[order] >= LEAST])
 
 
-def incidence(bags: Bags, chosen: NDArray[np.int64], size: int) -> Tensor:
-    """(N, F + 1) sparse: which phrases each question has; the last column is all ones."""
+def incidence(bags: Bags, chosen: NDArray[np.int64], size: int) -> csr_array:
+    """(N, F + 1) which phrases each question has; the last column is all ones."""
     place = np.full(size, -1)
     place[chosen] = np.arange(len(chosen))
     owner, column = np.repeat(np.arange(len(bags)), np.diff(bags.starts)), place[bags.indices]
     rows = np.concatenate([owner[column >= 0], np.arange(len(bags))])
     columns = np.concatenate([column[column >= 0], np.full(len(bags), len(chosen))])
-    where = torch.from_numpy(np.stack([rows, columns]))
-    return torch.sparse_coo_tensor(
-        where, torch.ones(len(rows)), (len(bags), len(chosen) + 1), check_invariants=False
-    ).coalesce()
+    ones = np.ones(len(rows), dtype=np.float32)
+    return csr_array((ones, (rows, columns)), shape=(len(bags), len(chosen) + 1))
 
 
-def fit(present: Tensor, targets: Tensor, rounds: int = ROUNDS) -> Tensor:
+def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:
     """Weights (F + 1, S) ≥ 0 of the noisy-OR, by multiplicative expectation maximisation.
 
     Args:
@@ -55,15 +52,15 @@ def fit(present: Tensor, targets: Tensor, rounds: int = ROUNDS) -> Tensor:
         targets: (N, S) 0 or 1, which structures each question's program has.
         rounds: how often the weights are updated.
     """
-    by_phrase = present.t().coalesce()
-    count = torch.sparse.sum(present, 0).to_dense()[:, None]
-    weights: Tensor = _START * torch.sparse.mm(by_phrase, targets) / (count + _PRIOR)
+    by_phrase = present.T.tocsr()
+    scaled = by_phrase.multiply(1 / (by_phrase.sum(axis=1) + _PRIOR)[:, None]).tocsr().astype(np.float32)
+    weights: NDArray[np.float32] = _START * (scaled @ targets)
     for _ in range(rounds):
-        weights *= torch.sparse.mm(by_phrase, targets / (likelihoods(present, weights) + _FLOOR)) / (count + _PRIOR)
+        weights *= scaled @ (targets / (likelihoods(present, weights) + _FLOOR))
     return weights
 
 
-def likelihoods(present: Tensor, weights: Tensor) -> Tensor:
+def likelihoods(present: csr_array, weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """(N, S) P(s|x)."""
-    likely: Tensor = 1 - torch.exp(-torch.sparse.mm(present, weights))
+    likely: NDArray[np.float32] = 1 - np.exp(-(present @ weights))
     return likely

@@ -233,8 +233,7 @@ class NeedEncoder(Encoder):
     def local(self, bags: Bags) -> NDArray[np.float32]:
         """(N, C) what phrases say of the columns of small structures."""
         present = cues.incidence(bags, self.phrases.cpu().numpy(), len(self.vocabulary))
-        local: NDArray[np.float32] = cues.likelihoods(present, self.speaks.cpu()).numpy()
-        return local
+        return cues.likelihoods(present, self.speaks.cpu().numpy())
 
     def views(self, items: Sequence[Item]) -> Views:
         """The questions as the kernel sees them; the backbone reads each once."""

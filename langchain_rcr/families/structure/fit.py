@@ -17,12 +17,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from scipy.sparse import csr_array
 
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NO_COST, NeedEncoder, Needs
 from langchain_rcr.families.structure.inventory import dense
-from langchain_rcr.families.structure.nets import INPUTS, Composition
+from langchain_rcr.families.structure.nets import INPUTS, NETS, Composition
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
 
@@ -109,14 +109,14 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
     dual = inverse @ (targets - mean)
     phrases, present = _present(encoder)
     have = targets[:, encoder.inventory.owner] >= _HAS
-    small = torch.from_numpy(targets[:, encoder.inventory.small] >= _HAS).float()
+    small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
     with torch.no_grad():
         encoder.dual.copy_(torch.from_numpy(dual))
         encoder.mean.copy_(torch.from_numpy(mean))
         encoder.frequency.copy_(torch.from_numpy(mean))
         encoder.together.copy_(torch.from_numpy(_together(composition, have, np.zeros(len(have), np.int64))[-1]))
         encoder.phrases = torch.from_numpy(phrases).to(encoder.mean.device)
-        encoder.speaks = cues.fit(present, small).to(encoder.mean.device)
+        encoder.speaks = torch.from_numpy(cues.fit(present, small)).to(encoder.mean.device)
 
     left_out = _left_out(encoder, targets, inverse, dual, present, folds)
     evidence = encoder.evidence(chosen, encoder.landmarks.views)
@@ -168,7 +168,7 @@ def _inverse(encoder: NeedEncoder) -> NDArray[np.float64]:
     return inverse
 
 
-def _present(encoder: NeedEncoder) -> tuple[_Ints, Tensor]:
+def _present(encoder: NeedEncoder) -> tuple[_Ints, csr_array]:
     """The phrases of the landmarks, and (M, F + 1) which landmark has which."""
     bags, size = encoder.landmarks.views.bags, len(encoder.vocabulary)
     phrases = cues.phrases(bags, size)
@@ -180,14 +180,14 @@ def _left_out(
     targets: _Floats,
     inverse: NDArray[np.float64],
     dual: NDArray[np.float64],
-    present: Tensor,
+    present: csr_array,
     folds: Folds,
 ) -> list[LeftOut]:
     """Predictions for the landmarks in every way of holding out that there is.
 
     Phrases, which can't learn that structures exclude each other, are refitted without each fold of programs alone.
     """
-    owner, small = encoder.inventory.owner, torch.from_numpy(targets[:, encoder.inventory.small] >= _HAS).float()
+    owner, small = encoder.inventory.owner, (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
     numbers = folds.of_hashes(encoder.learnt[:, 0 if folds.own_program else 1].tolist())
     local = np.zeros(small.shape, dtype=np.float32)
     left_out: list[LeftOut] = []
@@ -199,9 +199,8 @@ def _left_out(
         if count < 2:
             break  # of fewer programs than two, there are no clusters either
         for number in range(count if way == PROGRAM else 0):
-            rows, rest = (torch.from_numpy(np.flatnonzero(of)) for of in (fold == number, fold != number))
-            mine, others = (present.index_select(0, part).coalesce() for part in (rows, rest))
-            local[rows.numpy()] = cues.likelihoods(mine, cues.fit(others, small[rest])).numpy()
+            mine, others = fold == number, fold != number
+            local[mine] = cues.likelihoods(present[mine], cues.fit(present[others], small[others]))
         raw, frequency = without_folds(inverse, dual, targets, fold)
         together = _together(encoder.composition, targets[:, owner] >= _HAS, fold)
         left_out.append(LeftOut(fold, raw, local, frequency, together))
@@ -288,7 +287,7 @@ def _choose(
                 [encoder.likelihoods(needs.select(part)) for part in np.array_split(rows, len(rows) // _CHUNK + 1)]
             )
         barred = fold[:, None] == way.fold
-        judges.append((likely, wanted[rows], barred))
+        judges.append((likely, wanted[rows] * _reach(targets, way.fold)[fold], barred))
     best, kept = -np.inf, COSTS[0]
     for number, cost in enumerate(COSTS):
         with torch.no_grad():
@@ -308,8 +307,8 @@ def _choose(
 def _quality(encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Floats, barred: NDArray[np.bool_]) -> float:
     """What greedy picks are worth, in points, less the price of their length.
 
-    The mean of three shares of what is needed and can be had: structures covered, the same weighted by rarity, and
-    questions that miss no structure of one or two nodes.
+    The mean of three shares of what is needed and can be had (`wanted`): structures covered, the same weighted by
+    rarity, and questions that miss no structure of one or two nodes.
     """
     inventory = encoder.inventory
     sizes, rare = inventory.sizes, np.zeros(len(inventory), dtype=np.float32)
@@ -323,7 +322,6 @@ def _quality(encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Float
         open_to[np.arange(len(picks)), picks] = False
         left *= 1 - pool[picks]
         shown, length = np.maximum(shown, pool[picks]), length + size[picks]
-    wanted = wanted * _reach(pool, barred)
     hit = np.minimum(shown, wanted)
     small = inventory.small
     complete = (hit[:, small] >= wanted[:, small]).all(axis=1).mean()
@@ -331,10 +329,11 @@ def _quality(encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Float
     return float(100 * (complete + covered + specific) / 3 - PRICE * np.log(length.mean()))
 
 
-def _reach(pool: _Floats, barred: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """(N, D) which columns each question can be shown."""
-    distinct, row = np.unique(barred, axis=0, return_inverse=True)
-    reach: NDArray[np.bool_] = np.stack([(pool[~one] > 0).any(axis=0) for one in distinct])[row]
+def _reach(pool: _Floats, fold: _Ints) -> NDArray[np.bool_]:
+    """(F, D) which columns the examples outside each fold have."""
+    has = pool > 0
+    total = has.sum(axis=0)
+    reach: NDArray[np.bool_] = np.stack([total > has[fold == number].sum(axis=0) for number in range(fold.max() + 1)])
     return reach
 
 
@@ -346,41 +345,42 @@ def _pairs(
     Of the structures that are plainly absent, which are most, a sample. Those that always go together count as one.
 
     Returns:
-        Inputs (P, INPUTS), targets (P,), weights (P,).
+        Inputs (INPUTS, P), targets (P,), weights (P,).
     """
     owner = composition.owner.numpy()
     share = 1 / np.bincount(owner).astype(np.float32)[owner]
-    inputs, labels, weights = [np.empty((0, INPUTS), np.float32)], [np.empty(0, np.float32)], [np.empty(0, np.float32)]
-    for start in range(0, len(needs), _CHUNK):
-        part = needs.select(np.arange(start, min(start + _CHUNK, len(needs))))
+    inputs, labels, weights = [np.empty((INPUTS, 0), np.float32)], [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+    for rows in np.array_split(np.arange(len(needs)), len(needs) // _CHUNK + 1):
         with torch.no_grad():
-            _, evidence, local, raw, frequency, together = (torch.from_numpy(array) for array in part.arrays())
+            _, evidence, local, raw, frequency, together = map(torch.from_numpy, needs.select(rows).arrays())
             q = composition.local(local, together)
-            seen = composition.inputs(raw, q, together, frequency, evidence).numpy()
-        wanted = targets[start : start + _CHUNK][:, owner]
-        telling = composition.telling(seen) | (wanted > 0) | (rng.random(wanted.shape) < _ABSENT)
+            seen = composition.inputs(raw, q, together, frequency, evidence)
+        wanted = targets[rows][:, owner]
+        telling = composition.telling(seen).numpy() | (wanted > 0) | (rng.random(wanted.shape) < _ABSENT)
         kept = telling & (frequency.numpy()[:, owner] > 0)
-        inputs.append(seen[kept])
+        inputs.append(np.stack([column.numpy()[kept] for column in seen]))
         labels.append(wanted[kept])
         weights.append(np.broadcast_to(share, kept.shape)[kept])
-    return np.concatenate(inputs), np.concatenate(labels), np.concatenate(weights)
+    return np.concatenate(inputs, axis=1), np.concatenate(labels), np.concatenate(weights)
 
 
 def _train(composition: Composition, pairs: Sequence[tuple[_Floats, _Floats, _Floats]], seed: int) -> None:
     """Minimise the cross-entropy of all pairs by Adam with a rate that falls to 0, each net on batches of its own."""
     if not pairs:
         return
-    inputs, labels, weights = (np.concatenate(part) for part in zip(*pairs, strict=True))
+    inputs, labels, weights = (np.concatenate(part, axis=-1) for part in zip(*pairs, strict=True))
     generator = torch.Generator().manual_seed(seed)
     composition.start(generator)
-    seen, wanted, counts = (torch.from_numpy(array) for array in (inputs, labels, weights / weights.mean()))
-    for net in composition.nets:
-        optimizer = torch.optim.Adam(net.parameters(), lr=_LR)
-        for step in range(_STEPS):
-            optimizer.param_groups[0]["lr"] = _LR * (1 - step / _STEPS)
-            rows = torch.randint(len(seen), (min(_BATCH, len(seen)),), generator=generator)
-            odds = net(seen[rows]).squeeze(-1)
-            loss = torch.nn.functional.binary_cross_entropy_with_logits(odds, wanted[rows], weight=counts[rows])
-            optimizer.zero_grad()
-            torch.autograd.backward(loss)
-            optimizer.step()
+    seen, wanted, counts = (torch.from_numpy(array) for array in (inputs.T.copy(), labels, weights / weights.mean()))
+    parameters = [*composition.weights, *composition.biases]
+    optimizer = torch.optim.Adam(parameters, lr=_LR, fused=True)
+    for step in range(_STEPS):
+        optimizer.param_groups[0]["lr"] = _LR * (1 - step / _STEPS)
+        rows = torch.randint(len(seen), (NETS, min(_BATCH, len(seen))), generator=generator)
+        odds = composition.odds(seen[rows].transpose(1, 2))
+        losses = torch.nn.functional.binary_cross_entropy_with_logits(
+            odds, wanted[rows], weight=counts[rows], reduction="none"
+        )
+        optimizer.zero_grad()
+        torch.autograd.backward(losses.mean(1).sum())  # each net by its own loss
+        optimizer.step()

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from langchain_rcr.families.ngrams import Bags
@@ -106,16 +107,13 @@ class Landmarks(nn.Module):
         """(N, M) inner products of bags, a block of questions at a time."""
         indices, weights, starts = (t.cpu().numpy() for t in (self.indices, self.weights, self.starts))
         out = np.zeros((len(bags), len(starts) - 1), dtype=np.float32)
-        if not len(indices) or not len(bags):
-            return out
-        filled = np.diff(starts) > 0
-        size = max(1, _BLOCK // max(len(indices), vocabulary))
+        landmarks = csr_array((weights, indices, starts), shape=(len(starts) - 1, vocabulary))
+        size = max(1, _BLOCK // max(1, vocabulary))
         for start in range(0, len(bags), size):
             block = bags.select(np.arange(start, min(start + size, len(bags))))
-            spread = np.zeros((len(block), vocabulary), dtype=np.float32)
-            spread[np.repeat(np.arange(len(block)), np.diff(block.starts)), block.indices] = block.weights
-            products = spread[:, indices] * weights
-            out[start : start + len(block), filled] = np.add.reduceat(products, starts[:-1][filled], axis=1)
+            spread = np.zeros((vocabulary, len(block)), dtype=np.float32)
+            spread[block.indices, np.repeat(np.arange(len(block)), np.diff(block.starts))] = block.weights
+            out[start : start + len(block)] = (landmarks @ spread).T
         return out
 
 

@@ -7,6 +7,8 @@ together with all programs like them, so that what they give are probabilities f
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,6 +21,8 @@ INPUTS = 25
 NETS = 4
 """Nets whose likelihoods are averaged, to even out how each starts: they differ by their start weights and batches."""
 _HIDDEN = 24
+_BLOCK = 1 << 13
+"""Structures that pass through all nets at once: their hidden numbers stay in a CPU's cache."""
 _NEVER = -10.0
 """The log-odds of every structure before the nets are trained: next to no need."""
 _ROOT_FLOOR = 1e-3
@@ -46,22 +50,24 @@ class Composition(nn.Module):
             "owner": torch.from_numpy(inventory.owner),
             "lengths": torch.from_numpy(inventory.lengths),
             "pairs": torch.from_numpy(inventory.parts),
-            "parts": torch.from_numpy(_padded(inventory.parts, len(inventory.names))),
+            "parts": torch.from_numpy(_or_itself(_padded(inventory.parts, len(inventory.names)))),
             "labels": torch.from_numpy(_padded(inventory.words[1], len(inventory.names))),
             "small": torch.from_numpy(inventory.small),
         }
         for name, tensor in derived.items():
             self.register_buffer(name, tensor, persistent=False)
-        self.nets = nn.ModuleList(_net() for _ in range(NETS))
+        widths = (INPUTS, _HIDDEN, _HIDDEN, 1)
+        self.weights = nn.ParameterList(torch.zeros(NETS, *shape) for shape in zip(widths[1:], widths, strict=False))
+        self.biases = nn.ParameterList(torch.zeros(NETS, width, 1) for width in widths[1:])
+        with torch.no_grad():
+            self.biases[-1].fill_(_NEVER)
 
     def start(self, generator: torch.Generator) -> None:
         """Draw the nets' weights, before they learn."""
         with torch.no_grad():
-            for layer in self.nets.modules():
-                if isinstance(layer, nn.Linear):
-                    drawn = torch.randn(layer.weight.shape, generator=generator)
-                    layer.weight.copy_(drawn / layer.in_features**0.5)
-                    layer.bias.zero_()
+            for weight, bias in zip(self.weights, self.biases, strict=True):
+                weight.copy_(torch.randn(weight.shape, generator=generator) / weight.shape[-1] ** 0.5)
+                bias.zero_()
 
     def local(self, likely: Tensor, together: Tensor) -> Tensor:
         """Local evidence for all structures from that for the small ones.
@@ -82,7 +88,9 @@ class Composition(nn.Module):
             q = torch.where(self.lengths == length, self.over_parts(q)[0] * together, q)
         return q
 
-    def inputs(self, raw: Tensor, q: Tensor, together: Tensor, frequency: Tensor, evidence: Tensor) -> Tensor:
+    def inputs(
+        self, raw: Tensor, q: Tensor, together: Tensor, frequency: Tensor, evidence: Tensor
+    ) -> list[Tensor]:
         """What the nets see, each scaled by hand to the order of 1; no published trial compares other scales.
 
         Args:
@@ -93,7 +101,7 @@ class Composition(nn.Module):
             evidence: (B, 2, L) what the question says of each label: likeness in meaning, words in common.
 
         Returns:
-            (B, S, INPUTS).
+            INPUTS numbers (B, S) each.
         """
         p = raw.clamp(0, 1)[:, self.owner]
         least, mean = self.over_parts(p)
@@ -103,7 +111,7 @@ class Composition(nn.Module):
         by_label: list[Tensor] = []
         for kind in range(2):
             by_label += self._over(evidence[:, kind], self.labels)
-        columns = [
+        return [
             p,
             (p + _ROOT_FLOOR).sqrt(),  # tells small likelihoods apart
             least,
@@ -127,17 +135,25 @@ class Composition(nn.Module):
             torch.maximum(p, q),
             *by_label,
         ]
-        return torch.stack(columns, dim=-1)
 
-    def telling(self, inputs: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """(…) which structures are not plainly absent: likely by themselves, by their parts, or by phrases."""
-        by_itself, by_parts, by_phrases = inputs[..., 0], inputs[..., 2], inputs[..., 11]
-        telling: NDArray[np.bool_] = (by_itself > 0.005) | (by_parts > 0.05) | (by_phrases > 0.05)
-        return telling
+    def telling(self, inputs: Sequence[Tensor]) -> Tensor:
+        """(B, S) which structures are not plainly absent: likely by themselves, by their parts, or by phrases."""
+        by_itself, by_parts, by_phrases = inputs[0], inputs[2], inputs[11]
+        return (by_itself > 0.005) | (by_parts > 0.05) | (by_phrases > 0.05)
 
-    def forward(self, inputs: Tensor) -> Tensor:
-        """Likelihoods (…) of inputs (…, INPUTS)."""
-        return torch.stack([net(inputs).squeeze(-1).sigmoid() for net in self.nets]).mean(0)
+    def odds(self, inputs: Tensor) -> Tensor:
+        """Log-odds (NETS, P) by each net, of inputs (INPUTS, P), or (NETS, INPUTS, P): each net its own."""
+        out = inputs
+        for number, (weight, bias) in enumerate(zip(self.weights, self.biases, strict=True)):
+            out = nn.functional.silu(out) if number else out
+            out = torch.matmul(weight, out) + bias
+        return out.squeeze(1)
+
+    def forward(self, inputs: Sequence[Tensor]) -> Tensor:
+        """Likelihoods (B, S) of what `inputs` returns."""
+        flat = torch.stack([column.flatten() for column in inputs])
+        blocks = [self.odds(block).sigmoid().mean(0) for block in flat.split(_BLOCK, dim=1)]
+        return torch.cat(blocks).view_as(inputs[0]) if blocks else inputs[0]
 
     def by_column(self, likelihoods: Tensor) -> Tensor:
         """(B, S) summed over the structures of each column, (B, D): how many of them there should be."""
@@ -145,17 +161,19 @@ class Composition(nn.Module):
 
     def _over(self, values: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the mean (B, S) of the values (B, V) of each structure's parts (S, most), −1: none."""
-        there = parts >= 0
-        taken = values[:, parts.clamp(min=0)]
-        least = taken.masked_fill(~there, float("inf")).amin(-1)
-        mean = taken.masked_fill(~there, 0).sum(-1) / there.sum(-1).clamp(min=1)
+        first, there = parts[:, 0], (parts >= 0).to(values.dtype)
+        share = there / there.sum(-1, keepdim=True)
+        least = values[:, first]
+        mean = least * share[:, 0]
+        for place in range(1, parts.shape[1]):
+            taken = values[:, torch.where(parts[:, place] < 0, first, parts[:, place])]
+            least = torch.minimum(least, taken)
+            mean = mean + taken * share[:, place]
         return least, mean
 
     def over_parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the mean of the values (B, S) of each structure's parts; its own where it has none."""
-        least, mean = self._over(values, self.parts)
-        alone = (self.parts < 0).all(-1)
-        return torch.where(alone, values, least), torch.where(alone, values, mean)
+        return self._over(values, self.parts)
 
     def _wholes(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """The largest and the sum of the likelihoods (B, S) of the wholes that each is a part of; 0 without any."""
@@ -175,12 +193,7 @@ def _padded(pairs: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     return out
 
 
-def _net() -> nn.Sequential:
-    """A net that takes nothing for likely."""
-    layers = [nn.Linear(INPUTS, _HIDDEN), nn.Linear(_HIDDEN, _HIDDEN), nn.Linear(_HIDDEN, 1)]
-    with torch.no_grad():
-        for layer in layers:
-            layer.weight.zero_()
-            layer.bias.zero_()
-        layers[-1].bias.fill_(_NEVER)
-    return nn.Sequential(layers[0], nn.SiLU(), layers[1], nn.SiLU(), layers[2])
+def _or_itself(padded: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of `_padded`: itself for each number that is paired with none."""
+    padded[:, 0] = np.where(padded[:, 0] < 0, np.arange(len(padded)), padded[:, 0])
+    return padded

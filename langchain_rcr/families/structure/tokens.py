@@ -21,6 +21,8 @@ _MOST = 1024
 """Anchors: they bound the cost of a question and the size of a checkpoint."""
 _SMALLEST = 1e-3
 """Eigenvalues of the anchors' kernel below this are left out: their square root would magnify rounding."""
+_FRONT = 1024
+"""Tokens among which the farthest are looked for at once."""
 _BLOCK = 1 << 13
 """Tokens compared with the anchors at once, to bound memory."""
 
@@ -94,13 +96,21 @@ def _unit(vectors: FloatArray) -> FloatArray:
 
 
 def _far_apart(vectors: FloatArray, most: int) -> NDArray[np.int64]:
-    """Rows chosen one after the other, each the farthest from those before it, until all are near one."""
+    """Rows chosen one after the other, each the farthest from those before it, until all are near one.
+
+    How near a row is to those chosen can only grow, so one that was near isn't looked at until the others are as near.
+    """
     nearest = np.full(len(vectors), -np.inf, dtype=np.float32)
-    rows = [0]
-    while len(rows) < most:
-        nearest = np.maximum(nearest, vectors @ vectors[rows[-1]])
-        row = int(nearest.argmin())
-        if nearest[row] > 0.999:
-            break
-        rows.append(row)
-    return np.array(rows, dtype=np.int64)
+    rows, known = [0], 0
+    while True:
+        nearest = np.maximum(nearest, (vectors @ vectors[rows[known:]].T).max(axis=1))
+        known = len(rows)
+        front = np.argsort(nearest, kind="stable")[: _FRONT + 1]
+        front, bound = (front[:-1], nearest[front[-1]]) if len(front) > _FRONT else (front, np.inf)
+        near, there = nearest[front], vectors[front]
+        while (closest := near.min()) <= bound:
+            if closest > 0.999 or len(rows) == most:
+                return np.array(rows, dtype=np.int64)
+            at = int(near.argmin())
+            rows.append(int(front[at]))
+            near = np.maximum(near, there @ there[at])
