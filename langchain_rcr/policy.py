@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,18 +18,24 @@ from torch import nn
 
 from langchain_rcr.errors import CheckpointError, InputError, RCRError
 from langchain_rcr.families import Family, ModelSettings, get_family
-from langchain_rcr.families.backbone import Backbone, open_backbone
+from langchain_rcr.families.backbone import Backbone, LangChainBackbone, RememberingBackbone, open_backbone
+from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS
 from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.files import atomic_directory, digest, read_json, write_json
+from langchain_rcr.folds import Folds
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
-from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs import TOKENS, ProgramSpec
 from langchain_rcr.state import State, make_state
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
+logger = logging.getLogger(__name__)
+
 FORMAT_VERSION = 4
+FEWEST = 20
+"""Programs that `TriEncoder.fitted` predicts structures from."""
 
 
 class TriEncoder(nn.Module):
@@ -175,6 +182,48 @@ class TriEncoder(nn.Module):
         if kind.frozen and backbone is None and config.pretrained is not None:
             backbone = open_backbone(config)
         return cls(*kind.build(items, config, backbone=backbone, spec=spec, seed=seed), config, spec)
+
+    @classmethod
+    def fitted(
+        cls, items: Sequence[Item], *, embeddings: Embeddings | None = None, spec: ProgramSpec, seed: int = 0
+    ) -> TriEncoder:
+        """A policy fitted to examples in closed form, in seconds: the default family, without gradient descent on it.
+
+        Where fewer than `FEWEST` programs parse, nothing can be learned of structures: then picks go by the likeness
+        of questions (`FALLBACK_FAMILY` as it is before training).
+
+        Args:
+            items: the examples. If no program parses, all are read as `tokens`.
+            embeddings: LangChain's; None: the default model of the extra `offline`.
+            spec: how programs are read.
+            seed: of the folds and of the nets.
+
+        Raises:
+            InputError: the default model is not installed, or the embeddings' vectors are of no use.
+        """
+        items = list(items)
+        parsed = sum(bool(spec.structures(item.target)) for item in items)
+        if items and not parsed:
+            logger.warning(
+                "none of the %d programs parses as '%s' (the first is '%.80s'): token n-grams stand for structures",
+                len(items),
+                spec.language,
+                " ".join(items[0].target.split()),
+            )
+            spec, parsed = replace(spec, language=TOKENS), len(items)
+        elif parsed < len(items):
+            unparsed = len(items) - parsed
+            logger.warning("%d of %d programs don't parse as '%s'", unparsed, len(items), spec.language)
+        name, settings = (DEFAULT_FAMILY, {}) if parsed >= FEWEST else (FALLBACK_FAMILY, FALLBACK_SETTINGS)
+        config = get_family(name).settings()
+        backbone = open_backbone(config) if embeddings is None else LangChainBackbone(embeddings)
+        remembered = RememberingBackbone(backbone)
+        model = cls.build(name, items, backbone=remembered, spec=spec, seed=seed, **settings)
+        if model.family.fits:
+            logger.info("fitting to %d examples …", parsed)
+            model.family.fit(model.query, items, Folds.of(items, spec, seed=seed), seed=seed)
+        model.backbone = backbone
+        return model.eval()
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the checkpoint folder, whole or not at all; a checkpoint that is there is replaced as a whole.

@@ -27,13 +27,16 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.explaining import Explanation, Structures
 from langchain_rcr.filters import Filter, parse_filter
 from langchain_rcr.index.base import InThisThread
+from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.pool import Example, ExamplePool, pool_of
+from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import Constraint, Options
 from langchain_rcr.store import ExampleStore, Pick, check_query, checkpoint_folder, stored_pool
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
+    from langchain_core.vectorstores import VectorStore
 
     from langchain_rcr.index.base import CandidateIndex
 
@@ -41,12 +44,13 @@ if TYPE_CHECKING:
 class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     """Picks few-shot examples one after the other, each conditioned on those already picked.
 
-    A LangChain retriever and example selector in one. Create it with `from_pretrained` or `from_examples`. It can be
+    A LangChain retriever and example selector in one. Create it with `from_pretrained`, `from_examples` or
+    `from_encoder`. It can be
     pickled and deep-copied, and used from many threads while examples are added and deleted.
 
     Args:
         store: encoder, pool and engine; shared by the copies that `configurable_fields` makes.
-        k: how many examples to pick; may exceed the pool's size until the first query.
+        k: how many examples to pick; all of them if the pool has fewer.
         input_keys: the prompt variables that make up the query: their values in the order of the sorted names,
             joined by spaces, as in LangChain's own selectors. None: the variable named like the pool's source key,
             or the only variable.
@@ -112,7 +116,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         Args:
             run_or_checkpoint: a run folder of `rcr-train`, a checkpoint folder, or what `save` wrote.
             examples: the pool. None: the examples in `index`, or, if it is empty, those stored in the checkpoint.
-            ids: an id for each of `examples`; see `from_examples`.
+            ids: an id for each of `examples`; see `from_encoder`.
             index: the engine that holds the pool; None: one in memory.
             source_key: the key of an example's question.
             target_key: the key of its program.
@@ -144,6 +148,63 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     @classmethod
     def from_examples(
         cls,
+        examples: Sequence[Example],
+        embeddings: Embeddings | None = None,
+        vectorstore_cls: Callable[..., VectorStore] | None = None,
+        k: int = 4,
+        input_keys: list[str] | None = None,
+        *,
+        language: str = "sql",
+        source_key: str | None = None,
+        target_key: str | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """A retriever that fits itself to its examples, in seconds and without `rcr-train`.
+
+        The arguments come in the order of LangChain's `SemanticSimilarityExampleSelector.from_examples`. With fewer
+        than 20 programs that parse it picks by the likeness of questions alone; see `TriEncoder.fitted`.
+
+        Args:
+            examples: mappings with a question and a program, and any other fields; the pool, and what is fitted to.
+            embeddings: read the questions; None: the default model, from the extra `offline`, whose word vectors
+                are read, too.
+            vectorstore_cls: holds the pool, as in `VectorStoreIndex`; None: memory.
+            k: how many examples to pick.
+            input_keys: as the field of the class.
+            language: of the programs: `functional`, `sexpr`, `sql`, `sql:DIALECT`, `json`, `python`, or `tokens` for
+                anything else.
+            source_key: the key of an example's question. None: the only one of `input_keys`, else "source".
+            target_key: the key of its program. None: "target", or the only other field.
+            seed: of what is drawn at random.
+            **options: fields of the class (`example_keys`, `mask_same_program`, …); `ids` and `index` as in
+                `from_encoder`; all others go to `vectorstore_cls`.
+
+        Raises:
+            PoolError, InputError, EngineError: as `from_encoder`; there is no such option or language.
+            MissingExtraError: the language needs a package that is not installed.
+        """
+        fields = {name: options.pop(name) for name in list(options) if name in cls.model_fields}
+        fields |= {"k": k, "input_keys": input_keys}
+        given = {name: options.pop(name, None) for name in ("ids", "index")}
+        check_fields(**fields)
+        if vectorstore_cls is not None:
+            given["index"] = VectorStoreIndex(vectorstore_cls, **options)
+        elif options:
+            raise InputError(f"from_examples has no option {next(iter(options))!r}")
+        keys = _keys_of(examples, input_keys, source_key, target_key)
+        items = ExamplePool(examples, source_key=keys[0], target_key=keys[1]).items()
+        encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=ProgramSpec(language), seed=seed)
+        return cls.from_encoder(encoder, examples, source_key=keys[0], target_key=keys[1], **given, **fields)
+
+    @classmethod
+    async def afrom_examples(cls, examples: Sequence[Example], *arguments: Any, **options: Any) -> Self:
+        """`from_examples` in a thread, since fitting would block the event loop."""
+        return await asyncio.to_thread(cls.from_examples, examples, *arguments, **options)
+
+    @classmethod
+    def from_encoder(
+        cls,
         encoder: TriEncoder,
         examples: Sequence[Example],
         *,
@@ -173,9 +234,9 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         return cls(store=ExampleStore(encoder, pool, index), **fields)
 
     @classmethod
-    async def afrom_examples(cls, encoder: TriEncoder, examples: Sequence[Example], **options: Any) -> Self:
-        """`from_examples` in a thread, since encoding would block the event loop."""
-        return await asyncio.to_thread(cls.from_examples, encoder, examples, **options)
+    async def afrom_encoder(cls, encoder: TriEncoder, examples: Sequence[Example], **options: Any) -> Self:
+        """`from_encoder` in a thread, since encoding would block the event loop."""
+        return await asyncio.to_thread(cls.from_encoder, encoder, examples, **options)
 
     def save(self, folder: str | Path) -> None:
         """Write encoder, examples and vectors atomically to a folder that `from_pretrained` reads.
@@ -479,6 +540,19 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             has = ", ".join(repr(key) for key in pick.example)
             raise InputError(f"example_keys names {lacking!r}, which the example {pick.id!r} lacks: it has {has}")
         return {key: pick.example[key] for key in self.example_keys}
+
+
+def _keys_of(
+    examples: Sequence[Example], input_keys: Sequence[str] | None, source_key: str | None, target_key: str | None
+) -> tuple[str, str]:
+    """The keys of question and program, where they weren't given by those that the first example has."""
+    if source_key is None:
+        source_key = input_keys[0] if input_keys and len(input_keys) == 1 else "source"
+    if target_key is None:
+        first = next(iter(examples), {})
+        others = [key for key in first if key != source_key] if isinstance(first, Mapping) else []
+        target_key = others[0] if len(others) == 1 else "target"
+    return source_key, target_key
 
 
 def _error_of(query: object) -> InputError | None:

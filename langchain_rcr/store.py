@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
     from langchain_rcr.index.base import CandidateIndex
     from langchain_rcr.policy import TriEncoder
+
+logger = logging.getLogger(__name__)
 
 CHECKPOINT_FOLDER = "checkpoint"
 """Where a run folder keeps its checkpoint."""
@@ -153,7 +156,7 @@ class ExampleStore:
             drafts: for each question a program that it may have, or None.
 
         Returns:
-            For each question its picks; fewer than k only where `options` ends a sequence early.
+            For each question its picks; fewer than k only where the pool has fewer, or `options` ends a sequence early.
 
         Raises:
             InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the
@@ -190,10 +193,9 @@ class ExampleStore:
 
         async def explained() -> Explanation:
             async with self.index.read(where) as reader:
-                self._check(options.k, reader.size, where)
-                state = self.encoder.state()
+                possible, state = self._possible(options, reader.size, where), self.encoder.state()
                 return await explain(
-                    query, vectors, state, options, reader, runner_ups=runner_ups, keys=keys, structures=structures
+                    query, vectors, state, possible, reader, runner_ups=runner_ups, keys=keys, structures=structures
                 )
 
         return self.index.run(explained())
@@ -209,7 +211,7 @@ class ExampleStore:
     async def _selection(self, vectors: FloatArray, options: Options, where: Filter | None) -> list[list[Pick]]:
         state = self.encoder.state()
         async with self.index.read(where) as reader:
-            self._check(options.k, reader.size, where)
+            options = self._possible(options, reader.size, where)
             picks = await select(vectors, state, options, reader)
             alone: dict[int, FloatArray] = {}
             if options.relevance and (picks.positions >= 0).any():
@@ -232,14 +234,16 @@ class ExampleStore:
             for query, hits in enumerate(picks.hits)
         ]
 
-    def _check(self, k: int, size: int, where: Filter | None) -> None:
-        if k <= size:
-            return
+    def _possible(self, options: Options, size: int, where: Filter | None) -> Options:
+        """The options with a k that the pool has; a filter that lets fewer through may be a mistake."""
+        if options.k <= size:
+            return options
         if where is not None:
-            raise InputError(f"k = {k} examples asked for, but the filter lets only {size} through")
+            raise InputError(f"k = {options.k} examples asked for, but the filter lets only {size} through")
         if not size:
             raise PoolError("the pool is empty: add examples before asking for some")
-        raise InputError(f"k = {k} examples asked for, but the pool has only {size}")
+        logger.warning("k = %d examples asked for, but the pool has only %d: all are picked", options.k, size)
+        return replace(options, k=size)
 
     # ------------------------------------------------------------------ files
 

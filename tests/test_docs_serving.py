@@ -25,7 +25,7 @@ def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", postgres_url)
     encoder = lexical(EXAMPLES, dim=32)
-    SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES).save("runs/demo")
+    SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES).save("runs/demo")
     names: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) >= 8

@@ -269,6 +269,7 @@ NAMES = {
     "rcr_trainer/baselines/": set(baselines.names()),
 }
 KNOWN = {
+    ("langchain_rcr/retriever.py", "VectorStoreIndex"),  # what LangChain's `from_examples` takes
     *(("langchain_rcr/__init__.py", name) for name in ENGINES),
     ("langchain_rcr/store.py", "MemoryIndex"),  # the default engine
     ("langchain_rcr/index/vectorstore.py", "embeddings"),  # an attribute of LangChain's vector stores

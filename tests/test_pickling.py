@@ -43,7 +43,7 @@ def policy(kind, bert):
 def used(request, bert):
     """A retriever after its first question."""
     examples = [{"source": item.source, "target": item.target} for item in ITEMS]
-    retriever = SequentialCompositionalRetriever.from_examples(policy(request.param, bert), examples, k=2)
+    retriever = SequentialCompositionalRetriever.from_encoder(policy(request.param, bert), examples, k=2)
     retriever.invoke(QUESTION)
     return retriever
 

@@ -31,7 +31,7 @@ def encoder() -> TriEncoder:
 
 @pytest.fixture
 def retriever(encoder: TriEncoder) -> SequentialCompositionalRetriever:
-    return SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, k=2)
+    return SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, k=2)
 
 
 class Recorder(BaseCallbackHandler):
@@ -94,9 +94,9 @@ def test_a_bad_question_costs_the_others_nothing(retriever: SequentialCompositio
     assert [run[-1] for run in recorder.runs.values()] == [2, InputError, 2, InputError]
     with pytest.raises(InputError, match="blank"):
         batch()
-    with pytest.raises(InputError, match="k = 9 examples asked for, but the pool has only 4"):
-        retriever.batch(QUERIES, k=9)
-    assert all(isinstance(one, InputError) for one in retriever.batch(QUERIES, k=9, return_exceptions=True))
+    with pytest.raises(InputError, match="k must be a whole number"):
+        retriever.batch(QUERIES, k=0)
+    assert [len(one) for one in retriever.batch(QUERIES, k=9)] == [4] * len(QUERIES)
 
 
 class Tracer(BaseTracer):

@@ -96,7 +96,7 @@ def sql_for(prompt: str) -> str:
 @pytest.fixture
 def retriever() -> SequentialCompositionalRetriever:
     encoder = lexical(ROWS, dim=16)
-    return SequentialCompositionalRetriever.from_examples(encoder, ROWS, k=2)
+    return SequentialCompositionalRetriever.from_encoder(encoder, ROWS, k=2)
 
 
 def fake(*answers: str) -> GenericFakeChatModel:
@@ -378,7 +378,7 @@ def test_a_retriever_may_be_wrapped_and_options_go_to_it(retriever: SequentialCo
     assert len(chain.invoke(QUESTIONS[0], {"configurable": {"k": 3}}).picks) == 3
     assert len(chain.with_config(configurable={"k": 4}).invoke(QUESTIONS[0]).picks) == 4
     assert len(semantic_parsing_chain(fake(GOOD), retriever, "sql").invoke(QUESTIONS[0], k=5).picks) == 5
-    empty = SequentialCompositionalRetriever.from_examples(retriever.store.encoder, [], k=2)
+    empty = SequentialCompositionalRetriever.from_encoder(retriever.store.encoder, [], k=2)
     with pytest.raises(PoolError, match="the pool is empty"):
         semantic_parsing_chain(fake(GOOD), empty, "sql").invoke("x")
     saved = semantic_parsing_chain(fake(GOOD), empty.with_fallbacks([retriever]), "sql").invoke("x")
@@ -405,10 +405,10 @@ def test_other_keys_and_several_input_keys() -> None:
     rows = [{"q": row["source"], "sql": row["target"]} for row in ROWS]
     encoder = lexical(rows, dim=16, keys=("q", "sql"))
     fields = {"source_key": "q", "target_key": "sql", "k": 2}
-    ours = SequentialCompositionalRetriever.from_examples(encoder, rows, **fields)
+    ours = SequentialCompositionalRetriever.from_encoder(encoder, rows, **fields)
     result = semantic_parsing_chain(fake(GOOD), ours, "sql").invoke({"q": QUESTIONS[0]})
     assert result.picks == tuple(ours.invoke(QUESTIONS[0]))
-    two = SequentialCompositionalRetriever.from_examples(encoder, rows, input_keys=["topic", "q"], **fields)
+    two = SequentialCompositionalRetriever.from_encoder(encoder, rows, input_keys=["topic", "q"], **fields)
     chain = semantic_parsing_chain(fake(GOOD), two.with_config(tags=["x"]), "sql")
     result = chain.invoke({"topic": "lake", "q": "how many"})
     assert [pick.id for pick in result.picks] == [pick.id for pick in ours.invoke("how many lake")]

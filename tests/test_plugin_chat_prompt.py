@@ -37,7 +37,7 @@ QUESTION = "open and close the {door} }{ {0}"
 @pytest.fixture(scope="module")
 def retriever() -> SequentialCompositionalRetriever:
     encoder = lexical(ROWS, dim=16)
-    return SequentialCompositionalRetriever.from_examples(encoder, ROWS, k=2)
+    return SequentialCompositionalRetriever.from_encoder(encoder, ROWS, k=2)
 
 
 def _expected(retriever: Any, question: str = QUESTION) -> list[Any]:
@@ -112,7 +112,7 @@ async def test_it_pipes_into_chat_models(retriever: SequentialCompositionalRetri
 def test_keys_come_from_the_retriever_the_selector_or_the_caller() -> None:
     rows = [{"q": row["source"], "sql": row["target"]} for row in ROWS]
     encoder = lexical(rows, dim=16, keys=("q", "sql"))
-    ours = SequentialCompositionalRetriever.from_examples(encoder, rows, source_key="q", target_key="sql", k=1)
+    ours = SequentialCompositionalRetriever.from_encoder(encoder, rows, source_key="q", target_key="sql", k=1)
     assert chat_few_shot_prompt(ours).input_variables == ["q"]
     assert chat_few_shot_prompt(ours, query_key="input").input_variables == ["input"]
     assert chat_few_shot_prompt(ours, query_key="input").invoke("open").to_messages()[0].content in [

@@ -42,7 +42,7 @@ def test_a_run_and_its_checkpoint_give_the_same(run: Path) -> None:
 
 def test_what_was_saved_picks_as_it_did(run: Path) -> None:
     encoder = lexical(EXAMPLES, dim=32, seed=1)
-    before = SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcde"))
+    before = SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, ids=list("abcde"))
     assert SequentialCompositionalRetriever.from_pretrained(run).invoke(QUERY) == before.invoke(QUERY)
 
 

@@ -24,7 +24,7 @@ QUESTION, DRAFT = "tell me about that", "SELECT MAX(size) FROM lake"
 def retriever(**fields):
     items = [Item(row["source"], row["target"]) for row in ROWS]
     model = TriEncoder.build("structure", items, spec=ProgramSpec("sql"))
-    return SequentialCompositionalRetriever.from_examples(model, ROWS, **fields)
+    return SequentialCompositionalRetriever.from_encoder(model, ROWS, **fields)
 
 
 def programs(documents):
@@ -34,8 +34,7 @@ def programs(documents):
 def test_the_log_odds_of_needs_by_hand():
     model = TriEncoder.build("structure", [Item("x", "f(a)"), Item("y", "g(b)")], spec=ProgramSpec(max_size=1)).query
     with torch.no_grad():
-        for net in model.composition.nets:
-            net[-1].bias.zero_()  # every structure as likely as not
+        model.composition.biases[-1].zero_()  # every structure as likely as not
     features = model.drafted(model.featurize([Item("x")] * 4), [None, "f(a)", "f ( a", "unknown"])
     with torch.no_grad():
         likely = model.likelihoods(features).numpy()
@@ -79,7 +78,7 @@ def test_a_draft_must_be_text():
 
 
 def test_a_family_without_structures_says_so():
-    picks = SequentialCompositionalRetriever.from_examples(lexical(ROWS, 8), ROWS)
+    picks = SequentialCompositionalRetriever.from_encoder(lexical(ROWS, 8), ROWS)
     with pytest.raises(InputError, match="the lexical family can't use a draft") as caught:
         picks.invoke(QUESTION, draft=DRAFT)
     assert "\n" not in str(caught.value)

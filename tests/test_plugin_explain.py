@@ -20,7 +20,7 @@ QUERY = "how many red cats and big dogs are there"
 @pytest.fixture(scope="module")
 def retriever() -> SequentialCompositionalRetriever:
     encoder = lexical(EXAMPLES, dim=64)
-    return SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcdefghi"), k=3)
+    return SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, ids=list("abcdefghi"), k=3)
 
 
 def test_the_steps_are_the_picks_and_the_parts_add_up(retriever: SequentialCompositionalRetriever) -> None:

@@ -34,7 +34,7 @@ GOOD = "SELECT COUNT(*) FROM river"
 @pytest.fixture
 def retriever() -> SequentialCompositionalRetriever:
     encoder = lexical(ROWS, dim=16)
-    return SequentialCompositionalRetriever.from_examples(encoder, ROWS, k=2)
+    return SequentialCompositionalRetriever.from_encoder(encoder, ROWS, k=2)
 
 
 def _joined(documents: list[Document]) -> str:
@@ -93,7 +93,7 @@ async def test_as_a_tool(retriever: SequentialCompositionalRetriever) -> None:
 
 
 async def test_with_fallbacks(retriever: SequentialCompositionalRetriever) -> None:
-    empty = SequentialCompositionalRetriever.from_examples(retriever.store.encoder, [], k=2)
+    empty = SequentialCompositionalRetriever.from_encoder(retriever.store.encoder, [], k=2)
     with pytest.raises(PoolError):
         empty.invoke(QUESTION)
     safe = empty.with_fallbacks([retriever])

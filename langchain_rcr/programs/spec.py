@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from sys import intern
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize
@@ -47,13 +49,24 @@ class ProgramSpec:
 
     def structures(self, text: str) -> frozenset[str]:
         """Return the program's local structures; none if it doesn't parse."""
-        tree = self.tree(text)
-        return frozenset() if tree is None else local_structures(tree, self.max_size)
+        return _structures(self, text)
 
     def key(self, text: str) -> str:
         """Return a canonical form, the same for texts that are the same program up to the anonymised values.
 
         A text that doesn't parse is its own key, with runs of whitespace as one space.
         """
-        tree = self.tree(text)
-        return " ".join(text.split()) if tree is None else str(tree)
+        return _key(self, text)
+
+
+# Fitting, holding out and encoding ask for the same programs. Names are interned, as programs share most of theirs.
+@lru_cache(maxsize=1 << 13)
+def _structures(spec: ProgramSpec, text: str) -> frozenset[str]:
+    tree = spec.tree(text)
+    return frozenset() if tree is None else frozenset(map(intern, local_structures(tree, spec.max_size)))
+
+
+@lru_cache(maxsize=1 << 15)
+def _key(spec: ProgramSpec, text: str) -> str:
+    tree = spec.tree(text)
+    return " ".join(text.split()) if tree is None else str(tree)

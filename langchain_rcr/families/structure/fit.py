@@ -48,7 +48,7 @@ PRICE = 2.0
 _K = 4
 _JUDGES = 300
 """Held-out questions of each way that a choice is judged by."""
-_STEPS, _BATCH, _LR = 600, 2048, 0.01
+_STEPS, _BATCH, _LR = 600, 1024, 0.01
 _CHUNK = 128
 _ABSENT = 0.1
 """The share of the plainly absent structures that the nets learn on, so that they know them."""

@@ -50,7 +50,7 @@ class Composition(nn.Module):
             "owner": torch.from_numpy(inventory.owner),
             "lengths": torch.from_numpy(inventory.lengths),
             "pairs": torch.from_numpy(inventory.parts),
-            "parts": torch.from_numpy(_or_itself(_padded(inventory.parts, len(inventory.names)))),
+            "parts": torch.from_numpy(_padded(inventory.parts, len(inventory.names))),
             "labels": torch.from_numpy(_padded(inventory.words[1], len(inventory.names))),
             "small": torch.from_numpy(inventory.small),
         }
@@ -88,9 +88,7 @@ class Composition(nn.Module):
             q = torch.where(self.lengths == length, self.over_parts(q)[0] * together, q)
         return q
 
-    def inputs(
-        self, raw: Tensor, q: Tensor, together: Tensor, frequency: Tensor, evidence: Tensor
-    ) -> list[Tensor]:
+    def inputs(self, raw: Tensor, q: Tensor, together: Tensor, frequency: Tensor, evidence: Tensor) -> list[Tensor]:
         """What the nets see, each scaled by hand to the order of 1; no published trial compares other scales.
 
         Args:
@@ -173,7 +171,8 @@ class Composition(nn.Module):
 
     def over_parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the mean of the values (B, S) of each structure's parts; its own where it has none."""
-        return self._over(values, self.parts)
+        itself = torch.arange(len(self.parts), device=self.parts.device)[:, None]
+        return self._over(values, torch.where((self.parts[:, :1] < 0) & (self.parts < 0), itself, self.parts))
 
     def _wholes(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """The largest and the sum of the likelihoods (B, S) of the wholes that each is a part of; 0 without any."""
@@ -191,9 +190,3 @@ def _padded(pairs: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     out = np.full((size, max(1, counts.max(initial=1))), -1, dtype=np.int64)
     out[owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)] = value
     return out
-
-
-def _or_itself(padded: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Of `_padded`: itself for each number that is paired with none."""
-    padded[:, 0] = np.where(padded[:, 0] < 0, np.arange(len(padded)), padded[:, 0])
-    return padded
