@@ -90,11 +90,12 @@ class LangChainBackbone:
         embeddings: the LangChain object.
     """
 
-    symmetric = False
-
     def __init__(self, embeddings: Embeddings) -> None:
         self._embeddings = embeddings
-        self.dim = len(embeddings.embed_query(_PROBE))
+        query, [entry] = embeddings.embed_query(_PROBE), embeddings.embed_documents([_PROBE])
+        self.dim = len(query)
+        # Most embeddings read both in the same way: then questions, too, can be sent in batches.
+        self.symmetric = np.shape(entry) == np.shape(query) and bool(np.allclose(query, entry, atol=1e-3))
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """(N, d) unit vectors; queries go through `embed_query`, pool entries through `embed_documents`."""
@@ -103,7 +104,7 @@ class LangChainBackbone:
         distinct = list(dict.fromkeys(texts))
         rows = (
             [self._embeddings.embed_query(text) for text in distinct]
-            if queries
+            if queries and (len(distinct) == 1 or not self.symmetric)
             else self._embeddings.embed_documents(distinct)
         )
         vectors = np.asarray(rows, dtype=np.float32)

@@ -34,8 +34,8 @@ PRECISION = 0.9
 """Of its phrases, from which on a label's local evidence is a floor under its likelihood; ungated it cost 0.6 points of
 coverage on one set of trials."""
 COSTS = (0.02, NO_COST, 0.01, 0.05)
-"""ε to choose from (`NeedEncoder`), the default first. Choosing γ, too, was given up after its choice had lost a point of
-coverage on the test of GeoQuery's tmcd_1."""
+"""ε to choose from (`NeedEncoder`), the default first. Choosing γ, too, was given up after its choice had lost a point
+of coverage on the test of GeoQuery's tmcd_1."""
 RARITY = 0.5
 """δ: a structure is worth (idf / mean idf)^δ. In trials on COVR, GeoQuery and SQL 0 to 1 differ by a point."""
 LABEL = 3.0

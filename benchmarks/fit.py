@@ -1,0 +1,86 @@
+"""Seconds and memory of `from_examples`, by the number of examples (COVR's sampler).
+
+    python benchmarks/fit.py --sizes 600,3000,20000 --out fit.json
+
+Each size has a process of its own. "Encoding" is what the frozen text encoder takes for the questions and labels; the
+rest is building, fitting and filling the pool.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from common import limit_threads
+
+
+def measured(size: int) -> dict[str, float]:
+    """Wall-clock and CPU seconds of encoding and of all else, and the peak memory of this process in GB."""
+    from rcr_trainer.data import covr_split
+
+    from langchain_rcr import SequentialCompositionalRetriever
+    from langchain_rcr.families.backbone import TransformerBackbone
+
+    examples = [{"source": e.source, "target": e.target} for e in covr_split("110", 0, size, 0).train]
+    encoding = [0.0, 0.0]
+
+    def timed(encode: Callable[..., Any]) -> Callable[..., Any]:
+        def wrapped(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter(), time.process_time()
+            result = encode(*arguments, **options)
+            encoding[0] += time.perf_counter() - start[0]
+            encoding[1] += time.process_time() - start[1]
+            return result
+
+        return wrapped
+
+    TransformerBackbone.embed = timed(TransformerBackbone.embed)  # type: ignore[method-assign]
+    TransformerBackbone.read = timed(TransformerBackbone.read)  # type: ignore[method-assign]
+    start = time.perf_counter(), time.process_time()
+    SequentialCompositionalRetriever.from_examples(examples, language="functional")
+    wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
+    return {
+        "examples": len(examples),
+        "encoding_s": round(encoding[0], 1),
+        "else_s": round(wall - encoding[0], 1),
+        "else_cpu_s": round(cpu - encoding[1], 1),
+        "peak_gb": round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20, 2),
+    }
+
+
+def table(rows: Sequence[dict[str, float]]) -> str:
+    """The rows in Markdown."""
+    lines = ["| examples | encoding, s | all else, s | all else, CPU s | peak memory, GB |", "|---|---|---|---|---|"]
+    lines += ["| {:,} | {} | {} | {} | {} |".format(int(row["examples"]), *list(row.values())[1:]) for row in rows]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sizes", default="600,3000,20000", help="comma-separated (default 600,3000,20000)")
+    parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    parser.add_argument("--out", type=Path, help="JSON file to write")
+    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    limit_threads(arguments.threads)
+    if arguments.one is not None:
+        print(json.dumps(measured(arguments.one)))
+        return
+    rows = []
+    for size in map(int, arguments.sizes.split(",")):
+        command = [sys.executable, __file__, "--one", str(size), "--threads", str(arguments.threads)]
+        rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+        if arguments.out is not None:
+            arguments.out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()

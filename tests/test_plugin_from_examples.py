@@ -1,0 +1,146 @@
+"""`from_examples`: a retriever that fits itself, with the arguments of LangChain's selectors."""
+
+import inspect
+import logging
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from langchain_core.embeddings import Embeddings
+from langchain_core.example_selectors import SemanticSimilarityExampleSelector
+from langchain_core.vectorstores import InMemoryVectorStore
+from test_plugin_selectors import WordCounts
+
+from langchain_rcr import InputError, PoolError, SequentialCompositionalRetriever, VectorStoreIndex
+from langchain_rcr.families.structure import fit as fitting
+
+torch.set_num_threads(1)
+
+WORDS = ("how many", "name the"), ("red", "round", "big", "old"), ("cats", "dogs", "mice", "owls")
+ROWS = [
+    {"source": f"{verb} {color} {animal}", "target": f"{verb.split()[0]}({color}({animal}))"}
+    for verb, color, animal in product(*WORDS)
+]
+SQL = [{"question": f"list the {c} of {t}", "query": f"SELECT {c} FROM {t}"} for c, t in product("abcde", "uvwxy")]
+
+
+@pytest.fixture(autouse=True)
+def quick_nets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fitting, "_STEPS", fitting._STEPS // 10)
+
+
+def made(rows: list[dict[str, Any]], *arguments: Any, **options: Any) -> SequentialCompositionalRetriever:
+    options = {"language": "functional"} | options
+    return SequentialCompositionalRetriever.from_examples(rows, WordCounts(), *arguments, **options)
+
+
+def test_the_arguments_come_in_langchains_order() -> None:
+    theirs, ours = (
+        [name for name, one in inspect.signature(kind.from_examples).parameters.items() if one.kind != one.KEYWORD_ONLY]
+        for kind in (SemanticSimilarityExampleSelector, SequentialCompositionalRetriever)
+    )
+    assert ours[:5] == theirs[:5] == ["examples", "embeddings", "vectorstore_cls", "k", "input_keys"]
+
+
+@pytest.mark.parametrize("count", [1, 10, 30])
+def test_from_one_example_to_thirty(count: int) -> None:
+    rng = np.random.default_rng(0)
+    rows = [ROWS[row] for row in rng.permutation(len(ROWS))[:count]]
+    selector = made(rows)
+    for row in rows:
+        picks = selector.select_examples({"source": row["source"]})
+        assert len(picks) == min(4, count)
+        assert picks[0] == row
+    assert selector.store.encoder.family.name == ("structure" if count == 30 else "embeddings")
+
+
+def test_no_examples_yet() -> None:
+    selector = made([])
+    with pytest.raises(PoolError, match="the pool is empty"):
+        selector.invoke("how many red cats")
+    selector.add_examples(ROWS[:5])
+    assert selector.select_examples({"source": ROWS[2]["source"]})[0] == ROWS[2]
+
+
+def test_what_was_never_combined_is_shown_in_parts() -> None:
+    rows = [row for row in ROWS if "red" not in row["source"] or "owls" not in row["source"]]
+    picks = made(rows, k=2).select_examples({"source": "name the red owls"})
+    shown = " ".join(row["target"] for row in picks)
+    assert "red" in shown
+    assert "owls" in shown
+
+
+def test_programs_that_do_not_parse(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    broken = [{"source": f"nonsense {n}", "target": "count(("} for n in range(3)]
+    assert len(made([*ROWS, *broken]).invoke("how many red cats")) == 4
+    assert "3 of 35 programs don't parse as 'functional'" in caplog.text
+    caplog.clear()
+    prose = [{"source": row["source"], "target": f"please ( {row['source']}"} for row in ROWS]
+    selector = made(prose)
+    assert "none of the 32 programs parses as 'functional'" in caplog.text
+    assert selector.store.encoder.spec.language == "tokens"
+    assert selector.select_examples({"source": prose[5]["source"]})[0] == prose[5]
+
+
+def test_keys_are_those_of_the_examples() -> None:
+    selector = made(SQL, k=1, input_keys=["question"], language="sql")
+    assert (selector.source_key, selector.target_key) == ("question", "query")
+    assert selector.select_examples({"question": SQL[7]["question"], "style": "brief"}) == [SQL[7]]
+    named = made([{**row, "n": 1} for row in SQL], source_key="question", target_key="query", example_keys=["query"])
+    assert named.select_examples({"question": SQL[7]["question"]})[0].keys() == {"query"}
+    with pytest.raises(PoolError, match="'source'"):
+        made(SQL)
+
+
+def test_a_vector_store_holds_the_pool() -> None:
+    options = {"k": 3, "mask_same_program": True}
+    stored, plain = (made(ROWS, store, **options) for store in (InMemoryVectorStore, None))
+    assert isinstance(stored.store.index, VectorStoreIndex)
+    for row in ROWS[:5]:
+        assert stored.select_examples(row) == plain.select_examples(row)
+    with pytest.raises(InputError, match="no option 'collection'"):
+        made(ROWS, collection="x")
+    with pytest.raises(InputError, match="k must be a whole number"):
+        made(ROWS, None, 0)
+
+
+async def test_made_asynchronously_and_the_same_again() -> None:
+    made_twice = [
+        await SequentialCompositionalRetriever.afrom_examples(ROWS, WordCounts(), None, 3, language="functional")
+        for _ in range(2)
+    ]
+    one, other = [await selector.aselect_examples({"source": "name the old dogs"}) for selector in made_twice]
+    assert one == other
+    assert len(one) == 3
+
+
+class Counting(WordCounts):
+    """Counts the requests that a server would get."""
+
+    def __init__(self) -> None:
+        self.requests = 0
+
+    def embed_query(self, text: str) -> list[float]:
+        self.requests += 1
+        return super().embed_query(text)
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        self.requests += 1
+        return [WordCounts.embed_query(self, text) for text in texts]
+
+
+def test_embeddings_that_read_questions_as_documents_are_asked_in_batches() -> None:
+    embeddings: Embeddings = Counting()
+    SequentialCompositionalRetriever.from_examples(ROWS, embeddings, language="functional")
+    assert embeddings.requests < 10  # type: ignore[attr-defined]
+
+
+def test_a_saved_one_serves_again(tmp_path: Any) -> None:
+    selector = made(ROWS)
+    selector.save(tmp_path / "saved")
+    again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved", embeddings=WordCounts())
+    for row in ROWS[:5]:
+        assert again.select_examples(row) == selector.select_examples(row)
