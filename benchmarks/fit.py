@@ -63,6 +63,7 @@ def table(rows: Sequence[dict[str, float]]) -> str:
 
 
 def main() -> None:
+    """Measure each size in a process of its own."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sizes", default="600,3000,20000", help="comma-separated (default 600,3000,20000)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")

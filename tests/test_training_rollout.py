@@ -115,7 +115,11 @@ def test_extreme_numbers_never_draw_what_is_barred():
     largest = np.nextafter(1.0, 0.0)
     for number in (0.0, largest):
         got = drawn(
-            1, uniforms=torch.full((1, 3), number).double(), data=(query, candidates, contexts), barred=barred, tau=[0.01] * 3
+            1,
+            uniforms=torch.full((1, 3), number).double(),
+            data=(query, candidates, contexts),
+            barred=barred,
+            tau=[0.01] * 3,
         )
         assert sorted(got.picks[0].tolist()) == [7, 8, 9]
 
