@@ -165,6 +165,7 @@ def test_embeddings_become_unit_vectors_and_each_text_is_embedded_once():
     embeddings = Counting()
     backbone = LangChainBackbone(embeddings)
     embeddings.queries.clear()
+    embeddings.documents.clear()
     documents = backbone.embed(["a", "b", "a"])
     queries = backbone.embed(["a", "a"], queries=True)
     assert (embeddings.documents, embeddings.queries) == (["a", "b"], ["a"])
