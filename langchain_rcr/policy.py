@@ -129,6 +129,10 @@ class TriEncoder(nn.Module):
         candidate, context = self.featurize_pool(items)
         return PoolVectors(self.candidate.vectors(candidate), self.context.vectors(context))
 
+    def grow(self, items: Sequence[Item]) -> None:
+        """Let E_x know of examples that were added to a pool; vectors made before stay valid. No training."""
+        self.query.grow(items)
+
     def featurize_pool(self, items: Sequence[Item]) -> tuple[Features, Features]:
         """The features of examples for E_c and for E_z: made once where both read the same."""
         candidate = self.candidate.featurize(items)
@@ -138,9 +142,11 @@ class TriEncoder(nn.Module):
     def fingerprint(self) -> str:
         """SHA-256 over λ, state, spec, settings and weights: vectors made by another one don't fit this policy.
 
-        A frozen backbone takes no part; a checkpoint tells it by what it makes of a probe text.
+        Added examples take no part: vectors stay valid. Neither does a frozen backbone; a checkpoint tells it by what
+        it makes of a probe text.
         """
-        settings = [encoder.settings() for encoder in self.encoders]
+        every = [(encoder.settings(), encoder.grown) for encoder in self.encoders]
+        settings = [{name: value for name, value in one.items() if name not in grown} for one, grown in every]
         policy = [self.family.name, self.dim, self.config.state, self.config.lam, asdict(self.spec)]
         about = digest([*policy, settings])
         total = hashlib.sha256(about.encode())

@@ -101,6 +101,7 @@ class ExampleStore:
             new = pool.only(fresh, encoder.spec)
             if saved is None:
                 vectors = self.encoder.encode_pool(new.items())
+                self.encoder.grow(new.items())
             else:
                 vectors = PoolVectors(saved.candidate[fresh], saved.context[fresh])
             self.index.add(_rows(new), vectors)
@@ -113,6 +114,8 @@ class ExampleStore:
 
     def add(self, examples: Sequence[Example], ids: Sequence[str] | None = None, *, replace: bool = False) -> list[str]:
         """Encode examples (only these) and add them; the next query can pick them.
+
+        The encoder takes labels in that training didn't have, for all stores that share it (`TriEncoder.grow`).
 
         Args:
             examples: mappings with the two keys, and any other fields.
@@ -128,6 +131,7 @@ class ExampleStore:
         """
         pool = self.schema.extended(examples, ids)
         self.index.add(_rows(pool), self.encoder.encode_pool(pool.items()), replace=replace)
+        self.encoder.grow(pool.items())
         return list(pool.ids)
 
     def delete(self, ids: Sequence[str]) -> int:

@@ -6,9 +6,8 @@ import re
 from pathlib import Path
 
 import pytest
-from toys import lexical
 
-from langchain_rcr import SequentialCompositionalRetriever
+from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
 
 pytestmark = pytest.mark.slow
 
@@ -24,7 +23,8 @@ EXAMPLES = [
 def test_the_page_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres_url: str) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DATABASE_URL", postgres_url)
-    encoder = lexical(EXAMPLES, dim=32)
+    items = [Item(example["source"], example["target"]) for example in EXAMPLES]
+    encoder = TriEncoder.build("structure", items, state="saturating")
     SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES).save("runs/demo")
     names: dict[str, object] = {}
     blocks = re.findall(r"^```python\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -92,6 +92,8 @@ class Encoder(nn.Module, ABC):
     """Arguments of the constructor that decide its vectors; also attributes. The content of encoder.json."""
     vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
     """Further such arguments, each stored in a separate file unless it is None."""
+    grown: ClassVar[tuple[str, ...]] = ()
+    """Vocabularies that change as examples are added (`grow`): they take no part in what tells policies apart."""
     fitted: ClassVar[tuple[str, ...]] = ()
     """Prefixes of the names of tensors whose shapes come from a fit, not from the arguments."""
 
@@ -112,6 +114,9 @@ class Encoder(nn.Module, ABC):
     @abstractmethod
     def forward(self, features: Any) -> Tensor:
         """Vectors (N, D) float32 of featurised items; gradients flow to the trainable parameters."""
+
+    def grow(self, items: Sequence[Item]) -> None:
+        """Take in examples that were added to a pool, without training; for an encoder that can."""
 
     def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
         """Features of questions that a draft of each one's program is known of; for a family that takes drafts.

@@ -34,10 +34,10 @@ class StructureSettings(ModelSettings):
     state: str = ModelSettings.field("state", "saturating")
     ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram by which questions are compared.")
     dim: int = Field(
-        2000,
+        1936,
         ge=1,
         description="Family structure: the most structures, or groups of structures that always go together, that are "
-        "told apart.",  # the default: the longest vectors that pgvector indexes
+        "told apart.",  # the default: with the spare columns, the longest vectors that pgvector indexes
     )
     scale: float = Field(1.0, gt=0, description="Family structure: factor on the numbers of needed structures.")
 

@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import RLock
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -24,7 +25,8 @@ from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import Bags, NgramVocabulary
 from langchain_rcr.families.structure import cues
-from langchain_rcr.families.structure.inventory import Inventory
+from langchain_rcr.families.structure.additions import Additions, NewLabels
+from langchain_rcr.families.structure.inventory import MARKS, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views, lexical_evidence
 from langchain_rcr.families.structure.nets import Composition
 from langchain_rcr.families.structure.tokens import TokenBags
@@ -36,6 +38,9 @@ NO_COST = 1e-3
 IN_DRAFT = (0.6, 0.02)
 """How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
 were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
+NEW_LABEL = 3.0
+"""Times that a new label counts: the larger structures with it, which have no columns, go with it."""
+_GROWING = RLock()
 _LEAST = 1e-6
 """Likelihoods below count as this: a power of 0 has no slope."""
 
@@ -55,12 +60,12 @@ class ProgramEncoder(Encoder):
     def __init__(self, inventory: Inventory, *, scale: float = 1.0, context: bool = False) -> None:
         super().__init__()
         self.inventory, self.scale, self.context = inventory, scale, context
-        self.dim = len(inventory)
-        self.weight = nn.Parameter(torch.ones(self.dim))
+        self.dim = len(inventory) + SPARE
+        self.weight = nn.Parameter(torch.ones(len(inventory)))
 
     def featurize(self, items: Sequence[Item]) -> Bags:
-        """The columns of each item's program; of unseen structures and programs that don't parse, nothing."""
-        return self.inventory.rows([item.target for item in items])
+        """The columns of each item's program; of unseen structures labels alone, of what doesn't parse nothing."""
+        return self.inventory.rows([item.target for item in items], spare=True)
 
     def forward(self, features: Bags) -> Tensor:
         """(N, D)."""
@@ -68,6 +73,7 @@ class ProgramEncoder(Encoder):
         rows = torch.from_numpy(np.repeat(np.arange(len(features)), np.diff(features.starts))).to(device)
         columns, shares = (torch.from_numpy(a).to(device) for a in (features.indices, features.weights))
         weight = self.weight.clamp(0, 1) if self.context else self.weight
+        weight = torch.cat([weight, weight.new_ones(SPARE)])
         values = self.scale * shares * weight[columns]
         return weight.new_zeros(len(features), self.dim).index_put((rows, columns), values)
 
@@ -89,6 +95,7 @@ class Needs:
         frequency: (N, D) shares of the programs outside its fold that each column is in.
         together: (N, S) as in `NeedEncoder`, without its fold.
         shift: (N, S) what a draft adds to the log-odds of each structure.
+        new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
     """
 
     likeness: NDArray[np.float32]
@@ -98,6 +105,7 @@ class Needs:
     frequency: NDArray[np.float32] | None = None
     together: NDArray[np.float32] | None = None
     shift: NDArray[np.float32] | None = None
+    new: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.likeness)
@@ -105,10 +113,11 @@ class Needs:
     def select(self, rows: NDArray[np.int64]) -> Needs:
         """The features of some rows, in that order."""
         chosen: list[Any] = [None if array is None else array[rows] for array in self.arrays()]
-        return replace(Needs(*chosen), shift=None if self.shift is None else self.shift[rows])
+        shift, new = (None if array is None else array[rows] for array in (self.shift, self.new))
+        return replace(Needs(*chosen), shift=shift, new=new)
 
     def arrays(self) -> tuple[Any, ...]:
-        """What is known of the questions themselves, in the order of the arguments: all but the drafts."""
+        """What is known of the questions themselves, in the order of the arguments: not drafts and new labels."""
         return (self.likeness, self.evidence, self.local, self.raw, self.frequency, self.together)
 
 
@@ -125,12 +134,14 @@ class NeedEncoder(Encoder):
         vocabulary: the n-grams of questions.
         backbone: a frozen text encoder; None: n-grams alone.
         scale: a constant factor on the vectors.
+        additions: examples with new labels that were added after training; None: there are none.
     """
 
     batch_size = 128
+    grown = ("additions",)
     arguments = ("scale",)
     rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01}
-    vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary}
+    vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary, "additions": Additions}
     fitted = ("landmarks.", "token_bags.", "dual", "learnt", "phrases", "speaks")
     learnt: Tensor
     mean: Tensor
@@ -139,6 +150,7 @@ class NeedEncoder(Encoder):
     phrases: Tensor
     speaks: Tensor
     trusted: Tensor
+    _new_labels: NewLabels | None
 
     def __init__(
         self,
@@ -147,18 +159,20 @@ class NeedEncoder(Encoder):
         backbone: Backbone | None = None,
         *,
         scale: float = 1.0,
+        additions: Additions | None = None,
     ) -> None:
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
-        self.dim = len(inventory)
+        self.additions, self._new_labels = additions, None
+        columns, self.dim = len(inventory), len(inventory) + SPARE
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((len(inventory.words[0]), width), dtype=np.float32)
         self.token_bags = TokenBags()
         self.landmarks = Landmarks(Views(unread[:0], unread[:0, :0], vocabulary.bags([], "source")), unread)
-        self.dual = nn.Parameter(torch.zeros(0, self.dim))
+        self.dual = nn.Parameter(torch.zeros(0, columns))
         self.register_buffer("learnt", torch.zeros(0, 2, dtype=torch.int64))
-        self.register_buffer("mean", torch.zeros(self.dim))
-        self.register_buffer("frequency", torch.zeros(self.dim))
+        self.register_buffer("mean", torch.zeros(columns))
+        self.register_buffer("frequency", torch.zeros(columns))
         structures = len(inventory.names)
         self.register_buffer("together", torch.zeros(structures))
         self.register_buffer("phrases", torch.zeros(0, dtype=torch.int64))
@@ -190,7 +204,7 @@ class NeedEncoder(Encoder):
         if read is not None and items:
             self.token_bags = TokenBags(read([item.source for item in items])[1]).to(self.mean.device)
         self.landmarks = Landmarks(self.views(items), labels).to(self.mean.device)
-        self.dual = nn.Parameter(self.mean.new_zeros(len(items), self.dim))
+        self.dual = nn.Parameter(self.mean.new_zeros(len(items), len(self.inventory)))
         self.learnt = torch.from_numpy(self._names(items)).to(self.mean.device)
 
     def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
@@ -212,7 +226,34 @@ class NeedEncoder(Encoder):
         """Likeness to the landmarks, and what the questions say of the labels and small structures."""
         views = self.views(items)
         likeness = self.landmarks.likeness(views, len(self.vocabulary))
-        return Needs(likeness, self.evidence(items, views), self.local(views.bags))
+        labels = self.new_labels()
+        new = None if labels is None else labels.likelihoods([item.source for item in items])
+        return Needs(likeness, self.evidence(items, views), self.local(views.bags), new=new)
+
+    def save(self, folder: Path) -> None:
+        """See `Encoder.save`; examples that come in meanwhile wait."""
+        with _GROWING:
+            super().save(folder)
+
+    def grow(self, items: Sequence[Item]) -> None:
+        """See `Encoder.grow`: labels that training had not are known from now on, for the questions that need them."""
+        with _GROWING:
+            known = self.additions.items if self.additions else ()
+            new = [item for item in items if self.inventory.spare(item.target)]
+            additions = Additions(list(dict.fromkeys([*known, *new])))
+            if len(additions.items) > len(known):
+                labels = self._fit_new(additions)
+                self.additions, self._new_labels = additions, labels
+
+    def new_labels(self) -> NewLabels | None:
+        """What is known of labels that training had not; None: nothing."""
+        if self.additions is not None and self._new_labels is None:  # after loading
+            with _GROWING:
+                self._new_labels = self._fit_new(self.additions)
+        return self._new_labels
+
+    def _fit_new(self, additions: Additions) -> NewLabels:
+        return NewLabels(additions, self.inventory, self.vocabulary, self.landmarks.views.bags)
 
     def drafted(self, features: Needs, drafts: Sequence[str | None]) -> Needs:
         """See `Encoder.drafted`; a draft that doesn't parse, or has no known structure, changes nothing."""
@@ -270,11 +311,18 @@ class NeedEncoder(Encoder):
         return torch.sigmoid(torch.logit(likely, _LEAST) + torch.from_numpy(features.shift).to(device))
 
     def valued(self, likely: Tensor) -> Tensor:
-        """(N, D) what the columns are worth, from (N, S) likelihoods."""
+        """(N, columns) what the inventory's columns are worth, from (N, S) likelihoods."""
         worth = (self.worth + self.by_size[self.composition.lengths.long() - 1]).exp()
-        each = likely.clamp(min=_LEAST) ** self.power.exp() - self.cost.exp() * (1 - likely)
-        return self.scale * self.composition.by_column(worth * each)
+        return self.scale * self.composition.by_column(worth * self._each(likely))
+
+    def _each(self, likely: Tensor) -> Tensor:
+        return likely.clamp(min=_LEAST) ** self.power.exp() - self.cost.exp() * (1 - likely)
 
     def forward(self, features: Needs) -> Tensor:
-        """(N, D)."""
-        return self.valued(self.likelihoods(features))
+        """(N, D): the columns of the inventory, then the spare ones, where a label is worth the most that any is."""
+        known = self.valued(self.likelihoods(features))
+        if features.new is None:
+            return torch.cat([known, known.new_zeros(len(known), SPARE)], dim=1)
+        most = (self.worth.max() + self.by_size[0]).exp() * NEW_LABEL
+        new = self.scale * most / MARKS * self._each(torch.from_numpy(features.new).to(known.device))
+        return torch.cat([known, new], dim=1)

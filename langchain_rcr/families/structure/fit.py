@@ -95,7 +95,7 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
         seed: of the sample and of the nets.
     """
     rng = np.random.default_rng([seed, 5])
-    gold = dense(encoder.inventory.rows([question.target for question in questions]), encoder.dim)
+    gold = dense(encoder.inventory.rows([question.target for question in questions]), len(encoder.inventory))
     known: _Ints = np.flatnonzero(gold.any(axis=1))
     if len(known) > MOST_LANDMARKS:
         known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))

@@ -6,7 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
 
@@ -15,8 +15,13 @@ from numpy.typing import NDArray
 
 from langchain_rcr.families.encoder import Vocabulary
 from langchain_rcr.families.ngrams import Bags
+from langchain_rcr.folds import text_hash
 from langchain_rcr.programs import ProgramSpec
 
+SPARE = 64
+"""Columns of every vector that are kept free for labels that come in after training."""
+MARKS = 3
+"""Of them that one label takes: with three, two labels hardly ever share all."""
 _LINK = re.compile(" (->|<->) ")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NO_LETTERS = re.compile(r"[\W\d_]+")
@@ -66,22 +71,34 @@ class Inventory(Vocabulary):
     def __len__(self) -> int:
         return len(self.columns)
 
-    def rows(self, programs: Sequence[str]) -> Bags:
+    def rows(self, programs: Sequence[str], *, spare: bool = False) -> Bags:
         """Which columns each program has, weighted by the share of the column's structures that it has.
 
         Structures that the pool didn't have when the inventory was made have no column; a program that doesn't parse
         has none at all.
+
+        Args:
+            programs: the programs.
+            spare: with the columns of new labels, which follow the others.
         """
         read: dict[str, dict[int, float]] = {}
         for text in dict.fromkeys(programs):
             counts = Counter(self._number[name] for name in self.spec.structures(text) if name in self._number)
             read[text] = {column: counts[column] / float(self.sizes[column]) for column in sorted(counts)}
+            if spare:
+                places = sorted({place for marks in self.spare(text).values() for place in marks})
+                read[text] |= {len(self) + place: 1.0 for place in places}
         rows = [read[text] for text in programs]
         return Bags(
             np.fromiter(chain.from_iterable(rows), dtype=np.int64),
             np.fromiter(chain.from_iterable(row.values() for row in rows), dtype=np.float32),
             np.cumsum([0, *map(len, rows)]).astype(np.int64),
         )
+
+    def spare(self, program: str) -> dict[str, list[int]]:
+        """The program's labels that the inventory lacks, each with its places among the `SPARE` columns."""
+        labels = [name for name in self.spec.structures(program) if name not in self._number and not _LINK.search(name)]
+        return {label: list(_marks(label)) for label in sorted(labels)}
 
     def has(self, program: str) -> NDArray[np.bool_]:
         """(S,) which structures a program has: none if it doesn't parse."""
@@ -127,6 +144,11 @@ class Inventory(Vocabulary):
             MissingExtraError: the language needs a package that is not installed.
         """
         return cls(ProgramSpec(**value["spec"]), value["columns"])
+
+
+@lru_cache(maxsize=4096)
+def _marks(label: str) -> tuple[int, ...]:
+    return tuple(sorted(range(SPARE), key=lambda place: text_hash(f"{place} {label}"))[:MARKS])
 
 
 def dense(bags: Bags, width: int) -> NDArray[np.float32]:

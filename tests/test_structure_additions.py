@@ -1,0 +1,133 @@
+"""Labels that come in after training: their columns, who needs them, checkpoints, engines."""
+
+import copy
+import pickle
+import shutil
+
+import numpy as np
+import pytest
+
+from langchain_rcr import Item, PoolError, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.families import get_family
+from langchain_rcr.families.structure import fit as fitting
+from langchain_rcr.families.structure.inventory import SPARE, Inventory
+from langchain_rcr.folds import Folds
+from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.programs import ProgramSpec
+
+SPEC = ProgramSpec()
+ANIMALS = ("cat", "dog", "mouse", "zebra")
+COLORS = ("black", "white", "gray", "brown")
+ASKED = "is there a black purple zebra"
+
+
+def rows(colors=COLORS):
+    return [
+        {"source": f"{asks} {color} {animal}", "target": f"{what}(filter({color}, find({animal})))"}
+        for asks, what in (("how many are there of the", "count"), ("is there a", "exists"))
+        for color in colors
+        for animal in ANIMALS
+    ]
+
+
+def items(examples):
+    return [Item(example["source"], example["target"]) for example in examples]
+
+
+@pytest.fixture
+def retriever(monkeypatch):
+    """Fitted to rows without purple."""
+    monkeypatch.setattr(fitting, "_STEPS", 60)
+    model = TriEncoder.build("structure", items(rows()), state="saturating")
+    get_family("structure").fit(model.query, items(rows()), Folds.of(items(rows()), SPEC), seed=0)
+    return SequentialCompositionalRetriever.from_encoder(model, rows(), k=2)
+
+
+def programs(documents):
+    return " ".join(document.metadata["target"] for document in documents)
+
+
+NEW = rows(["purple"])
+
+
+def test_a_new_label_has_columns_of_its_own():
+    inventory = Inventory.fit(SPEC, ["f(a)"], 100)
+    assert inventory.spare("f(a)") == {}
+    assert inventory.spare("f ( b") == {}
+    found = inventory.spare("f(g(a), b)")
+    assert sorted(found) == ["b", "g"]
+    assert found["b"] != found["g"]
+    assert all(len(set(places)) == 3 and 0 <= min(places) <= max(places) < SPARE for places in found.values())
+    assert Inventory.fit(SPEC, ["h(c)"], 100).spare("b")["b"] == found["b"]
+
+
+def test_questions_that_need_a_new_label_are_shown_it(retriever):
+    questions = [row["source"] for row in rows()]
+    before = [programs(found) for found in retriever.batch(questions)]
+    assert "purple" not in programs(retriever.invoke(ASKED))
+    retriever.add_examples(NEW[:3])
+    assert "purple" in programs(retriever.invoke(ASKED))
+    assert "purple" in programs(retriever.invoke("how many are there of the purple mouse"))
+    after = [programs(found) for found in retriever.batch(questions)]
+    assert not any("purple" in shown for shown in after)
+    assert after == before
+
+
+def test_vectors_of_before_stay_valid(retriever):
+    model = retriever.store.encoder
+    old, fingerprint = model.encode_pool(items(rows())), model.fingerprint()
+    retriever.add_example(NEW[0])
+    again = model.encode_pool(items(rows()))
+    assert model.fingerprint() == fingerprint
+    np.testing.assert_array_equal(old.candidate, again.candidate)
+    np.testing.assert_array_equal(old.context, again.context)
+
+
+def test_an_example_without_new_labels_changes_no_need(retriever):
+    model = retriever.store.encoder
+    before = model.encode_queries([ASKED])
+    retriever.add_example({"source": "is there a cat", "target": "exists(find(cat))"})
+    np.testing.assert_array_equal(model.encode_queries([ASKED]), before)
+    retriever.add_example(NEW[0])
+    assert (model.encode_queries([ASKED])[:, :-SPARE] == before[:, :-SPARE]).all()
+
+
+def test_examples_given_at_the_start_count_too(retriever):
+    model = retriever.store.encoder
+    both = SequentialCompositionalRetriever.from_encoder(model, rows() + NEW[:3], k=2)
+    assert "purple" in programs(both.invoke(ASKED))
+
+
+def test_refused_examples_teach_nothing(retriever):
+    model = retriever.store.encoder
+    before = model.encode_queries([ASKED])
+    retriever.add_examples([rows()[0]], ["taken"])
+    with pytest.raises(PoolError):
+        retriever.add_examples([NEW[0]], ["taken"])
+    np.testing.assert_array_equal(model.encode_queries([ASKED]), before)
+
+
+def test_it_is_saved_with_the_store(retriever, tmp_path):
+    retriever.add_examples(NEW[:3])
+    retriever.save(tmp_path / "served")
+    again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "served", k=2)
+    copies = (again, copy.deepcopy(again), pickle.loads(pickle.dumps(retriever)))
+    for one in copies:
+        assert programs(one.invoke(ASKED)) == programs(retriever.invoke(ASKED))
+    again.add_examples(rows(["pink"])[:3])
+    assert "pink" in programs(again.invoke("is there a pink zebra"))
+    assert "purple" in programs(again.invoke(ASKED))
+    shutil.copy(tmp_path / "served" / "query_encoder" / "additions.json", tmp_path / "additions.json")
+    again.save(tmp_path / "served")
+    shutil.copy(tmp_path / "additions.json", tmp_path / "served" / "query_encoder" / "additions.json")
+    with pytest.raises(CheckpointError, match=r"additions.json is not the one"):
+        SequentialCompositionalRetriever.from_pretrained(tmp_path / "served")
+
+
+def test_an_engine_filled_before_takes_new_labels(retriever):
+    model, index = retriever.store.encoder, MemoryIndex()
+    SequentialCompositionalRetriever.from_encoder(model, rows(), index=index)
+    retriever.add_examples(NEW[:3])
+    later = SequentialCompositionalRetriever.from_encoder(model, [*rows(), *NEW[:3]], index=index, k=2)
+    assert "purple" in programs(later.invoke(ASKED))
