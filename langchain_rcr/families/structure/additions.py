@@ -13,9 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from scipy.sparse import csr_array, vstack
 
 from langchain_rcr.families.encoder import Vocabulary
 from langchain_rcr.families.ngrams import Bags, NgramVocabulary, ngrams
@@ -66,31 +65,30 @@ class NewLabels:
         place = np.array([self._number.get(phrase, -1) for phrase in vocabulary.idf], dtype=np.int64)
         column, owner = place[bags.indices], np.repeat(np.arange(len(bags)), np.diff(bags.starts))
         negative = _incidence(owner[column >= 0], column[column >= 0], len(bags), len(most))
-        targets = torch.zeros(len(bags) + len(labels), len(self.columns))
+        targets = np.zeros((len(bags) + len(labels), len(self.columns)), dtype=np.float32)
         for row, has in enumerate(labels, start=len(bags)):
-            targets[row] = torch.tensor([float(label in has) for label in self.columns])
-        self.weights = cues.fit(torch.cat([negative, self._present(found)]).coalesce(), targets)
+            targets[row] = [label in has for label in self.columns]
+        self.weights = cues.fit(vstack([negative, self._present(found)]).tocsr(), targets)
 
     def likelihoods(self, questions: Sequence[str]) -> NDArray[np.float32]:
         """(N, SPARE) how likely each question needs a label of each column."""
         likely = cues.likelihoods(self._present([self._phrases(question) for question in questions]), self.weights)
         out = np.zeros((len(questions), SPARE), dtype=np.float32)
-        for column, places in zip(likely.numpy().T, self.columns.values(), strict=True):
+        for column, places in zip(likely.T, self.columns.values(), strict=True):
             out[:, places] = np.maximum(out[:, places], column[:, None])
         return out
 
     def _phrases(self, question: str) -> set[str]:
         return set(ngrams(Item(question), self.longest, "source", self.gap))
 
-    def _present(self, found: Sequence[set[str]]) -> Tensor:
+    def _present(self, found: Sequence[set[str]]) -> csr_array:
         pairs = [(row, self._number[p]) for row, phrases in enumerate(found) for p in phrases if p in self._number]
         rows, columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
         return _incidence(rows, columns, len(found), len(self._number))
 
 
-def _incidence(rows: NDArray[np.int64], columns: NDArray[np.int64], count: int, width: int) -> Tensor:
-    """(count, width + 1) sparse, ones at these places and in the last column."""
+def _incidence(rows: NDArray[np.int64], columns: NDArray[np.int64], count: int, width: int) -> csr_array:
+    """(count, width + 1) ones at these places and in the last column."""
     every = np.arange(count)
-    where = np.stack([np.concatenate([rows, every]), np.concatenate([columns, np.full(count, width)])])
-    ones = torch.ones(where.shape[1])
-    return torch.sparse_coo_tensor(torch.from_numpy(where), ones, (count, width + 1), check_invariants=False).coalesce()
+    rows, columns = np.concatenate([rows, every]), np.concatenate([columns, np.full(count, width)])
+    return csr_array((np.ones(len(rows), dtype=np.float32), (rows, columns)), shape=(count, width + 1))
