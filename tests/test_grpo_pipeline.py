@@ -195,6 +195,20 @@ def test_a_reward_that_needs_a_language_model_says_so_before_there_is_a_folder(c
     assert not (here / "runs").exists()
 
 
+@pytest.mark.parametrize("llm", [["--llm.kind=simulator"], ["--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1"]])
+def test_likelihood_without_probabilities_says_so_before_there_is_a_folder(capsys, here, llm):
+    assert cli.main(["run", "demo.yaml", "--reward.names=likelihood", *llm]) == 2
+    assert (
+        capsys.readouterr()
+        .err.splitlines()[-1]
+        .startswith("rcr-train: error: reward.names: [likelihood] needs the probabilities of llm.kind: local, not of ")
+    )
+    mixed = ["--reward.names=[likelihood,correctness]", "--llm.kind=local", "--llm.model=m"]
+    assert cli.main(["run", "demo.yaml", *mixed]) == 2
+    assert "error: reward 'likelihood' can't be mixed with others: name it alone" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
 def test_a_bad_reward_is_found_before_there_is_a_folder(capsys, here):
     for flags, message in (
         (["--reward.names=structure_coverge"], "did you mean 'structure_coverage'?"),

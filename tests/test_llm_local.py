@@ -72,6 +72,29 @@ def plain(model: LocalLM, prompt: str) -> tuple[str, str, int]:
     return text.strip(), "length", len(new)
 
 
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_likelihoods_are_those_of_one_token_at_a_time(folder: str, batch_size: int) -> None:
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    tokenizer, network = AutoTokenizer.from_pretrained(folder), LlamaForCausalLM.from_pretrained(folder)
+    prompts = [*PROMPTS, f"Source: {'a ' * 50}\nTarget:"]
+    answers = [*(f"{word} ( {word} )" for word in "abcdefgh"), "h", "a"]
+    expected = []
+    for prompt, answer in zip(prompts[:-1], answers, strict=False):
+        ids, total = tokenizer(prompt)["input_ids"], 0.0
+        for token in tokenizer(f" {answer}\n")["input_ids"]:
+            with torch.no_grad():
+                total += float(network(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[token])
+            ids.append(token)
+        expected.append(total)
+    settings = LLMSettings(kind="local", model=folder, max_tokens=12, batch_size=batch_size, device="cpu")
+    with open_llm(settings, None) as llm:
+        found = llm.log_likelihoods(prompts, answers)
+        assert found[:-1] == pytest.approx(expected, abs=1e-4)
+        assert found[-1] == float("-inf")  # doesn't fit
+        assert llm.log_likelihoods(prompts[:2], answers[:2]) == found[:2]
+
+
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> None:
     model = LocalLM(model=folder, max_new_tokens=12, batch_size=batch_size, stop=["\n"], device="cpu")

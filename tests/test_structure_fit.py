@@ -309,6 +309,13 @@ def test_value_by_hand():
     # 2 · 3 · (√¼ − 0.1 · ¾) for each structure of a column
     expected = 6 * 0.425 * encoder.inventory.sizes
     np.testing.assert_allclose(encoder.valued(likely)[0].detach(), expected, rtol=1e-4)
+    labels = [
+        name for name, length in zip(encoder.inventory.names, encoder.inventory.lengths, strict=True) if length == 1
+    ]
+    with torch.no_grad():
+        encoder.by_size[0] = np.log(5)
+    gained = encoder.valued(likely)[0].detach().numpy() - expected
+    assert gained.sum() == pytest.approx(4 * 6 * 0.425 * len(labels), rel=1e-4)
 
 
 @pytest.mark.slow

@@ -127,6 +127,10 @@ class Encoder(nn.Module, ABC):
         """
         raise NotImplementedError
 
+    def told(self) -> dict[str, float]:
+        """Parameters that mean something by themselves, in their units: GRPO's log says how they moved."""
+        return {}
+
     def reads(self) -> tuple[Any, ...]:
         """What `featurize` depends on: encoders of one class with equal `reads()` give the same features."""
         return (id(self),)

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -113,8 +113,12 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
     if reward.needs_llm and llm is None:
         msg = f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
         raise ConfigError(msg)
+    told, start = _told(job.model), {name: tensor.detach().clone() for name, tensor in job.model.named_parameters()}
     stage = _GRPO(job, config, reward, llm)
-    return stage.runner.run(stage.collect, stage.learn, stage.evaluate)
+    result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
+    if job.processes.first:
+        logger.info("moved: %s", ", ".join(_moved(told, start, job.model)) or "nothing")
+    return result
 
 
 def calls_at_most(config: GRPOSettings, queries: int, dev: int, variants: int = 0) -> int:
@@ -233,7 +237,8 @@ class _GRPO:
         with self.processes.together():
             share = self.processes.part(len(rows))
             rollout, tally = self._roll_out(rows[share], uniforms[share], len(rows) * config.group_size)
-        rollout.figures.update(_means(self.processes, tally))
+        for name, mean in _means(self.processes, tally).items():
+            rollout.figures[name] = math.exp(mean) if name.startswith("perplexity_") else mean
         return rollout
 
     def _roll_out(self, rows: IntArray, uniforms: FloatArray, count: int) -> tuple[_Rollout, _Tally]:
@@ -253,6 +258,9 @@ class _GRPO:
         tally["reward"] = (rewards[scored].sum(), scored.sum())
         tally["unscored"] = ((~scored).sum(), scored.size)
         tally["no_signal"] = ((~advantages.any(axis=1)).sum(), len(rows))
+        if drawn.entropies is not None:
+            sums = drawn.entropies.sum(0).tolist()
+            tally.update({f"perplexity_{step}": (each, len(drawn.picks)) for step, each in enumerate(sums, start=1)})
         advantage = torch.from_numpy(advantages.ravel()).float().to(reference.device)
         has_one = torch.from_numpy(scored.ravel()).to(reference.device)
         return _Rollout(rows, drawn, reference, advantage, has_one, count, {}), tally
@@ -333,6 +341,25 @@ def _rates(model: TriEncoder, trained: Iterable[str]) -> dict[str, float]:
     """Learning rates of their own that some parameters have; see `Encoder.rates`."""
     by_prefix = {f"{part}.{begin}": rate for part in PARTS for begin, rate in getattr(model, part).rates.items()}
     return {name: rate for name in trained for begin, rate in by_prefix.items() if name.startswith(begin)}
+
+
+def _told(model: TriEncoder) -> dict[str, float]:
+    return {name: value for part in PARTS for name, value in getattr(model, part).told().items()}
+
+
+def _moved(told: Mapping[str, float], start: Mapping[str, Tensor], model: TriEncoder) -> Iterator[str]:
+    """What differs from the start: numbers with a name of their own, and the norm of each encoder's weights."""
+    for name, now in _told(model).items():
+        if now != told[name]:
+            yield f"{name} {told[name]:.3g} → {now:.3g}"
+    for part in PARTS:
+        pairs = [(start[name], now.detach()) for name, now in model.named_parameters() if name.startswith(f"{part}.")]
+        size, change = (
+            math.hypot(*(float(each.norm()) for each in norms))
+            for norms in ([before for before, _ in pairs], [now - before for before, now in pairs])
+        )
+        if change:
+            yield f"{part} encoder's weights by {100 * change / max(size, 1e-9):.2g} %"
 
 
 def _means(processes: Processes, tally: _Tally) -> Figures:

@@ -310,6 +310,15 @@ class NeedEncoder(Encoder):
             return likely
         return torch.sigmoid(torch.logit(likely, _LEAST) + torch.from_numpy(features.shift).to(device))
 
+    def told(self) -> dict[str, float]:
+        """γ, ε, and how many times single labels and larger structures count."""
+        with torch.no_grad():
+            sizes = self.by_size.exp().tolist()
+            weights = {
+                f"structures of {size} ×" if size > 1 else "labels ×": w for size, w in enumerate(sizes, start=1)
+            }
+            return {"γ": float(self.power.exp()), "ε": float(self.cost.exp()), **weights}
+
     def valued(self, likely: Tensor) -> Tensor:
         """(N, columns) what the inventory's columns are worth, from (N, S) likelihoods."""
         worth = (self.worth + self.by_size[self.composition.lengths.long() - 1]).exp()

@@ -126,7 +126,7 @@ class Backend:
         if score is None:
             msg = f"{self.name!r} tells no probabilities: reward.names: [likelihood] needs llm.kind: local"
             raise ConfigError(msg)
-        found: list[float] = score(prompts, answers)
+        found: list[float] = score([self._prompt(prompt).to_string() for prompt in prompts], answers)
         return found
 
     def count_tokens(self, text: str) -> int:

@@ -134,13 +134,12 @@ class LocalLM(BaseLLM):
 
     def _guess(self, prompt: str, stop: Sequence[str]) -> list[int]:
         guess = self.guess(prompt) if self.guess is not None else None
-        if not guess:
-            return []
-        ids: list[int] = self._tokenizer(f" {guess}{stop[0] if stop else ''}", add_special_tokens=False)["input_ids"]
-        return ids[: self.max_new_tokens - 1]
+        return self._continuation(guess, stop[0] if stop else "")[: self.max_new_tokens - 1] if guess else []
 
     def log_likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
-        """How probable each answer is behind its prompt, with the end of its line: natural logarithms, −∞ … 0.
+        """How probable each answer is behind its prompt, line break included: natural logarithms, −∞ … 0.
+
+        The rest of a stop sequence doesn't count: many a model ends, where another one goes on with a further question.
 
         Args:
             prompts: any number; those that don't fit the model's context count as impossible to answer.
@@ -149,7 +148,7 @@ class LocalLM(BaseLLM):
         tokens = self._tokenizer(list(prompts), return_token_type_ids=False)["input_ids"]
         limit = getattr(self._model.config, "max_position_embeddings", None) or float("inf")
         found = [-math.inf] * len(tokens)
-        pairs = [(ids, self._continuation(answer)) for ids, answer in zip(tokens, answers, strict=True)]
+        pairs = [(ids, self._continuation(answer, "\n")) for ids, answer in zip(tokens, answers, strict=True)]
         fitting = [row for row, (ids, more) in enumerate(pairs) if len(ids) + len(more) <= limit]
         fitting.sort(key=lambda row: len(pairs[row][0]))
         with self._lock:
@@ -162,9 +161,8 @@ class LocalLM(BaseLLM):
                     found[row] = float(each.sum())
         return found
 
-    def _continuation(self, answer: str) -> list[int]:
-        """An answer and the end of its line, as it stands in the prompt's format."""
-        ids: list[int] = self._tokenizer(f" {answer}\n", add_special_tokens=False)["input_ids"]
+    def _continuation(self, answer: str, end: str) -> list[int]:
+        ids: list[int] = self._tokenizer(f" {answer}{end}", add_special_tokens=False)["input_ids"]
         return ids
 
     @torch.inference_mode()

@@ -85,10 +85,13 @@ def mixture(parts: Mapping[Reward, float]) -> Reward:
         parts: reward → weight, above 0.
 
     Raises:
-        ConfigError: no part, or a weight that is not above 0.
+        ConfigError: no part, a weight that is not above 0, or a part that reads probabilities.
     """
     if not parts or not all(weight > 0 for weight in parts.values()):
         raise ConfigError(f"a mixed reward needs parts with weights above 0, not {sorted(parts.values())}")
+
+    if any(reward.likelihood for reward in parts):
+        raise ConfigError("reward 'likelihood' can't be mixed with others: name it alone")
 
     def function(predictions: Sequence[str | None], references: Sequence[str], **about: Any) -> list[float | None]:
         total: list[float | None] = [0.0] * len(references)

@@ -114,8 +114,9 @@ class Actor:
         ]
         if not parts:
             empty = torch.zeros(0, self.k, dtype=torch.int64, device=self._device)
-            return Sequences(empty, torch.zeros(0, device=self._device))
-        return Sequences(torch.cat([part.picks for part in parts]), torch.cat([part.log_probs for part in parts]))
+            return Sequences(empty, torch.zeros(0, device=self._device), torch.zeros(0, self.k, device=self._device))
+        joined = zip(*((part.picks, part.log_probs, part.entropies) for part in parts), strict=True)
+        return Sequences(*(torch.cat(each) for each in joined))
 
     def reference_log_probs(self, rows: IntArray, drawn: Sequences) -> Tensor:
         """Log π_ref(o) of the R sequences of B queries, (R,)."""

@@ -25,10 +25,12 @@ class Sequences:
     Args:
         picks: (R, k) int64 pool positions, in order.
         log_probs: (R,) float32 log π(o) of the policy that drew them.
+        entropies: (R, k) of the policy at each step, in nats; None where they aren't of interest.
     """
 
     picks: Tensor
     log_probs: Tensor
+    entropies: Tensor | None = None
 
 
 @torch.no_grad()
@@ -58,17 +60,19 @@ def draw(
     """
     state, taken = start, barred.clone()
     rows = torch.arange(len(barred), device=candidates.device)
-    picks, log_probs = [], torch.zeros(len(barred), dtype=torch.float64, device=candidates.device)
+    picks, entropies = [], []
+    log_probs = torch.zeros(len(barred), dtype=torch.float64, device=candidates.device)
     for step in range(k):
         logits = (state.vector() @ candidates.T).masked_fill(taken, _NEVER)
         log_policy = (logits.double() / tau[step]).log_softmax(-1)
         pick = log_policy.argmax(-1) if uniforms is None else _invert(log_policy.exp(), uniforms[:, step])
         log_probs += log_policy[rows, pick]
         picks.append(pick)
+        entropies.append(torch.special.entr(log_policy.exp()).sum(-1))
         taken[rows, pick] = True
         if step + 1 < k:
             state = state.update(contexts(pick))
-    return Sequences(torch.stack(picks, dim=1), log_probs.float())
+    return Sequences(torch.stack(picks, dim=1), log_probs.float(), torch.stack(entropies, dim=1).float())
 
 
 def _invert(policy: Tensor, uniforms: Tensor) -> Tensor:
