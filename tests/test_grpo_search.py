@@ -22,6 +22,7 @@ from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 
+pytestmark = pytest.mark.slow
 torch.set_num_threads(1)
 
 SPEC, FAMILY = ProgramSpec(), get_family("structure")
