@@ -32,13 +32,16 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "evaluation": {"selectors": []},
     },
     "covr": {
-        "grpo": {"enabled": True, "lr": 1e-4, "group_size": 8, "max_steps": 40},
+        "model": {"family": "structure"},
+        "sft": {"epochs": 0},
+        "grpo": {"enabled": True, "epochs": 0, "search": 200},
+        "reward": {"names": ["likelihood"]},
+        "evaluation": {"gold": "pool", "selectors": ["bm25_coverage", "set_bsr", "oracle"]},
         "llm": {
             "kind": "local",
             "model": str(Path(__file__).parents[1] / "examples/models/covr-parser"),
             "max_tokens": 120,
             "batch_size": 32,
-            "dtype": "bfloat16",
         },
     },
 }
@@ -65,7 +68,12 @@ COMPARED = ("gains", "covr")
 """Tables that also show the selectors that aren't trained."""
 
 
-METRICS = {"coverage": "coverage", "exact_match": "exact match", "jaccard": "structure Jaccard"}
+METRICS = {
+    "exact_match": "exact match",
+    "coverage": "coverage",
+    "label_complete": "label-complete",
+    "jaccard": "structure Jaccard",
+}
 
 
 def run_one(arguments: Any, split: str, seed: int) -> dict[str, dict[str, float]]:
@@ -79,7 +87,8 @@ def run_one(arguments: Any, split: str, seed: int) -> dict[str, dict[str, float]
     sft = run_or_read(Path(f"{folder}-sft"), seed, arguments.threads, before_grpo(common), until="sft")
     figures: dict[str, dict[str, float]] = {}
     for column in TABLES[arguments.table]:
-        settings = merged(common, VARIANTS[column], {"sft": {"checkpoint": str(sft.path)}})
+        changes = VARIANTS[column] if task == "geoquery" else {}
+        settings = merged(common, changes, {"sft": {"checkpoint": str(sft.path)}})
         run = run_or_read(Path(f"{folder}-{column.lower()}"), seed, arguments.threads, settings)
         for selector, scores in EvaluationReport.read(run.path).selectors.items():
             shown = {"rcr": column, "rcr_without_rl": WITHOUT}.get(selector, selector)
@@ -165,7 +174,7 @@ def _gains(table: str, cells: Cells, part: str) -> str:
     """Paired differences: mean ± spread over all (split, seed), and how many of them gained and lost."""
     rows = [row for seeds in cells.values() for row in seeds.values()]
     titles = " | ".join(_title(table, metric, part).replace("%", "points") for metric in METRICS)
-    lines = [f"| gain in each of {len(rows)} (split, seed) | {titles} | weights of SFT kept |", "|---" * 5 + "|"]
+    lines = [f"| gain in each of {len(rows)} (split, seed) | {titles} | weights of SFT kept |", "|---" * (len(METRICS) + 2) + "|"]
     pairs = [(name, WITHOUT) for name in TABLES[table]]
     if table in COMPARED:
         pairs += [(name, "best plain") for name in (WITHOUT, *TABLES[table])]
