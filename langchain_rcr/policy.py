@@ -220,7 +220,9 @@ class TriEncoder(nn.Module):
         elif parsed < len(items):
             unparsed = len(items) - parsed
             logger.warning("%d of %d programs don't parse as '%s'", unparsed, len(items), spec.language)
-        name, settings = (DEFAULT_FAMILY, {}) if parsed >= FEWEST else (FALLBACK_FAMILY, FALLBACK_SETTINGS)
+        fallback = parsed < FEWEST
+        name = FALLBACK_FAMILY if fallback else DEFAULT_FAMILY
+        settings: dict[str, Any] = FALLBACK_SETTINGS if fallback else {}
         config = get_family(name).settings()
         backbone = open_backbone(config) if embeddings is None else LangChainBackbone(embeddings)
         remembered = RememberingBackbone(backbone)

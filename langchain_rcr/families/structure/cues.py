@@ -54,7 +54,7 @@ def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) 
     """
     by_phrase = present.T.tocsr()
     scaled = by_phrase.multiply(1 / (by_phrase.sum(axis=1) + _PRIOR)[:, None]).tocsr().astype(np.float32)
-    weights: NDArray[np.float32] = _START * (scaled @ targets)
+    weights: NDArray[np.float32] = (_START * (scaled @ targets)).astype(np.float32, copy=False)
     for _ in range(rounds):
         weights *= scaled @ (targets / (likelihoods(present, weights) + _FLOOR))
     return weights

@@ -39,7 +39,7 @@ IN_DRAFT = (0.6, 0.02)
 """How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
 were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
 NEW_LABEL = 3.0
-"""Times that a new label counts: the larger structures with it, which have no columns, go with it."""
+"""Times that a new label counts, also for the larger structures with it, which have no columns; see docs/results.md."""
 _GROWING = RLock()
 _LEAST = 1e-6
 """Likelihoods below count as this: a power of 0 has no slope."""

@@ -150,7 +150,7 @@ class Composition(nn.Module):
     def forward(self, inputs: Sequence[Tensor]) -> Tensor:
         """Likelihoods (B, S) of what `inputs` returns."""
         flat = torch.stack([column.flatten() for column in inputs])
-        blocks = [self.odds(block).sigmoid().mean(0) for block in flat.split(_BLOCK, dim=1)]
+        blocks = [self.odds(block).sigmoid().mean(0) for block in torch.split(flat, _BLOCK, dim=1)]
         return torch.cat(blocks).view_as(inputs[0]) if blocks else inputs[0]
 
     def by_column(self, likelihoods: Tensor) -> Tensor:
