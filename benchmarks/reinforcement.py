@@ -169,7 +169,7 @@ def _gains(table: str, cells: Cells, part: str) -> str:
     """Paired differences: mean ± spread over all (split, seed), and how many of them gained and lost."""
     rows = [row for seeds in cells.values() for row in seeds.values()]
     titles = " | ".join(_title(table, metric, part).replace("%", "points") for metric in METRICS)
-    lines = [f"| gain in each of {len(rows)} (split, seed) | {titles} | weights of SFT kept |", "|---" * (len(METRICS) + 2) + "|"]
+    lines = [f"| gain in each of {len(rows)} (split, seed) | {titles} | weights of SFT kept |", "|---" * 5 + "|"]
     pairs = [(name, WITHOUT) for name in TABLES[table]]
     if table in COMPARED:
         pairs += [(name, "best plain") for name in (WITHOUT, *TABLES[table])]
