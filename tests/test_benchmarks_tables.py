@@ -81,7 +81,7 @@ def test_the_settings_are_settings_and_sft_does_not_depend_on_those_of_grpo(rein
     for column in reinforcement.VARIANTS.values():
         assert Settings.model_validate(reinforcement.merged(settings, column)).grpo.enabled
     before = reinforcement.before_grpo(settings)
-    assert (before["data"], before["sft"]) == (where["data"], where["sft"])
+    assert (before["data"], before["sft"]) == (where["data"], settings["sft"])
     assert not {"grpo", "reward", "llm", "evaluation"} & before.keys()
     held_out = reinforcement.merged(settings, reinforcement.setting("grpo.queries=110"))
     assert Settings.model_validate(reinforcement.before_grpo(held_out)).grpo.queries == 110
