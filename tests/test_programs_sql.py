@@ -164,9 +164,9 @@ def test_other_uses_of_sqlglot_still_log(caplog: pytest.LogCaptureFixture) -> No
     ids=lambda value: f"{value[:24]}…" if isinstance(value, str) else str(value),
 )
 def test_deep_or_huge_text_is_quick(text: str, answers: bool) -> None:
-    started = time.process_time()
+    started = time.thread_time()  # of this thread alone: others in the process have work of their own
     tree = parse(text, "sql")
-    assert time.process_time() - started < 10  # milliseconds alone; other threads of the process count, too
+    assert time.thread_time() - started < 2
     assert (tree is not None) == answers
 
 

@@ -208,6 +208,8 @@ class _GRPO:
             picks = greedy(vectors, pool, self.model.state(), config.k, exclude=excluded).positions
             return self._score(queries[part], picks)[0]
 
+        if self.processes.first:  # It takes minutes.
+            logger.info("asking about %d variants of the policy on %d questions …", len(family.variants), len(rows))
         with self.processes.together():
             first = self.processes.collect(len(rows), earned)
             best, chosen, kept = 0.0, "as it was", start

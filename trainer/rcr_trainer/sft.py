@@ -33,6 +33,7 @@ from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.selection import greedy
+from rcr_trainer.coverage import program_groups
 from rcr_trainer.errors import DataError
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.settings import SFTSettings
@@ -100,7 +101,7 @@ class _SFT:
 
         self.groups = None
         if config.mask_duplicates:
-            self.groups = np.unique([spec.key(e.target) for e in pool], return_inverse=True)[1]
+            self.groups = program_groups(spec, [e.target for e in pool])
         self.candidates, self.contexts = model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
         self.fit()
