@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import io
 import json
+from types import MappingProxyType
 
 import numpy as np
 import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, evaluate, write_table
 from rcr_trainer.llm.faults import AccessError, BudgetExceeded, LLMError
+from rcr_trainer.llm.ledger import Answer
+from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.rewards import ProgramError, execution
 from reports import report as report_on
 from reports import scores as scores_of
 
@@ -40,8 +44,14 @@ def asked_of(prompt):
     return prompt.rpartition("Source: ")[2].removesuffix("\nTarget:")
 
 
-def run(selectors, answer, queries=QUERIES, *, simulated=False, limit=None, **options):
-    answerer = Answerer(answer, "fake-lm", simulated=simulated, queries=limit)
+def run(selectors, answer, queries=QUERIES, *, simulated=False, limit=None, given=MappingProxyType({}), **options):
+    def answers(prompts):
+        return [
+            Answer(program, program=program, prompt_tokens=len(prompt))
+            for prompt, program in zip(prompts, answer(prompts), strict=False)  # one test answers too few
+        ]
+
+    answerer = Answerer(answers, "fake-lm", simulated=simulated, queries=limit, **given)
     settings = {"k": 2, "steps": 3, "split": "toy", "seed": 0, "answerer": answerer, **options}
     return evaluate(selectors, POOL, queries, SPEC, **settings)
 
@@ -55,6 +65,30 @@ def test_figures_by_hand():
     assert scores.jaccard == pytest.approx(100 * (1 + 0 + 1 + 0) / 4)
     assert scores.no_program == 25
     assert report.answers == AnswersAsked("fake-lm", False, 4, 4)
+    # Two picks of 20 and 14 characters, then the question.
+    prompt = "Source: q0\nTarget: a ( b )\nSource: q1\nTarget: c\nSource: x0\nTarget:"
+    assert (scores.prompt_tokens, scores.completion_tokens, scores.cost) == (len(prompt), 0, None)
+
+
+def test_results_and_costs_by_hand():
+    def run_it(program):
+        if program == "c":
+            raise ProgramError("no such table")
+        return program.lower()
+
+    # The same result; a wrong one; a gold program that can't be run isn't counted.
+    queries = [Example(f"t{i}", f"x{i}", target) for i, target in enumerate(["a ( b )", "e", "c"])]
+    given = {"execution": execution(run_it, SPEC), "money": LLMSettings(price_prompt=2, price_completion=3).money}
+    fake = Fake({"x0": "A ( B )", "x1": None, "x2": "c"})
+    kept = []
+    scores = run(
+        {"rcr": always(0, 1, 2)}, fake, queries, given=given, keep=lambda report, picks: kept.append(picks)
+    ).selectors["rcr"]
+    assert (scores.exact_match, scores.execution) == (pytest.approx(100 / 3), 50)
+    assert scores.cost == pytest.approx(1000 * 2e-6 * scores.prompt_tokens)
+    assert [(row.answer, row.exact, row.execution) for row in kept[-1]["rcr"]] == [
+        ("A ( B )", False, True), (None, False, False), ("c", True, None),
+    ]  # fmt: skip
 
 
 def test_partial_jaccard_by_hand():
@@ -123,7 +157,7 @@ def test_a_subset_is_scored_alone_and_skips_what_does_not_parse():
 
 
 def test_a_wrong_number_of_programs_is_no_answer():
-    with pytest.raises(InputError, match="gave 1 programs for 4 prompts"):
+    with pytest.raises(InputError, match="gave 1 answers for 4 prompts"):
         run({"rcr": always(0, 1, 2)}, lambda prompts: ["a"])
 
 
@@ -149,7 +183,9 @@ THREE = {"rcr": always(0, 1, 2), "rcr_without_rl": always(1, 0, 2), "random": al
 @pytest.mark.parametrize(("budget", "answered"), [(12, 3), (11, 2), (8, 2), (7, 1), (4, 1), (3, 0), (0, 0)])
 def test_a_spent_budget_leaves_the_selectors_that_are_complete(budget, answered, caplog):
     kept = []
-    report = run(THREE, Budgeted({f"x{i}": "e" for i in range(4)}, budget), keep=kept.append)
+    report = run(
+        THREE, Budgeted({f"x{i}": "e" for i in range(4)}, budget), keep=lambda report, picks: kept.append(report)
+    )
     figures = [scores.exact_match for scores in report.selectors.values()]
     assert figures == [25] * answered + [None] * (3 - answered)
     assert all(scores.coverage > 0 for scores in report.selectors.values())
@@ -158,7 +194,7 @@ def test_a_spent_budget_leaves_the_selectors_that_are_complete(budget, answered,
     said = f"no exact match for {', '.join(missing)}: the budget of 9 calls could be exceeded"
     assert warnings == ([said] if missing else [])
     assert report.answers.missing == ("the budget of 9 calls could be exceeded" if missing else "")
-    assert [entry.answers for entry in kept] == [None]
+    assert [entry.answers for entry in kept] == [None, report.answers]
 
 
 def test_after_the_first_selector_that_is_incomplete_nothing_more_is_asked():
@@ -184,7 +220,7 @@ def test_what_is_measured_is_kept_before_the_model_is_asked():
         raise AccessError("no key")
 
     with pytest.raises(LLMError, match="no key"):
-        run(THREE, broken, keep=kept.append)
+        run(THREE, broken, keep=lambda report, picks: kept.append(report))
     assert list(kept[0].selectors) == list(THREE)
     assert kept[0].selectors["rcr"].coverage > 0
 

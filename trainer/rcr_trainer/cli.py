@@ -12,7 +12,7 @@ import os
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -126,10 +126,13 @@ def _evaluate(given: argparse.Namespace) -> None:
     pipeline.set_threads(run.config.threads)
     from rcr_trainer.evaluation.stage import evaluation_stage
 
-    with _progress(), hold(run.path), run.stage("evaluation"):
-        report = evaluation_stage(run)
+    with _progress(), hold(run.path), nullcontext() if given.only_picks else run.stage("evaluation"):
+        report = evaluation_stage(run, only_picks=given.only_picks)
+    if given.only_picks:
+        _show(f"written: {run.path / 'picks.jsonl'}")
+        return
     _show_report(report)
-    _show(f"written: {run.path / 'evaluation.json'}, {run.path / 'coverage.png'}")
+    _show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'coverage.png', 'picks.jsonl'))}")
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -224,8 +227,12 @@ def _parser(arguments: Sequence[str]) -> _Parser:
 
     text = "compare a trained retriever with plain selectors, by a language model's answers, too"
     evaluate = _command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")
-    evaluate.usage = f"{PROG} evaluate [-h] [--split {{test,dev}}] [--k INT] [--SECTION.FIELD VALUE ...] RUN"
+    evaluate.usage = (
+        f"{PROG} evaluate [-h] [--only-picks] [--split {{test,dev}}] [--k INT] [--SECTION.FIELD VALUE ...] RUN"
+    )
     evaluate.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its checkpoint folder")
+    text = "write picks.jsonl alone; the run's evaluation.json and coverage.png stay as they are"
+    evaluate.add_argument("--only-picks", action="store_true", help=text)
     if called == "evaluate":
         _add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 

@@ -349,6 +349,15 @@ def build_reward(config: Settings, spec: ProgramSpec) -> Reward:
     )
 
 
+def build_execution(config: Settings, spec: ProgramSpec) -> Reward | None:
+    """What compares programs by their results; None where the settings name neither database nor executor."""
+    settings = config.reward
+    if settings.database is None and settings.executor is None:
+        return None
+    alone = settings.model_copy(update={"names": ["execution"], "weights": []})
+    return build_reward(config.model_copy(update={"reward": alone}), spec)
+
+
 def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> LanguageModel:
     """The model that answers prompts; close it when done.
 

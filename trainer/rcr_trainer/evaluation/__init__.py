@@ -5,6 +5,7 @@ from __future__ import annotations
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
+from rcr_trainer.evaluation.picks import Picked, read_picks, write_picks
 from rcr_trainer.evaluation.plain import PlainSelectors, choose, plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
 from rcr_trainer.evaluation.report import AnswersAsked, Choice, EvaluationReport, SelectorScores
@@ -16,6 +17,7 @@ __all__ = [
     "Choice",
     "EvaluationReport",
     "PickFunction",
+    "Picked",
     "PlainSelectors",
     "SelectorScores",
     "advise",
@@ -23,5 +25,7 @@ __all__ = [
     "evaluate",
     "plain_selectors",
     "plot_coverage",
+    "read_picks",
+    "write_picks",
     "write_table",
 ]

@@ -1,4 +1,4 @@
-"""What a language model makes of each selector's picks: prompts, its programs, exact match."""
+"""What a language model makes of each selector's picks: prompts, its answers, their scores."""
 
 from __future__ import annotations
 
@@ -14,14 +14,16 @@ from langchain_rcr.items import compose
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.intervals import paired_intervals
-from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport
+from rcr_trainer.evaluation.picks import Picked, Picks
+from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport, SelectorScores
 from rcr_trainer.llm.faults import BudgetExceeded
-from rcr_trainer.rewards import correctness, score, structure_coverage
+from rcr_trainer.llm.ledger import Answer
+from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
 
 logger = logging.getLogger(__name__)
 
-AnswerFunction: TypeAlias = Callable[[Sequence[str]], Sequence[str | None]]
-"""Prompts → the programs that they were answered with; None: no program."""
+AnswerFunction: TypeAlias = Callable[[Sequence[str]], Sequence[Answer]]
+"""Prompts → their answers, whose `program` is None where they hold none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,26 +36,23 @@ class Answerer:
         name: of the model, for the report.
         simulated: it is no language model, but the offline simulator of one.
         queries: how many queries it is asked, spread evenly over those that count; None: all.
+        execution: scores answers by their results (`rcr_trainer.rewards.execution`); None: there is no database.
+        money: dollars for so many prompt and completion tokens; None without prices.
     """
 
     answer: AnswerFunction
     name: str
     simulated: bool = False
     queries: int | None = None
+    execution: Reward | None = None
+    money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None
 
     def chosen(self, count: int) -> np.ndarray:
         """(n,) int64, ascending: which of so many queries it is asked."""
         n = count if self.queries is None else min(self.queries, count)
         return np.arange(n) * count // n
 
-    def answer_all(
-        self,
-        report: EvaluationReport,
-        picks: Mapping[str, np.ndarray],
-        pool: Sequence[Example],
-        queries: Sequence[Example],
-        spec: ProgramSpec,
-    ) -> None:
+    def answer_all(self, report: EvaluationReport, picks: Picks, spec: ProgramSpec) -> None:
         """Have the picks of all selectors answered, together and each prompt once, and score the answers.
 
         Once a budget is spent, the selectors whose prompts are all answered are scored, in their order up to the
@@ -61,46 +60,61 @@ class Answerer:
 
         Args:
             report: gets the figures, and why some selectors have none.
-            picks: by selector (B, k) positions in the pool, in the order in which the prompt shows them.
-            pool: the candidates.
-            queries: the B queries with their gold programs, all of which parse.
+            picks: by selector, of the same B queries, whose gold programs all parse; get the answers and their scores.
             spec: how programs are read.
 
         Raises:
-            InputError: the function gave another number of programs than it was given prompts.
+            InputError: the function gave another number of answers than it was given prompts.
         """
-        asked = self.chosen(len(queries)).tolist()
+        asked = self.chosen(len(next(iter(picks.values())))).tolist()
         n = len(asked)
-        golds = [queries[i] for i in asked]
-        shown = {name: [[pool[p] for p in positions[i]] for i in asked] for name, positions in picks.items()}
+        rows = {name: [own[i] for i in asked] for name, own in picks.items()}
         prompts = {
-            name: [
-                compose([example.item for example in row], gold.source) for row, gold in zip(rows, golds, strict=True)
-            ]
-            for name, rows in shown.items()
+            name: [compose([example.item for example in row.picks], row.question) for row in own]
+            for name, own in rows.items()
         }
         logger.info("%d answers for each of %s", n, ", ".join(picks))
-        programs, missing = self._programs(prompts)
-        keys = [spec.key(gold.target) for gold in golds]
+        given, missing = self._answers(prompts)
+        keys = [spec.key(row.gold) for row in next(iter(rows.values()))]
         report.answers = AnswersAsked(self.name, self.simulated, n, len(set(keys)), missing)
-        exact = {name: score(correctness(spec), answers, golds, shown[name]) for name, answers in programs.items()}
-        for name, answers in programs.items():
-            scores = report.selectors[name]
-            scores.exact_match = 100 * float(exact[name].mean())
-            scores.jaccard = 100 * float(score(structure_coverage(spec), answers, golds, shown[name]).mean())
-            scores.no_program = 100 * answers.count(None) / n
+        exact = {name: self._score(report.selectors[name], rows[name], own, spec) for name, own in given.items()}
         for name, interval in paired_intervals(exact, keys).items():
             report.selectors[name].intervals["exact_match"] = interval
 
-    def _programs(self, prompts: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[str | None]], str]:
-        """By selector a program per prompt, and why some selectors have none ("" where all have)."""
-        given: dict[str, str | None] = {}
+    def _score(
+        self, scores: SelectorScores, rows: Sequence[Picked], answers: Sequence[Answer], spec: ProgramSpec
+    ) -> np.ndarray:
+        """Put the figures of one selector's answers into its scores and its rows; (n,) 1 where exact."""
+        programs = [answer.program for answer in answers]
+        golds = [Example(row.id, row.question, row.gold) for row in rows]
+        shown = [row.picks for row in rows]
+        exact = score(correctness(spec), programs, golds, shown)
+        jaccard = score(structure_coverage(spec), programs, golds, shown)
+        same = np.full(len(rows), np.nan)
+        if self.execution is not None:
+            same = score(self.execution, programs, golds, shown)
+        for i, row in enumerate(rows):
+            row.answer, row.exact, row.jaccard = programs[i], bool(exact[i]), round(float(jaccard[i]), 4)
+            row.execution = None if np.isnan(same[i]) else bool(same[i])
+        n = len(rows)
+        read, written = (sum(getattr(a, kind) for a in answers) for kind in ("prompt_tokens", "completion_tokens"))
+        money = self.money(read, written)
+        scores.exact_match, scores.jaccard = 100 * float(exact.mean()), 100 * float(jaccard.mean())
+        scores.no_program = 100 * programs.count(None) / n
+        scores.execution = None if np.isnan(same).all() else 100 * float(np.nanmean(same))
+        scores.prompt_tokens, scores.completion_tokens = read / n, written / n
+        scores.cost = None if money is None else 1000 * money / n
+        return exact
+
+    def _answers(self, prompts: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[Answer]], str]:
+        """By selector an answer per prompt, and why some selectors have none ("" where all have)."""
+        given: dict[str, Answer] = {}
 
         def fetch(names: Sequence[str]) -> None:
             wanted = list(dict.fromkeys(prompt for name in names for prompt in prompts[name]))
             found = list(self.answer(wanted))
             if len(found) != len(wanted):
-                raise InputError(f"the answer function gave {len(found)} programs for {len(wanted)} prompts")
+                raise InputError(f"the answer function gave {len(found)} answers for {len(wanted)} prompts")
             given.update(zip(wanted, found, strict=True))
 
         done, reason = list(prompts), ""

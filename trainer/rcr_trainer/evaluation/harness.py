@@ -29,6 +29,7 @@ from rcr_trainer.evaluation.metrics import (
     weighted_recall,
     within_pool,
 )
+from rcr_trainer.evaluation.picks import Picks, rows_of
 from rcr_trainer.evaluation.report import Choice, EvaluationReport, Gold, Kind, Metric, SelectorScores
 
 PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
@@ -54,7 +55,7 @@ def evaluate(
     left_out: Mapping[str, str] | None = None,
     trade_offs: Mapping[str, Choice] | None = None,
     answerer: Answerer | None = None,
-    keep: Callable[[EvaluationReport], None] | None = None,
+    keep: Callable[[EvaluationReport, Picks], None] | None = None,
 ) -> EvaluationReport:
     """Measure every selector on the same queries and pool.
 
@@ -76,7 +77,8 @@ def evaluate(
         left_out: selectors that could not be run, with the reason.
         trade_offs: how those of the selectors were chosen that have one.
         answerer: a language model that is asked with each selector's k picks, after everything else is measured.
-        keep: given the report before the model is asked, so that what is measured isn't lost with it.
+        keep: given the report and the k picks before the model is asked, so that what is measured isn't lost with it,
+            and again once it has answered.
 
     Raises:
         InputError: k is more than what is left to pick from, no query is left to count, or a selector breaks its word
@@ -135,13 +137,27 @@ def evaluate(
         versions=library_versions(),
     )
     report.advice = advise(report)
+    picks = {
+        name: rows_of(
+            name,
+            scores.kind,
+            positions[:, :k],
+            pool=pool,
+            queries=counted,
+            gold=task.gold,
+            pool_structures=candidates,
+            names=structures.names,
+        )
+        for name, (scores, positions, _) in measured.items()
+    }
     if keep is not None:
-        keep(report)
+        keep(report, picks)
     if answerer is not None:
-        picks = {name: positions[:, :k] for name, (_, positions, _) in measured.items()}
         report = deepcopy(report)  # the one that was kept stays as it is
-        answerer.answer_all(report, picks, pool, counted, spec)
+        answerer.answer_all(report, picks, spec)
         report.advice = advise(report)
+        if keep is not None:
+            keep(report, picks)
     return report
 
 

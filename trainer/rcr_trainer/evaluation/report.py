@@ -48,6 +48,11 @@ class SelectorScores:
         exact_match: answers of a language model, given the picks, that are the gold program, %; None: not asked.
         jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %; None: not asked.
         no_program: answers that hold no program, %; None: not asked.
+        execution: answers that give the gold program's result, of those that can be told, %; None: not asked, or there
+            is no database.
+        prompt_tokens: of a prompt, as the language model counts them, mean over the queries asked; None: not asked.
+        completion_tokens: of an answer, likewise.
+        cost: dollars for a thousand queries, were each prompt asked anew; None: not asked, or without prices.
         intervals: by metric, the 95 % interval of rcr's figure less this one, points (`intervals.paired_intervals`);
             empty for rcr itself, where it was not run, and with too few different gold programs.
     """
@@ -68,6 +73,10 @@ class SelectorScores:
     exact_match: float | None = None
     jaccard: float | None = None
     no_program: float | None = None
+    execution: float | None = None
+    prompt_tokens: float | None = None
+    completion_tokens: float | None = None
+    cost: float | None = None
     intervals: dict[Metric, Interval] = field(default_factory=dict)
 
 
@@ -170,11 +179,13 @@ class EvaluationReport:
         return max(figures.items(), key=lambda item: item[1], default=None)
 
     def to_json(self) -> str:
-        """The report as JSON: rates rounded to 2 decimals, latencies to 3."""
+        """The report as JSON: rates rounded to 2 decimals, latencies to 3, costs to 6."""
         values = _rounded(asdict(self), 2)
         for name, scores in self.selectors.items():
             values["selectors"][name]["latency_ms"] = round(scores.latency_ms, 3)
             values["selectors"][name]["latency_batch_ms"] = round(scores.latency_batch_ms, 3)
+            if scores.cost is not None:
+                values["selectors"][name]["cost"] = round(scores.cost, 6)
         return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
     @classmethod

@@ -19,13 +19,14 @@ from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
+from rcr_trainer.evaluation.picks import Picks, write_picks
 from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
 from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task, divide, load_model, open_language_model
+from rcr_trainer.tasks import Task, build_execution, divide, load_model, open_language_model
 
 if TYPE_CHECKING:
     from langchain_rcr.policy import TriEncoder
@@ -36,13 +37,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def evaluation_stage(run: Run) -> EvaluationReport:
+def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
 
-    Writes evaluation.json and coverage.png; both are there, without answers, before a language model is asked.
+    Writes picks.jsonl, coverage.png and evaluation.json; they are there, without answers, before a language model is
+    asked.
 
     Args:
         run: a run with a checkpoint.
+        only_picks: write nothing but picks.jsonl.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
@@ -89,12 +92,14 @@ def evaluation_stage(run: Run) -> EvaluationReport:
         for name, policy in policies.items()
     }
 
-    def keep(report: EvaluationReport) -> None:
-        report.write(run.path)
-        plot_coverage(report, run.path / "coverage.png")
+    def keep(report: EvaluationReport, picks: Picks) -> None:
+        write_picks(run.path, picks)
+        if not only_picks:
+            plot_coverage(report, run.path / "coverage.png")
+            report.write(run.path)
 
     with _answerer(run, task) as answerer:
-        report = evaluate(
+        return evaluate(
             {**ours, **plain.selectors},
             task.pool,
             queries,
@@ -111,8 +116,6 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             answerer=answerer,
             keep=keep,
         )
-    report.write(run.path)
-    return report
 
 
 def policy_picks(
@@ -164,11 +167,14 @@ def _answerer(run: Run, task: Task) -> Iterator[Answerer | None]:
     # The run's account and file of answers, wherever its folder is seen from.
     config = run.config.model_copy(update={"output": run.path})
     with open_language_model(config, task) as llm:
-
-        def answer(prompts: Sequence[str]) -> list[str | None]:
-            return [answer.program for answer in llm.generate(prompts)]
-
-        yield Answerer(answer, llm.name, simulated=settings.kind == "simulator", queries=evaluation.answer_queries)
+        yield Answerer(
+            llm.generate,
+            llm.name,
+            simulated=settings.kind == "simulator",
+            queries=evaluation.answer_queries,
+            execution=build_execution(config, task.spec),
+            money=settings.money,
+        )
 
 
 def count_selectors(config: Settings) -> int:

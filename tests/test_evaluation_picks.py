@@ -1,0 +1,135 @@
+"""picks.jsonl by hand, written whole, read back; and `evaluate --only-picks`."""
+
+import json
+
+import numpy as np
+import pytest
+from rcr_trainer import cli
+from rcr_trainer.data import Example
+from rcr_trainer.errors import DataError
+from rcr_trainer.evaluation import Answerer, evaluate, read_picks, write_picks
+from rcr_trainer.llm.ledger import Answer
+
+from langchain_rcr.programs import ProgramSpec
+
+POOL = [Example(str(i), f"q{i}", target) for i, target in enumerate(["a ( b )", "c", "a ( d )", "zz ( y )"])]
+QUERIES = [Example("t0", "x0", "a ( b )"), Example("t1", "broken", "( ("), Example("t2", "x2", "a ( z )")]
+
+
+def picked(answerer=None, **options):
+    kept = []
+    selectors = {
+        "rcr": lambda queries, k, exclude, references: np.array([[1, 2, 0][:k]] * len(queries)),
+        "random": lambda queries, k, exclude, references: np.array([[3, 1, 0][:k]] * len(queries)),
+    }
+    evaluate(
+        selectors,
+        POOL,
+        QUERIES,
+        ProgramSpec(),
+        k=2,
+        steps=3,
+        split="toy",
+        seed=0,
+        answerer=answerer,
+        keep=lambda report, picks: kept.append({name: list(rows) for name, rows in picks.items()}),
+        **options,
+    )
+    return kept
+
+
+def test_rows_by_hand():
+    (picks,) = picked()
+    assert [row.id for row in picks["rcr"]] == ["t0", "t2"]
+    ours, theirs = picks["rcr"][0], picks["random"][0]
+    assert (ours.question, ours.gold, ours.selector, ours.kind) == ("x0", "a ( b )", "rcr", "trained")
+    assert ours.picks == [POOL[1], POOL[2]]
+    assert ours.covered == ["<root> -> a", "a"]
+    assert ours.missing == ["<root> -> a -> b", "a -> b", "b"]
+    assert (theirs.covered, len(theirs.missing)) == ([], 5)
+    assert (ours.answer, ours.exact, ours.jaccard, ours.execution) == (None, None, None, None)
+
+
+def test_only_structures_that_count_are_missing():
+    (picks,) = picked(gold="pool")
+    assert [row.missing for row in picks["random"]] == [
+        ["<root> -> a", "<root> -> a -> b", "a", "a -> b", "b"], ["<root> -> a", "a"],
+    ]  # fmt: skip
+
+
+def test_answers_are_kept_with_the_picks():
+    def answer(prompts):
+        return [
+            Answer("a(b)", program="a(b)") if "a ( d )" in prompt else Answer(None, "refused") for prompt in prompts
+        ]
+
+    before, after = picked(Answerer(answer, "m", queries=1))
+    assert before["rcr"][0] is after["rcr"][0]
+    row = after["rcr"][0]
+    assert (row.answer, row.exact, row.jaccard) == ("a(b)", True, 1.0)
+    row = after["random"][0]
+    assert (row.answer, row.exact, row.jaccard) == (None, False, 0.0)
+    assert after["rcr"][1].exact is None  # not asked
+
+
+def test_what_is_written_is_read_back(tmp_path):
+    (picks,) = picked()
+    path = write_picks(tmp_path, picks)
+    lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    assert [(line["id"], line["selector"]) for line in lines] == [
+        ("t0", "rcr"), ("t0", "random"), ("t2", "rcr"), ("t2", "random"),
+    ]  # fmt: skip
+    assert lines[0]["picks"][0] == {"id": "1", "source": "q1", "target": "c"}
+    assert read_picks(tmp_path) == read_picks(path) == picks
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace('"kind":"trained"', '"kind":"great"', 1), r"picks.jsonl, line 1: kind: "),
+        (lambda text: text + '{"id": "t9', r"picks.jsonl, line 5: "),
+        (lambda text: "".join(text.splitlines(True)[:3]), "damaged: the selectors don't have the same questions"),
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path, damage, message):
+    path = write_picks(tmp_path, picked()[0])
+    path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(DataError, match=message):
+        read_picks(tmp_path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(DataError, match=r"can't read .*picks.jsonl: No such file"):
+        read_picks(tmp_path)
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
+    (picks,) = picked()
+    path = write_picks(tmp_path, picks)
+    old = path.read_bytes()
+    picks["rcr"][1].answer = "half a character: \ud800"
+    with pytest.raises(ValueError, match="utf-8"):
+        write_picks(tmp_path, picks)
+    assert path.read_bytes() == old
+    assert [entry.name for entry in tmp_path.iterdir()] == ["picks.jsonl"]
+
+
+@pytest.mark.slow
+def test_evaluate_can_write_only_the_picks(here, capsys):
+    (here / "demo.yaml").write_text(
+        "data: {split: 110, train_size: 40, test_size: 6, dev_size: 6}\nmodel: {family: lexical, dim: 8}\n"
+        "sft: {epochs: 1}\nevaluation: {steps: 4, selectors: [random, oracle]}\nllm: {kind: simulator}\n"
+        "tensorboard: false\nthreads: 1\n"
+    )
+    assert cli.main(["run", "demo.yaml"]) == 0
+    folder = here / "runs" / "demo"
+    first = read_picks(folder)
+    assert [len(rows) for rows in first.values()] == [6, 6, 6]
+    assert {row.kind for row in first["oracle"]} == {"oracle"}
+    assert all(row.exact is not None for rows in first.values() for row in rows)
+    before = {name: (folder / name).stat().st_mtime_ns for name in ("evaluation.json", "coverage.png", "run.json")}
+    capsys.readouterr()
+    assert cli.main(["evaluate", "runs/demo", "--only-picks", "--k=2"]) == 0
+    assert capsys.readouterr().out == "written: runs/demo/picks.jsonl\n"
+    assert {name: (folder / name).stat().st_mtime_ns for name in before} == before
+    assert {len(row.picks) for rows in read_picks(folder).values() for row in rows} == {2}
