@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
+from scipy.sparse import csr_array, diags_array
 
 from langchain_rcr.families.ngrams import Bags
 
@@ -52,15 +52,29 @@ def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) 
         targets: (N, S) 0 or 1, which structures each question's program has.
         rounds: how often the weights are updated.
     """
-    by_phrase = present.T.tocsr()
-    scaled = by_phrase.multiply(1 / (by_phrase.sum(axis=1) + _PRIOR)[:, None]).tocsr().astype(np.float32)
-    weights: NDArray[np.float32] = (_START * (scaled @ targets)).astype(np.float32, copy=False)
+    size, count = targets.shape[1], present.sum(axis=0)
+    rows, columns = np.nonzero(targets)
+    # Only the weights between a structure and the phrases of its questions can leave 0: each pair of a question and a
+    # structure of its program sums some of them.
+    lengths = np.diff(present.indptr)[rows]
+    ends = np.cumsum(lengths)
+    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(present.indptr[rows] - ends + lengths, lengths)
+    cells = present.indices[places].astype(np.int64) * size + np.repeat(columns, lengths)
+    taken = np.zeros(present.shape[1] * size, dtype=bool)
+    taken[cells] = True
+    used = np.flatnonzero(taken)
+    within = (np.ones(len(cells), dtype=np.float32), (np.cumsum(taken) - 1)[cells], np.concatenate([[0], ends]))
+    sums = csr_array(within, shape=(len(rows), len(used)))
+    scaled = csr_array(diags_array((1 / (count[used // size] + _PRIOR)).astype(np.float32)) @ sums.T)
+    found = _START * scaled.sum(axis=1)
     for _ in range(rounds):
-        weights *= scaled @ (targets / (likelihoods(present, weights) + _FLOOR))
-    return weights
+        found *= scaled @ (1 / (likelihoods(sums, found) + _FLOOR))
+    weights = np.zeros(len(taken), dtype=np.float32)
+    weights[used] = found
+    return weights.reshape(-1, size)
 
 
 def likelihoods(present: csr_array, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(N, S) P(s|x)."""
+    """(N, S) P(s|x), or (N,) of weights (F + 1,) for one structure."""
     likely: NDArray[np.float32] = 1 - np.exp(-(present @ weights))
     return likely

@@ -46,6 +46,8 @@ MARGIN = 0.5
 PRICE = 2.0
 """Points of quality that a prompt e times as long must bring."""
 _K = 4
+_PUPILS = 1000
+"""Held-out questions of each way that the nets learn on: some hundreds of structures of each are enough."""
 _JUDGES = 300
 """Held-out questions of each way that a choice is judged by."""
 _STEPS, _BATCH, _LR = 600, 1024, 0.01
@@ -120,12 +122,17 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
 
     left_out = _left_out(encoder, targets, inverse, dual, present, folds)
     evidence = encoder.evidence(chosen, encoder.landmarks.views)
-    parts = [(way.needs(evidence, rows), targets[rows]) for way in left_out for rows in [np.flatnonzero(way.fold >= 0)]]
-    _train(composition, [_pairs(composition, needs, wanted, rng) for needs, wanted in parts], seed)
+    parts = []
+    for way in left_out:
+        rows = np.flatnonzero(way.fold >= 0)
+        if len(rows) > _PUPILS:
+            rows = np.sort(rng.choice(rows, _PUPILS, replace=False))
+        parts.append((way.needs(evidence, rows), targets[rows], way.fold[rows]))
+    _train(composition, [_pairs(composition, needs, wanted, rng) for needs, wanted, _ in parts], seed)
     composition.to(encoder.mean.device)
     _weigh(encoder, targets)
     if parts:
-        _trust_phrases(encoder, *parts[0])
+        _trust_phrases(encoder, left_out[0], targets)
         _choose(encoder, left_out, parts, targets, rng)
 
 
@@ -249,12 +256,13 @@ def _together(composition: Composition, have: NDArray[np.bool_], fold: _Ints) ->
     return share
 
 
-def _trust_phrases(encoder: NeedEncoder, needs: Needs, targets: _Floats) -> None:
+def _trust_phrases(encoder: NeedEncoder, way: LeftOut, targets: _Floats) -> None:
     """Find the labels whose phrases are right where they speak, on held-out questions."""
+    rows = way.fold >= 0
     inventory = encoder.inventory
     column = inventory.owner[inventory.lengths == 1]
     place = np.searchsorted(inventory.small, column)
-    said, there = needs.local[:, place] > 0.5, targets[:, column] > 0
+    said, there = way.local[rows][:, place] > 0.5, targets[rows][:, column] > 0
     right, total = (said & there).sum(axis=0), said.sum(axis=0)
     trusted = np.zeros(len(inventory.names), dtype=bool)
     trusted[inventory.lengths == 1] = (total > 0) & (right >= PRECISION * total)
@@ -273,15 +281,15 @@ def _weigh(encoder: NeedEncoder, targets: _Floats) -> None:
 def _choose(
     encoder: NeedEncoder,
     left_out: Sequence[LeftOut],
-    parts: Sequence[tuple[Needs, _Floats]],
+    parts: Sequence[tuple[Needs, _Floats, _Ints]],
     targets: _Floats,
     rng: np.random.Generator,
 ) -> None:
     """Set ε to that whose picks for held-out questions are best, among the landmarks that these may get."""
     judges = []
-    for way, (needs, wanted) in zip(left_out, parts, strict=True):
+    for way, (needs, wanted, numbers) in zip(left_out, parts, strict=True):
         rows = np.sort(rng.permutation(len(wanted))[:_JUDGES])
-        fold = way.fold[way.fold >= 0][rows]
+        fold = numbers[rows]
         with torch.no_grad():
             likely = torch.cat(
                 [encoder.likelihoods(needs.select(part)) for part in np.array_split(rows, len(rows) // _CHUNK + 1)]
