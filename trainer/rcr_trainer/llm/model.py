@@ -215,12 +215,13 @@ class LanguageModel:
 
     async def _answer_part(self, prompts: Mapping[bytes, str], batch: Batch) -> None:
         with self._outcome(prompts, batch):
-            async with self._slots:
+            async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
                 answers, used = await self._caller.call(list(prompts.values()), batch)
-            found = dict(zip(prompts, answers, strict=True))
-            # A response that was no answer is not kept: the next run may get a proper one.
-            kept = {each: answer for each, answer in found.items() if answer.reason != "malformed"}
-            self._settle({**found, **await self._write(kept, used)})
+                found = dict(zip(prompts, answers, strict=True))
+                # A response that was no answer is not kept: the next run may get a proper one.
+                kept = {each: answer for each, answer in found.items() if answer.reason != "malformed"}
+                written = await self._write(kept, used)
+            self._settle({**found, **written})
 
     @contextmanager
     def _outcome(self, prompts: Mapping[bytes, str], batch: Batch) -> Iterator[None]:
