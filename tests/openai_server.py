@@ -33,6 +33,7 @@ class OpenAIServer:
     Args:
         answer: prompt → text, or text and finish reason.
         delay: seconds that each good answer takes.
+        echo: text → the field `logprobs` of a response with the prompt in it; None: the server ignores `echo`.
 
     A fault is a name: "429", "429:SECONDS" (Retry-After), "429:date:SECONDS", "429:ms:MILLISECONDS", any other status
     such as "500", "hang", "drop" (the connection), "cut" (the body shorter than announced), "truncated" (JSON),
@@ -42,9 +43,12 @@ class OpenAIServer:
     """
 
     def __init__(
-        self, answer: Callable[[str], str | tuple[str, str]] = lambda prompt: "answer ( all )", delay: float = 0.0
+        self,
+        answer: Callable[[str], str | tuple[str, str]] = lambda prompt: "answer ( all )",
+        delay: float = 0.0,
+        echo: Callable[[str], dict[str, Any]] | None = None,
     ) -> None:
-        self.answer = answer
+        self.answer, self.echo = answer, echo
         self.delay = delay
         self.slow = 0.3
         self.faults: deque[str | None] = deque()
@@ -191,8 +195,11 @@ class _Handler(BaseHTTPRequestHandler):
             text, refusal = ("" if not chat else None), "I can't help with that."
         elif fault == "null_text":
             text = None
+        logprobs = None
+        if self.owner.echo is not None and request.body.get("echo"):
+            text, logprobs = f"{request.prompt}{text}", self.owner.echo(request.prompt)
         message = {"role": "assistant", "content": text, "refusal": refusal}
-        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": None}
+        choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": logprobs}
         choice |= {"message": message} if chat else {"text": text}
         usage = {"prompt_tokens": len(request.prompt.split()), "completion_tokens": len((text or "").split())}
         body = {

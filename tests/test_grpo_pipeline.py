@@ -195,13 +195,15 @@ def test_a_reward_that_needs_a_language_model_says_so_before_there_is_a_folder(c
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize("llm", [["--llm.kind=simulator"], ["--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1"]])
+@pytest.mark.parametrize("llm", [["--llm.kind=simulator"], ["--llm.kind=chat", "--llm.model=m"]])
 def test_likelihood_without_probabilities_says_so_before_there_is_a_folder(capsys, here, llm):
     assert cli.main(["run", "demo.yaml", "--reward.names=likelihood", *llm]) == 2
     assert (
         capsys.readouterr()
         .err.splitlines()[-1]
-        .startswith("rcr-train: error: reward.names: [likelihood] needs the probabilities of llm.kind: local, not of ")
+        .startswith(
+            "rcr-train: error: reward.names: [likelihood] needs llm.kind: local or completion, which score, not "
+        )
     )
     mixed = ["--reward.names=[likelihood,correctness]", "--llm.kind=local", "--llm.model=m"]
     assert cli.main(["run", "demo.yaml", *mixed]) == 2

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 from openai_server import OpenAIServer, each, prompts_of
+from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import AccessError, LLMError, RequestError
 from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.llm.model import LanguageModel
@@ -331,3 +332,46 @@ def test_processes_that_share_a_cache_go_on_with_the_same_answers(tmp_path: Path
     assert [process.returncode for process in processes] == [0, 0]
     assert outputs[0] == outputs[1] != ""
     assert kept(tmp_path / "a.sqlite") == 60
+
+
+@pytest.mark.parametrize(
+    ("echo", "error", "message", "calls"),
+    [
+        (None, AccessError, "'m' can't score: its server ignores echo", 1),
+        (lambda text: None, AccessError, "'m' can't score: its server ignores echo", 1),
+        (lambda text: told(text, [" else"]), LLMError, "gave no probabilities of a text: the response is malformed", 3),
+        (lambda text: told(text, [" b", "\n"], None), LLMError, "gave no probabilities of a text", 3),
+    ],
+)
+def test_a_server_that_cannot_score_costs_one_text(echo: Any, error: type[LLMError], message: str, calls: int) -> None:
+    with OpenAIServer(echo=echo) as server, model(server, "completion", backoff=0) as llm:
+        with pytest.raises(error, match=message) as caught:
+            llm.log_likelihoods(["a", "b", "c"], [" b\n"] * 3)
+        assert "\n" not in str(caught.value)
+        assert len(server.requests) == calls
+
+
+def told(text: str, last: list[str], value: float | None = -1.0, first: str = "") -> dict[str, Any]:
+    """`logprobs` of a text that ends with some tokens; as vLLM counts where a token `first` begins each text."""
+    tokens = [*([first] if first else []), text[: -len("".join(last))], *last, " more"]
+    offsets = [sum(map(len, tokens[:at])) for at in range(len(tokens))]
+    return {"tokens": tokens, "text_offset": offsets, "token_logprobs": [None, *[value] * (len(tokens) - 1)]}
+
+
+@pytest.mark.parametrize("first", ["", "<s>"])
+def test_a_scored_text_ends_before_what_the_server_writes(first: str) -> None:
+    with (
+        OpenAIServer(echo=lambda text: told(text, [" b", "\n"], -1.5, first)) as server,
+        model(server, "completion") as llm,
+    ):
+        assert llm.log_likelihoods(["Source: a\nTarget:", "x"], [" b\n"] * 2) == [-3.0, -3.0]
+        assert llm.log_likelihoods([], []) == []
+        sent = server.requests[0].body
+        assert (sent["prompt"], sent["echo"], sent["logprobs"]) == ("Source: a\nTarget: b\n", True, 1)
+
+
+def test_a_chat_model_cannot_score() -> None:
+    with OpenAIServer() as server, model(server, "chat") as llm:
+        with pytest.raises(ConfigError, match="'m' tells no probabilities: scoring needs"):
+            llm.log_likelihoods(["a"], ["b"])
+        assert not server.requests

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from openai_server import OpenAIServer
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.scoring import gold
 from rcr_trainer.llm.settings import LLMSettings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
@@ -50,6 +54,29 @@ def make(folder: Path, seed: int = 0, **options: Any) -> str:
     return str(folder)
 
 
+def echo_of(folder: str) -> Callable[[str], dict[str, Any]]:
+    """The log-probabilities of a text's tokens and of one more, as a completions server tells them."""
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    tokenizer, network = AutoTokenizer.from_pretrained(folder), LlamaForCausalLM.from_pretrained(folder)
+
+    def echo(text: str) -> dict[str, Any]:
+        read = tokenizer(text, return_offsets_mapping=True)
+        ids = read["input_ids"]
+        with torch.no_grad():
+            values = network(torch.tensor([ids])).logits[0].log_softmax(-1)
+        told = [float(values[at, token]) for at, token in enumerate(ids[1:])]
+        best = int(values[-1].argmax())
+        offsets = [start for start, _ in read["offset_mapping"]]
+        return {
+            "tokens": [*(text[start:end] for start, end in read["offset_mapping"]), tokenizer.decode([best])],
+            "text_offset": [*offsets, len(text)],
+            "token_logprobs": [None, *told, float(values[-1, best])],
+        }
+
+    return echo
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make(tmp_path_factory.mktemp("lm"))
@@ -72,27 +99,78 @@ def plain(model: LocalLM, prompt: str) -> tuple[str, str, int]:
     return text.strip(), "length", len(new)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4])
-def test_likelihoods_are_those_of_one_token_at_a_time(folder: str, batch_size: int) -> None:
+def by_hand(folder: str, prompts: list[str], programs: list[str]) -> list[float]:
+    """Log-likelihoods one token at a time, a whole forward pass for each."""
     from transformers import AutoTokenizer, LlamaForCausalLM
 
     tokenizer, network = AutoTokenizer.from_pretrained(folder), LlamaForCausalLM.from_pretrained(folder)
-    prompts = [*PROMPTS, f"Source: {'a ' * 50}\nTarget:"]
-    answers = [*(f"{word} ( {word} )" for word in "abcdefgh"), "h", "a"]
-    expected = []
-    for prompt, answer in zip(prompts[:-1], answers, strict=False):
+    found = []
+    for prompt, program in zip(prompts, programs, strict=True):
         ids, total = tokenizer(prompt)["input_ids"], 0.0
-        for token in tokenizer(f" {answer}\n")["input_ids"]:
+        for token in tokenizer(f" {program}\n")["input_ids"]:
             with torch.no_grad():
                 total += float(network(torch.tensor([ids])).logits[0, -1].log_softmax(-1)[token])
             ids.append(token)
-        expected.append(total)
+        found.append(total)
+    return found
+
+
+LONG = f"Source: {'a b ' * 6}\nTarget: c ( d )\n"  # 20 tokens
+SHARING = [f"{LONG}Source: {word}\nTarget:" for word in ("e", "f g", "h", "a b c d")]
+"""Prompts that begin with the same example, so that its keys and values are computed once."""
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_likelihoods_are_those_of_one_token_at_a_time(folder: str, batch_size: int) -> None:
+    prompts = [*PROMPTS, *SHARING, SHARING[0]]
+    programs = [*(f"{word} ( {word} )" for word in "abcdefgh"), "h", "a", "b", "c ( d )", "e", "f"]
     settings = LLMSettings(kind="local", model=folder, max_tokens=12, batch_size=batch_size, device="cpu")
     with open_llm(settings, None) as llm:
-        found = llm.log_likelihoods(prompts, answers)
-        assert found[:-1] == pytest.approx(expected, abs=1e-4)
-        assert found[-1] == float("-inf")  # doesn't fit
-        assert llm.log_likelihoods(prompts[:2], answers[:2]) == found[:2]
+        found = llm.log_likelihoods(prompts, [gold(program) for program in programs])
+        assert found == pytest.approx(by_hand(folder, prompts, programs), abs=1e-4)
+        assert llm.log_likelihoods([f"Source: {'a ' * 50}\nTarget:"], [" a\n"]) == [float("-inf")]  # doesn't fit
+        assert llm.log_likelihoods(prompts[:2], [gold(program) for program in programs[:2]]) == found[:2]
+
+
+def test_what_texts_have_in_common_is_computed_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from transformers import LlamaForCausalLM
+
+    shapes: list[tuple[int, ...]] = []
+    inner = LlamaForCausalLM.forward
+    monkeypatch.setattr(
+        LlamaForCausalLM,
+        "forward",
+        lambda *args, **kwargs: shapes.append(tuple(kwargs["input_ids"].shape)) or inner(*args, **kwargs),
+    )
+    model = LocalLM(model=folder, batch_size=4, device="cpu")
+    # Out of order: side by side, four each have 23 of 28 tokens in common.
+    mixed = [f"Source: {first}\n{LONG}Source: {last}\nTarget:" for last in "abcd" for first in "gh"]
+    assert len(model.log_likelihoods(mixed, [" e\n"] * 8)) == 8
+    assert shapes == [(1, 24), (4, 5), (1, 24), (4, 5)]
+
+
+def test_a_token_across_the_border_belongs_to_the_continuation(folder: str) -> None:
+    model = LocalLM(model=folder, device="cpu")
+    whole, split = model.log_likelihoods(["Source: Tar", "Source:"], ["get: a", " Target: a"])
+    assert whole == pytest.approx(split, abs=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["local", "completion"])
+def test_a_server_and_this_machine_agree_and_pay_once(folder: str, tmp_path: Path, kind: str, monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    prompts, programs = [*PROMPTS, *SHARING], [*"abcdefgh", "h", "a", "b", "c ( d )", "e"]
+    expected = by_hand(folder, prompts, programs)
+    with OpenAIServer(echo=echo_of(folder)) as server:
+        settings = {"kind": kind, "model": folder, "budget_calls": 13}
+        settings |= {"device": "cpu"} if kind == "local" else {"base_url": server.base_url}
+        for paid in (13, 0):
+            with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite", account="run") as llm:
+                found = llm.log_likelihoods(prompts, [gold(program) for program in programs])
+                assert found == pytest.approx(expected, abs=1e-4)
+                assert (llm.stats.paid, llm.spent.calls) == (paid, 13)
+                with pytest.raises(BudgetExceeded, match="13 calls"):
+                    llm.log_likelihoods(["Source: d d d\nTarget:"], [gold("d")])
+        assert len(server.paid) == (0 if kind == "local" else 13)
 
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])

@@ -42,6 +42,7 @@ from langchain_rcr.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
+from rcr_trainer.llm.scoring import gold
 from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
@@ -284,7 +285,7 @@ class _GRPO:
             prompts = [compose(items, query.source) for items, query in zip(shown, queries, strict=True)]
             tally["distinct_prompts"] = (len(set(prompts)), len(prompts))
             if self.reward.likelihood:
-                return np.exp(self.llm.log_likelihoods(prompts, [query.target for query in queries])), tally
+                return np.exp(self.llm.log_likelihoods(prompts, [gold(query.target) for query in queries])), tally
             predictions = [answer.program for answer in self.llm.generate(prompts)]
             tally["no_program"] = (predictions.count(None), len(predictions))
         return score(self.reward, predictions, queries, contexts), tally

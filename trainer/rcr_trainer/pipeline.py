@@ -162,8 +162,8 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
                 "that need none, such as context_coverage (your own says so by an attribute needs_llm = False)"
             )
             raise ConfigError(msg)
-        if reward.likelihood and config.llm.kind != "local":
-            msg = f"reward.names: [likelihood] needs the probabilities of llm.kind: local, not of {config.llm.kind}"
+        if reward.likelihood and not config.llm.scores:
+            msg = f"reward.names: [likelihood] needs llm.kind: local or completion, which score, not {config.llm.kind}"
             raise ConfigError(msg)
         check_reward(reward, task.reinforced)
         asks = asks or reward.needs_llm

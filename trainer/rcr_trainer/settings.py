@@ -248,7 +248,8 @@ class RewardSettings(Section):
         ["structure_coverage"],
         min_length=1,
         description="structure_coverage (Jaccard of the structures of answer and gold program, Eq. 7), correctness "
-        "(exact match, appendix F), execution (same result), context_coverage (recall of the picks; asks no language "
+        "(exact match, appendix F), execution (same result), likelihood (the probability of the gold program, from "
+        "llm.kind local or a completion server with echo), context_coverage (recall of the picks; asks no language "
         "model), or your own as module:callable. Several are added up.",
     )
     weights: list[Annotated[float, Field(gt=0)]] = Field([], description="A weight for each of names; empty: 1 each.")

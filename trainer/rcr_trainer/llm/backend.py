@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from langchain_core.caches import BaseCache
 from langchain_core.globals import get_llm_cache
@@ -19,9 +20,13 @@ from pydantic import SecretStr
 from langchain_rcr.answers import STOP, cut
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
-from rcr_trainer.llm.ledger import Answer
+from rcr_trainer.llm.ledger import Answer, Use
 from rcr_trainer.llm.openai_ import detached, is_openai
+from rcr_trainer.llm.scoring import PARAMETERS, Scored, from_echo
 from rcr_trainer.llm.settings import LLMSettings
+
+Request: TypeAlias = str | Scored
+"""A prompt to answer, or a text to score."""
 
 CHAT_INSTRUCTION = (
     "The text shows questions, each after 'Source:', and their programs, each after 'Target:'. "
@@ -101,8 +106,15 @@ class Backend:
             model = model.model_copy(update={"cache": False})
         self._model: BaseLanguageModel[Any] = model
 
-    async def call(self, prompts: Sequence[str]) -> list[Answer]:
-        """Answer some prompts in one call of the model; token counts are −1 where the model gives none."""
+    async def call(self, requests: Sequence[Request]) -> list[Answer]:
+        """Answer some prompts, or score some texts, in one call of the model; token counts are −1 where it gives none.
+
+        Raises:
+            AccessError: it can't score.
+        """
+        if isinstance(requests[0], Scored):
+            return await self._score([each for each in requests if isinstance(each, Scored)])
+        prompts = [str(each) for each in requests]
         values = [self._prompt(prompt) for prompt in prompts]
         result = await self._model.agenerate_prompt(values, stop=self.stop or None, **self._bound)
         if len(result.generations) != len(prompts) or not all(result.generations):
@@ -110,24 +122,34 @@ class Backend:
         whole = result.llm_output if len(prompts) == 1 else None
         return [answer_of(row[0], self.stop, whole) for row in result.generations]
 
-    def key(self, prompt: str) -> bytes:
-        """The cache's key of a prompt."""
-        return hashlib.sha256(
-            f"{len(self._identity)}:{self._identity}{prompt}".encode("utf-8", "surrogatepass")
-        ).digest()
-
-    def log_likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
-        """See `LocalLM.log_likelihoods`.
-
-        Raises:
-            ConfigError: the model has none.
-        """
-        score = getattr(self._model, "log_likelihoods", None)
-        if score is None:
-            msg = f"{self.name!r} tells no probabilities: reward.names: [likelihood] needs llm.kind: local"
+    async def _score(self, requests: Sequence[Scored]) -> list[Answer]:
+        requests = [Scored(self._prompt(each.prompt).to_string(), each.continuation) for each in requests]
+        model: Any = self._model
+        if hasattr(model, "log_likelihoods"):
+            texts = [each.prompt for each in requests], [each.continuation for each in requests]
+            found = await asyncio.to_thread(model.log_likelihoods, *texts)
+            return [Answer(repr(value), "", -1, -1) for value in found]
+        if self._chat or not is_openai(model):
+            msg = f"{self.name!r} tells no probabilities: scoring needs llm.kind: local, or completion with echo"
             raise ConfigError(msg)
-        found: list[float] = score([self._prompt(prompt).to_string() for prompt in prompts], answers)
-        return found
+        extra = {"extra_body": model.extra_body} if model.extra_body else {}
+        body = await model.async_client.create(model=model.model_name, prompt=str(requests[0]), **PARAMETERS, **extra)
+        usage = body["usage"]
+        counts = usage.get("prompt_tokens", -1), usage.get("completion_tokens", 1)
+        return [Answer(repr(from_echo(body, requests[0])), "", *counts)]
+
+    def key(self, request: Request) -> bytes:
+        """The cache's key of a request."""
+        identity, scored = self._identity, isinstance(request, Scored)
+        text = f"{len(request.prompt)}:{request}" if isinstance(request, Scored) else request
+        marked = f"score:{len(identity)}:{identity}{text}" if scored else f"{len(identity)}:{identity}{text}"
+        return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
+
+    def worst(self, requests: Sequence[Request]) -> Use:
+        """What a call uses at most. A scored text is read, and one token written behind it."""
+        read = sum(self.count_tokens(str(each)) for each in requests)
+        written = sum(1 if isinstance(each, Scored) else self.longest or 0 for each in requests)
+        return Use(len(requests), read, written)
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a prompt with all that is sent along, at least as many as there are."""

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.backend import Backend
+from rcr_trainer.llm.backend import Backend, Request
 from rcr_trainer.llm.faults import Fault, LLMError
 from rcr_trainer.llm.ledger import Answer, Ledger, Stats, Use
+from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
@@ -70,22 +71,21 @@ class Caller:
         # Not the global generator, whose state a training run owns.
         self._jitter = random.Random()  # noqa: S311
 
-    async def call(self, prompts: Sequence[str], batch: Batch) -> tuple[list[Answer], Use]:
+    async def call(self, requests: Sequence[Request], batch: Batch) -> tuple[list[Answer], Use]:
         """The answers, and what they used; retries within.
 
         Raises:
             LLMError: no answer in all attempts, an error that another attempt can't mend, or another prompt's error.
             BudgetExceeded: the call could exceed the budget.
         """
-        counts = [self._backend.count_tokens(prompt) for prompt in prompts]
-        worst = Use(len(prompts), sum(counts), len(prompts) * (self._backend.longest or 0))
+        worst = self._backend.worst(requests)
         malformed = 0
         for attempt in range(1, self._settings.attempts + 1):
             await self._wait_turn(batch)
             await self._reserve(worst, batch)
-            outcome = await self._attempt(prompts)
+            outcome = await self._attempt(requests)
             if not isinstance(outcome, Fault):
-                answers = [self._counted(answer, count) for answer, count in zip(outcome, counts, strict=True)]
+                answers = [self._counted(answer, each) for answer, each in zip(outcome, requests, strict=True)]
                 read, written = sum(a.prompt_tokens for a in answers), sum(a.completion_tokens for a in answers)
                 used = Use(len(answers), read, written)
                 await self._release(worst, used)
@@ -99,7 +99,7 @@ class Caller:
             malformed += outcome.reason == "malformed"
             if outcome.kind == "unusable" or malformed == _MALFORMED_ATTEMPTS:
                 self._check_protocol(outcome)
-                return [Answer(None, outcome.reason) for _ in prompts], Use()
+                return [Answer(None, outcome.reason) for _ in requests], Use()
             if outcome.kind == "stop":
                 raise outcome.error
             if attempt == self._settings.attempts:
@@ -107,12 +107,12 @@ class Caller:
             await self._back_off(outcome, attempt, batch)
         raise AssertionError
 
-    async def _attempt(self, prompts: Sequence[str]) -> list[Answer] | Fault:
+    async def _attempt(self, requests: Sequence[Request]) -> list[Answer] | Fault:
         self._running += 1
         self._stats.peak = max(self._stats.peak, self._running)
         try:
             async with asyncio.timeout(self._timeout):
-                return await self._backend.call(prompts)
+                return await self._backend.call(requests)
         except Exception as error:  # of whatever kind: diagnosed, and raised unless it passes
             return self._backend.diagnose(error)
         finally:
@@ -123,12 +123,13 @@ class Caller:
         if not self._well_formed and self._malformed >= _ALL_MALFORMED:
             raise LLMError(f"{fault.error}; nor was any other so far: check llm.base_url and llm.kind")
 
-    def _counted(self, answer: Answer, prompt_tokens: int) -> Answer:
+    def _counted(self, answer: Answer, request: Request) -> Answer:
         if answer.prompt_tokens >= 0:
             return answer
         self._stats.counted += 1
-        written = self._backend.count_tokens(answer.text or "")
-        return replace(answer, prompt_tokens=prompt_tokens, completion_tokens=written)
+        written = 1 if isinstance(request, Scored) else self._backend.count_tokens(answer.text or "")
+        read = self._backend.count_tokens(str(request))
+        return replace(answer, prompt_tokens=read, completion_tokens=written)
 
     async def _wait_turn(self, batch: Batch) -> None:
         """Stop if the batch has failed, and call nothing while the server wants a pause."""

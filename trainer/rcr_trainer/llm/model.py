@@ -18,16 +18,19 @@ from typing import Self
 from langchain_rcr.answers import program_of
 from langchain_rcr.background import background
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.backend import Backend
+from rcr_trainer.llm.backend import Backend, Request
 from rcr_trainer.llm.caller import Batch, Caller
 from rcr_trainer.llm.faults import LLMError
 from rcr_trainer.llm.ledger import Answer, AnswerCache, Estimate, Ledger, Stats, Use
+from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
 
 _NEVER_A_PROGRAM = 50
 """Answers without a single program after which a warning is logged."""
+_SCORED_TOGETHER = 32
+"""Batches of texts that a local model scores before they are kept: it puts those side by side that begin alike."""
 
 
 class LanguageModel:
@@ -67,7 +70,7 @@ class LanguageModel:
         self._without: int | None = 0
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
         self._seen: set[bytes] = set()
-        self._likelihoods: dict[tuple[str, str], float] = {}
+        self._scores = settings.kind == "local"
         self._workers: set[asyncio.Task[None]] = set()
 
     @property
@@ -96,18 +99,27 @@ class LanguageModel:
         """
         return background().run(self._generate(list(prompts)))
 
-    def log_likelihoods(self, prompts: Sequence[str], answers: Sequence[str]) -> list[float]:
-        """How probable each answer is behind its prompt, as a natural logarithm; each pair is computed once.
+    def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
+        """See `Scorer.log_likelihoods`; kept, counted and paid for as answers are.
+
+        The first text that a server scores for this object goes alone: if the server can't score, that costs one call.
 
         Raises:
-            ConfigError: the model isn't one of this machine (`kind: local`).
+            AccessError: the server ignores `echo`.
+            ConfigError: the model tells no probabilities (a chat model, a simulator).
+            LLMError: as `generate`; also where a response has no usable probabilities.
         """
-        pairs = list(zip(prompts, answers, strict=True))
-        fresh = [pair for pair in dict.fromkeys(pairs) if pair not in self._likelihoods]
-        if fresh:
-            found = self._backend.log_likelihoods([prompt for prompt, _ in fresh], [answer for _, answer in fresh])
-            self._likelihoods.update(zip(fresh, found, strict=True))
-        return [self._likelihoods[pair] for pair in pairs]
+        requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
+        if requests and not self._scores:
+            self._score(requests[:1])
+            self._scores = True
+        return self._score(requests)
+
+    def _score(self, requests: Sequence[Scored]) -> list[float]:
+        texts = [answer.text for answer in background().run(self._generate(requests))]
+        if None in texts:
+            raise LLMError(f"the model {self.name!r} gave no probabilities of a text: the response is malformed")
+        return [float(text or "nan") for text in texts]
 
     def count_tokens(self, prompt: str) -> int:
         """Tokens of a prompt with all that is sent along, at least as many as there are."""
@@ -147,7 +159,7 @@ class LanguageModel:
     ) -> None:
         self.close()
 
-    async def _generate(self, prompts: list[str]) -> list[Answer]:
+    async def _generate(self, prompts: Sequence[Request]) -> list[Answer]:
         if self._caller.closed:
             raise self._caller.closed
         keys = [self._backend.key(prompt) for prompt in prompts]
@@ -172,9 +184,12 @@ class LanguageModel:
         errors = [error for future in futures.values() if (error := future.exception()) is not None]
         if errors:
             raise batch.error or errors[0]
-        read = {each: self._read(future.result()) for each, future in futures.items()}
-        answers = [read[each] for each in keys]
-        self.stats.cached += sum(answer.cached for answer in answers)
+        read = {each: future.result() for each, future in futures.items()}
+        self.stats.cached += sum(read[each].cached for each in keys)
+        if prompts and isinstance(prompts[0], Scored):
+            return [read[each] for each in keys]
+        programs = {each: self._read(answer) for each, answer in read.items()}
+        answers = [programs[each] for each in keys]
         self.stats.failures.update([answer.reason for answer in answers if answer.program is None])
         self._warn_if_useless(answers)
         logger.debug("%s: %s", self.name, self.stats)
@@ -200,20 +215,22 @@ class LanguageModel:
             logger.warning("%s: none of the first %d answers has a program: %s", self.name, self._without, self.stats)
             self._without = None
 
-    async def _answer(self, prompts: Mapping[bytes, str], batch: Batch) -> None:
+    async def _answer(self, prompts: Mapping[bytes, Request], batch: Batch) -> None:
         """Settle the futures of these prompts, from the cache or from the model."""
         with self._outcome(prompts, batch):
             known = await asyncio.to_thread(self._cache.get, list(prompts))
             self._settle(known)
             missing = [(each, prompt) for each, prompt in prompts.items() if each not in known]
             size = self._backend.batch_size
-            if size > 1:
+            if size > 1 and any(isinstance(prompt, Scored) for _, prompt in missing):
+                size *= _SCORED_TOGETHER
+            elif size > 1:
                 # Prompts of similar length need little padding.
-                missing.sort(key=lambda pair: len(pair[1]))
+                missing.sort(key=lambda pair: len(str(pair[1])))
             parts = [dict(missing[start : start + size]) for start in range(0, len(missing), size)]
             await asyncio.gather(*[self._answer_part(part, batch) for part in parts])
 
-    async def _answer_part(self, prompts: Mapping[bytes, str], batch: Batch) -> None:
+    async def _answer_part(self, prompts: Mapping[bytes, Request], batch: Batch) -> None:
         with self._outcome(prompts, batch):
             async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
                 answers, used = await self._caller.call(list(prompts.values()), batch)
@@ -224,7 +241,7 @@ class LanguageModel:
             self._settle({**found, **written})
 
     @contextmanager
-    def _outcome(self, prompts: Mapping[bytes, str], batch: Batch) -> Iterator[None]:
+    def _outcome(self, prompts: Mapping[bytes, Request], batch: Batch) -> Iterator[None]:
         """Pass an error on to those who wait for these prompts."""
         try:
             yield

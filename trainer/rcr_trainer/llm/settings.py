@@ -60,6 +60,11 @@ class LLMSettings(Section):
         """Whether the settings name a model."""
         return self.kind == "simulator" or bool((self.model or "").strip())
 
+    @property
+    def scores(self) -> bool:
+        """Whether such a model may tell how probable a text is (a server, if it heeds `echo`)."""
+        return self.kind in ("local", "completion")
+
     def money(self, prompt_tokens: int, completion_tokens: int) -> float | None:
         """Dollars for these tokens; None without prices."""
         if self.price_prompt is None or self.price_completion is None:

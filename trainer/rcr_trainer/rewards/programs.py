@@ -79,9 +79,9 @@ def context_coverage(spec: ProgramSpec) -> Reward:
 
 
 def likelihood(spec: ProgramSpec) -> Reward:
-    """The probability with which a local language model writes the gold program, spacing and all.
+    """The probability with which the language model writes the gold program, spacing and all (`Scorer`).
 
-    It tells picks apart where the answers are all right, or all wrong.
+    It tells picks apart where the answers are all right, or all wrong. Needs a local model, or a server with `echo`.
     """
 
     def unused(*_: object, **__: object) -> list[float | None]:

@@ -1,0 +1,85 @@
+"""How probable a language model finds a text behind a prompt: what a scoring LM is asked, and what a server says.
+
+Local models compute it (`LocalLM.log_likelihoods`). A server with OpenAI's completions protocol tells it if it repeats
+the prompt (`echo`) with the log-probability of each token, as vLLM does; llama.cpp and Ollama ignore `echo`, and OpenAI
+refuses it for its newer models.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from rcr_trainer.llm.faults import AccessError, MalformedResponseError
+
+PARAMETERS: Mapping[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
+"""What a server is sent beside the text. `max_tokens: 0` would do, but vLLM refuses it."""
+
+
+class Scorer(Protocol):
+    """Tells how probable continuations are."""
+
+    def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
+        """Natural logarithms, −∞ … 0: for each prompt that of the probability of its continuation, token by token.
+
+        A token that spans the border between the two belongs to the continuation.
+
+        Args:
+            prompts: any number.
+            continuations: one each, written as it follows the prompt, with the blank that separates the two.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A prompt and a continuation whose probability is asked for, where a plain string asks for an answer."""
+
+    prompt: str
+    continuation: str
+
+    def __str__(self) -> str:
+        return self.prompt + self.continuation
+
+
+def gold(program: str) -> str:
+    """The continuation that makes a prompt of `compose` complete: the program, and the line break that ends it.
+
+    The rest of a stop sequence is none of it: many a model ends where another one goes on with a further question.
+    """
+    return f" {program}\n"
+
+
+def from_echo(response: Mapping[str, Any], request: Scored) -> float:
+    """The log-likelihood in a completions server's response to a `Scored` request.
+
+    Args:
+        response: the body, decoded.
+        request: what was sent.
+
+    Raises:
+        AccessError: the server didn't repeat the prompt, or gave no log-probabilities of it: asking again can't help.
+        MalformedResponseError: the log-probabilities don't fit the text.
+    """
+    choice = response["choices"][0]
+    text, given = choice.get("text") or "", choice.get("logprobs") or {}
+    tokens, offsets, values = (given.get(name) or [] for name in ("tokens", "text_offset", "token_logprobs"))
+    if not text.startswith(str(request)) or len(tokens) < 2:
+        msg = (
+            f"{response.get('model')!r} can't score: its server ignores echo, by which it would tell the "
+            "log-probabilities of a prompt; take one that has it, such as vLLM, or llm.kind: local"
+        )
+        raise AccessError(msg)
+    # vLLM counts a token that begins every text as a part of the text, though the text doesn't show it.
+    before = 0 if text.startswith(tokens[0]) else len(tokens[0])
+    start, end = len(request.prompt) + before, len(str(request)) + before
+    spans = zip(tokens, values, offsets, strict=True)
+    inside = [(token, value) for token, value, at in spans if at < end and at + len(token) > start]
+    shown = "".join("".join(token for token, _ in inside).split())
+    if not shown.endswith("".join(request.continuation.split())):
+        raise MalformedResponseError(f"its tokens end with {shown[-40:]!r}, not with the text that was sent")
+    if any(value is None for _, value in inside):
+        raise MalformedResponseError("a token without log-probability")
+    return math.fsum(value for _, value in inside)
