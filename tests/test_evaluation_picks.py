@@ -27,13 +27,9 @@ def picked(answerer=None, **options):
         POOL,
         QUERIES,
         ProgramSpec(),
-        k=2,
-        steps=3,
-        split="toy",
-        seed=0,
+        **{"k": 2, "steps": 3, "split": "toy", "seed": 0, **options},
         answerer=answerer,
         keep=lambda report, picks: kept.append({name: list(rows) for name, rows in picks.items()}),
-        **options,
     )
     return kept
 
@@ -44,9 +40,11 @@ def test_rows_by_hand():
     ours, theirs = picks["rcr"][0], picks["random"][0]
     assert (ours.question, ours.gold, ours.selector, ours.kind) == ("x0", "a ( b )", "rcr", "trained")
     assert ours.picks == [POOL[1], POOL[2]]
-    assert ours.covered == ["<root> -> a", "a"]
+    assert ours.covered == {"<root> -> a": 2, "a": 2}  # only the second pick has them
     assert ours.missing == ["<root> -> a -> b", "a -> b", "b"]
-    assert (theirs.covered, len(theirs.missing)) == ([], 5)
+    assert (theirs.covered, len(theirs.missing)) == ({}, 5)
+    all_three = picked(k=3)[0]["rcr"][0]
+    assert all_three.covered == {"<root> -> a": 2, "<root> -> a -> b": 3, "a": 2, "a -> b": 3, "b": 3}
     assert (ours.answer, ours.exact, ours.jaccard, ours.execution) == (None, None, None, None)
 
 

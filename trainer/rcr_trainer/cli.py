@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rcr_trainer.settings import Settings
 
 PROG = "rcr-train"
-EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
+EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
 """What the extra `train` brings, as it is imported."""
 _SETTING = "setting:"
 """Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
@@ -135,6 +135,16 @@ def _evaluate(given: argparse.Namespace) -> None:
     _show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'coverage.png', 'picks.jsonl'))}")
 
 
+def _report(given: argparse.Namespace) -> None:
+    from rcr_trainer.evaluation.page import write_page
+    from rcr_trainer.runs import Run
+
+    runs = [Run.open(path, writes=False) for path in given.runs]
+    path = given.out or (runs[0].path / "report.html" if len(runs) == 1 else Path("report.html"))
+    write_page(runs, path)
+    _show(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
+
+
 def _check(given: argparse.Namespace) -> None:
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import overlap, read_examples, unparsed
@@ -235,6 +245,12 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     evaluate.add_argument("--only-picks", action="store_true", help=text)
     if called == "evaluate":
         _add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
+
+    text = "write runs as one HTML file: tables, curves, and who picked what for which question"
+    report = _command(commands, "report", _report, text, "report runs/demo runs/reinforced --out both.html")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that has been evaluated")
+    text = "the file (default: report.html in the run folder; of several runs, in the working directory)"
+    report.add_argument("--out", type=Path, metavar="FILE", help=text)
 
     text = "read files as a run would, and say what is in them"
     check = _command(commands, "check", _check, text, "check train.jsonl test.jsonl --target-key sql --language sql")

@@ -10,6 +10,7 @@
     checkpoint-sft/   where GRPO follows: the policy that SFT left, from which GRPO began
     evaluation.json   the comparison; coverage.png, its plot
     picks.jsonl       a line for each question and selector: its picks, what they cover, the answer
+    report.html       all of this as a page, once `rcr-train report` has been called
     run.lock          the process that works on the run, or worked on it last (`hold`)
 
 A stage counts only once run.json says so, and it says so after the stage's files are in place: after a crash at any
@@ -50,7 +51,7 @@ LOCK = "run.lock"
 _LIBRARIES = ("langchain-rcr", "langchain-core", "numpy", "torch", "transformers")
 _RESULTS = (
     *("data", "metrics.jsonl", "tensorboard", "state", "checkpoint", "checkpoint-sft"),
-    *("evaluation.json", "coverage.png", "picks.jsonl"),
+    *("evaluation.json", "coverage.png", "picks.jsonl", "report.html"),
 )
 INCIDENTAL = (
     *("name", "output", "threads", "tensorboard"),

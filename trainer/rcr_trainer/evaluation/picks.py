@@ -31,7 +31,8 @@ class Picked:
         selector: who picked.
         kind: what the selector needs to pick.
         picks: the k examples, in the order of picking.
-        covered: the gold program's structures that some pick has, of those that count; sorted.
+        covered: the gold program's structures that some pick has, of those that count, each with the number of the
+            first such pick, from 1; sorted by name.
         missing: those that none has; sorted.
         answer: the program that the language model answered with; None: it was not asked, or gave none.
         exact: whether that is the gold program; None: it was not asked.
@@ -45,7 +46,7 @@ class Picked:
     selector: str
     kind: Kind
     picks: list[Example]
-    covered: list[str]
+    covered: dict[str, int]
     missing: list[str]
     answer: str | None = None
     exact: bool | None = None
@@ -82,11 +83,17 @@ def rows_of(
         pool_structures: (N, S) those of the candidates.
         names: of the S structures, sorted.
     """
-    shown = shown_of(gold, pool_structures, positions)
+    k = positions.shape[1]
+    # How many of the beginnings of the picks show each structure: all k of them if the first pick has it.
+    shown = [shown_of(gold, pool_structures, positions[:, : t + 1]) for t in range(k)]
+    times = sparse.csr_array(sum(shown[1:], shown[0]))
     rows = []
     for i, query in enumerate(queries):
-        needed, found = (set(each.indices[each.indptr[i] : each.indptr[i + 1]].tolist()) for each in (gold, shown))
-        covered, missing = ([names[j] for j in sorted(each)] for each in (found, needed - found))
+        own = slice(times.indptr[i], times.indptr[i + 1])
+        first = dict(zip(times.indices[own].tolist(), (k + 1 - times.data[own]).astype(int).tolist(), strict=True))
+        covered = {names[j]: first[j] for j in sorted(first)}
+        needed = gold.indices[gold.indptr[i] : gold.indptr[i + 1]].tolist()
+        missing = [names[j] for j in sorted(needed) if j not in first]
         picks = [pool[p] for p in positions[i].tolist()]
         rows.append(Picked(query.id, query.source, query.target, name, kind, picks, covered, missing))
     return rows

@@ -1,22 +1,38 @@
-"""Coverage by step, one line per selector, as a PNG."""
+"""Coverage by step and the curves of training, as PNG files or as SVG to put into a page."""
 
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.files import write_bytes
 from rcr_trainer.evaluation.report import OURS, EvaluationReport
 from rcr_trainer.evaluation.table import label
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 # Okabe and Ito's palette and some more, told apart with any colour vision; each with a marker of its own for print
 # without colour.
 _OURS, _ORACLE = ("#D55E00", "o"), ("#777777", "")
-_STYLES = (
+STYLES = (
     *(("#0072B2", "s"), ("#56B4E9", "D"), ("#009E73", "^"), ("#CC79A7", "v"), ("#E69F00", "X"), ("#000000", "P")),
-    *(("#8C6D31", "*"), ("#5B5EA6", "h"), ("#9B2335", "p"), ("#2E4A3F", "d")),
+    *(("#8C6D31", "*"), ("#5B5EA6", "h"), ("#9B2335", "p"), ("#2E8B6F", "d")),
 )
+CURVES: dict[str, dict[str, str]] = {
+    "sft": {"loss": "loss", "dev_coverage": "coverage of the development queries (%)"},
+    "grpo": {
+        "reward": "reward",
+        "dev_reward": "reward of the development queries",
+        "dev_coverage": "coverage of the development queries (%)",
+        "kl": "KL divergence from SFT's policy",
+    },
+}
+"""By stage the metrics whose curves are drawn, with their titles."""
 
 
 def plot_coverage(report: EvaluationReport, path: str | Path) -> Path:
@@ -29,13 +45,14 @@ def plot_coverage(report: EvaluationReport, path: str | Path) -> Path:
     Raises:
         DataError: the file can't be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    return write_png(coverage_figure(report), path)
 
-    figure = Figure(figsize=(7.5, 4.6), dpi=160, layout="constrained")
-    canvas = FigureCanvasAgg(figure)
+
+def coverage_figure(report: EvaluationReport) -> Figure:
+    """Coverage of the gold program against the number of picks, a line for each selector."""
+    figure = new_figure(4.8, 5)
     axes = figure.add_subplot()
-    styles = cycle(_STYLES)
+    styles = cycle(STYLES)
     # The legend lists the lines from top to bottom, as they end.
     for name, scores in sorted(report.selectors.items(), key=lambda item: -item[1].coverage_by_step[-1]):
         ours, oracle = name == OURS, scores.kind == "oracle"
@@ -50,18 +67,94 @@ def plot_coverage(report: EvaluationReport, path: str | Path) -> Path:
             linewidth=2.8 if ours else 1.5,
             zorder=4 if ours else 3,
         )
-    axes.axvline(report.k, color="#BBBBBB", linewidth=0.8, linestyle=":", zorder=1)
+    axes.axvline(report.k, color="black", alpha=0.4, linewidth=0.8, linestyle=":", zorder=1)
     axes.set_title(
-        f"split {report.split}: {report.n} {report.part} queries, pool of {report.pool_size}", loc="left", fontsize=11
+        f"split {report.split}: {report.n} {report.part} queries, pool of {report.pool_size}", loc="left", fontsize=9
     )
     axes.set_xlabel(f"examples picked (the table has k = {report.k})")
     axes.set_ylabel("coverage of the gold program's structures (%)")
     axes.set_xticks(range(1, report.steps + 1))
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    tidy(axes)
+    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    return figure
+
+
+def learning_figures(metrics: Sequence[Mapping[str, Any]], stage: str) -> dict[str, Figure]:
+    """The curves of a stage of training, by title; those with two points or more.
+
+    Args:
+        metrics: the rows of the stage (`Run.metrics`), in the order of their steps.
+        stage: a key of CURVES.
+    """
+    figures = {}
+    for metric, title in CURVES[stage].items():
+        points = [(row["step"], row[metric]) for row in metrics if metric in row]
+        if len(points) < 2:
+            continue
+        figures[title] = figure = new_figure(3.8, 2.6)
+        axes = figure.add_subplot()
+        axes.plot(*zip(*points, strict=True), color=_OURS[0], marker="o" if len(points) <= 30 else "", markersize=4)
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.set_xlabel("optimiser steps")
+        tidy(axes)
+    return figures
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), dpi=200, layout="constrained")
+
+
+def tidy(axes: Any) -> None:
+    """Horizontal grid lines, no frame above and on the right."""
+    axes.grid(axis="y", color="black", alpha=0.15, linewidth=0.8)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1), frameon=False, fontsize=9)
+
+
+def write_png(figure: Figure, path: str | Path) -> Path:
+    """Write a figure as a PNG, whole or not at all.
+
+    Raises:
+        DataError: the file can't be written.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
     buffer = io.BytesIO()
-    canvas.print_png(buffer)
+    FigureCanvasAgg(figure).print_png(buffer)
     write_bytes(path, buffer.getvalue())
     return Path(path)
+
+
+def to_svg(figure: Figure, title: str) -> str:
+    """A figure as an <svg> element that scales with the page; what is black has the colour of the text around it.
+
+    Args:
+        figure: its other colours must show on dark and on light.
+        title: what a screen reader says of it.
+    """
+    from html import escape
+
+    import matplotlib as mpl
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
+    buffer = io.StringIO()
+    figure.patch.set_alpha(0)
+    for axes in figure.axes:
+        axes.patch.set_alpha(0)
+    # Texts stay texts. The salt makes the ids of a figure depend on its content alone.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rcr", "font.family": "sans-serif"}):
+        FigureCanvasSVG(figure).print_svg(
+            buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
+        )
+    svg = buffer.getvalue()
+    svg = svg[svg.index("<svg") :].replace("#000000", "currentColor")
+    width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', svg)[:2]
+    # A third larger than on paper where there is room.
+    size = f'viewBox="0 0 {width} {height}" style="max-width:{1.33 * float(width):.0f}pt"'
+    head = f'<svg {size} fill="currentColor" role="img" aria-label="{escape(title)}">'
+    svg = head + svg[svg.index(">") + 1 :]
+    # Groups' ids repeat from figure to figure; those of clip paths and markers are digests that are referred to.
+    return re.sub(r'<g id="[^"]*">', "<g>", svg)

@@ -1,0 +1,216 @@
+"""Runs as one HTML file that needs nothing else: tables, curves, and a browser of the questions.
+
+The file holds the picks once, as JSON; its script shows a question at a time, and writes texts as texts only. A content
+security policy allows this script and nothing else, and no connection.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from langchain_rcr.files import write_text
+from rcr_trainer.errors import DataError
+from rcr_trainer.evaluation.picks import FILE_NAME, Picked, read_picks
+from rcr_trainer.evaluation.plot import CURVES, coverage_figure, learning_figures, to_svg
+from rcr_trainer.evaluation.report import OURS, EvaluationReport, Metric, SelectorScores
+from rcr_trainer.evaluation.table import label
+from rcr_trainer.runs import Run
+
+_HERE = Path(__file__).parent
+_DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
+_COLUMNS = {
+    "exact_match": ("exact match %", 1),
+    "jaccard": ("structure Jaccard %", 1),
+    "execution": ("same result %", 1),
+    "coverage": ("coverage %", 1),
+    "full_coverage": ("full coverage %", 1),
+    "specific_coverage": ("specific coverage %", 1),
+    "label_complete": ("labels complete %", 1),
+    "duplicate_rate": ("with repeated programs %", 1),
+    "hub_share": ("top ten picks %", 1),
+    "prompt_length": ("prompt characters", 0),
+    "prompt_tokens": ("prompt tokens", 0),
+    "cost": ("$ / 1,000 questions", 2),
+    "latency_ms": ("ms a question", 2),
+}
+"""Figures of SelectorScores with their headings and decimals; a column that nobody has a figure for is left out."""
+_INTERVALS: dict[Metric, str] = {
+    "exact_match": "exact match",
+    "full_coverage": "full coverage",
+    "specific_coverage": "specific coverage",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the page: headings, and rows of texts, each with its style ("" for none)."""
+
+    headings: list[str]
+    rows: Sequence[tuple[str, list[str]]]
+
+
+def write_page(runs: Sequence[Run], path: str | Path) -> Path:
+    """Write the page of some runs, whole or not at all.
+
+    Args:
+        runs: runs that have been evaluated.
+        path: of the file.
+
+    Raises:
+        DataError: a run has no evaluation, or no picks.jsonl.
+        InputError: the file can't be written.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    sections, data = [], []
+    for number, run in enumerate(runs):
+        report, picks = EvaluationReport.read(run.path), _picks_of(run)
+        sections.append(
+            {
+                "id": f"run-{number}",
+                "name": run.config.name,
+                "about": f"split {report.split}, {report.n} {report.part} queries of {report.programs} programs, "
+                f"pool of {report.pool_size}, k = {report.k}, seed {report.seed}",
+                "answers": _on_answers(report),
+                "advice": report.advice,
+                "table": _table_of(report),
+                "intervals": _intervals_of(report),
+                "coverage": to_svg(coverage_figure(report), "coverage by the number of picks"),
+                "curves": {
+                    stage: [to_svg(figure, title) for title, figure in figures.items()]
+                    for stage in CURVES
+                    if (figures := learning_figures(run.metrics(stage), stage))
+                },
+            }
+        )
+        data.append({"name": run.config.name, **_data_of(picks)})
+    script = (_HERE / "page.js").read_text(encoding="utf-8")
+    environment = Environment(
+        loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    page = environment.get_template("page.html").render(
+        sections=sections,
+        summary=_summary(sections, [EvaluationReport.read(run.path) for run in runs]) if len(runs) > 1 else None,
+        style=(_HERE / "page.css").read_text(encoding="utf-8"),
+        script=script,
+        digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        data=_json(data),
+    )
+    write_text(path, page)
+    return Path(path)
+
+
+def _picks_of(run: Run) -> dict[str, list[Picked]]:
+    if not (run.path / FILE_NAME).is_file():
+        raise DataError(f"{run.path} has no {FILE_NAME}: `rcr-train evaluate {run.path} --only-picks` writes it")
+    return read_picks(run.path)
+
+
+def _json(value: Any) -> str:
+    """JSON that can stand inside a <script>: no "<" that could end it."""
+    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return text
+
+
+def _table_of(report: EvaluationReport) -> Table:
+    every = report.selectors.values()
+    columns = {
+        name: about for name, about in _COLUMNS.items() if any(getattr(scores, name) is not None for scores in every)
+    }
+    simulated = report.answers is not None and report.answers.simulated
+    headings = [
+        f"simulated {text}" if simulated and name == "exact_match" else text for name, (text, _) in columns.items()
+    ]
+    rows = [
+        (
+            "ours" if name == OURS else scores.kind,
+            [label(name, scores.kind), *(_shown(scores, column, digits) for column, (_, digits) in columns.items())],
+        )
+        for name, scores in report.selectors.items()
+    ]
+    return Table(["selector", *headings], rows)
+
+
+def _intervals_of(report: EvaluationReport) -> Table | None:
+    """Ours less each other selector, with the 95 % interval; None where there are too few programs for intervals."""
+    ours = report.selectors.get(OURS)
+    metrics = {m: t for m, t in _INTERVALS.items() if any(m in s.intervals for s in report.selectors.values())}
+    if ours is None or not metrics:
+        return None
+    rows = []
+    for name, scores in report.selectors.items():
+        cells = []
+        for metric in metrics:
+            interval = scores.intervals.get(metric)
+            gap = (getattr(ours, metric) or 0) - (getattr(scores, metric) or 0)
+            shown = [f"{round(value, 1) + 0.0:+.1f}" for value in (gap, *(interval or ()))]  # no minus before 0.0
+            cells.append("–" if interval is None else f"{shown[0]} ({shown[1]} to {shown[2]})")
+        if name != OURS:
+            rows.append((scores.kind, [label(name, scores.kind), *cells]))
+    return Table(["ours less", *metrics.values()], rows)
+
+
+def _summary(sections: Sequence[dict[str, Any]], reports: Sequence[EvaluationReport]) -> Table:
+    """A row for each run: ours and the best selector that needs no training, in what both have."""
+    compared: dict[Metric, str] = {m: _COLUMNS[m][0] for m in ("exact_match", "full_coverage", "coverage")}
+    rows = []
+    for section, report in zip(sections, reports, strict=True):
+        cells = [section["name"], report.split, str(report.seed), str(report.k)]
+        ours = report.selectors.get(OURS)
+        for metric in compared:
+            best = report.best_plain(metric)
+            cells += [_shown(ours, metric, 1), "–" if best is None else f"{best[1]:.1f} ({best[0]})"]
+        rows.append(("plain", cells))
+    titles = [f"{who} {what}" for what in compared.values() for who in ("our", "best plain")]
+    return Table(["run", "split", "seed", "k", *titles], rows)
+
+
+def _shown(scores: SelectorScores | None, name: str, digits: int) -> str:
+    value = None if scores is None else getattr(scores, name)
+    return "–" if value is None else f"{value:,.{digits}f}"
+
+
+def _on_answers(report: EvaluationReport) -> str:
+    answers = report.answers
+    if answers is None:
+        return "No language model was asked."
+    who = "the offline simulator, which is no language model" if answers.simulated else answers.model
+    missing = f" Some selectors have no answers: {answers.missing}." if answers.missing else ""
+    return f"{answers.n} questions of {answers.programs} programs were answered by {who}.{missing}"
+
+
+def _data_of(picks: dict[str, list[Picked]]) -> dict[str, Any]:
+    """What the browser of questions needs: texts, examples and structures once, everything else as numbers."""
+    structures: dict[str, int] = {}
+    examples: dict[tuple[str, str], int] = {}
+
+    def number(known: dict[Any, int], key: Any) -> int:
+        return known.setdefault(key, len(known))
+
+    questions = []
+    for rows in zip(*picks.values(), strict=True):
+        first = rows[0]
+        needed = sorted(
+            [*first.covered, *first.missing], key=lambda name: (name.count(" -> ") + name.count(" <-> "), name)
+        )
+        picked = []
+        for row in rows:
+            shown = [number(examples, (example.source, example.target)) for example in row.picks]
+            steps = "".join(_DIGITS[min(row.covered.get(name, 0), len(_DIGITS) - 1)] for name in needed)
+            scores = None if row.exact is None else [row.answer, row.exact, row.jaccard, row.execution]
+            picked.append([shown, steps, scores])
+        questions.append([first.id, first.question, first.gold, [number(structures, name) for name in needed], picked])
+    return {
+        "selectors": [[name, rows[0].kind, label(name, rows[0].kind)] for name, rows in picks.items()],
+        "structures": list(structures),
+        "examples": list(examples),
+        "questions": questions,
+    }
