@@ -58,6 +58,7 @@ def test_zero_vectors_are_numbers_too():
     assert selector.pick(["nothing"], 4).tolist() == [[2, 3, 0, 1]]
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),

@@ -90,6 +90,7 @@ def test_copies_texts_without_tokens_and_empty_queries():
 TEXTS = st.lists(st.sampled_from(list(WORDS)), max_size=5).map(" ".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=9), queries=st.lists(TEXTS, min_size=1, max_size=5), data=st.data())
 @example(texts=["a", ""], queries=["", "b a"], data=None)
@@ -119,6 +120,7 @@ def test_no_program_twice_by_hand():
     assert make_distinct(texts, programs).pick(["a b c"], 3, [[0]]).tolist() == [[1, 4, 2]]
 
 
+@pytest.mark.slow
 @settings(max_examples=80, deadline=None)
 @given(texts=st.lists(TEXTS, min_size=1, max_size=9), queries=st.lists(TEXTS, min_size=1, max_size=4), data=st.data())
 def test_without_repeated_programs_equals_the_slow_loop(texts, queries, data):

@@ -14,6 +14,7 @@ def engines(monkeypatch):
     return importlib.import_module("engines")
 
 
+@pytest.mark.slow
 def test_figures_and_table(engines, monkeypatch, capsys):
     def missing():
         raise MissingExtraError("nothing", "none")

@@ -87,6 +87,7 @@ def test_help_of_run_derives_from_the_fields(capsys):
     assert "embeddings 20, transformer 120, lexical 30" in out
 
 
+@pytest.mark.slow
 def test_help_is_fast_and_loads_nothing_heavy():
     script = (
         "import sys; from rcr_trainer import cli\n"

@@ -110,6 +110,7 @@ def test_only_safetensors_and_json(checkpoint):
     assert {file.suffix for file in checkpoint.rglob("*") if file.is_file()} == {".json", ".safetensors"}
 
 
+@pytest.mark.slow
 def test_a_transformer_checkpoint_needs_no_other_file(bert, tmp_path):
     base = shutil.copytree(bert, tmp_path / "model")
     for family in ("transformer", "embeddings"):
@@ -282,6 +283,7 @@ def test_what_is_no_checkpoint_folder(tmp_path, checkpoints):
 # ---------------------------------------------------------------- saving
 
 
+@pytest.mark.slow
 def test_an_interrupted_save_keeps_the_good_checkpoint(family, bert, checkpoint, monkeypatch):
     before = {path: path.read_bytes() for path in checkpoint.rglob("*") if path.is_file()}
     other = make(family, bert, seed=1)
@@ -337,6 +339,7 @@ def test_a_pool_without_words(tmp_path):
 # ---------------------------------------------------------------- fingerprints
 
 
+@pytest.mark.slow
 def test_fingerprints_tell_policies_apart(family, bert):
     model = make(family, bert)
     found = {"as it is": model.fingerprint()}
@@ -385,6 +388,7 @@ def test_what_can_not_be_built_is_an_input_error(family, options, message):
         TriEncoder.build(family, ITEMS, **options)
 
 
+@pytest.mark.slow
 def test_building_is_deterministic(family, bert):
     base = None if family == "lexical" else bert
     one, two = (TriEncoder.build(family, ITEMS, base=base, seed=3) for _ in range(2))

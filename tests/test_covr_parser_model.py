@@ -65,6 +65,7 @@ def test_it_answers_with_a_program_and_stops(answer):
     assert [program.strip() for program in programs] == list(ASKED.values())
 
 
+@pytest.mark.slow
 def test_it_uses_the_names_that_the_prompt_shows(answer):
     shown = [Item(item.source, renamed(item.target)) for item in SHOWN]
     programs = answer([compose(shown, question) for question in ASKED])

@@ -54,6 +54,7 @@ def _depth(program: str, function: str) -> int:
     return deepest
 
 
+@pytest.mark.slow
 def test_examples_from_the_literature_are_worded_so() -> None:
     pairs = {
         "count ( find ( dog ) )": "what is the number of dog ?",
@@ -88,12 +89,14 @@ def _form(text: str) -> str:
     return re.sub(r"\b(color|shape)\b", "ATTRIBUTE", re.sub(r"\b[234]\b", "NUMBER", text))
 
 
+@pytest.mark.slow
 def test_utterances_are_words_in_lower_case() -> None:
     for draw in _draws():
         assert re.fullmatch(r"[a-z234]+( [a-z234]+)*( \?)?", draw.utterance), draw.utterance
         assert " are that is " not in draw.utterance
 
 
+@pytest.mark.slow
 def test_every_program_parses_and_keeps_the_limits() -> None:
     for draw in _draws():
         assert parse(draw.program) is not None

@@ -164,6 +164,7 @@ def test_a_drawn_tmcd_split_diverges_at_least_as_the_published_one() -> None:
         assert not {atom for tree in test for atom in atoms(tree)} - {atom for tree in train for atom in atoms(tree)}
 
 
+@pytest.mark.slow
 @needs_data
 def test_a_drawn_length_split_has_the_longest_programs_in_test() -> None:
     train, test = _trees(geoquery_split(DATA / "corpus.xml", "length", seed=0))

@@ -86,6 +86,7 @@ def test_divergence_by_hand() -> None:
     assert compound_divergence([ab], [ab, ac]) == pytest.approx(1 - 0.5**0.9)
 
 
+@pytest.mark.slow
 def test_tmcd_keeps_every_atom_in_train_and_no_swap_is_left_that_gains() -> None:
     trees = _random_trees(40, seed=1)
     train, test = tmcd_split(trees, 20, 0)

@@ -137,6 +137,7 @@ def test_trade_offs_are_chosen_by_what_counts():
         assert report.selectors[name].coverage == pytest.approx(max(choice.coverage.values()))
 
 
+@pytest.mark.slow
 def test_all_plain_selectors_end_to_end():
     plain = plain_selectors(POOL, EVERYTHING, dev=QUERIES[:4])
     assert list(plain.selectors) == baselines.names()
@@ -189,6 +190,7 @@ def test_an_unregistered_baseline_is_refused():
         EvaluationSettings(selectors=["longest"])
 
 
+@pytest.mark.slow
 def test_the_registry_and_the_settings_load_no_baseline():
     heavy = {"torch", "scipy", "numpy", "langchain_core"}
     code = f"import sys, rcr_trainer.settings; print(sorted({heavy} & set(sys.modules)))"
@@ -220,6 +222,7 @@ def test_selectors_that_are_not_named_cost_nothing():
     assert list(some.trade_offs) == ["mmr"]
 
 
+@pytest.mark.slow
 def test_each_selector_embeds_the_pool_once():
     calls = []
 

@@ -133,6 +133,7 @@ def test_candidates_move_only_where_they_are_trained():
         assert not same_weights(getattr(model, part), getattr(before, part))
 
 
+@pytest.mark.slow
 def test_the_seed_decides():
     models = [lexical() for _ in range(3)]
     for model, seed in zip(models, (0, 0, 1), strict=True):
@@ -141,6 +142,7 @@ def test_the_seed_decides():
     assert not same_weights(models[0], models[2])
 
 
+@pytest.mark.slow
 def test_the_size_of_blocks_changes_nothing_that_counts(monkeypatch):
     histories = []
     for block in (1 << 25, 1):

@@ -239,6 +239,7 @@ class Slow:
         self.inside.remove(who)
 
 
+@pytest.mark.slow
 def test_many_read_or_one_writes_and_neither_keeps_the_other_out():
     slow = Slow()
     shared = module._Shared(slow)

@@ -127,6 +127,7 @@ def test_threads_that_want_the_same_pay_once() -> None:
     assert set(echo.asked.values()) == {1}
 
 
+@pytest.mark.slow
 def test_calls_run_at_the_same_time_up_to_the_cap() -> None:
     echo = Echo(delay=0.2)
     with wrap(echo, concurrency=7) as llm:
@@ -134,6 +135,7 @@ def test_calls_run_at_the_same_time_up_to_the_cap() -> None:
         assert echo.peak == llm.stats.peak == 7
 
 
+@pytest.mark.slow
 def test_models_without_async_run_at_the_same_time_too() -> None:
     with wrap(Slow(delay=0.5), concurrency=40) as llm:
         begin = time.monotonic()
@@ -300,6 +302,7 @@ def test_an_attempt_has_an_end() -> None:
     assert llm.spent == Use(2, 2, 20)
 
 
+@pytest.mark.slow
 def test_after_ctrl_c_running_calls_end_and_are_kept(tmp_path: Path) -> None:
     echo = Echo(delay=1.0)
     with wrap(echo, cache_path=tmp_path / "a.sqlite", concurrency=2) as llm:

@@ -27,6 +27,7 @@ def backend(**settings: Any) -> tuple[Backend, Any]:
         return found, found._model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
@@ -86,6 +87,7 @@ def test_a_timeout_is_always_set_and_the_clients_own_retries_are_off() -> None:
     assert LLMSettings(model="m").timeout == 60
 
 
+@pytest.mark.slow
 def test_stop_and_instruction_depend_on_the_kind_unless_given() -> None:
     completion, chat = backend()[0], backend(kind="chat")[0]
     assert (completion.stop, completion.instruction) == (["\nSource:"], "")

@@ -72,6 +72,7 @@ def test_what_was_never_combined_is_shown_in_parts() -> None:
     assert "owls" in shown
 
 
+@pytest.mark.slow
 def test_programs_that_do_not_parse(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     broken = [{"source": f"nonsense {n}", "target": "count(("} for n in range(3)]
@@ -85,6 +86,7 @@ def test_programs_that_do_not_parse(caplog: pytest.LogCaptureFixture) -> None:
     assert selector.select_examples({"source": prose[5]["source"]})[0] == prose[5]
 
 
+@pytest.mark.slow
 def test_keys_are_those_of_the_examples() -> None:
     selector = made(SQL, k=1, input_keys=["question"], language="sql")
     assert (selector.source_key, selector.target_key) == ("question", "query")
@@ -95,6 +97,7 @@ def test_keys_are_those_of_the_examples() -> None:
         made(SQL)
 
 
+@pytest.mark.slow
 def test_a_vector_store_holds_the_pool() -> None:
     options = {"k": 3, "mask_same_program": True}
     stored, plain = (made(ROWS, store, **options) for store in (InMemoryVectorStore, None))
@@ -107,6 +110,7 @@ def test_a_vector_store_holds_the_pool() -> None:
         made(ROWS, None, 0)
 
 
+@pytest.mark.slow
 async def test_made_asynchronously_and_the_same_again() -> None:
     made_twice = [
         await SequentialCompositionalRetriever.afrom_examples(ROWS, WordCounts(), None, 3, language="functional")

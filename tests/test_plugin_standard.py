@@ -69,6 +69,7 @@ def test_programs_that_differ_in_constants_are_one_program(index: Any) -> None:
         assert "c" in {document.id for document in masked.invoke(f"question {n}")}
 
 
+@pytest.mark.slow
 async def test_every_engine_picks_what_memory_picks(index: Any) -> None:
     encoder = TriEncoder.build("lexical", POOL.items(), dim=16)
     fields: dict[str, Any] = {"k": 3, "mask_same_program": True}

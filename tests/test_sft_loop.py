@@ -53,6 +53,7 @@ def same_weights(one, other):
     return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
+@pytest.mark.slow
 def test_training_raises_dev_coverage():
     model = lexical()
     rows = []

@@ -151,6 +151,7 @@ def test_left_out_predictions_are_those_of_a_fit_without_the_fold():
         np.testing.assert_allclose(frequency[fold], targets[kept].mean(0), atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", [PROGRAM, CLUSTER])
 def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(quick_nets, way):
     folds = Folds.of(ITEMS, SPEC)
@@ -207,6 +208,7 @@ def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypa
     assert not np.allclose(query.raw(plain).detach().numpy(), again.raw[:60], atol=1e-2)
 
 
+@pytest.mark.slow
 def test_features_for_training_leave_the_own_program_out(quick_nets):
     folds = Folds.of(ITEMS, SPEC)
     encoder = fitted(folds=folds).query
@@ -290,6 +292,7 @@ def test_a_question_that_combines_what_training_never_did_needs_both():
     assert max(need[name] for name in ("mouse", "bird", "old")) < 0.3
 
 
+@pytest.mark.slow
 def test_what_needs_are_worth_is_trained(quick_nets):
     encoder = fitted().query
     encoder(encoder.featurize(ITEMS[:5])).square().sum().backward()

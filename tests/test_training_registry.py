@@ -59,6 +59,7 @@ def test_an_advantage_is_a_function_and_a_line(monkeypatch):
     assert np.mean(rewards[-4:]) > np.mean(rewards[1:5]) + 0.02
 
 
+@pytest.mark.slow
 def test_nothing_but_the_registry_knows_a_loss_or_an_advantage_by_name():
     known = {name: [] for name in ("infonce", "rloo", "remax", "nb")}
     for path in [*(ROOT / "langchain_rcr").rglob("*.py"), *(ROOT / "trainer").rglob("*.py")]:

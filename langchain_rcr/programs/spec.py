@@ -60,7 +60,7 @@ class ProgramSpec:
 
 
 # Fitting, holding out and encoding ask for the same programs. Names are interned, as programs share most of theirs.
-@lru_cache(maxsize=1 << 13)
+@lru_cache(maxsize=1 << 15)
 def _structures(spec: ProgramSpec, text: str) -> frozenset[str]:
     tree = spec.tree(text)
     return frozenset() if tree is None else frozenset(map(intern, local_structures(tree, spec.max_size)))
