@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from rank_bm25 import BM25Okapi
-from rcr_trainer.baselines.bm25 import BM25Scorer, BM25Selector, tokenize
+from rcr_trainer.baselines.bm25 import BM25Selector
+from rcr_trainer.okapi import BM25Scorer, tokenize
 
 
 def reference(corpus, queries):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.baselines.bm25 import BM25Scorer
 from rcr_trainer.baselines.cover_ls import CoverLSSelector
+from rcr_trainer.okapi import BM25Scorer
 
 from langchain_rcr.programs import ProgramSpec
 

@@ -30,7 +30,7 @@ LEVELS = {
     ],
     "rcr_trainer": [
         ["errors", "__init__"],
-        ["rewards", "llm", "coverage", "baselines", "data", "folds", "training", "runs", "settings", "layers"],
+        ["rewards", "llm", "coverage", "okapi", "baselines", "data", "folds", "training", "runs", "settings", "layers"],
         ["tasks"],
         ["sft", "grpo", "evaluation"],
         ["pipeline"],

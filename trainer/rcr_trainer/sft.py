@@ -96,8 +96,7 @@ class _SFT:
         self.negatives = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in queries], [e.source for e in pool]
-            forbidden = self.supervision.forbidden
-            self.negatives = HardNegatives(*sources, top=config.bm25_top, worst=config.bm25_worst, forbidden=forbidden)
+            self.negatives = HardNegatives(self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst)
 
         self.groups = None
         if config.mask_duplicates:
@@ -177,7 +176,7 @@ class _SFT:
     def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[Batch]:
         if self.loss.in_batch:
             order = rng.permutation(np.argwhere(self.sequence_gains > 0))
-            yield from info_nce_batches(order, self.sequences, self.batch_size, self.supervision, self.negatives, rng)
+            yield from info_nce_batches(order, self.sequences, self.sequences, self.batch_size, self.negatives, rng)
         else:
             order, pool = rng.permutation(self.trainable), len(self.candidates)
             most = self.config.candidates

@@ -24,6 +24,11 @@ BASELINES = {
     "set_bsr_distinct": "rcr_trainer.baselines.set_bsr:SetBSRDistinctSelector",
     "knn_structures": "rcr_trainer.baselines.knn_structures:KNNStructuresSelector",
     "cover_ls": "rcr_trainer.baselines.cover_ls:CoverLSSelector",
+    "epr": "rcr_trainer.baselines.epr:EPRSelector",
+    "se2": "rcr_trainer.baselines.se2:Se2Selector",
+    "se2_tri": "rcr_trainer.baselines.se2:Se2TriSelector",
+    "ceil": "rcr_trainer.baselines.ceil:CEILSelector",
+    "iterr": "rcr_trainer.baselines.iterr:ITERRSelector",
     "oracle": "rcr_trainer.baselines.oracle:OracleSelector",
 }
 """Name → module:class, in the order of reports."""

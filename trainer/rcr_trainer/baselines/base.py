@@ -6,14 +6,20 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.programs import ProgramSpec
+from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.coverage import checked_exclude, excluded_entries, row_blocks
+
+if TYPE_CHECKING:
+    from langchain_rcr.items import Item
+    from langchain_rcr.policy import TriEncoder
+    from rcr_trainer.llm.scoring import Scorer
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
 """Per query, the positions in the pool that it may not pick; None: none for any query."""
@@ -34,16 +40,27 @@ class Resources:
         seed: of random draws.
         embed: embeds questions; called once for each distinct question of the pool, and for every query.
         embed_tokens: embeds the tokens of questions, as `embed` does.
+        score: the scoring language model.
+        policy: makes fresh text encoders, from the pool's items, to be trained.
+        learning: how they are trained.
     """
 
     spec: ProgramSpec = field(default_factory=ProgramSpec)
     seed: int = 0
     embed: Embed | None = None
     embed_tokens: EmbedTokens | None = None
+    score: Scorer | None = None
+    policy: Callable[[Sequence[Item]], TriEncoder] | None = None
+    learning: LearnedSettings = field(default_factory=LearnedSettings)
 
     def missing(self, baseline: type[Baseline]) -> str:
         """Why the baseline can't be built; empty: it can."""
-        said = {"embed": "no embeddings were given", "embed_tokens": "no embeddings of tokens were given"}
+        said = {
+            "embed": "no embeddings were given",
+            "embed_tokens": "no embeddings of tokens were given",
+            "score": "no scoring language model was given",
+            "policy": "no text encoders were given",
+        }
         return next((said[need] for need in baseline.needs if getattr(self, need) is None), "")
 
 

@@ -57,7 +57,12 @@ class DPPSelector(EmbeddingSelector):
 
     def _fit(self) -> None:
         super()._fit()
-        lengths = np.linalg.norm(self._vectors, axis=1)
+        self._use(self._vectors)
+
+    def _use(self, vectors: np.ndarray) -> None:
+        """Take these unit vectors (U, D) for those of the pool's distinct texts."""
+        self._vectors = vectors
+        lengths = np.linalg.norm(vectors, axis=1)
         self._own_volume = (1 + np.round(lengths, 5).astype(np.float64)) / 2  # 1/2 for a zero vector
 
     def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:

@@ -5,11 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervision
+from rcr_trainer.training.supervision import IntArray
+
+
+class Negatives(Protocol):
+    """Draws hard negatives."""
+
+    def draw(self, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
+        """One for each state, (B,) pool positions; see `HardNegatives.draw`."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +30,7 @@ class Batch:
         picked: (B, k−1) the first picks of each sequence; state t has the first t of them.
         candidates: (C,) pool positions that are scored.
         steps: (B, k) bool; which states take part.
-        positive: (B, k) columns of `candidates`, Algorithm 1's choice; only InfoNCE reads it.
+        positive: (B, k) columns of `candidates`, the one to prefer; only InfoNCE reads it.
     """
 
     queries: IntArray
@@ -88,26 +97,26 @@ def listwise_batches(
 def info_nce_batches(
     order: IntArray,
     best: IntArray,
+    sequences: IntArray,
     size: int,
-    supervision: Supervision,
-    negatives: HardNegatives | None,
+    negatives: Negatives | None,
     rng: np.random.Generator,
 ) -> Iterator[Batch]:
     """Batches of single states (x, Z_{t−1}, c_t): positives of the whole batch, then a hard negative each.
 
     Args:
         order: (n, 2) a query and how many picks the state has, in the order in which they come.
-        best: (Q, k) Algorithm 1's picks.
+        best: (Q, k) the positive of each state: for SFT, Algorithm 1's picks.
+        sequences: (Q, k) picks, whose prefixes are the states: for SFT, the same.
         size: states in a batch.
-        supervision: tells what a candidate would add.
         negatives: where hard negatives come from; None: there are none.
         rng: draws them.
     """
     k = best.shape[1]
     for start in range(0, len(order), size):
         queries, at = order[start : start + size].T
-        positives, picked = best[queries, at], best[queries, : k - 1]
-        hard = positives[:0] if negatives is None else negatives.draw(supervision, queries, picked, at, rng)
+        positives, picked = best[queries, at], sequences[queries, : k - 1]
+        hard = positives[:0] if negatives is None else negatives.draw(queries, picked, at, rng)
         candidates, columns = np.unique(np.concatenate([positives, hard]), return_inverse=True)
         steps = np.zeros((len(queries), k), dtype=bool)
         steps[np.arange(len(queries)), at] = True

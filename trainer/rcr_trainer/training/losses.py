@@ -18,12 +18,14 @@ class Targets:
         allowed: (S, C) bool; False for what may not be picked (the query itself, what is picked already).
         temperature: how soft targets are that depend on gains.
         positive: (S,) int64; the column of Algorithm 1's pick; None where whole sequences are trained.
+        mask_equals: whether a candidate that adds at least as much as the positive is no negative.
     """
 
     gains: Tensor
     allowed: Tensor
     temperature: float = 1.0
     positive: Tensor | None = None
+    mask_equals: bool = True
 
 
 def listwise(logits: Tensor, targets: Targets) -> Tensor:
@@ -51,8 +53,8 @@ def listwise(logits: Tensor, targets: Targets) -> Tensor:
 def info_nce(logits: Tensor, targets: Targets) -> Tensor:
     """The paper's InfoNCE (section 3.1): the step's positive against in-batch and hard negatives.
 
-    L = −log exp q(c⁺) / Σ_{c ∈ N ∪ {c⁺}} exp q(c), mean over the batch. A candidate that adds at least as much as
-    the positive is no negative: it is masked.
+    L = −log exp q(c⁺) / Σ_{c ∈ N ∪ {c⁺}} exp q(c), mean over the batch. With `mask_equals` a candidate that adds at
+    least as much as the positive is masked; the paper keeps it as a negative.
 
     Use it where only a batch's own candidates can be encoded: fully trained transformers.
 
@@ -68,8 +70,9 @@ def info_nce(logits: Tensor, targets: Targets) -> Tensor:
         message = "InfoNCE compares with a positive"
         raise ValueError(message)
     is_positive = torch.zeros_like(targets.allowed).scatter_(1, positive.unsqueeze(1), value=True)
-    as_good = targets.gains >= targets.gains.gather(1, positive.unsqueeze(1))
-    kept = is_positive | (targets.allowed & ~as_good)
+    kept = is_positive | targets.allowed
+    if targets.mask_equals:
+        kept &= is_positive | (targets.gains < targets.gains.gather(1, positive.unsqueeze(1)))
     masked = logits.masked_fill(~kept, torch.finfo(logits.dtype).min)
     return torch.nn.functional.cross_entropy(masked, positive)
 

@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.baselines.bm25 import BM25Scorer
 from rcr_trainer.coverage import greedy_coverage, recall_by_step, row_blocks, structure_matrices
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
+from rcr_trainer.okapi import BM25Scorer
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]
@@ -130,17 +130,17 @@ class HardNegatives:
     """BM25-hard negatives (section 3.1): near by wording, far by coverage.
 
     Args:
+        supervision: tells what a candidate would add, and which ones a query never gets: they are no negatives either.
         queries: the Q training queries' questions.
         pool: the N candidates' questions.
         top: H, the candidates nearest by BM25.
         worst: B, of these the ones that add least in the state at hand; what is picked already is none of them.
-        forbidden: as in `Supervision`; such candidates are no negatives either.
     """
 
     def __init__(
-        self, queries: Sequence[str], pool: Sequence[str], *, top: int, worst: int, forbidden: Sequence[IntArray]
+        self, supervision: Supervision, queries: Sequence[str], pool: Sequence[str], *, top: int, worst: int
     ) -> None:
-        self.worst, self._forbidden = worst, forbidden
+        self.worst, self._supervision, forbidden = worst, supervision, supervision.forbidden
         scorer = BM25Scorer(pool)
         top = min(top, len(pool))
         self.nearest = np.empty((len(queries), top), dtype=np.int64)
@@ -151,13 +151,10 @@ class HardNegatives:
                 scores[row, barred] = -np.inf
             self.nearest[block] = np.argsort(-scores, axis=1, kind="stable")[:, :top]
 
-    def draw(
-        self, supervision: Supervision, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator
-    ) -> IntArray:
+    def draw(self, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
         """One hard negative for each state.
 
         Args:
-            supervision: tells what a candidate would add.
             queries: (B,) query rows.
             picked: (B, T) the sequences the states are on.
             steps: (B,) how many picks each state has.
@@ -172,11 +169,11 @@ class HardNegatives:
             picks = picked[row, : steps[row]]
             nearest = self.nearest[query]
             # A pick adds nothing any more: left in, picks would be the "worst" candidates of every later state.
-            near = nearest[~np.isin(nearest, np.concatenate([self._forbidden[query], picks]))]
+            near = nearest[~np.isin(nearest, np.concatenate([self._supervision.forbidden[query], picks]))]
             if not len(near):
                 out[row] = nearest[0]
                 continue
-            gains = supervision.gains(queries[row : row + 1], picks[None], near)[0, -1]
+            gains = self._supervision.gains(queries[row : row + 1], picks[None], near)[0, -1]
             worst = near[np.argsort(gains, kind="stable")[: self.worst]]
             out[row] = worst[rng.integers(len(worst))]
         return out

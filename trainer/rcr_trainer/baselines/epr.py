@@ -1,0 +1,56 @@
+"""EPR: a bi-encoder that learns which single example helps a language model most to write the program.
+
+Source: Rubin, Herzig and Berant, "Learning To Retrieve Prompts for In-Context Learning", NAACL 2022, arXiv 2112.08633,
+section 3. The candidates of a training question (x, y), the best by BM25 between programs, are ranked by
+p(y | candidate, x). One of the five best is the positive, one of the five worst the hard negative; those of the other
+questions in the batch are negatives, too. At inference: the k with the largest inner products.
+
+Departures: the encoders, rate and number of epochs are the run's (there: BERT, 1e-4, 30 epochs), and the picks stay in
+the order of picking, where EPR puts the most similar last. A question's own picks are never its negatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
+from rcr_trainer.baselines.base import in_blocks, top_k
+from rcr_trainer.baselines.contrast import contrast
+from rcr_trainer.baselines.learned import IntArray, LearnedSelector, shortlist
+from rcr_trainer.baselines.options import LearnedSettings
+
+
+class EPRSelector(LearnedSelector):
+    """Picks the k examples whose vectors have the largest inner products with the query's."""
+
+    name: ClassVar[str] = "epr"
+
+    @classmethod
+    def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
+        """See `LearnedSelector.texts`."""
+        return queries * options.candidates
+
+    def _learn(self, model: TriEncoder, rows: IntArray) -> None:
+        near = shortlist(self._programs(), rows, self.options.candidates)
+        scores = self._scores(np.repeat(rows, near.shape[1]).tolist(), near.reshape(-1, 1).tolist())
+        ranked = np.take_along_axis(near, np.argsort(-scores.reshape(near.shape), axis=1, kind="stable"), axis=1)
+        questions = model.query.featurize([Item(self._questions[row]) for row in rows])
+
+        def states(queries: IntArray, steps: IntArray) -> Tensor:
+            found: Tensor = model.query(questions.select(queries))
+            return found
+
+        contrast(self._job(model), self.options, self._items, rows, ranked[:, None], ranked[:, :1], states)
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        vectors = self.model.query.encode([Item(query) for query in queries])
+
+        def pick(block: slice) -> np.ndarray:
+            return top_k(self._pool_logits(vectors[block]), k, excluded[block])
+
+        return in_blocks(pick, len(queries), len(self._questions))

@@ -1,0 +1,137 @@
+"""An ITERR-like policy: a recurrent state, trained by policy gradient on the likelihood of the program.
+
+After Chen, Xu, Wang et al., "Learning to Retrieve Iteratively for In-Context Learning", EMNLP 2024, arXiv 2406.14739:
+retrieval as a decision process whose state s_{t+1} = GRU(E_c(z_t), s_t) begins with E_q(x) and picks by inner product;
+the reward is the language model's log-likelihood of the program behind the picks.
+
+It is like ITERR, not ITERR itself: the advantage is the reward normalised within a group of sequences (Eq. 9), where
+ITERR trains a value head by PPO and rewards each step's gain; candidates while training are the best by BM25 between
+programs, where ITERR truncates a dense retriever's list. E_c is frozen. The GRU starts nearly as the identity (bias of
+its update gate 3), so that the first picks are those of the encoders.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
+from rcr_trainer.baselines.base import in_blocks
+from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Learner, question_batches, shortlist
+from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.training.advantages import estimate
+from rcr_trainer.training.losses import grpo_loss
+from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
+
+_CLIP = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrent:
+    """Partly built contexts: what `State` is to the tri-encoder, with a recurrent cell for the update.
+
+    Args:
+        cell: the GRU.
+        current: (R, D).
+    """
+
+    cell: nn.GRUCell
+    current: Tensor
+
+    def vector(self) -> Tensor:
+        """(R, D)."""
+        return self.current
+
+    def update(self, context: Tensor) -> Recurrent:
+        """The state after a pick; `context` is E_c of each row's pick, (R, D)."""
+        return Recurrent(self.cell, self.cell(context, self.current))
+
+
+class ITERRSelector(LearnedSelector):
+    """Picks, one after the other, the example with the largest inner product with a recurrent state."""
+
+    name: ClassVar[str] = "iterr"
+    _cell: nn.GRUCell
+
+    @classmethod
+    def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
+        """See `LearnedSelector.texts`."""
+        return options.epochs * queries * options.sets
+
+    def _learn(self, model: TriEncoder, rows: IntArray) -> None:
+        device, tau = next(model.parameters()).device, [model.config.tau] * self.k
+        self._cell = cell = gru(model.dim).to(device)
+        candidates = torch.from_numpy(model.candidate.encode(self._items)).to(device)
+        questions = model.query.featurize([Item(self._questions[row]) for row in rows])
+        barred = torch.ones(len(rows), len(candidates), dtype=torch.bool)
+        near = shortlist(self._programs(), rows, self.options.candidates)
+        barred.scatter_(1, torch.from_numpy(near), value=False)
+        group = self.options.sets
+
+        def start(batch: IntArray) -> Any:
+            return Recurrent(cell, model.query(questions.select(batch)).repeat_interleave(group, 0))
+
+        def closed(batch: IntArray) -> Tensor:
+            return barred[batch].repeat_interleave(group, 0).to(device)
+
+        def batches(rng: np.random.Generator) -> Iterator[tuple[IntArray, Sequences, Tensor, Tensor]]:
+            # Drawn one at a time, by the policy that the batch before has left.
+            for batch in question_batches(len(rows), self.options.batch_size, rng):
+                uniforms = torch.from_numpy(rng.random((len(batch) * group, self.k)))
+                with torch.no_grad():
+                    drawn = draw(
+                        start(batch),
+                        candidates,
+                        lambda picks: candidates[picks],
+                        closed(batch),
+                        self.k,
+                        tau=tau,
+                        uniforms=uniforms,
+                    )
+                rewards = self._scores(np.repeat(rows[batch], group).tolist(), drawn.picks.tolist())
+                rewards = np.where(np.isfinite(rewards), rewards, np.nan).reshape(-1, group)
+                advantages, scored = (torch.from_numpy(each.ravel()) for each in estimate("grpo", rewards))
+                yield batch, drawn, advantages.float().to(device), scored.to(device)
+
+        def loss(material: tuple[IntArray, Sequences, Tensor, Tensor]) -> Tensor:
+            batch, drawn, advantages, scored = material
+            every = states(start(batch), candidates[drawn.picks[:, :-1]])
+            new = sequence_log_probs(every, candidates, drawn.picks, masked(closed(batch), drawn.picks), tau)
+            old = drawn.log_probs
+            return grpo_loss(new, old, old, advantages, scored, _CLIP, 0.0).mean()
+
+        trained = dict(model.query.named_parameters()) | {f"gru.{name}": each for name, each in cell.named_parameters()}
+        Learner(self._job(model), self.options, trained, len(rows)).run(batches, loss)
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        vectors = self.model.query.encode([Item(query) for query in queries])
+        device = next(self._cell.parameters()).device
+
+        def pick(block: slice) -> np.ndarray:
+            state = Recurrent(self._cell, torch.from_numpy(vectors[block]).to(device))
+            picked = np.empty((len(vectors[block]), k), dtype=np.int64)
+            for step in range(k):
+                logits = self._pool_logits(state.vector().cpu().numpy())
+                for row, barred in enumerate(excluded[block]):
+                    logits[row, barred] = logits[row, picked[row, :step]] = -np.inf
+                picked[:, step] = logits.argmax(axis=1)
+                shown = torch.from_numpy(self._candidates[self._row_of[picked[:, step]]]).to(device)
+                state = state.update(shown)
+            return picked
+
+        with torch.inference_mode():
+            return in_blocks(pick, len(queries), len(self._questions))
+
+
+def gru(dim: int) -> nn.GRUCell:
+    """A cell (D, D) whose update gate begins nearly closed: the state stays what it was."""
+    cell = nn.GRUCell(dim, dim)
+    with torch.no_grad():
+        cell.bias_ih[dim : 2 * dim] += 3.0
+    return cell

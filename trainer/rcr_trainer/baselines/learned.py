@@ -1,0 +1,181 @@
+"""What the selectors share that learn from a scoring language model: its scores, their encoders, their training loop.
+
+The training questions are the pool's own examples, as published; none gets itself. Candidates are the best by BM25
+between programs, which Rubin et al. (2022) found to work better than between questions. The encoders are those of the
+run's family, or heads over frozen embeddings where that family reads structures.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from langchain_rcr.items import Item, compose
+from langchain_rcr.policy import TriEncoder
+from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.coverage import row_blocks
+from rcr_trainer.llm.scoring import Scorer, gold
+from rcr_trainer.okapi import BM25Scorer
+from rcr_trainer.training.runner import Job, Runner
+from rcr_trainer.training.stage import StageSettings
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+MaterialT = TypeVar("MaterialT")
+
+_GRID = 1e-5
+"""Logits are rounded to this: what is a tie on paper is one here, whatever batch a text was encoded in."""
+
+
+class LearnedSelector(Baseline):
+    """Base of the selectors that a scoring language model teaches.
+
+    They learn before the first pick, from the pool as it then is; examples that are added later can be picked, too, but
+    nothing is learned from them.
+
+    Raises:
+        LLMError: the language model can't be asked, or its budget is spent: its scores so far are kept.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("spec", "score", "policy")
+    _model: TriEncoder | None = None
+
+    @classmethod
+    @abstractmethod
+    def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
+        """How many texts the language model scores at most.
+
+        Args:
+            options: of the training.
+            queries: training questions.
+            k: picks a query.
+        """
+
+    @abstractmethod
+    def _learn(self, model: TriEncoder, rows: IntArray) -> None:
+        """Train a fresh model on some of the pool's examples as questions."""
+
+    @property
+    def options(self) -> LearnedSettings:
+        """The settings of the training."""
+        return self.resources.learning
+
+    @property
+    def model(self) -> TriEncoder:
+        """The encoders, trained as soon as something has been picked."""
+        if self._model is None:
+            build: Any = self.resources.policy
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.resources.seed)
+                model: TriEncoder = build(self._items)
+                self._learn(model, training_rows(len(self._examples), self.options.queries))
+            self._model = model.eval()
+        return self._model
+
+    def _fit(self) -> None:
+        model, distinct = self.model, list(dict.fromkeys(self._items))
+        place = {item: at for at, item in enumerate(distinct)}
+        # Equal examples have equal vectors to the last bit.
+        self._candidates = model.candidate.encode(distinct)
+        self._row_of = np.array([place[item] for item in self._items], dtype=np.int64)
+
+    def _pool_logits(self, states: NDArray[np.float32]) -> FloatArray:
+        """(R, N) of state vectors (R, D)."""
+        rounded: FloatArray = np.round((states @ self._candidates.T).astype(np.float64) / _GRID) * _GRID
+        return rounded[:, self._row_of]
+
+    @property
+    def _items(self) -> list[Item]:
+        return [Item(example["source"], example["target"]) for example in self._examples]
+
+    def _scores(self, rows: Sequence[int], sets: Iterable[Sequence[int]]) -> FloatArray:
+        """(R,) log-likelihoods of the programs of R examples behind prompts that show others, in this order."""
+        scorer: Any = self.resources.score
+        return likelihoods(scorer, self._items, rows, sets)
+
+    def _job(self, model: TriEncoder) -> Job:
+        return Job(model, (), (), (), self.resources.spec, self.resources.seed)
+
+
+def training_rows(pool: int, most: int | None) -> IntArray:
+    """The pool's examples that are training questions: all, or `most`, evenly spaced."""
+    return np.unique(np.linspace(0, pool - 1, min(pool, most or pool)).astype(np.int64))
+
+
+def likelihoods(
+    scorer: Scorer, items: Sequence[Item], rows: Sequence[int], sets: Iterable[Sequence[int]]
+) -> FloatArray:
+    """(R,) log-likelihoods of the programs of items[rows] behind prompts with the items of a set each, in its order."""
+    prompts = [
+        compose([items[each] for each in shown], items[row].source) for row, shown in zip(rows, sets, strict=True)
+    ]
+    return np.array(scorer.log_likelihoods(prompts, [gold(items[row].target) for row in rows]), dtype=np.float64)
+
+
+def shortlist(programs: Sequence[str], rows: IntArray, size: int) -> IntArray:
+    """(Q, L) the examples nearest to each row by BM25 between programs, without itself; ties to the lowest position."""
+    scorer, size = BM25Scorer(programs), min(size, len(programs) - 1)
+    found = np.empty((len(rows), size), dtype=np.int64)
+    for block in row_blocks(len(rows), len(programs)):
+        scores = scorer.scores([programs[row] for row in rows[block]])
+        scores[np.arange(len(scores)), rows[block]] = -np.inf
+        found[block] = np.argsort(-scores, axis=1, kind="stable")[:, :size]
+    return found
+
+
+class Learner:
+    """The house's training loop (`Runner`) around a function batch → loss.
+
+    Args:
+        job: the model and the seed.
+        options: epochs, rows in a batch, rate.
+        parameters: those to be trained, by name.
+        rows: in an epoch.
+    """
+
+    def __init__(self, job: Job, options: LearnedSettings, parameters: Mapping[str, nn.Parameter], rows: int) -> None:
+        trained = {each: parameter for each, parameter in parameters.items() if parameter.requires_grad}
+        stage = StageSettings(
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            lr=options.lr,
+            weight_decay=0.01,
+            warmup=0.1,
+            patience=None,
+        )
+        steps = -(-rows // options.batch_size)
+        self._seed, self._model = job.seed, job.model
+        self._runner = Runner("learned", job, stage, trained, per_epoch=steps, every=options.epochs, best_by="none")
+
+    def run(
+        self, collect: Callable[[np.random.Generator], Iterable[MaterialT]], loss: Callable[[MaterialT], Tensor]
+    ) -> None:
+        """Train to the end.
+
+        Args:
+            collect: random numbers of an epoch → its batches.
+            loss: of a batch, a scalar.
+        """
+
+        def learn(batches: Iterable[MaterialT]) -> dict[str, float]:
+            self._model.train()
+            for batch in batches:
+                self._runner.step(lambda batch=batch: torch.autograd.backward(loss(batch)))  # type: ignore[misc]
+                self._runner.advance()
+            self._model.eval()
+            return {}
+
+        self._runner.run(lambda epoch: collect(np.random.default_rng([self._seed, epoch])), learn, dict)
+
+
+def question_batches(count: int, size: int, rng: np.random.Generator) -> list[IntArray]:
+    """All of `count` questions in random order, `size` at a time."""
+    order = rng.permutation(count)
+    return [order[start : start + size] for start in range(0, count, size)]

@@ -1,0 +1,202 @@
+"""se²: a retriever that learns, step by step, which example helps a language model most beside those chosen before.
+
+Source: Liu, Liu, Huang et al., "Se²: Sequential Example Selection for In-Context Learning", Findings of ACL 2024, arXiv
+2402.13874. At each step the language model ranks candidates c by p(y | chosen, c, x); one of them, drawn by its rank,
+joins those chosen, so that questions see different sequences. The encoder of queries reads the question with the chosen
+examples appended. Trained by InfoNCE, one of the best against one of the worst and the batch's others; a beam at
+inference. `se2_tri` is the paper's "se² + tri-encoder" (section 4): the same, but the state is that of Eq. 4.
+
+Assumed, where it can't be known: candidates at every step are the best by BM25 between programs that aren't chosen
+yet; an example of rank r joins with a probability proportional to 1 / r; positives and negatives are drawn as EPR draws
+them; a beam is scored by the sum of the log-softmax over the pool. Encoders, rate and epochs are the run's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+from torch import Tensor
+
+from langchain_rcr.items import Item, compose
+from langchain_rcr.policy import TriEncoder
+from rcr_trainer.baselines.base import in_blocks
+from rcr_trainer.baselines.contrast import States, contrast
+from rcr_trainer.baselines.learned import FloatArray, IntArray, LearnedSelector, shortlist
+from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.training.rollout import states as states_of
+
+Vectors = Callable[[IntArray, IntArray], NDArray[np.float32]]
+"""(queries (R,), the picks of each so far (R, t)) → the state vectors (R, D)."""
+
+
+class Se2Selector(LearnedSelector):
+    """Picks the sequence of k examples that a beam finds most probable; further picks are greedy."""
+
+    name: ClassVar[str] = "se2"
+
+    @classmethod
+    def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
+        """See `LearnedSelector.texts`."""
+        return queries * options.candidates * k
+
+    def _learn(self, model: TriEncoder, rows: IntArray) -> None:
+        rng, size = np.random.default_rng(self.resources.seed), self.options.candidates
+        near = shortlist(self._programs(), rows, size + self.k - 1)
+        ranked, chosen = sequences(self._scores, rows, near, self.k, rng)
+        states = self._states(model, rows, chosen)
+        contrast(self._job(model), self.options, self._items, rows, ranked, chosen, states)
+
+    def _states(self, model: TriEncoder, rows: IntArray, chosen: IntArray) -> States:
+        items, k = self._items, chosen.shape[1]
+        texts = [
+            appended(items[row].source, [items[pick] for pick in picks[:step]])
+            for row, picks in zip(rows, chosen, strict=True)
+            for step in range(k)
+        ]
+        features = model.query.featurize([Item(text) for text in texts])
+
+        def states(queries: IntArray, steps: IntArray) -> Tensor:
+            found: Tensor = model.query(features.select(queries * k + steps))
+            return found
+
+        return states
+
+    def _vectors(self, queries: Sequence[str]) -> Vectors:
+        items = self._items
+
+        def vectors(rows: IntArray, picks: IntArray) -> NDArray[np.float32]:
+            pairs = zip(rows, picks, strict=True)
+            texts = [appended(queries[row], [items[pick] for pick in own]) for row, own in pairs]
+            return self.model.query.encode([Item(text) for text in texts])
+
+        return vectors
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        width = self.options.beam_width
+
+        def pick(block: slice) -> np.ndarray:
+            vectors = self._vectors(queries[block])
+
+            def logits(rows: IntArray, picks: IntArray) -> FloatArray:
+                return self._pool_logits(vectors(rows, picks))
+
+            return beam(logits, excluded[block], k, width=width, horizon=self.k)
+
+        return in_blocks(pick, len(queries), width * len(self._questions))
+
+
+class Se2TriSelector(Se2Selector):
+    """se² with the tri-encoder: the state is E_x(x) + λ Σ E_z(z), not a text (paper, section 4)."""
+
+    name: ClassVar[str] = "se2_tri"
+
+    def _fit(self) -> None:
+        super()._fit()
+        self._contexts = self.model.context.encode(self._items)
+
+    def _states(self, model: TriEncoder, rows: IntArray, chosen: IntArray) -> States:
+        questions = model.query.featurize([Item(self._questions[row]) for row in rows])
+        contexts = model.context.featurize(self._items)
+
+        def states(queries: IntArray, steps: IntArray) -> Tensor:
+            start, picked = model.query(questions.select(queries)), chosen[queries, :-1]
+            shown = model.context(contexts.select(picked.ravel())) if picked.size else start[:0]
+            every = states_of(model.state().start(start), shown.view(*picked.shape, model.dim))
+            return every[torch.arange(len(steps)), torch.from_numpy(steps)]
+
+        return states
+
+    def _vectors(self, queries: Sequence[str]) -> Vectors:
+        questions = self.model.query.encode([Item(query) for query in queries])
+
+        def vectors(rows: IntArray, picks: IntArray) -> NDArray[np.float32]:
+            state = self.model.state().start(questions[rows])
+            for step in range(picks.shape[1]):
+                state = state.update(self._contexts[picks[:, step]])
+            found: NDArray[np.float32] = state.vector()
+            return found
+
+        return vectors
+
+
+def appended(question: str, picks: Sequence[Item]) -> str:
+    """What the encoder of queries reads: the question, then the chosen examples as a prompt shows them."""
+    return "\n".join([question, compose(picks, "").removesuffix("Source: \nTarget:")]).rstrip()
+
+
+def sequences(
+    score: Callable[[Sequence[int], Iterable[Sequence[int]]], FloatArray],
+    rows: IntArray,
+    near: IntArray,
+    k: int,
+    rng: np.random.Generator,
+) -> tuple[IntArray, IntArray]:
+    """Rank candidates step by step, each step beside the examples chosen before.
+
+    Args:
+        score: (rows, the examples shown to each) → log-likelihoods of the rows' programs.
+        rows: (Q,) the training questions.
+        near: (Q, L + k − 1) candidates of each, nearest first.
+        k: steps.
+        rng: chooses.
+
+    Returns:
+        ranked (Q, k, L), the most helpful candidate first, and chosen (Q, k).
+    """
+    size = near.shape[1] - k + 1
+    ranked, chosen = np.empty((len(rows), k, size), dtype=np.int64), np.empty((len(rows), k), dtype=np.int64)
+    weights = 1 / np.arange(1, size + 1)
+    for step in range(k):
+        open_ = np.stack([own[~np.isin(own, picks)][:size] for own, picks in zip(near, chosen[:, :step], strict=True)])
+        shown = [[*picks, each] for picks, own in zip(chosen[:, :step], open_, strict=True) for each in own]
+        scores = score(np.repeat(rows, size).tolist(), shown).reshape(open_.shape)
+        ranked[:, step] = np.take_along_axis(open_, np.argsort(-scores, axis=1, kind="stable"), axis=1)
+        ranks = rng.choice(size, size=len(rows), p=weights / weights.sum())
+        chosen[:, step] = ranked[np.arange(len(rows)), step, ranks]
+    return ranked, chosen
+
+
+def beam(
+    logits: Callable[[IntArray, IntArray], FloatArray],
+    excluded: Sequence[np.ndarray],
+    k: int,
+    *,
+    width: int,
+    horizon: int,
+) -> IntArray:
+    """The most probable sequences that a beam finds, (B, k); those for k are the first k of those for any larger k.
+
+    Args:
+        logits: (queries (R,), their picks so far (R, t)) → logits (R, N).
+        excluded: for each of the B queries, the positions it may not pick.
+        k: picks a query.
+        width: sequences kept for each query. Of several with the same picks the most probable one is kept.
+        horizon: length of the sequences that compete, whatever k is; further picks are greedy.
+    """
+    beams: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] for _ in excluded]
+    for step in range(max(k, horizon)):
+        open_ = [(query, *sequence) for query, each in enumerate(beams) for sequence in each]
+        picks = np.array([picked for _, picked, _ in open_], dtype=np.int64).reshape(len(open_), step)
+        values = logits(np.array([query for query, _, _ in open_], dtype=np.int64), picks)
+        for row, (query, picked, _) in enumerate(open_):
+            values[row, excluded[query]] = values[row, list(picked)] = -np.inf
+        if np.isneginf(values).all(axis=1).any():
+            break  # A query's candidates are used up: k is no larger than this step.
+        kept = width if step + 1 < horizon else 1
+        grown: list[dict[frozenset[int], tuple[tuple[int, ...], float]]] = [{} for _ in beams]
+        log_policy = values - logsumexp(values, axis=1, keepdims=True)
+        ranked = [
+            (-(total + row[at]), (*picked, int(at)), query)
+            for (query, picked, total), row in zip(open_, log_policy, strict=True)
+            for at in np.argsort(-row, kind="stable")[:kept]
+            if row[at] > -np.inf
+        ]
+        for cost, picked, query in sorted(ranked):
+            grown[query].setdefault(frozenset(picked), (picked, -cost))
+        beams = [list(each.values())[:kept] for each in grown]
+    return np.array([each[0][0][:k] for each in beams], dtype=np.int64).reshape(len(beams), k)
