@@ -279,3 +279,37 @@ def test_every_selector_in_a_whole_run(here):
         ("mmr", "dpp", "knn_structures"), "dev"
     )
     assert found.left_out == {}
+
+
+# ---------------------------------------------------------------- selectors that learn from it
+
+LEARNED = ["--evaluation.selectors=[bm25,epr,se2_tri]", "--baselines.queries=10", "--baselines.candidates=4"]
+LEARNED += ["--baselines.epochs=1", "--evaluation.answers=false"]
+
+
+@pytest.mark.parametrize("llm", [[], ["--llm.kind=simulator"], ["--llm.kind=chat", "--llm.model=m"]])
+def test_selectors_that_learn_say_in_one_line_that_no_language_model_scores(capsys, here, llm):
+    assert cli.main(["run", "demo.yaml", *LEARNED, *llm]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("rcr-train: error: evaluation.selectors: epr, se2_tri learn from a scoring language model: ")
+    assert not (here / "runs").exists()
+
+
+def test_selectors_learn_from_a_local_model_and_pay_once(capsys, here):
+    llm = ["--llm.kind=local", f"--llm.model={PARSER}", "--llm.device=cpu"]
+    assert cli.main(["run", "demo.yaml", "--dry-run", *LEARNED, *llm]) == 0
+    assert "baselines: at most 200 texts scored, to learn from" in capsys.readouterr().out
+    for _ in range(2):
+        assert cli.main(["run", "demo.yaml", "--overwrite", *LEARNED, *llm]) == 0
+        assert list(report().selectors) == ["rcr", "bm25", "epr", "se2_tri"]
+        with closing(AnswerCache(here / "runs/answers.sqlite")) as cache:
+            # EPR's texts are those of the first step of se², too.
+            assert len(cache) == 10 * 4 * 4
+
+
+def test_a_budget_ends_learning_in_one_line_and_keeps_what_was_scored(capsys, here):
+    llm = ["--llm.kind=local", f"--llm.model={PARSER}", "--llm.device=cpu", "--llm.budget_calls=100"]
+    assert cli.main(["run", "demo.yaml", *LEARNED, *llm]) == 2
+    assert "the budget of 100 calls could be exceeded" in capsys.readouterr().err.splitlines()[-1]
+    more = [*llm[:-1], "--llm.budget_calls=160"]
+    assert cli.main(["run", "demo.yaml", "--resume", *LEARNED, *more]) == 0

@@ -142,6 +142,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         CheckpointError: sft.checkpoint can't be read.
     """
     from langchain_rcr.programs import get_parser
+    from rcr_trainer.evaluation.learned import learned
 
     get_parser(config.program.language)  # Before anything is read or downloaded.
     split = load_split(config.data, config.seed)
@@ -151,7 +152,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     say_overlap(split, task.spec)
     if config.sft.checkpoint is not None:
         load_start(config, task.pool)
-    asks = config.evaluation.asks(config.llm)
+    asks = bool(learned(config)) or config.evaluation.asks(config.llm)
     if config.grpo.enabled:
         from rcr_trainer.rewards import check_reward
 
@@ -178,6 +179,8 @@ def plan(config: Settings) -> list[str]:
     Raises:
         RCRError: as `load_checked`.
     """
+    from rcr_trainer.evaluation.learned import texts_at_most
+
     _, task = load_checked(config)
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
     calls, shown = 0, 0
@@ -200,6 +203,9 @@ def plan(config: Settings) -> list[str]:
         lines.append(f"evaluation: {asked} {evaluation.split} queries, answered with {selectors} selectors' picks")
         calls += asked * selectors
         shown, queries = max(shown, evaluation.k), [*queries, *held_out]
+    if texts := texts_at_most(config, task):
+        lines.append(f"baselines: at most {texts:,} texts scored, to learn from")
+        calls, shown, queries = calls + texts, max(shown, evaluation.k), [*queries, *task.pool]
     if calls:
         return [*lines, f"language model: {_cost(config, task, calls, shown, queries)}"]
     return [*lines, "no language model is asked"] if config.grpo.enabled else lines

@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, family_names, get_family
 from langchain_rcr.section import OneOf, Section, contradiction, show
 from rcr_trainer import baselines
+from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.training.registry import ADVANTAGES, LOSSES
 from rcr_trainer.training.stage import Share, StageSettings
@@ -343,6 +344,7 @@ class Settings(Section):
     reward: RewardSettings = Field(default_factory=RewardSettings)
     llm: LLMSettings = Field(default_factory=LLMSettings)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
+    baselines: LearnedSettings = Field(default_factory=LearnedSettings)
 
     @property
     def folder(self) -> Path:

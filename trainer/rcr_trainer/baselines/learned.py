@@ -124,7 +124,7 @@ def shortlist(programs: Sequence[str], rows: IntArray, size: int) -> IntArray:
     scorer, size = BM25Scorer(programs), min(size, len(programs) - 1)
     found = np.empty((len(rows), size), dtype=np.int64)
     for block in row_blocks(len(rows), len(programs)):
-        scores = scorer.scores([programs[row] for row in rows[block]])
+        scores = np.round(scorer.scores([programs[row] for row in rows[block]]), 6)  # so that a tie is one
         scores[np.arange(len(scores)), rows[block]] = -np.inf
         found[block] = np.argsort(-scores, axis=1, kind="stable")[:, :size]
     return found

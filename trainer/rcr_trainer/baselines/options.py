@@ -13,7 +13,7 @@ class LearnedSettings(Section):
     queries: int | None = Field(
         300,
         ge=1,
-        description="Examples of the pool that are their training questions, evenly spaced; null: all (paper).",
+        description="Examples of the pool that are their training questions, evenly spaced; null: all, as published.",
     )
     candidates: int = Field(
         50,

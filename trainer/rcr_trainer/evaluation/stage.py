@@ -19,6 +19,7 @@ from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
+from rcr_trainer.evaluation.learned import learned, text_encoders
 from rcr_trainer.evaluation.picks import Picks, write_picks
 from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.baselines.base import Embed, EmbedTokens
     from rcr_trainer.data import Example
+    from rcr_trainer.llm.model import LanguageModel
 
 logger = logging.getLogger(__name__)
 
@@ -64,16 +66,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
         msg = f"{run.path} has no {evaluation.split} queries"
         raise ConfigError(msg)
 
-    model = load_model(config, run.checkpoint)
-    plain = plain_selectors(
-        task.pool,
-        Resources(task.spec, config.seed, _embedder(run, model, task), _token_embedder(config, task.pool)),
-        dev=task.dev,
-        k=evaluation.k,
-        exclude_dev=_barred(config, task, "dev"),
-        gold=evaluation.gold,
-        names=evaluation.selectors,
-    )
+    learns, model = bool(learned(config)), load_model(config, run.checkpoint)
     policies = {"rcr": model}
     held_out = _held_out(config, task)
     if config.grpo.enabled:
@@ -98,7 +91,24 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             plot_coverage(report, run.path / "coverage.png")
             report.write(run.path)
 
-    with _answerer(run, task) as answerer:
+    with _language_model(run, task, learns) as llm:
+        plain = plain_selectors(
+            task.pool,
+            Resources(
+                task.spec,
+                config.seed,
+                _embedder(run, model, task),
+                _token_embedder(config, task.pool),
+                score=llm,
+                policy=text_encoders(config, task.spec),
+                learning=config.baselines,
+            ),
+            dev=task.dev,
+            k=evaluation.k,
+            exclude_dev=_barred(config, task, "dev"),
+            gold=evaluation.gold,
+            names=evaluation.selectors,
+        )
         return evaluate(
             {**ours, **plain.selectors},
             task.pool,
@@ -113,7 +123,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             gold=evaluation.gold,
             left_out=plain.left_out,
             trade_offs=plain.trade_offs,
-            answerer=answerer,
+            answerer=_answerer(config, task, llm),
             keep=keep,
         )
 
@@ -156,25 +166,31 @@ def policy_picks(
 
 
 @contextmanager
-def _answerer(run: Run, task: Task) -> Iterator[Answerer | None]:
-    """The run's language model for the comparison; None where it isn't asked."""
-    settings, evaluation = run.config.llm, run.config.evaluation
-    if not evaluation.asks(settings):
-        if settings.given and evaluation.answers is None:
-            logger.info("%s is not asked, as it may charge for it: evaluation.answers: true", settings.model)
+def _language_model(run: Run, task: Task, learns: bool) -> Iterator[LanguageModel | None]:
+    """The run's language model, for the comparison or for what a selector learns; None where neither asks it."""
+    if not (learns or run.config.evaluation.asks(run.config.llm)):
         yield None
         return
     # The run's account and file of answers, wherever its folder is seen from.
-    config = run.config.model_copy(update={"output": run.path})
-    with open_language_model(config, task) as llm:
-        yield Answerer(
-            llm.generate,
-            llm.name,
-            simulated=settings.kind == "simulator",
-            queries=evaluation.answer_queries,
-            execution=build_execution(config, task.spec),
-            money=settings.money,
-        )
+    with open_language_model(run.config.model_copy(update={"output": run.path}), task) as llm:
+        yield llm
+
+
+def _answerer(config: Settings, task: Task, llm: LanguageModel | None) -> Answerer | None:
+    """What asks the language model about each selector's picks; None where it isn't asked."""
+    settings, evaluation = config.llm, config.evaluation
+    if llm is None or not evaluation.asks(settings):
+        if settings.given and evaluation.answers is None:
+            logger.info("%s is not asked, as it may charge for it: evaluation.answers: true", settings.model)
+        return None
+    return Answerer(
+        llm.generate,
+        llm.name,
+        simulated=settings.kind == "simulator",
+        queries=evaluation.answer_queries,
+        execution=build_execution(config, task.spec),
+        money=settings.money,
+    )
 
 
 def count_selectors(config: Settings) -> int:
