@@ -22,13 +22,17 @@ if TYPE_CHECKING:
 
     from rcr_trainer.data import Example
 
+    from langchain_rcr.programs import ProgramSpec
+
 LABELS, ADDED, K = 5, 20, 4
 LEAST = 25
-TASKS = ("geoquery", "covr")
+TASKS = ("geoquery", "covr", "scholar")
 TITLES = ("label", "questions", "have it shown, before", "after", "others' coverage, before", "after", "seconds to add")
 
 
-def measure(label: str, train: Sequence[Example], test: Sequence[Example], seed: int) -> dict[str, float]:
+def measure(
+    label: str, train: Sequence[Example], test: Sequence[Example], spec: ProgramSpec, seed: int
+) -> dict[str, float]:
     """The figures of one label."""
     import time
 
@@ -38,9 +42,7 @@ def measure(label: str, train: Sequence[Example], test: Sequence[Example], seed:
     from langchain_rcr.families import get_family
     from langchain_rcr.families.backbone import open_backbone
     from langchain_rcr.folds import Folds
-    from langchain_rcr.programs import ProgramSpec
 
-    spec = ProgramSpec()
     rng = np.random.default_rng([seed, 20])
 
     def has(example: Example) -> bool:
@@ -88,15 +90,12 @@ def measure(label: str, train: Sequence[Example], test: Sequence[Example], seed:
     }
 
 
-def labels_of(train: Sequence[Example], seed: int) -> list[str]:
+def labels_of(train: Sequence[Example], spec: ProgramSpec, seed: int) -> list[str]:
     """The labels to hold out."""
     from collections import Counter
 
     import numpy as np
 
-    from langchain_rcr.programs import ProgramSpec
-
-    spec = ProgramSpec()
     counts = Counter(name for e in train for name in spec.structures(e.target) if not {"->", "<->"} & set(name.split()))
     fit = sorted(name for name, count in counts.items() if LEAST <= count <= len(train) / 2)
     drawn = np.random.default_rng([seed, 21]).permutation(len(fit))[:LABELS]
@@ -118,12 +117,19 @@ def main() -> int:
     report: dict[str, Any] = {}
 
     def work(task: str, seed: int) -> str:
-        from rcr_trainer.data import covr_split, geoquery_split
+        from rcr_trainer.data import covr_split, geoquery_split, text2sql_split
 
-        corpus = arguments.data / "geoquery" / "corpus.xml"
-        split = covr_split("110", 0, 1000, 300) if task == "covr" else geoquery_split(corpus, "standard")
-        for label in labels_of(split.train, seed):
-            figures = measure(label, split.train, split.test, seed)
+        from langchain_rcr.programs import ProgramSpec
+
+        spec = ProgramSpec("sql" if task == "scholar" else "functional")
+        if task == "covr":
+            split = covr_split("110", 0, 1000, 300)
+        elif task == "scholar":
+            split = text2sql_split(arguments.data / "text2sql" / "scholar.json")
+        else:
+            split = geoquery_split(arguments.data / "geoquery" / "corpus.xml", "standard")
+        for label in labels_of(split.train, spec, seed):
+            figures = measure(label, split.train, split.test, spec, seed)
             report.setdefault(task, {})[f"{label} ({seed})"] = figures
             arguments.out.write_text(json.dumps(report, indent=1) + "\n")
         return table_of(report)

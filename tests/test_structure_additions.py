@@ -11,7 +11,9 @@ from langchain_rcr import Item, PoolError, SequentialCompositionalRetriever, Tri
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.structure import fit as fitting
+from langchain_rcr.families.structure.additions import CHANCE
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
+from langchain_rcr.families.structure.kernel import RIDGE, Landmarks
 from langchain_rcr.folds import Folds
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.programs import ProgramSpec
@@ -131,3 +133,32 @@ def test_an_engine_filled_before_takes_new_labels(retriever):
     retriever.add_examples(NEW[:3])
     later = SequentialCompositionalRetriever.from_encoder(model, [*rows(), *NEW[:3]], index=index, k=2)
     assert "purple" in programs(later.invoke(ASKED))
+
+
+def test_added_questions_become_landmarks(retriever):
+    """As ridge regression over all questions at once, less what training questions get when left out."""
+    new = [{"source": f"of the {animal} of the", "target": f"owner({animal})"} for animal in ANIMALS[:3]]
+    retriever.add_examples(new)
+    encoder = retriever.store.encoder.query
+    asked = [Item(question) for question in ("of the zebra of the", "is there a zebra", "how many are of the white")]
+    views, size = encoder.views(asked), len(encoder.vocabulary)
+    every = items(rows()) + items(new)
+    landmarks = Landmarks(encoder.views(every), np.zeros((0, 0), dtype=np.float32))
+    matrix = landmarks.likeness(landmarks.views, size) + RIDGE * np.eye(len(every))
+    wanted = np.array([0.0] * len(rows()) + [1.0] * 3)
+    near = landmarks.likeness(views, size)
+    said = near @ np.linalg.solve(matrix, wanted - wanted.mean()) + wanted.mean()
+    left_out = []
+    for row in range(len(rows())):
+        kept = np.arange(len(every)) != row
+        dual = np.linalg.solve(matrix[np.ix_(kept, kept)], (wanted - wanted.mean())[kept])
+        left_out.append(matrix[row, kept] @ dual + wanted.mean())
+    chance = np.clip(np.quantile(left_out, CHANCE), 0, 0.9)
+    expected = ((said - chance) / (1 - chance)).clip(0, 1)
+    assert expected[0] > 0.5
+
+    labels = encoder.new_labels()
+    labels.weights[:] = 0  # what phrases say
+    likely = labels.likelihoods([item.source for item in asked], views, encoder.landmarks.likeness(views, size))
+    places = encoder.inventory.spare(new[0]["target"])["owner"]
+    np.testing.assert_allclose(likely[:, places], np.tile(expected[:, None], len(places)), atol=1e-3)

@@ -21,6 +21,7 @@ from langchain_rcr.families.ngrams import Bags
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure import fit as fitting
 from langchain_rcr.families.structure.inventory import Inventory, dense
+from langchain_rcr.families.structure.kernel import RIDGE
 from langchain_rcr.families.structure.nets import Composition
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
@@ -141,12 +142,12 @@ def test_left_out_predictions_are_those_of_a_fit_without_the_fold():
     targets = (rng.random((12, 4)) < 0.5).astype(np.float32)
     folds = np.array([0, 0, 1, 2, 2, 2, 3, 4, 5, 6, 7, -1])
     mean = targets.mean(0)
-    inverse = np.linalg.inv(kernel + fitting.RIDGE * np.eye(12))
+    inverse = np.linalg.inv(kernel + RIDGE * np.eye(12))
     raw, frequency = fitting.without_folds(inverse, inverse @ (targets - mean), targets, folds)
     assert not raw[11].any()
     for fold in range(8):
         out, kept = folds == fold, folds != fold
-        dual = np.linalg.solve(kernel[np.ix_(kept, kept)] + fitting.RIDGE * np.eye(kept.sum()), targets[kept] - mean)
+        dual = np.linalg.solve(kernel[np.ix_(kept, kept)] + RIDGE * np.eye(kept.sum()), targets[kept] - mean)
         np.testing.assert_allclose(raw[out], kernel[np.ix_(out, kept)] @ dual + mean, atol=1e-4)
         np.testing.assert_allclose(frequency[fold], targets[kept].mean(0), atol=1e-6)
 
@@ -160,10 +161,10 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(quick_nets, 
     gold = dense(encoder.inventory.rows([item.target for item in ITEMS]), len(encoder.inventory))
     numbers, views = folds.numbers(ITEMS), encoder.views(ITEMS)
     present = cues.incidence(views.bags, encoder.phrases.numpy(), len(encoder.vocabulary))
-    small, kernel = gold[:, encoder.inventory.small], encoder.kernel()
+    small, kernel = gold[:, encoder.inventory.small], encoder.landmarks.likeness(views, len(encoder.vocabulary))
     for fold in np.unique(numbers[:, way]):
         out, kept = (np.flatnonzero(of) for of in (numbers[:, way] == fold, numbers[:, way] != fold))
-        inner = kernel[np.ix_(kept, kept)] + fitting.RIDGE * np.eye(len(kept))
+        inner = kernel[np.ix_(kept, kept)] + RIDGE * np.eye(len(kept))
         raw = kernel[np.ix_(out, kept)] @ np.linalg.solve(inner, gold[kept] - gold.mean(0)) + gold.mean(0)
         np.testing.assert_allclose(features.raw[out], raw, atol=2e-3)
         np.testing.assert_allclose(features.frequency[out], np.tile(gold[kept].mean(0), (len(out), 1)), atol=1e-4)

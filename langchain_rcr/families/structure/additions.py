@@ -2,8 +2,9 @@
 
 A label that no training program has stands in a few of the columns that every vector has to spare, which ones its name
 decides. So processes that share a pool agree without a word, and vectors already stored stay as they are. How likely a
-question needs it is a noisy-OR over phrases as in `cues`, fitted to the added questions, which need it, and to the
-training questions, which don't: some milliseconds, no gradient descent.
+question needs it is told by two fits to the added questions, which need it, and to the training questions, which don't:
+a noisy-OR over phrases as in `cues`, which knows new words, and the kernel, where the added questions become landmarks
+beside those of training, by the inverse of a block matrix. No gradient descent.
 """
 
 from __future__ import annotations
@@ -17,10 +18,14 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from langchain_rcr.families.encoder import Vocabulary
-from langchain_rcr.families.ngrams import Bags, NgramVocabulary, ngrams
+from langchain_rcr.families.ngrams import NgramVocabulary, ngrams
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
+from langchain_rcr.families.structure.kernel import RIDGE, Landmarks, Views
 from langchain_rcr.items import Item
+
+CHANCE = 0.95
+"""Of the training questions, which need no new label, this share gets no more than chance from the kernel."""
 
 
 class Additions(Vocabulary):
@@ -44,16 +49,26 @@ class Additions(Vocabulary):
 
 
 class NewLabels:
-    """What phrases say of the labels of added examples; fitted when made.
+    """What phrases and the kernel say of the L labels of A added examples; fitted when made.
 
     Args:
         additions: the examples.
         inventory: the structures of training.
         vocabulary: the n-grams of training.
-        bags: the n-grams of M training questions, none of which needs a new label.
+        landmarks: M training questions, none of which needs a new label.
+        inverse: (M, M) their `Landmarks.inverse`.
+        views: of the added questions.
     """
 
-    def __init__(self, additions: Additions, inventory: Inventory, vocabulary: NgramVocabulary, bags: Bags) -> None:
+    def __init__(
+        self,
+        additions: Additions,
+        inventory: Inventory,
+        vocabulary: NgramVocabulary,
+        landmarks: Landmarks,
+        inverse: NDArray[np.float32],
+        views: Views,
+    ) -> None:
         self.longest, self.gap = vocabulary.longest, vocabulary.gap
         labels = [inventory.spare(item.target) for item in additions.items]
         self.columns = {label: columns for row in labels for label, columns in row.items()}
@@ -63,16 +78,50 @@ class NewLabels:
         self._number = {phrase: number for number, phrase in enumerate(most)}
 
         place = np.array([self._number.get(phrase, -1) for phrase in vocabulary.idf], dtype=np.int64)
+        bags = landmarks.views.bags
         column, owner = place[bags.indices], np.repeat(np.arange(len(bags)), np.diff(bags.starts))
         negative = _incidence(owner[column >= 0], column[column >= 0], len(bags), len(most))
         targets = np.zeros((len(bags) + len(labels), len(self.columns)), dtype=np.float32)
         for row, has in enumerate(labels, start=len(bags)):
             targets[row] = [label in has for label in self.columns]
         self.weights = cues.fit(vstack([negative, self._present(found)]).tocsr(), targets)
+        self.inverse, self._size = inverse, len(vocabulary)
+        self._join(landmarks, views, targets[len(bags) :])
 
-    def likelihoods(self, questions: Sequence[str]) -> NDArray[np.float32]:
-        """(N, SPARE) how likely each question needs a label of each column."""
-        likely = cues.likelihoods(self._present([self._phrases(question) for question in questions]), self.weights)
+    def _join(self, landmarks: Landmarks, views: Views, targets: NDArray[np.float32]) -> None:
+        """Ridge regression over training and added questions, by the block inverse of its matrix.
+
+        Where questions are left out one by one, those of training are predicted as −α_i / G_ii (see `without_folds`);
+        what is as high there says nothing.
+        """
+        self._added = Landmarks(views, np.zeros((0, views.vectors.shape[1]), dtype=np.float32))
+        near = landmarks.likeness(views, self._size)
+        reach = near @ self.inverse
+        own = self._added.likeness(views, self._size) + RIDGE * np.eye(len(near), dtype=np.float32)
+        corner = np.linalg.inv((own - reach @ near.T).astype(np.float64)).astype(np.float32)
+        self._mean = targets.sum(axis=0) / (len(self.inverse) + len(near))
+        added = corner @ (targets - self._mean + reach.sum(axis=1)[:, None] * self._mean)
+        known = -self.inverse.sum(axis=1)[:, None] * self._mean - reach.T @ added
+        self._dual = np.concatenate([known, added]).astype(np.float32)
+        diagonal = np.diag(self.inverse) + ((corner @ reach) * reach).sum(axis=0)
+        left_out = -known / diagonal[:, None]
+        self._chance = np.clip(np.quantile(left_out, CHANCE, axis=0), 0, 0.9).astype(np.float32)
+
+    def likelihoods(self, questions: Sequence[str], views: Views, likeness: NDArray[np.float32]) -> NDArray[np.float32]:
+        """How likely each question needs a label of each column.
+
+        Args:
+            questions: N questions.
+            views: of them.
+            likeness: (N, M) how like they are to the training questions.
+
+        Returns:
+            (N, SPARE); the likelier of what the phrases say and what the kernel says.
+        """
+        phrases = self._present([self._phrases(question) for question in questions])
+        near = np.concatenate([likeness, self._added.likeness(views, self._size)], axis=1)
+        kernel = (near @ self._dual + self._mean - self._chance) / (1 - self._chance)
+        likely = np.maximum(cues.likelihoods(phrases, self.weights), kernel.clip(0, 1))
         out = np.zeros((len(questions), SPARE), dtype=np.float32)
         for column, places in zip(likely.T, self.columns.values(), strict=True):
             out[:, places] = np.maximum(out[:, places], column[:, None])

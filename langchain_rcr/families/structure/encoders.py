@@ -212,10 +212,6 @@ class NeedEncoder(Encoder):
         place = {tuple(names): row for row, names in enumerate(self.learnt.tolist())}
         return np.array([place.get(tuple(names), -1) for names in self._names(items).tolist()], dtype=np.int64)
 
-    def kernel(self) -> NDArray[np.float32]:
-        """(M, M): how like the landmarks are to each other."""
-        return self.landmarks.likeness(self.landmarks.views, len(self.vocabulary))
-
     def _names(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N, 2) hashes of each question and of each program."""
         key = self.inventory.spec.key
@@ -227,7 +223,7 @@ class NeedEncoder(Encoder):
         views = self.views(items)
         likeness = self.landmarks.likeness(views, len(self.vocabulary))
         labels = self.new_labels()
-        new = None if labels is None else labels.likelihoods([item.source for item in items])
+        new = None if labels is None else labels.likelihoods([item.source for item in items], views, likeness)
         return Needs(likeness, self.evidence(items, views), self.local(views.bags), new=new)
 
     def save(self, folder: Path) -> None:
@@ -253,7 +249,11 @@ class NeedEncoder(Encoder):
         return self._new_labels
 
     def _fit_new(self, additions: Additions) -> NewLabels:
-        return NewLabels(additions, self.inventory, self.vocabulary, self.landmarks.views.bags)
+        known = None if self._new_labels is None else self._new_labels.inverse
+        inverse = self.landmarks.inverse(len(self.vocabulary)).astype(np.float32) if known is None else known
+        return NewLabels(
+            additions, self.inventory, self.vocabulary, self.landmarks, inverse, self.views(additions.items)
+        )
 
     def drafted(self, features: Needs, drafts: Sequence[str | None]) -> Needs:
         """See `Encoder.drafted`; a draft that doesn't parse, or has no known structure, changes nothing."""

@@ -28,8 +28,6 @@ from langchain_rcr.items import Item
 
 MOST_LANDMARKS = 4000
 """Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""
-RIDGE = 0.01
-"""ρ of the ridge regression, beside a kernel whose diagonal is 1; set by hand, no published trial compares values."""
 PRECISION = 0.9
 """Of its phrases, from which on a label's local evidence is a floor under its likelihood; ungated it cost 0.6 points of
 coverage on one set of trials."""
@@ -110,7 +108,7 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
     composition = encoder.composition.cpu()
 
     mean = targets.mean(axis=0)
-    inverse = _inverse(encoder)
+    inverse = encoder.landmarks.inverse(len(encoder.vocabulary))
     dual = inverse @ (targets - mean)
     phrases, present = _present(encoder)
     have = targets[:, encoder.inventory.owner] >= _HAS
@@ -154,7 +152,7 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     if not len(rows):
         return features
     dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
-    inverse = _inverse(encoder)
+    inverse = encoder.landmarks.inverse(len(encoder.vocabulary))
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
     left_out = _left_out(encoder, targets, inverse, dual, _present(encoder)[1], folds)
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
@@ -168,14 +166,6 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
         raw[mine], local[mine] = way.raw[at], way.local[at]
         frequency[mine], together[mine] = way.frequency[way.fold[at]], way.together[way.fold[at]]
     return Needs(features.likeness, features.evidence, local, raw, frequency, together)
-
-
-def _inverse(encoder: NeedEncoder) -> NDArray[np.float64]:
-    """(K + ρI)⁻¹ of the landmarks."""
-    kernel = encoder.kernel().astype(np.float64)
-    factor = torch.linalg.cholesky(torch.from_numpy(kernel + RIDGE * np.eye(len(kernel))))
-    inverse: NDArray[np.float64] = torch.cholesky_inverse(factor).numpy()
-    return inverse
 
 
 def _present(encoder: NeedEncoder) -> tuple[_Ints, csr_array]:

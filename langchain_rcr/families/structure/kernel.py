@@ -16,6 +16,8 @@ from langchain_rcr.families.ngrams import Bags
 
 _WIDTH = 1.5
 """γ of the radial kernel exp(−γ · |u − v|²) of unit vectors; set by hand, no published trial compares values."""
+RIDGE = 0.01
+"""ρ of the ridge regression, beside a kernel whose diagonal is 1; set by hand, no published trial compares values."""
 _BLOCK = 1 << 24
 """Numbers in one block of the n-gram comparison, to bound memory."""
 _WORD = re.compile(r"\w+")
@@ -96,6 +98,13 @@ class Landmarks(nn.Module):
             out = (out + views.tokens @ self.tokens.cpu().numpy().T) / 2
         likeness: NDArray[np.float32] = out.astype(np.float32)
         return likeness
+
+    def inverse(self, vocabulary: int) -> NDArray[np.float64]:
+        """(M, M): (K + ρI)⁻¹, with K how like the landmarks are to each other."""
+        kernel = self.likeness(self.views, vocabulary).astype(np.float64)
+        factor = torch.linalg.cholesky(torch.from_numpy(kernel + RIDGE * np.eye(len(kernel))))
+        inverse: NDArray[np.float64] = torch.cholesky_inverse(factor).numpy()
+        return inverse
 
     def relevance(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
         """(N, L): how near each question is to each label: −1 … 1 for three standard deviations of the landmarks."""
