@@ -271,7 +271,8 @@ def test_every_selector_in_a_whole_run(here):
     words = "what is the number of that are and color to a animal dog cat"
     folder = tiny_bert(here / "bert", words=words, positions=64)
     names = ",".join(baselines.names())
-    flags = [f"--evaluation.selectors={names}", f"--evaluation.embeddings={folder}"]
+    flags = [f"--evaluation.selectors={names}", f"--evaluation.embeddings={folder}", "--evaluation.answers=false"]
+    flags += ["--llm.kind=local", f"--llm.model={PARSER}", "--baselines.queries=5", "--baselines.epochs=1"]
     assert cli.main(["run", "demo.yaml", *flags]) == 0
     found = report()
     assert list(found.selectors) == ["rcr", *names.split(",")]
