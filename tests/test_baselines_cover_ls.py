@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.baselines.cover_ls import CoverLSSelector
+from rcr_trainer.baselines.cover_ls import CoverLSGoldSelector, CoverLSSelector
+from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.okapi import BM25Scorer
 
+from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()
@@ -89,3 +91,35 @@ def test_equals_the_slow_loop(seed, monkeypatch):
     assert make(pairs).pick(queries, 10, barred).tolist() == expected
     monkeypatch.setattr("rcr_trainer.coverage._BLOCK_ELEMENTS", 20)
     assert make(pairs).pick(queries, 10, barred).tolist() == expected
+
+
+def test_with_the_gold_program_nothing_is_predicted():
+    pairs = [("x", "f ( g )"), ("a", "h"), ("a a", "f ( g ( h ) )"), ("b", "f ( g ( h ) )"), ("x x", "h"), ("b", "z")]
+    selector = CoverLSGoldSelector([{"source": s, "target": t} for s, t in pairs], spec=SPEC)
+    # f -> g -> h is in 2 and 3, of which BM25 prefers 3 for b; that covers all, and a new cover begins:
+    # <root> -> f -> g of another template, then h.
+    assert selector.pick(["b"], 4, references=["f ( g ( h ) )"]).tolist() == [[3, 0, 1, 5]]
+    assert selector.pick(["a"], 2, references=["f ( g ( h ) , unknown )"]).tolist() == [[2, 0]]
+    # Nothing of it is in the pool: BM25's order.
+    assert selector.pick(["b"], 2, references=["unknown"]).tolist() == [[3, 5]]
+    with pytest.raises(InputError, match="needs the queries' gold programs"):
+        selector.pick(["b"], 2)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gold_that_is_the_nearest_questions_program_gives_the_same_picks(seed):
+    rng = np.random.default_rng(seed)
+    labels = list("fgh")
+    pairs = [
+        (
+            " ".join(rng.choice(list(WORDS), 3)),
+            f"{rng.choice(labels)} ( {rng.choice(labels)} ( {rng.choice(labels)} ) )",
+        )
+        for _ in range(12)
+    ]
+    queries = [" ".join(rng.choice(list(WORDS), 3)) for _ in range(3)]
+    predicted = make(pairs)
+    nearest = DenseSelector.build(predicted.examples, predicted.resources).pick(queries, 1)[:, 0]
+    gold = CoverLSGoldSelector(predicted.examples, spec=SPEC)
+    references = [pairs[position][1] for position in nearest]
+    assert gold.pick(queries, 6, references=references).tolist() == predicted.pick(queries, 6).tolist()

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from langchain_core.vectorstores.utils import maximal_marginal_relevance as langchain_mmr
 from rcr_trainer.baselines.base import Resources, top_k
-from rcr_trainer.baselines.dense import DenseSelector
+from rcr_trainer.baselines.dense import BERTSelector, ContrieverSelector, DenseSelector
 from rcr_trainer.baselines.mmr import MMRSelector
 
 from langchain_rcr.errors import InputError
@@ -135,3 +135,16 @@ def test_bad_options_are_refused():
     selector.resources = Resources(embed=lookup(6, 10, dimensions=5)[1])
     with pytest.raises(InputError, match="5 dimensions"):
         selector.pick(["7"], 2)
+
+
+@pytest.mark.parametrize("cls", [BERTSelector, ContrieverSelector])
+def test_selectors_with_their_own_model_go_by_inner_products(cls):
+    vectors, embed = lookup(7, 12)
+    asked = []
+    selector = cls(pool(10), encode=lambda *named: asked.append(named) or embed)
+    expected = sorted(range(10), key=lambda n: -float(vectors["11"] @ vectors[str(n)]))
+    assert selector.pick(["11"], 10).tolist() == [expected]
+    assert expected != DenseSelector(pool(10), embed=embed).pick(["11"], 10)[0].tolist()
+    assert asked == [(cls.name, cls.base)]
+    with pytest.raises(InputError, match="not finite"):
+        cls(pool(2), encode=lambda *named: lambda texts: np.full((len(texts), 3), np.inf)).pick(["1"], 1)

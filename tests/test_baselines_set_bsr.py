@@ -8,7 +8,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rcr_trainer.baselines.base import Resources
-from rcr_trainer.baselines.set_bsr import SetBSRDistinctSelector, SetBSRSelector, TransformerTokens
+from rcr_trainer.baselines.set_bsr import SetBSRDistinctSelector, SetBSRIdfSelector, SetBSRSelector, TransformerTokens
 
 from langchain_rcr.errors import InputError
 
@@ -32,7 +32,7 @@ def make(texts, **options):
     return SetBSRSelector([{"source": text} for text in texts], **{"embed_tokens": embed_tokens, **options})
 
 
-def slow(texts, query, allowed, k, programs=None):
+def slow(texts, query, allowed, k, programs=None, idf=None):
     """Eq. 5 and 6 and Algorithm 1 of Gupta et al. (2023), token by token; without tokens, a text is like nothing.
 
     With programs, none is picked twice before all of those that are allowed have been.
@@ -40,7 +40,7 @@ def slow(texts, query, allowed, k, programs=None):
 
     def like(token, text):
         cosines = [float(np.dot(WORDS[token], WORDS[other])) for other in text.split()]
-        return round(max(cosines, default=-1.0) * 2**16) / 2**16
+        return round(max(cosines, default=-1.0) * (idf[token] if idf else 1) * 2**16) / 2**16
 
     tokens = query.split()
     table = {c: [like(token, texts[c]) for token in tokens] for c in allowed}
@@ -233,3 +233,27 @@ def test_with_a_transformer_end_to_end(bert):
     selector = SetBSRSelector(examples, embed_tokens=TransformerTokens(bert), k=1)
     for entry in examples:
         assert selector.select_examples(entry) == [entry]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_with_idf_rare_tokens_weigh_more(seed):
+    rng = np.random.default_rng(seed)
+    texts = [" ".join(rng.choice(list("abcdef"), 3, p=[0.4, 0.2, 0.1, 0.1, 0.1, 0.1])) for _ in range(12)]
+    distinct = set(texts)
+    idf = {word: np.log((len(distinct) + 1) / (sum(word in text.split() for text in distinct) + 1)) for word in WORDS}
+
+    def token_ids(texts):
+        return [[ord(word) for word in text.split()] for text in texts]
+
+    examples = [{"source": text} for text in texts]
+    selector = SetBSRIdfSelector(examples, embed_tokens=embed_tokens, token_ids=token_ids)
+    for query in ("a b f", "a a", ""):
+        expected = slow(texts, query, range(12), 5, idf=idf)
+        assert selector.pick([query], 5).tolist() == [expected]
+
+
+def test_a_transformers_tokens_have_ids(bert):
+    tokens = TransformerTokens(bert)
+    texts = ["the capital of texas", "unknownword", ""]
+    assert [len(vectors) for vectors in tokens(texts)] == [len(ids) for ids in tokens.ids(texts)]
+    assert tokens.ids(["the the"])[0][0] == tokens.ids(["the"])[0][0]

@@ -43,8 +43,13 @@ def embed_tokens(texts):
     return [tokens[[NAMES.index(word) for word in text.split() if word in NAMES]] for text in texts]
 
 
-EVERYTHING = Resources(SPEC, 1, embed, embed_tokens)
+def token_ids(texts):
+    return [[NAMES.index(word) for word in text.split() if word in NAMES] for text in texts]
+
+
+EVERYTHING = Resources(SPEC, 1, embed, embed_tokens, token_ids=token_ids)
 LEARN = ["epr", "se2", "se2_tri", "ceil", "iterr"]
+OWN_MODEL = ["bert", "contriever"]
 NO_EMBEDDINGS = Resources(SPEC, 1)
 
 
@@ -140,14 +145,14 @@ def test_trade_offs_are_chosen_by_what_counts():
 
 @pytest.mark.slow
 def test_all_plain_selectors_end_to_end():
-    names = [name for name in baselines.names() if name not in LEARN]
+    names = [name for name in baselines.names() if name not in (*LEARN, *OWN_MODEL)]
     plain = plain_selectors(POOL, EVERYTHING, dev=QUERIES[:4], names=names)
     assert list(plain.selectors) == names
     assert all(isinstance(selector, Baseline) for selector in plain.selectors.values())
     report = run(plain)
     assert report.left_out == {}
     assert report.trade_offs == plain.trade_offs
-    assert [name for name, scores in report.selectors.items() if scores.kind != "plain"] == ["oracle"]
+    assert [name for name, scores in report.selectors.items() if scores.kind != "plain"] == ["oracle", "cover_ls_gold"]
     assert report.oracle is report.selectors["oracle"]
     for scores in report.selectors.values():
         assert len(scores.coverage_by_step) == report.steps == 8
@@ -203,11 +208,12 @@ def test_the_registry_and_the_settings_load_no_baseline():
 def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
     plain = plain_selectors(POOL, NO_EMBEDDINGS)
     report = run(plain)
-    assert list(report.selectors) == ["random", "fixed", "bm25", "bm25_coverage", "oracle"]
+    assert list(report.selectors) == ["random", "fixed", "bm25", "bm25_coverage", "oracle", "cover_ls_gold"]
     assert report.left_out == {
         **dict.fromkeys(("dense", "mmr", "dpp", "knn_structures", "cover_ls"), "no embeddings were given"),
-        **dict.fromkeys(("set_bsr", "set_bsr_distinct"), "no embeddings of tokens were given"),
+        **dict.fromkeys(("set_bsr", "set_bsr_distinct", "set_bsr_idf"), "no embeddings of tokens were given"),
         **dict.fromkeys(LEARN, "no scoring language model was given"),
+        **dict.fromkeys(OWN_MODEL, "no pretrained models can be opened"),
     }
     assert report.trade_offs == {}
 

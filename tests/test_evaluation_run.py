@@ -272,6 +272,7 @@ def test_every_selector_in_a_whole_run(here):
     folder = tiny_bert(here / "bert", words=words, positions=64)
     names = ",".join(baselines.names())
     flags = [f"--evaluation.selectors={names}", f"--evaluation.embeddings={folder}", "--evaluation.answers=false"]
+    flags += [f"--evaluation.bert={folder}", f"--evaluation.contriever={folder}"]
     flags += ["--llm.kind=local", f"--llm.model={PARSER}", "--baselines.queries=5", "--baselines.epochs=1"]
     assert cli.main(["run", "demo.yaml", *flags]) == 0
     found = report()
@@ -280,6 +281,13 @@ def test_every_selector_in_a_whole_run(here):
         ("mmr", "dpp", "knn_structures"), "dev"
     )
     assert found.left_out == {}
+    # The same model, the same questions.
+    assert found.selectors["bert"].coverage_by_step == found.selectors["contriever"].coverage_by_step
+
+
+def test_a_model_that_a_selector_brings_and_that_is_not_there_is_named(capsys):
+    assert cli.main(["run", "demo.yaml", "--evaluation.selectors=[contriever]"]) == 2
+    assert "error: model 'facebook/contriever' can't be loaded" in capsys.readouterr().err.splitlines()[-1]
 
 
 # ---------------------------------------------------------------- selectors that learn from it

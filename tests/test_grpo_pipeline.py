@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer import cli
+from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import load_config
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import divide, load_split
+from rcr_trainer.tasks import build_model, divide, load_split
 
 from langchain_rcr.policy import TriEncoder
 
@@ -85,6 +86,26 @@ def test_sft_alone_can_be_continued(capsys, here):
     before = weights(folder / "checkpoint")
     assert cli.main(["run", "demo.yaml"]) == 0
     assert weights(folder / "checkpoint-sft") == before
+
+
+def test_without_sft_the_policy_is_reinforced_as_it_was_built(capsys, here):
+    assert cli.main(["run", "demo.yaml", "--sft.enabled=false", "--data.dev_size=0"]) == 0
+    folder = here / "runs" / "demo"
+    config = load_config(here / "demo.yaml", {"sft.enabled": "false", "data.dev_size": "0"})
+    split = read_split(folder / "data")
+    build_model(config, divide(config, split), {}).save_pretrained(here / "untrained")
+    assert weights(here / "untrained") == weights(folder / "checkpoint-sft") != weights(folder / "checkpoint")
+    assert not Run.open(folder).metrics("sft")
+
+
+def test_without_sft_something_else_must_train(capsys, here):
+    for flags, message in (
+        (["--grpo.enabled=false"], "sft.enabled = False contradicts grpo.enabled = False: an untrained policy"),
+        (["--model.family=structure"], "sft.enabled = False contradicts model.family = 'structure': its fit is a part"),
+        (["--sft.checkpoint=runs/x"], "sft.enabled = False contradicts sft.checkpoint = 'runs/x': keep one"),
+    ):
+        assert cli.main(["run", "demo.yaml", "--sft.enabled=false", *flags]) == 2
+        assert message in capsys.readouterr().err
 
 
 KILL = """

@@ -233,7 +233,7 @@ def _cost(config: Settings, task: Task, calls: int, shown: int, queries: Sequenc
 
 
 def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | None) -> None:
-    """Train a fresh policy, or take that of `sft.checkpoint`, and save it, with its pool, as the run's checkpoint.
+    """Train a fresh policy, or take it as it is or from `sft.checkpoint`, and save it as the run's checkpoint.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last epochs.
 
@@ -253,6 +253,11 @@ def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | N
             save_checkpoint(run.checkpoint, load_start(config, task.pool), task.pool)
         return
     model = build_model(config, task, run.vectors)
+    if not config.sft.enabled:
+        if run.writes:
+            logger.info("no SFT: the policy is as it was built")
+            save_checkpoint(run.checkpoint, model, task.pool)
+        return
     if not run.state.is_dir():
         run.drop_metrics("sft")
 

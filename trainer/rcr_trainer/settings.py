@@ -116,6 +116,9 @@ def _of_its_family(values: Any) -> Any:
 class SFTSettings(StageSettings):
     """Stage 1, supervised fine-tuning (paper section 3.1, Algorithm 1)."""
 
+    enabled: bool = Field(
+        True, description='Whether this stage runs; false: GRPO begins with an untrained policy ("RCR w/o SFT").'
+    )
     checkpoint: Path | None = Field(
         None,
         description="Take this policy, a checkpoint folder or what SFT left in a run folder, instead of training one. "
@@ -290,6 +293,8 @@ class EvaluationSettings(Section):
         description="Model of the selectors that compare embeddings, named like model.base; null: the retriever's own "
         "base.",
     )
+    bert: str = Field("bert-base-uncased", description="Model of the selector bert, named like model.base.")
+    contriever: str = Field("facebook/contriever", description="Model of the selector contriever, likewise.")
     gold: Literal["all", "pool"] = Field(
         "all",
         description="Which structures of a query's gold program count: all, or only those that some example of the "
@@ -375,9 +380,20 @@ class Settings(Section):
                 filled[section] = {**given, **missing}
         return filled
 
+    def _check_without_sft(self) -> None:
+        if not self.grpo.enabled:
+            raise contradiction("sft.enabled", False, "grpo.enabled", False, "an untrained policy picks at random")
+        if get_family(self.model.family).fits:
+            advice = "its fit is a part of SFT; set sft.epochs: 0 to do without gradient descent"
+            raise contradiction("sft.enabled", False, "model.family", self.model.family, advice)
+        if self.sft.checkpoint is not None:
+            raise contradiction("sft.enabled", False, "sft.checkpoint", self.sft.checkpoint, "keep one")
+
     @model_validator(mode="after")
     def _agree(self) -> Settings:
-        if self.sft.epochs == 0 and not get_family(self.model.family).fits and self.sft.checkpoint is None:
+        if not self.sft.enabled:
+            self._check_without_sft()
+        elif self.sft.epochs == 0 and not get_family(self.model.family).fits and self.sft.checkpoint is None:
             advice = "without training it would pick at random"
             raise contradiction("sft.epochs", 0, "model.family", self.model.family, advice)
         if self.evaluation.answers and not self.llm.given:

@@ -17,11 +17,14 @@ BASELINES = {
     "fixed": "rcr_trainer.baselines.fixed:FixedSelector",
     "bm25": "rcr_trainer.baselines.bm25:BM25Selector",
     "bm25_coverage": "rcr_trainer.baselines.bm25:BM25CoverageSelector",
+    "bert": "rcr_trainer.baselines.dense:BERTSelector",
+    "contriever": "rcr_trainer.baselines.dense:ContrieverSelector",
     "dense": "rcr_trainer.baselines.dense:DenseSelector",
     "mmr": "rcr_trainer.baselines.mmr:MMRSelector",
     "dpp": "rcr_trainer.baselines.dpp:DPPSelector",
     "set_bsr": "rcr_trainer.baselines.set_bsr:SetBSRSelector",
     "set_bsr_distinct": "rcr_trainer.baselines.set_bsr:SetBSRDistinctSelector",
+    "set_bsr_idf": "rcr_trainer.baselines.set_bsr:SetBSRIdfSelector",
     "knn_structures": "rcr_trainer.baselines.knn_structures:KNNStructuresSelector",
     "cover_ls": "rcr_trainer.baselines.cover_ls:CoverLSSelector",
     "epr": "rcr_trainer.baselines.epr:EPRSelector",
@@ -30,6 +33,7 @@ BASELINES = {
     "ceil": "rcr_trainer.baselines.ceil:CEILSelector",
     "iterr": "rcr_trainer.baselines.iterr:ITERRSelector",
     "oracle": "rcr_trainer.baselines.oracle:OracleSelector",
+    "cover_ls_gold": "rcr_trainer.baselines.cover_ls:CoverLSGoldSelector",
 }
 """Name → module:class, in the order of reports."""
 

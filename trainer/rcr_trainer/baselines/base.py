@@ -43,6 +43,8 @@ class Resources:
         score: the scoring language model.
         policy: makes fresh text encoders, from the pool's items, to be trained.
         learning: how they are trained.
+        encode: opens a pretrained model by the name of a selector and that of the model it brings.
+        token_ids: which token is which, for `embed_tokens`' vectors.
     """
 
     spec: ProgramSpec = field(default_factory=ProgramSpec)
@@ -52,6 +54,8 @@ class Resources:
     score: Scorer | None = None
     policy: Callable[[Sequence[Item]], TriEncoder] | None = None
     learning: LearnedSettings = field(default_factory=LearnedSettings)
+    encode: Callable[[str, str], Embed] | None = None
+    token_ids: Callable[[Sequence[str]], list[list[int]]] | None = None
 
     def missing(self, baseline: type[Baseline]) -> str:
         """Why the baseline can't be built; empty: it can."""
@@ -60,6 +64,8 @@ class Resources:
             "embed_tokens": "no embeddings of tokens were given",
             "score": "no scoring language model was given",
             "policy": "no text encoders were given",
+            "encode": "no pretrained models can be opened",
+            "token_ids": "no embeddings of tokens were given",
         }
         return next((said[need] for need in baseline.needs if getattr(self, need) is None), "")
 
@@ -193,7 +199,6 @@ class Baseline(BaseExampleSelector, ABC):
             raise InputError(f"{len(references)} references for {len(queries)} queries")
         if references is None and self.oracle:
             raise InputError(f"the {self.name} selector needs the queries' gold programs (references)")
-        read = references if references is not None and self.oracle else queries
         with self._lock:
             excluded = checked_exclude(exclude, len(queries), len(self._examples), k)
             if not self._fitted:
@@ -201,7 +206,13 @@ class Baseline(BaseExampleSelector, ABC):
                 self._fitted = True
             if len(queries) == 0:
                 return np.empty((0, k), dtype=np.int64)
-            return self._pick(read, k, excluded)
+            return self._pick_for(queries, references, k, excluded)
+
+    def _pick_for(
+        self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]
+    ) -> np.ndarray:
+        """`_pick` with the gold programs as queries, for an oracle; one that reads both implements this."""
+        return self._pick(references if references is not None and self.oracle else queries, k, excluded)
 
     def _fit(self) -> None:
         """Prepare for the pool as it now is."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from functools import cached_property
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import Baseline, in_blocks, top_k
+from rcr_trainer.baselines.base import Baseline, Embed, in_blocks, top_k
 
 
 class PoolEmbeddings(Baseline):
@@ -45,13 +46,20 @@ class EmbeddingSelector(PoolEmbeddings):
     needs: ClassVar[tuple[str, ...]] = ("embed",)
 
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        embed: Any = self.resources.embed
-        vectors = np.asarray(embed(list(texts)))
+        vectors = np.asarray(self._function(list(texts)))
         if vectors.ndim != 2 or len(vectors) != len(texts):
             raise InputError(f"embed returned an array of shape {vectors.shape} for {len(texts)} texts")
         if self._rows and vectors.shape[1] != self._vectors.shape[1]:
             raise InputError(f"embed gave {vectors.shape[1]} dimensions, the pool has {self._vectors.shape[1]}")
-        return np.ones(len(texts), dtype=np.int64), unit_vectors(vectors)
+        return np.ones(len(texts), dtype=np.int64), self._scaled(vectors)
+
+    @property
+    def _function(self) -> Embed:
+        embed: Any = self.resources.embed
+        return cast("Embed", embed)
+
+    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
+        return unit_vectors(vectors)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         vectors = self._embed(queries)[1]
@@ -78,6 +86,33 @@ class DenseSelector(EmbeddingSelector):
 
     def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         return top_k(similarity, k, excluded)
+
+
+class BERTSelector(DenseSelector):
+    """Picks by the inner product of mean-pooled BERT vectors (paper, Eq. 2 and section 4, "Baselines").
+
+    Assumed, as the paper doesn't say: token vectors are averaged, and of an example the question is embedded.
+    """
+
+    name: ClassVar[str] = "bert"
+    needs: ClassVar[tuple[str, ...]] = ("encode",)
+    base: ClassVar[str] = "bert-base-uncased"
+
+    @cached_property
+    def _function(self) -> Embed:
+        encode: Any = self.resources.encode
+        return cast("Embed", encode(self.name, self.base))
+
+    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
+        unit_vectors(vectors)  # refuses what is not finite
+        return np.asarray(vectors, dtype=np.float32)
+
+
+class ContrieverSelector(BERTSelector):
+    """The same with Contriever (Izacard et al., TMLR 2022), which was trained for inner products of such vectors."""
+
+    name: ClassVar[str] = "contriever"
+    base: ClassVar[str] = "facebook/contriever"
 
 
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:

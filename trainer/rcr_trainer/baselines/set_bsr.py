@@ -3,7 +3,7 @@
 BSR(x, z) = Σ_i max_j x_iᵀ z_j over unit vectors of contextual tokens; for a set of examples the maximum goes over the
 tokens of all of them. Eq. 5 and 6 of Gupta, Gardner and Singh, "Coverage-based Example Selection for In-Context
 Learning", Findings of EMNLP 2023, arXiv 2305.14907, maximised by their Algorithm 1. As there, all tokens weigh the
-same.
+same; in `set_bsr_idf` the rare ones weigh more, as in BERTScore (section 4 there).
 
 Departures: the encoder is the caller's (`TransformerTokens` over the MiniLM that the embedding selectors use; the
 paper's is deberta-large-mnli); special tokens are left out of the candidates, too, where BERTScore gives them no weight
@@ -13,8 +13,10 @@ example's own BSR (section 6.4).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -65,14 +67,21 @@ class SetBSRSelector(PoolEmbeddings):
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         lengths, vectors = self._embed(queries)
+        weights = self._weights(queries)
         starts = np.concatenate([[0], np.cumsum(lengths)])
 
         def pick(block: slice) -> np.ndarray:
             owner = np.repeat(np.arange(block.stop - block.start), lengths[block])
             similarity = self._similarity(vectors[starts[block.start] : starts[block.stop]])
+            if weights is not None:
+                similarity *= weights[starts[block.start] : starts[block.stop], None]
             return greedy_set_cover(similarity, owner, self._row_of, excluded[block], k, self._groups)
 
         return in_blocks(pick, len(queries), max(1, int(lengths.max())) * len(self._questions))
+
+    def _weights(self, queries: Sequence[str]) -> np.ndarray | None:
+        """(T,) what each of the queries' tokens weighs; None: all the same."""
+        return None
 
     def _similarity(self, tokens: np.ndarray) -> np.ndarray:
         """(T, U) float32: the largest cosine of each token (T, D) with those of each question; −1 where it has none."""
@@ -106,6 +115,29 @@ class SetBSRDistinctSelector(SetBSRSelector):
         self._groups = program_groups(self.resources.spec, self._programs())
 
 
+class SetBSRIdfSelector(SetBSRSelector):
+    """Set-BSR whose tokens weigh log((U + 1) / (d + 1)), d of the pool's U distinct questions having the token.
+
+    Source of the weight: Zhang et al., "BERTScore", ICLR 2020, section 3, with their plus-one smoothing.
+    """
+
+    name: ClassVar[str] = "set_bsr_idf"
+    needs: ClassVar[tuple[str, ...]] = ("embed_tokens", "token_ids")
+
+    def _fit(self) -> None:
+        super()._fit()
+        self._having = Counter(chain.from_iterable(map(set, self._ids(list(self._rows)))))
+
+    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
+        token_ids: Any = self.resources.token_ids
+        return list(token_ids(texts))
+
+    def _weights(self, queries: Sequence[str]) -> np.ndarray | None:
+        having = np.array([self._having[token] for token in chain.from_iterable(self._ids(queries))], dtype=np.float32)
+        weights: np.ndarray = np.log(np.float32(len(self._rows) + 1) / (having + 1))
+        return weights
+
+
 class TransformerTokens:
     """Contextual token vectors of a frozen transformer, loaded at the first call; special tokens are left out.
 
@@ -130,6 +162,12 @@ class TransformerTokens:
         from langchain_rcr.families.pooled import PooledTransformer
 
         return PooledTransformer(self.base, max_length=self.max_length).eval().requires_grad_(False)
+
+    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+        """Per text its tokens' ids, those that have vectors."""
+        tokenizer = self._text.tokenizer
+        special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
+        return [[token for token in ids if token not in special] for ids in self._text.tokenize(texts).ids]
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Per text (tokens, D) float32, D the model's width."""

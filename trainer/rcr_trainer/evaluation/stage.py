@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
+from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.items import Item
 from langchain_rcr.selection import greedy
 from rcr_trainer.baselines import get_baseline
 from rcr_trainer.baselines.base import Resources
@@ -27,12 +29,12 @@ from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task, build_execution, divide, load_model, open_language_model
+from rcr_trainer.tasks import Task, build_execution, device_of, divide, load_model, open_language_model
 
 if TYPE_CHECKING:
     from langchain_rcr.policy import TriEncoder
     from langchain_rcr.programs import ProgramSpec
-    from rcr_trainer.baselines.base import Embed, EmbedTokens
+    from rcr_trainer.baselines.base import Embed
     from rcr_trainer.data import Example
     from rcr_trainer.llm.model import LanguageModel
 
@@ -66,6 +68,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
         msg = f"{run.path} has no {evaluation.split} queries"
         raise ConfigError(msg)
 
+    tokens = _token_embedder(config, task.pool)
     learns, model = bool(learned(config)), load_model(config, run.checkpoint)
     policies = {"rcr": model}
     held_out = _held_out(config, task)
@@ -98,10 +101,12 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
                 task.spec,
                 config.seed,
                 _embedder(run, model, task),
-                _token_embedder(config, task.pool),
+                tokens,
                 score=llm,
                 policy=text_encoders(config, task.spec),
                 learning=config.baselines,
+                encode=_opener(config),
+                token_ids=None if tokens is None else tokens.ids,
             ),
             dev=task.dev,
             k=evaluation.k,
@@ -197,7 +202,7 @@ def count_selectors(config: Settings) -> int:
     """How many selectors the comparison has, ours included."""
     without = set() if _embeddings(config) else {"embed"}
     if _token_embedder(config) is None:
-        without.add("embed_tokens")
+        without |= {"embed_tokens", "token_ids"}
     plain = [name for name in config.evaluation.selectors if without.isdisjoint(get_baseline(name).needs)]
     return 1 + config.grpo.enabled + len(plain)
 
@@ -250,7 +255,18 @@ def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
     return embed
 
 
-def _token_embedder(config: Settings, pool: Sequence[Example] = ()) -> EmbedTokens | None:
+def _opener(config: Settings) -> Callable[[str, str], Embed]:
+    """Opens the models that selectors bring, or those that the settings name in their place."""
+
+    def opened(selector: str, base: str) -> Embed:
+        name = getattr(config.evaluation, selector, base)
+        encoder = TransformerEncoder(name, max_length=config.model.max_length, view="source").to(device_of(config))
+        return lambda texts: encoder.encode([Item(text) for text in texts])
+
+    return opened
+
+
+def _token_embedder(config: Settings, pool: Sequence[Example] = ()) -> TransformerTokens | None:
     """The same model's embeddings of tokens, loaded at the first call, the pool's kept; None where it gives none."""
     name = _embeddings(config)
     if name is None or name.startswith("langchain:"):
