@@ -1,23 +1,19 @@
-"""What the benchmarks share: the settings of a split, runs that are continued or read, cells of tables."""
+"""What the benchmarks share: the settings of a split, runs that are continued or read."""
 
 from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import mean, stdev
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rcr_trainer.data import Split
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.runs import Run
 
-FOLDED = ("academic", "imdb", "yelp")
-"""The text2sql-data files with folds: a run's seed is its fold of test."""
+
 COVR = ("8", "25", "34", "43", "48", "51", "99", "100", "110", "115")
 
 
@@ -45,53 +41,22 @@ def settings_of(task: str, split: str, data: Path, drawn: Path, seed: int = 0) -
 
     Args:
         task: geoquery, covr or text2sql.
-        split: `standard`, `template_1`, `tmcd_2`, … (published ids where `data` has them, else drawn with the number
-            as seed), the number of a COVR split, or the name of a text2sql-data file, whose query split is taken.
-        data: folder with `geoquery/corpus.xml` and `geoquery/splits/`, or with
-            `text2sql/*.json` and `geography_sql/geography.json`.
+        split: as `rcr_trainer.paper.split_settings` takes it, of COVR and text2sql-data without the task in front.
+        data: folder of the corpora.
         drawn: folder for the splits that are drawn or converted.
         seed: of the run; where a text2sql-data file has folds, that of test.
 
     Raises:
         ConfigError: no such split.
     """
-    from rcr_trainer.data import geoquery_split, text2sql_split
+    from rcr_trainer.paper import split_settings
 
-    where: dict[str, Any]
+    settings = split_settings(split if task == "geoquery" else f"{task}-{split}", data, drawn, seed)
+    settings.pop("evaluation", None)
     if task == "covr":
         # 8 epochs of 2,800 queries: development coverage gains less than half a point after them.
-        return {"data": {"task": "covr", "split": split}, "model": {"family": "embeddings"}, "sft": {"epochs": 8}}
-    if task == "text2sql":
-        file = data / ("geography_sql" if split == "geography" else "text2sql") / f"{split}.json"
-        fold = seed if split in FOLDED else None
-        folder = drawn / (f"text2sql-{split}" if fold is None else f"text2sql-{split}-{fold}")
-        where = {"task": "files", "directory": str(_made(folder, lambda: text2sql_split(file, fold=fold)))}
-        return {"data": where, "program": {"language": "sql"}, "model": {"family": "embeddings"}}
-    if not re.fullmatch(r"standard|(template|tmcd|length)(_\d+)?", split):
-        from rcr_trainer.errors import ConfigError
-
-        msg = f"unknown GeoQuery split '{split}'"
-        raise ConfigError(msg)
-    kind, _, number = split.partition("_")
-    corpus, ids = data / "geoquery" / "corpus.xml", data / "geoquery" / "splits" / f"{split}.json"
-    where = {"task": "geoquery", "split": kind}
-    if ids.is_file():
-        where |= {"corpus": str(corpus), "ids": str(ids)}
-    else:
-        seed = int(number or 0)
-        folder = _made(drawn / f"geoquery-{kind}-{seed}", lambda: geoquery_split(corpus, kind, seed=seed))
-        where = {"task": "geoquery", "directory": str(folder)}
-    # The standard split is i.i.d.: most test programs are in the pool, so training queries may get their own, too.
-    return {"data": where, "model": {"family": "embeddings"}, "sft": {"exclude_own_program": kind != "standard"}}
-
-
-def _made(folder: Path, split: Callable[[], Split]) -> Path:
-    """A split folder, made once."""
-    from rcr_trainer.data import write_split
-
-    if not (folder / "split.json").is_file():
-        write_split(folder, split())
-    return folder
+        settings["sft"] = {"epochs": 8}
+    return {**settings, "model": {"family": "embeddings"}}
 
 
 def run_or_read(folder: Path, seed: int, threads: int, settings: Mapping[str, Any], until: str = "evaluation") -> Run:
@@ -105,24 +70,10 @@ def run_or_read(folder: Path, seed: int, threads: int, settings: Mapping[str, An
         until: the last stage.
     """
     from rcr_trainer import pipeline
-    from rcr_trainer.layers import differences
-    from rcr_trainer.runs import Run
-    from rcr_trainer.settings import Settings
+    from rcr_trainer.layers import checked
 
-    config = Settings.model_validate(
-        {
-            "name": folder.name,
-            "output": str(folder),
-            "seed": seed,
-            "threads": threads,
-            "tensorboard": False,
-            **settings,
-        }
-    )
-    stale = (folder / "config.yaml").is_file() and bool(
-        differences(Run.open(folder).config, config, ignore=("threads",))
-    )
-    return pipeline.run(config, until=until, resume=True, overwrite=stale)
+    own = {"name": folder.name, "output": str(folder), "seed": seed, "threads": threads, "tensorboard": False}
+    return pipeline.resumed(checked({**own, **settings}), until)
 
 
 def compared(report: EvaluationReport) -> dict[str, Any]:
@@ -166,9 +117,7 @@ def print_table(arguments: argparse.Namespace, splits: Sequence[str], work: Call
 
 
 def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str:
-    """Mean ± standard deviation; without the latter for a single value."""
-    if not values:
-        return "–"
-    plus = "+" if sign else ""
-    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):{plus}.{digits}f}{spread}"
+    """`rcr_trainer.paper.results.cell`, whose import has to wait until threads are limited."""
+    from rcr_trainer.paper.results import cell
+
+    return cell(values, digits, sign=sign)

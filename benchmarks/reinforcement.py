@@ -20,6 +20,7 @@ from typing import Any
 
 from common import COVR, cell, parser, print_table, run_or_read, settings_of
 from rcr_trainer.baselines import get_baseline, names
+from rcr_trainer.layers import merged
 
 Cells = dict[str, dict[str, dict[str, dict[str, float]]]]
 """Split → seed → column → figures, in percent."""
@@ -106,15 +107,6 @@ def before_grpo(settings: Mapping[str, Any]) -> dict[str, Any]:
     if queries is None:
         return kept
     return {**kept, "grpo": {"enabled": True, "queries": queries}, "reward": {"names": ["context_coverage"]}}
-
-
-def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by section; what comes later wins."""
-    out: dict[str, Any] = {}
-    for each in settings:
-        for section, values in each.items():
-            out[section] = {**out.get(section, {}), **values}
-    return out
 
 
 def fingerprint(checkpoint: Path) -> str:

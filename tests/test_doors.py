@@ -34,6 +34,7 @@ LEVELS = {
         ["tasks"],
         ["sft", "grpo", "evaluation"],
         ["pipeline"],
+        ["paper"],
         ["cli", "__main__"],
     ],
 }

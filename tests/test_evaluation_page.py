@@ -23,7 +23,7 @@ def row(number, selector, kind, covered, exact, *, answer="f ( a )", text=""):
     names = ["f", "a", "f -> a", "<root> -> f"]
     picks = [Example(f"e{i}", f"shown {i} {text}", f"g{i} ( a ) {text}") for i in range(2)]
     return Picked(
-        f"t{number}", f"question {number} {text}", f"f ( a ) {text}", selector, kind, picks,
+        f"t{number}", f"question {number} {text}", f"f ( a ) {text}", "f ( a )", selector, kind, picks,
         {name: 1 + (i > 0) for i, name in enumerate(names[:covered])}, names[covered:], answer, exact, 0.5, None,
     )  # fmt: skip
 
@@ -152,7 +152,7 @@ def test_500_questions_stay_under_5_megabytes(tmp_path):
         for i in range(500):
             names = [f"structure {(31 * i + 7 * j) % 9000:017d}" for j in range(97)]
             picks = [Example(str(p), "q" * 70, f"{(i * 7 + p + selector) % 3000:0110d}") for p in range(4)]
-            own.append(Picked(str(i), "q" * 80, "p" * 120, f"s{selector}", "plain", picks,
+            own.append(Picked(str(i), "q" * 80, "p" * 120, "p" * 120, f"s{selector}", "plain", picks,
                               dict.fromkeys(names[:60], 2), names[60:], "a" * 120, False, 0.5))  # fmt: skip
     write_picks(run.path, rows)
     assert write_page([run], tmp_path / "r.html").stat().st_size < 5e6

@@ -39,6 +39,7 @@ def test_rows_by_hand():
     assert [row.id for row in picks["rcr"]] == ["t0", "t2"]
     ours, theirs = picks["rcr"][0], picks["random"][0]
     assert (ours.question, ours.gold, ours.selector, ours.kind) == ("x0", "a ( b )", "rcr", "trained")
+    assert [row.program for row in picks["rcr"]] == [ProgramSpec().key(row.gold) for row in picks["rcr"]]
     assert ours.picks == [POOL[1], POOL[2]]
     assert ours.covered == {"<root> -> a": 2, "a": 2}  # only the second pick has them
     assert ours.missing == ["<root> -> a -> b", "a -> b", "b"]

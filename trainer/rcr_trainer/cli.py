@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 PROG = "rcr-train"
 EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
 """What the extra `train` brings, as it is imported."""
+TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size", "time")
+"""Those of `rcr_trainer.paper`, which takes its time to import."""
 _SETTING = "setting:"
 """Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
 
@@ -145,6 +147,57 @@ def _report(given: argparse.Namespace) -> None:
     _show(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
+def _paper(given: argparse.Namespace) -> None:
+    from rcr_trainer.errors import ConfigError
+    from rcr_trainer.layers import given_settings, load_config, merged
+    from rcr_trainer.paper import TABLES, Sweep, named_splits
+    from rcr_trainer.paper.results import Result
+
+    flags = _flags(given)
+    if given.llm is not None:
+        kind, _, model = given.llm.partition(":")
+        flags |= {"llm.kind": kind, **({"llm.model": model} if model else {})}
+    load_config(given.config, flags)  # so that a fault is named with the place where it was given
+    settings = merged({"evaluation": {"answers": True}}, given_settings(given.config, flags))
+    table = TABLES[given.table]
+    splits = named_splits(given.splits) if given.splits else table.splits
+    try:
+        seeds = [int(seed) for seed in given.seeds.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {given.seeds} must be numbers, as in 0,1,2") from None
+    sweep = Sweep(table, splits, seeds, given.out, given.data, settings)
+    with _progress():
+        missing = sweep.missing()
+        budget = sweep.budget(missing)
+        _say(f"{given.table}: {len(sweep.cells)} runs in {given.out}, {len(missing)} of them to do")
+        if missing:
+            _say(f"language model: {'none is asked' if budget is None else budget}")
+            _confirm(given.yes)
+        try:
+            for number, cell in enumerate(sweep.run(), 1):
+                _say(f"{number} of {len(missing)}: {cell.config.folder}")
+        finally:
+            outcomes = sweep.outcomes()
+            result = Result(given.table, table, outcomes)
+            paths = result.write(given.out) if outcomes else []
+    _show(result.markdown())
+    _show(f"written: {', '.join(map(str, paths))}")
+
+
+def _confirm(yes: bool) -> None:
+    """Go on only where the user agrees."""
+    from rcr_trainer.errors import ConfigError
+
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("nothing was run: --yes agrees to this budget")
+    sys.stderr.write("Run these? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was run")
+
+
 def _check(given: argparse.Namespace) -> None:
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import overlap, read_examples, unparsed
@@ -252,6 +305,37 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     text = "the file (default: report.html in the run folder; of several runs, in the working directory)"
     report.add_argument("--out", type=Path, metavar="FILE", help=text)
 
+    _add_paper(commands, called)
+    _add_data(commands)
+    return parser
+
+
+def _add_paper(commands: Any, called: str) -> None:
+    """The command `paper`."""
+    text = "do the runs behind a table or figure of the paper, as far as they are missing, and write it"
+    paper = _command(
+        commands, "paper", _paper, text, "paper --table main --llm simulator --splits template_1 --seeds 0"
+    )
+    flags = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--yes] [--SECTION.FIELD VALUE ...]"
+    paper.usage = f"{PROG} paper [-h] --table TABLE {flags}"
+    paper.add_argument("--table", required=True, choices=TABLES, help="which: the name of a table or figure")
+    text = "simulator, local:FOLDER, completion:NAME or chat:NAME (default: what the settings say)"
+    paper.add_argument("--llm", metavar="KIND[:MODEL]", help=text)
+    text = "comma-separated: standard, template_1, …, covr-110, …; geoquery, covr: all of these (default: the paper's)"
+    paper.add_argument("--splits", metavar="LIST", help=text)
+    paper.add_argument("--seeds", default="0,1,2", metavar="LIST", help="(default: 0,1,2)")
+    paper.add_argument("--yes", action="store_true", help="agree to the budget that is shown first")
+    paper.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings that all runs have")
+    text = "folder with geoquery/ and text2sql/ (default: data)"
+    paper.add_argument("--data", type=Path, default=Path("data"), metavar="FOLDER", help=text)
+    text = "folder for the runs and the table (default: runs/paper)"
+    paper.add_argument("--out", type=Path, default=Path("runs/paper"), metavar="FOLDER", help=text)
+    if called == "paper":
+        _add_settings(paper, lambda path: path not in ("name", "output", "seed"))
+
+
+def _add_data(commands: Any) -> None:
+    """The commands that read data: `check` and `data`."""
     text = "read files as a run would, and say what is in them"
     check = _command(commands, "check", _check, text, "check train.jsonl test.jsonl --target-key sql --language sql")
     check.add_argument(
@@ -274,7 +358,6 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         "--fold", type=int, metavar="N", help="in a file with numbered folds, that of test (default 0)"
     )
     text2sql.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
-    return parser
 
 
 def _command(

@@ -229,20 +229,65 @@ def load_config(
         ConfigError: a key is unknown (with the nearest known one), a value has the wrong type or range, settings
             contradict each other, or the file can't be read. One line each.
     """
-    given = _from_file(Path(path)) if path is not None else {}
-    given |= _from_environment(os.environ if environ is None else environ)
-    given |= _from_flags(flags or {})
+    given = _layers(path, flags, environ)
     if path is not None:
         stem = re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")
         given.setdefault("name", (stem or "rcr", str(path)))
+    return checked(_nested(given), given)
+
+
+def given_settings(
+    path: str | os.PathLike[str] | None = None,
+    flags: Mapping[str, str] | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """What the layers of `load_config` set, by section, unchecked but for the keys: for commands that add to it.
+
+    Raises:
+        ConfigError: a key is unknown, or the file can't be read.
+    """
+    return _nested(_layers(path, flags, environ))
+
+
+def checked(nested: Mapping[str, Any], given: _Given | None = None) -> Settings:
+    """The settings, by section, as an object.
+
+    Args:
+        nested: what differs from the defaults.
+        given: where each was given, for messages.
+
+    Raises:
+        ConfigError: a value has the wrong type or range, or settings contradict each other.
+    """
+    try:
+        return Settings.model_validate(nested)
+    except ValidationError as error:
+        raise ConfigError(_explain(error, given or {})) from None
+
+
+def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by section; what comes later wins."""
+    out: dict[str, Any] = {}
+    for each in settings:
+        for section, values in each.items():
+            out[section] = {**out.get(section, {}), **values} if isinstance(values, Mapping) else values
+    return out
+
+
+def _layers(
+    path: str | os.PathLike[str] | None, flags: Mapping[str, str] | None, environ: Mapping[str, str] | None
+) -> _Given:
+    given = _from_file(Path(path)) if path is not None else {}
+    given |= _from_environment(os.environ if environ is None else environ)
+    return given | _from_flags(flags or {})
+
+
+def _nested(given: _Given) -> dict[str, Any]:
     nested: dict[str, Any] = {}
     for dotted, (value, _) in given.items():
         section, _, name = dotted.rpartition(".")
         (nested.setdefault(section, {}) if section else nested)[name] = value
-    try:
-        return Settings.model_validate(nested)
-    except ValidationError as error:
-        raise ConfigError(_explain(error, given)) from None
+    return nested
 
 
 def parse_text(setting: Setting, text: str) -> Any:

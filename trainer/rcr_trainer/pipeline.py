@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from langchain_rcr.errors import CheckpointError, PoolError
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.runs import Run, hold
+from rcr_trainer.layers import differences, load_config
+from rcr_trainer.runs import INCIDENTAL, Run, hold
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
     LANGUAGE,
@@ -173,6 +174,40 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     return split, task
 
 
+def resumed(config: Settings, until: str = "evaluation") -> Run:
+    """A run under exactly these settings: read if it is done, else continued, else done anew.
+
+    Where a run in the folder differs in settings of the evaluation alone, only the evaluation is repeated.
+
+    Args:
+        config: the settings.
+        until: the last stage.
+
+    Raises:
+        RCRError: as `run`.
+    """
+    changed = _changed(config)
+    others = [change for change in changed if not change.startswith("evaluation.")]
+    if changed and not others:
+        with hold(config.folder):
+            Run.open(config.folder).repeat("evaluation", config)
+    return run(config, until=until, resume=True, overwrite=bool(others))
+
+
+def is_done(config: Settings, until: str = "evaluation") -> bool:
+    """Whether `resumed` would only read."""
+    there = (config.folder / "run.json").is_file() and (config.folder / "config.yaml").is_file()
+    return there and not _changed(config) and Run.open(config.folder).done(until)
+
+
+def _changed(config: Settings) -> list[str]:
+    """In which settings a run in the folder differs."""
+    if not (config.folder / "config.yaml").is_file():
+        return []
+    written = load_config(config.folder / "config.yaml", environ={})
+    return differences(written, config, ignore=INCIDENTAL)
+
+
 def plan(config: Settings) -> list[str]:
     """What a run would work on, and what its language model would cost at most, a line each. Nothing is asked.
 
@@ -183,17 +218,8 @@ def plan(config: Settings) -> list[str]:
 
     _, task = load_checked(config)
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
-    calls, shown = 0, 0
-    queries: list[Example] = []
     if config.grpo.enabled:
-        from langchain_rcr.families import get_family
-        from rcr_trainer.grpo import calls_at_most
-
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
-        if build_reward(config, task.spec).needs_llm:
-            variants = len(get_family(config.model.family).variants)
-            calls += calls_at_most(config.grpo, len(task.reinforced), len(task.dev), variants)
-            shown, queries = config.grpo.k, [*task.reinforced, *task.dev]
     evaluation = config.evaluation
     if evaluation.asks(config.llm):
         from rcr_trainer.evaluation.stage import count_selectors
@@ -201,32 +227,61 @@ def plan(config: Settings) -> list[str]:
         held_out, selectors = task.held_out(evaluation.split), count_selectors(config)
         asked = min(len(held_out), evaluation.answer_queries or len(held_out))
         lines.append(f"evaluation: {asked} {evaluation.split} queries, answered with {selectors} selectors' picks")
-        calls += asked * selectors
-        shown, queries = max(shown, evaluation.k), [*queries, *held_out]
     if texts := texts_at_most(config, task):
         lines.append(f"baselines: at most {texts:,} texts scored, to learn from")
-        calls, shown, queries = calls + texts, max(shown, evaluation.k), [*queries, *task.pool]
-    if calls:
-        return [*lines, f"language model: {_cost(config, task, calls, shown, queries)}"]
+    cost = estimate(config, task)
+    if cost is not None:
+        simulated = config.llm.kind == "simulator"
+        return [*lines, f"language model: {'a simulator, which costs nothing' if simulated else cost}"]
     return [*lines, "no language model is asked"] if config.grpo.enabled else lines
 
 
-def _cost(config: Settings, task: Task, calls: int, shown: int, queries: Sequence[Example]) -> Estimate | str:
-    """What `calls` calls cost at most, each with `shown` examples of the pool and one of the queries.
+def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> Estimate | None:
+    """What the language model of a run costs at most; None where none is asked.
 
     No prompt has more tokens than the one of the longest examples and query, each measured by itself: no tokenizer in
-    use has a token that spans the line break between two of them.
+    use has a token that spans the line break between two of them. A simulator reads and writes no tokens.
+
+    Args:
+        config: of the run.
+        task: its data.
+        llm: the language model, if it is open; else it is opened.
+
+    Raises:
+        ConfigError: the language model can't be opened.
     """
     from langchain_rcr.items import compose
+    from rcr_trainer.evaluation.learned import texts_at_most
+    from rcr_trainer.llm.ledger import Estimate, Use
 
+    calls, shown = 0, 0
+    queries: list[Example] = []
+    if config.grpo.enabled and build_reward(config, task.spec).needs_llm:
+        from langchain_rcr.families import get_family
+        from rcr_trainer.grpo import calls_at_most
+
+        variants = len(get_family(config.model.family).variants)
+        calls += calls_at_most(config.grpo, len(task.reinforced), len(task.dev), variants)
+        shown, queries = config.grpo.k, [*task.reinforced, *task.dev]
+    evaluation = config.evaluation
+    if evaluation.asks(config.llm):
+        from rcr_trainer.evaluation.stage import count_selectors
+
+        held_out = task.held_out(evaluation.split)
+        calls += min(len(held_out), evaluation.answer_queries or len(held_out)) * count_selectors(config)
+        shown, queries = max(shown, evaluation.k), [*queries, *held_out]
+    if texts := texts_at_most(config, task):
+        calls, shown, queries = calls + texts, max(shown, evaluation.k), [*queries, *task.pool]
+    if not calls:
+        return None
     if config.llm.kind == "simulator":
-        return "a simulator, which costs nothing"
+        return Estimate(Use(calls), 0.0, exact=True)
     pool = [example.item for example in task.pool]
     asked = {example.source for example in queries}
-    with open_language_model(config, task, keep=False) as llm:
-        longest = nlargest(shown, pool, key=lambda item: llm.count_tokens(compose([item], "")))
-        query = max(asked, key=lambda source: llm.count_tokens(compose([], source)))
-        return llm.estimate_calls(calls, compose(longest, query))
+    with nullcontext(llm) if llm is not None else open_language_model(config, task, keep=False) as model:
+        longest = nlargest(shown, pool, key=lambda item: model.count_tokens(compose([item], "")))
+        query = max(asked, key=lambda source: model.count_tokens(compose([], source)))
+        return model.estimate_calls(calls, compose(longest, query))
 
 
 # ---------------------------------------------------------------- SFT

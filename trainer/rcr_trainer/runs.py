@@ -265,6 +265,13 @@ class Run:
         self._save()
         _remove(self.state)
 
+    def repeat(self, stage: str, config: Settings) -> None:
+        """Let a stage be done again, under other settings, which become the run's."""
+        self._record["stages"].pop(stage, None)
+        self._save()
+        self.config = config
+        write_text(self.path / "config.yaml", to_yaml(config))
+
     def finish(self) -> None:
         """Mark the run as finished: every stage that was asked for is done."""
         if self.writes:

@@ -75,7 +75,7 @@ class Answerer:
         }
         logger.info("%d answers for each of %s", n, ", ".join(picks))
         given, missing = self._answers(prompts)
-        keys = [spec.key(row.gold) for row in next(iter(rows.values()))]
+        keys = [row.program for row in next(iter(rows.values()))]
         report.answers = AnswersAsked(self.name, self.simulated, n, len(set(keys)), missing)
         exact = {name: self._score(report.selectors[name], rows[name], own, spec) for name, own in given.items()}
         for name, interval in paired_intervals(exact, keys).items():

@@ -144,6 +144,7 @@ def evaluate(
             positions[:, :k],
             pool=pool,
             queries=counted,
+            programs=programs,
             gold=task.gold,
             pool_structures=candidates,
             names=structures.names,

@@ -45,20 +45,23 @@ def cluster_bootstrap(
     return means
 
 
-def paired_intervals(rates: Mapping[str, np.ndarray], programs: Sequence[Hashable]) -> dict[str, Interval]:
+def paired_intervals(
+    rates: Mapping[str, np.ndarray], programs: Sequence[Hashable], ours: str = OURS
+) -> dict[str, Interval]:
     """The interval of ours less each other selector, in points.
 
     Args:
         rates: by selector (B,) rates from 0 to 1, of the same questions.
         programs: of each question, the gold program's key.
+        ours: the selector that the others are compared with.
 
     Returns:
         By selector, ours excepted, the 2.5th and the 97.5th percentile of the bootstrap; nothing without ours, or with
         fewer than FEW_PROGRAMS different programs.
     """
-    others = [name for name in rates if name != OURS]
-    if OURS not in rates or not others or len(set(programs)) < FEW_PROGRAMS:
+    others = [name for name in rates if name != ours]
+    if ours not in rates or not others or len(set(programs)) < FEW_PROGRAMS:
         return {}
-    differences = np.stack([rates[OURS] - rates[name] for name in others], axis=1)
+    differences = np.stack([rates[ours] - rates[name] for name in others], axis=1)
     low, high = 100 * np.quantile(cluster_bootstrap(differences, programs), [0.025, 0.975], axis=0)
     return {name: (float(low[i]), float(high[i])) for i, name in enumerate(others)}

@@ -28,6 +28,7 @@ class Picked:
         id: of the question.
         question: its text.
         gold: its gold program.
+        program: the same up to anonymised values, in a canonical form; intervals draw the questions of one together.
         selector: who picked.
         kind: what the selector needs to pick.
         picks: the k examples, in the order of picking.
@@ -43,6 +44,7 @@ class Picked:
     id: str
     question: str
     gold: str
+    program: str
     selector: str
     kind: Kind
     picks: list[Example]
@@ -67,6 +69,7 @@ def rows_of(
     *,
     pool: Sequence[Example],
     queries: Sequence[Example],
+    programs: Sequence[str],
     gold: sparse.csr_array,
     pool_structures: sparse.csr_array,
     names: Sequence[str],
@@ -79,6 +82,7 @@ def rows_of(
         positions: (B, k) its picks.
         pool: the N candidates.
         queries: the B questions with their gold programs.
+        programs: these in their canonical form (`ProgramSpec.key`).
         gold: (B, S) the structures of the gold programs that count.
         pool_structures: (N, S) those of the candidates.
         names: of the S structures, sorted.
@@ -95,7 +99,7 @@ def rows_of(
         needed = gold.indices[gold.indptr[i] : gold.indptr[i + 1]].tolist()
         missing = [names[j] for j in sorted(needed) if j not in first]
         picks = [pool[p] for p in positions[i].tolist()]
-        rows.append(Picked(query.id, query.source, query.target, name, kind, picks, covered, missing))
+        rows.append(Picked(query.id, query.source, query.target, programs[i], name, kind, picks, covered, missing))
     return rows
 
 

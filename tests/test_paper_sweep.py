@@ -1,0 +1,124 @@
+"""`rcr-train paper`: the budget first, only what is missing, the same table after a kill, runs shared by tables."""
+
+import csv
+from dataclasses import replace
+
+import pytest
+from rcr_trainer import cli, pipeline
+from rcr_trainer.paper import TABLES
+from rcr_trainer.runs import Run
+
+pytestmark = pytest.mark.slow
+
+CONFIG = """
+data: {train_size: 40, test_size: 6, dev_size: 5}
+model: {family: lexical, dim: 8}
+sft: {epochs: 1}
+grpo: {queries: 6, group_size: 2, epochs: 1, max_steps: 1, best_by: coverage}
+evaluation: {steps: 4, selectors: [random, bm25]}
+threads: 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(here):
+    (here / "tiny.yaml").write_text(CONFIG, encoding="utf-8")
+    return here
+
+
+def shorten(monkeypatch, table, *variants):
+    """Leave a table only some of its variants."""
+    every = TABLES[table].variants
+    monkeypatch.setitem(TABLES, table, replace(TABLES[table], variants=[every[i] for i in variants]))
+
+
+def paper(table, *more, out="out", splits="covr-110", seeds="0", llm="simulator"):
+    flags = ["--table", table, "--splits", splits, "--seeds", seeds, "--config", "tiny.yaml", "--out", out]
+    return cli.main(["paper", *flags, *(["--llm", llm] if llm else []), *more])
+
+
+def figures(path):
+    """All but times, which no second run repeats."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return [row for row in csv.DictReader(file) if not row["metric"].startswith(("latency", "pick_seconds"))]
+
+
+def test_the_budget_is_shown_and_nothing_runs_without_a_yes(here, capsys):
+    assert paper("main") == 2
+    err = capsys.readouterr().err
+    assert "main: 3 runs in out, 3 of them to do" in err
+    # 6 questions by 2 sequences, of which GRPO takes 1 step at most, then 6 test questions for 2 + 2 and 2 selectors.
+    assert "at most 60 calls" in err
+    assert "nothing was run: --yes agrees to this budget" in err
+    assert not list((here / "out").glob("*/run.json"))
+
+
+def test_a_kill_in_the_middle_and_a_second_call_give_the_same_table(here, capsys, monkeypatch):
+    assert paper("main", "--yes") == 0
+    assert "written: out/main.md, out/main.csv, out/main.tex" in capsys.readouterr().out
+    whole = figures(here / "out" / "main.csv")
+    assert list(dict.fromkeys(row["row"] for row in whole)) == ["RCR", "RCR w/o RL", "Random", "BM25", "RCR w/o SFT"]
+
+    done, resumed = [], pipeline.resumed
+
+    def killed(config, until):
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        done.append(resumed(config, until))
+
+    monkeypatch.setattr(pipeline, "resumed", killed)
+    assert paper("main", "--yes", out="again") == 130
+    assert "RCR w/o SFT" not in {
+        row["row"] for row in figures(here / "again" / "main.csv")
+    }  # what there is, is written
+    monkeypatch.setattr(pipeline, "resumed", resumed)
+    capsys.readouterr()
+    assert paper("main", "--yes", out="again") == 0
+    assert "main: 3 runs in again, 1 of them to do" in capsys.readouterr().err
+    assert figures(here / "again" / "main.csv") == whole
+    before = {path: path.read_bytes() for path in (here / "again").glob("main.*")}
+    assert paper("main", out="again") == 0  # nothing to do, so nothing to agree to
+    assert {path: path.read_bytes() for path in before} == before
+
+
+def test_tables_share_runs_and_only_compare_again(here, capsys, monkeypatch):
+    shorten(monkeypatch, "rl", 0, 1)
+    assert paper("rl", "--yes", "--evaluation.selectors=") == 0
+    assert "rl: 3 runs in out, 3 of them to do" in capsys.readouterr().err
+    trained = Run.open(here / "out" / "covr-110-0-grpo")
+    before = (trained.checkpoint / "tri_encoder.json").stat().st_mtime_ns
+    assert paper("main", "--yes") == 0
+    err = capsys.readouterr().err
+    assert "main: 3 runs in out, 2 of them to do" in err
+    assert (trained.checkpoint / "tri_encoder.json").stat().st_mtime_ns == before
+    assert {row["row"] for row in figures(here / "out" / "main.csv")} >= {"Random", "BM25", "RCR"}
+    # The run now compares more than this table needs, which is no reason to do it again.
+    assert paper("rl", "--evaluation.selectors=") == 0
+    assert "rl: 3 runs in out, 0 of them to do" in capsys.readouterr().err
+
+
+def test_a_trained_policy_is_evaluated_at_other_steps_without_training(here, capsys, monkeypatch):
+    shorten(monkeypatch, "time", 0, -1)
+    assert paper("time", "--yes") == 0
+    assert "language model: at most" in capsys.readouterr().err  # GRPO's
+    assert (here / "out" / "time.png").is_file()
+    rows = {row["row"] for row in figures(here / "out" / "time.csv")}
+    assert rows >= {"RCR, k = 1", "RCR, k = 8", "BM25, k = 8"}
+    weights = {
+        (folder / "checkpoint" / "tri_encoder.json").read_text(encoding="utf-8").partition('"fingerprint"')[2][:80]
+        for folder in (here / "out").glob("covr-110-0-[gt]*")
+    }
+    assert len(weights) == 1
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--splits", "template-9"], "unknown split 'template-9'"),
+        (["--seeds", "a"], "--seeds a must be numbers, as in 0,1,2"),
+        (["--llm", "oracle:x"], "llm.kind must be"),
+    ],
+)
+def test_a_mistake_is_one_line(flags, message, capsys):
+    assert cli.main(["paper", "--table", "main", "--llm", "simulator", "--yes", *flags]) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,267 @@
+"""A table from what its runs found, as Markdown, CSV, LaTeX and plots; the paper's own figures stand beside ours."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from statistics import mean, stdev
+
+import numpy as np
+
+from langchain_rcr.files import write_text
+from rcr_trainer.evaluation.intervals import paired_intervals
+from rcr_trainer.evaluation.plot import STYLES, new_figure, tidy, write_png
+from rcr_trainer.paper.splits import COVR
+from rcr_trainer.paper.sweep import Outcome
+from rcr_trainer.paper.tables import Table, paper_figure, published
+
+MEAN = "mean"
+_METRICS = {
+    "exact_match": ("exact match, %", 1),
+    "jaccard": ("structure Jaccard, %", 1),
+    "execution": ("execution accuracy, %", 1),
+    "coverage": ("coverage, %", 1),
+    "full_coverage": ("full coverage, %", 1),
+    "prompt_tokens": ("prompt tokens", 0),
+    "latency_ms": ("ms for a question", 2),
+    "pick_seconds": ("s to pick for all questions", 2),
+    "cost": ("$ for 1,000 questions", 3),
+}
+"""The columns of the second table: title and decimals."""
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A table that can be written.
+
+    Args:
+        name: of the table, as the command line takes it.
+        table: what it is made of.
+        outcomes: what its runs found.
+    """
+
+    name: str
+    table: Table
+    outcomes: Sequence[Outcome]
+
+    @property
+    def rows(self) -> list[str]:
+        """The labels: the table's own first, then the others as they come."""
+        found = dict.fromkeys(outcome.row.label for outcome in self.outcomes)
+        return [label for label in self.table.order if label in found] + [
+            label for label in found if label not in self.table.order
+        ]
+
+    @property
+    def columns(self) -> list[str]:
+        """The splits as the paper calls them; all of COVR's are one."""
+        return list(dict.fromkeys(_column(outcome.split) for outcome in self.outcomes))
+
+    @property
+    def metric(self) -> str:
+        """What the first table shows: exact match, or what the figure does where nothing was answered."""
+        answered = any(outcome.metrics.get("exact_match") is not None for outcome in self.outcomes)
+        return "exact_match" if answered else next(iter(self.table.panels), "coverage")
+
+    def values(self, label: str, column: str, metric: str) -> list[float]:
+        """A figure by seed, each the mean over the column's splits; MEAN: over all splits."""
+        by_seed: dict[int, list[float]] = {}
+        for outcome in self.outcomes:
+            value = outcome.metrics.get(metric)
+            if outcome.row.label == label and column in (_column(outcome.split), MEAN) and value is not None:
+                by_seed.setdefault(outcome.seed, []).append(value)
+        return [mean(values) for values in by_seed.values()]
+
+    def gaps(self) -> dict[str, tuple[float, tuple[float, float] | None]]:
+        """By row, how many points of exact match the reference row has more, with the 95 % interval by program.
+
+        Over all questions that were answered with both, of all splits and seeds; a program is drawn with all its
+        questions, in all seeds.
+        """
+        answered: dict[str, dict[tuple[str, int, str], tuple[str, bool]]] = {}
+        for outcome in self.outcomes:
+            own = answered.setdefault(outcome.row.label, {})
+            own |= {(outcome.split, outcome.seed, id): found for id, found in outcome.answered.items()}
+        ours = answered.get(self.table.reference, {})
+        gaps = {}
+        for label, theirs in answered.items():
+            both = [key for key in ours if key in theirs]
+            if label == self.table.reference or not both:
+                continue
+            rates = {
+                name: np.array([each[key][1] for key in both], dtype=float)
+                for name, each in (("ours", ours), ("theirs", theirs))
+            }
+            programs = [(key[0], ours[key][0]) for key in both]
+            interval = paired_intervals(rates, programs, "ours").get("theirs")
+            gaps[label] = (100 * float((rates["ours"] - rates["theirs"]).mean()), interval)
+        return gaps
+
+    # ------------------------------------------------------------------ writing
+
+    def write(self, folder: Path) -> list[Path]:
+        """Write NAME.md, NAME.csv, NAME.tex and, for a figure, NAME.png; returns their paths.
+
+        Raises:
+            InputError: they can't be written.
+        """
+        texts = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex()}
+        paths = []
+        for ending, text in texts.items():
+            paths.append(folder / f"{self.name}.{ending}")
+            write_text(paths[-1], text)
+        if any(outcome.row.x is not None for outcome in self.outcomes):
+            paths.append(self._plot(folder / f"{self.name}.png"))
+        return paths
+
+    def markdown(self) -> str:
+        """Two tables: rows by splits, with the paper's figures in brackets; then every metric over all splits."""
+        splits = [*self.columns, MEAN] if len(self.columns) > 1 else self.columns
+        title, digits = self._title(self.metric), _METRICS[self.metric][1]
+        lines = [f"# {self.table.title}", "", self._note(), "", f"## {title}", ""]
+        lines += _markdown_row([self.name, *map(self._heading, splits)])
+        for label in self.rows:
+            cells = [self._beside(label, column, digits) for column in splits]
+            lines += _markdown_row([label, *cells])[:1]
+        shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
+        gaps = self.gaps()
+        last = [f"{self.table.reference} less this, points of exact match (95 % interval)"] if gaps else []
+        lines += ["", "## Means over the splits", ""]
+        lines += _markdown_row([self.name, *(self._title(key) for key in shown), *last])
+        for label in self.rows:
+            cells = [cell(self.values(label, MEAN, key), digits) for key, (_, digits) in shown.items()]
+            lines += _markdown_row([label, *cells, *([_gap(gaps.get(label))] if gaps else [])])[:1]
+        return "\n".join(lines) + "\n"
+
+    def csv(self) -> str:
+        """A line for each row, split, seed and metric; `paper` is the paper's figure for exact match."""
+        buffer = io.StringIO()
+        writer = csv.writer(buffer, lineterminator="\n")
+        writer.writerow(["table", "row", "split", "seed", "metric", "value", "paper"])
+        for outcome in self.outcomes:
+            for metric, value in outcome.metrics.items():
+                label = outcome.row.label
+                beside = paper_figure(self.name, label, _column(outcome.split)) if metric == "exact_match" else None
+                if value is not None:
+                    line = [self.name, label, outcome.split, outcome.seed, metric, f"{value:.6g}"]
+                    writer.writerow([*line, "" if beside is None else beside])
+        return buffer.getvalue()
+
+    def latex(self) -> str:
+        """The first table for booktabs, a line of the paper's figures under each of ours that it has."""
+        digits = _METRICS[self.metric][1]
+        lines = [
+            "% " + self._note(),
+            r"\begin{tabular}{@{}l" + "r" * len(self.columns) + r"@{}}",
+            r"\toprule",
+            " & ".join(["", *(_latex(self._heading(column)) for column in self.columns)]) + r" \\",
+            r"\midrule",
+        ]
+        for label in self.rows:
+            cells = [cell(self.values(label, column, self.metric), digits) for column in self.columns]
+            lines.append(
+                " & ".join([_latex(label), *(each.replace("±", r"$\pm$").replace("–", "--") for each in cells)])
+                + r" \\"
+            )
+            paper = [paper_figure(self.name, label, column) for column in self.columns]
+            if any(figure is not None for figure in paper):
+                shown = ["--" if figure is None else f"{figure:.1f}" for figure in paper]
+                lines.append(r"\quad " + " & ".join([r"\textit{paper}", *shown]) + r" \\")
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
+    def _plot(self, path: Path) -> Path:
+        """A panel for each metric of the table against x, a line for each series: mean over splits and seeds."""
+        panels = {
+            metric: title
+            for metric, title in self.table.panels.items()
+            if any(outcome.metrics.get(metric) is not None for outcome in self.outcomes)
+        }
+        figure = new_figure(4.6 * max(1, len(panels)), 4.2)
+        for number, (metric, title) in enumerate(panels.items(), 1):
+            axes, styles = figure.add_subplot(1, len(panels), number), cycle(STYLES)
+            for series, points in self._series(metric).items():
+                colour, marker = next(styles)
+                axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=series, linewidth=1.5)
+            axes.set_title(self._simulated(metric) + title, loc="left", fontsize=9)
+            axes.set_xlabel(self.table.x)
+            tidy(axes)
+        handles = figure.axes[0].get_legend_handles_labels() if figure.axes else ([], [])
+        figure.legend(*handles, loc="outside lower left", ncols=2 * max(1, len(panels)), frameon=False, fontsize=8)
+        return write_png(figure, path)
+
+    def _series(self, metric: str) -> dict[str, list[tuple[float, float]]]:
+        found: dict[str, dict[float, str]] = {}
+        for outcome in self.outcomes:
+            if outcome.row.x is not None and outcome.metrics.get(metric) is not None:
+                found.setdefault(outcome.row.series, {})[outcome.row.x] = outcome.row.label
+        return {
+            series: [(x, mean(self.values(label, MEAN, metric))) for x, label in sorted(labels.items())]
+            for series, labels in found.items()
+        }
+
+    # ------------------------------------------------------------------ words
+
+    def _simulated(self, metric: str) -> str:
+        by_answers = metric in ("exact_match", "jaccard", "execution")
+        return "simulated " if by_answers and any(outcome.simulated for outcome in self.outcomes) else ""
+
+    def _title(self, metric: str) -> str:
+        return self._simulated(metric) + _METRICS[metric][0]
+
+    def _heading(self, column: str) -> str:
+        """The column's name, and how many of COVR's ten splits it has if not all."""
+        splits = {outcome.split for outcome in self.outcomes if _column(outcome.split) == column}
+        return f"{column} ({len(splits)} of {len(COVR)})" if splits < set(COVR) and splits else column
+
+    def _beside(self, label: str, column: str, digits: int) -> str:
+        ours = cell(self.values(label, column, self.metric), digits)
+        paper = paper_figure(self.name, label, column) if self.metric == "exact_match" else None
+        return ours if paper is None else f"{ours} [{paper:.1f}]"
+
+    def _note(self) -> str:
+        own = published()["tables"].get(self.name)
+        seeds = ", ".join(map(str, sorted({outcome.seed for outcome in self.outcomes})))
+        over = f"Seeds {seeds}: mean ± standard deviation" if "," in seeds else f"Seed {seeds}"
+        beside = f" In brackets: the paper's ({own['where']})." if own and self.metric == "exact_match" else ""
+        simulated = " Answers are simulated, by no language model." if self._simulated("exact_match") else ""
+        return f"{over}.{beside}{simulated}"
+
+
+def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str:
+    """Mean ± standard deviation; without the latter for a single value."""
+    if not values:
+        return "–"
+    plus = "+" if sign else ""
+    spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{mean(values):{plus}.{digits}f}{spread}"
+
+
+def _column(split: str) -> str:
+    names: Mapping[str, str] = published()["splits"]
+    return names.get("covr" if split.startswith("covr-") else split, split)
+
+
+def _gap(gap: tuple[float, tuple[float, float] | None] | None) -> str:
+    if gap is None:
+        return "–"
+    points, interval = gap
+    return f"{points:+.1f}" + (f" ({interval[0]:+.1f} to {interval[1]:+.1f})" if interval else "")
+
+
+def _markdown_row(cells: Sequence[str]) -> list[str]:
+    """A row, and the line that makes it a head."""
+    return [
+        "| " + " | ".join(each.replace("|", r"\|") for each in cells) + " |",
+        "|---" + "|---:" * (len(cells) - 1) + "|",
+    ]
+
+
+_LATEX = str.maketrans({**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "²": "$^2$", "±": r"$\pm$", "–": "--"})
+
+
+def _latex(text: str) -> str:
+    return text.translate(_LATEX)

@@ -1,0 +1,73 @@
+"""The splits that the tables are over, by the names that the command line takes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rcr_trainer.data import Split, geoquery_split, text2sql_split, write_split
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.tasks import download_corpus
+
+GEOQUERY = ("standard", "template_1", "template_2", "template_3", "tmcd_1", "tmcd_2", "tmcd_3", "length_1")
+COVR = tuple(f"covr-{number}" for number in (8, 25, 34, 43, 48, 51, 99, 100, 110, 115))
+FOLDED = ("academic", "imdb", "yelp")
+"""The text2sql-data files with folds: a run's seed is its fold of test."""
+
+
+def named_splits(text: str) -> list[str]:
+    """The splits of a comma-separated list, in which `geoquery` and `covr` stand for all of theirs."""
+    groups = {"geoquery": GEOQUERY, "covr": COVR}
+    words = [word for word in text.replace(" ", "").split(",") if word]
+    return list(dict.fromkeys(split for word in words for split in groups.get(word, (word,))))
+
+
+def split_settings(split: str, data: Path, drawn: Path, seed: int = 0) -> dict[str, Any]:
+    """The settings of a run that say which data it works on.
+
+    Args:
+        split: of GeoQuery `standard`, `template_1`, `tmcd_2`, … (the published ids where `data` has them, else drawn
+            with the number as seed, from a corpus that is downloaded if it is missing), of COVR `covr-110`, or
+            `text2sql-NAME` for the query split of a file of text2sql-data.
+        data: folder with `geoquery/corpus.xml` and `geoquery/splits/`, or with `text2sql/*.json` and
+            `geography_sql/geography.json`.
+        drawn: folder for the splits that are drawn or converted.
+        seed: of the run; where a text2sql-data file has folds, that of test.
+
+    Raises:
+        ConfigError: no such split.
+        DataError: its files can't be read.
+    """
+    if re.fullmatch(r"covr-\d+", split):
+        # Of a test program those structures count that the pool has: each has some that no training program has.
+        return {"data": {"task": "covr", "split": split.removeprefix("covr-")}, "evaluation": {"gold": "pool"}}
+    if split.startswith("text2sql-"):
+        name = split.removeprefix("text2sql-")
+        file = data / ("geography_sql" if name == "geography" else "text2sql") / f"{name}.json"
+        fold = seed if name in FOLDED else None
+        folder = drawn / (split if fold is None else f"{split}-{fold}")
+        where = {"task": "files", "directory": str(_made(folder, lambda: text2sql_split(file, fold=fold)))}
+        return {"data": where, "program": {"language": "sql"}}
+    if not re.fullmatch(r"standard|(template|tmcd|length)(_\d+)?", split):
+        msg = f"unknown split '{split}': {', '.join(GEOQUERY)}, covr-NUMBER or text2sql-NAME; geoquery or covr for all"
+        raise ConfigError(msg)
+    kind, _, number = split.partition("_")
+    corpus, ids = data / "geoquery" / "corpus.xml", data / "geoquery" / "splits" / f"{split}.json"
+    if ids.is_file():
+        where = {"task": "geoquery", "split": kind, "corpus": str(corpus), "ids": str(ids)}
+    else:
+        drawn_by = int(number or 0)
+        folder = drawn / f"geoquery-{kind}-{drawn_by}"
+        _made(folder, lambda: geoquery_split(download_corpus(corpus), kind, seed=drawn_by))
+        where = {"task": "geoquery", "directory": str(folder)}
+    # The standard split is i.i.d.: most test programs are in the pool, so training queries may get their own, too.
+    return {"data": where, "sft": {"exclude_own_program": kind != "standard"}}
+
+
+def _made(folder: Path, split: Callable[[], Split]) -> Path:
+    """A split folder, made once."""
+    if not (folder / "split.json").is_file():
+        write_split(folder, split())
+    return folder

@@ -1,0 +1,276 @@
+"""The runs behind a table: what is missing, what that costs at most, and what came out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_rcr.families import DEFAULT_FAMILY, get_family
+from rcr_trainer import baselines, pipeline
+from rcr_trainer.evaluation import EvaluationReport, read_picks
+from rcr_trainer.layers import checked, load_config, merged
+from rcr_trainer.llm.ledger import Estimate
+from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.paper.splits import split_settings
+from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of
+from rcr_trainer.runs import Run
+from rcr_trainer.settings import Settings
+from rcr_trainer.tasks import divide, load_split, open_language_model
+
+if TYPE_CHECKING:
+    from rcr_trainer.data import Split
+    from rcr_trainer.evaluation import Picked
+
+# Appendix A: 110 questions are held out for GRPO.
+_DEFAULTS: dict[str, Any] = {"tensorboard": False, "grpo": {"enabled": True, "queries": 110}}
+_OF_THE_SPLIT = ("split", "directory", "train", "dev", "test", "corpus", "ids")
+"""What the settings say of data that a split says itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One run.
+
+    Args:
+        split: its name.
+        seed: of the run.
+        variant: what it is; None: only the policy of SFT, which variants share.
+        config: its settings.
+    """
+
+    split: str
+    seed: int
+    variant: Variant | None
+    config: Settings
+
+    @property
+    def until(self) -> str:
+        """The last stage."""
+        return "sft" if self.variant is None else "evaluation"
+
+    @property
+    def done(self) -> bool:
+        """Whether it is there."""
+        return pipeline.is_done(self.config, self.until)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One row of the table in one run.
+
+    Args:
+        row: the row.
+        split: of the run.
+        seed: of the run.
+        metrics: figures by name, those of `SelectorScores`; None: not measured.
+        answered: of each question that the language model answered, its id, the key of its program and whether the
+            answer is exact.
+        simulated: the answers are no language model's.
+    """
+
+    row: Row
+    split: str
+    seed: int
+    metrics: Mapping[str, float | None]
+    answered: Mapping[str, tuple[str, bool]]
+    simulated: bool
+
+
+def sum_of(costs: Sequence[Estimate]) -> Estimate | None:
+    """What some runs cost together; None where there are none."""
+    if not costs:
+        return None
+    use = sum((cost.use for cost in costs[1:]), costs[0].use)
+    known = [cost.money for cost in costs if cost.money is not None]
+    return Estimate(use, sum(known) if len(known) == len(costs) else None, all(cost.exact for cost in costs))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """All runs of a table, each in a folder of its own under one folder, with one file of answers.
+
+    Args:
+        table: of TABLES.
+        splits: their names (`split_settings`).
+        seeds: of the runs.
+        folder: for the runs.
+        data: folder of the corpora.
+        settings: by section, what the command says; what a variant changes comes on top.
+    """
+
+    table: Table
+    splits: Sequence[str]
+    seeds: Sequence[int]
+    folder: Path
+    data: Path
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """Every run, in the order in which they must be done: what others begin with comes before them.
+
+        Raises:
+            ConfigError: settings that can't be, or no such split.
+            DataError: a split can't be drawn.
+        """
+        cells: dict[Path, Cell] = {}
+        for split in self.splits:
+            for seed in self.seeds:
+                for cell in self._of(split, seed):
+                    cells.setdefault(cell.config.folder, cell)
+        return list(cells.values())
+
+    def missing(self) -> list[Cell]:
+        """The runs that are not done."""
+        return [cell for cell in self.cells if not cell.done]
+
+    def budget(self, cells: Sequence[Cell]) -> Estimate | None:
+        """What the language model of these runs costs at most; None where none is asked.
+
+        Answers that are on file cost nothing, nor do prompts that several runs share: it will be less.
+
+        Raises:
+            RCRError: the data of a run can't be read, or its language model can't be opened.
+        """
+        splits: dict[tuple[str, int], Split] = {}
+        costs = []
+        with ExitStack() as open_models:
+            llm = None
+            for cell in cells:
+                config = cell.config
+                if cell.variant is None or not config.llm.given:
+                    continue
+                key = config.data.model_dump_json(), config.seed
+                if key not in splits:
+                    splits = {key: load_split(config.data, config.seed)}
+                task = divide(config, splits[key])
+                if llm is None:
+                    llm = open_models.enter_context(open_language_model(config, task, keep=False))
+                costs.append(pipeline.estimate(config, task, llm))
+        return sum_of([cost for cost in costs if cost is not None])
+
+    def run(self) -> Iterator[Cell]:
+        """Do every run that is missing; yields each before it begins.
+
+        Raises:
+            RCRError: as `pipeline.run`. What is done stays done: the next call goes on from there.
+        """
+        for cell in self.cells:
+            if not cell.done:
+                yield cell
+                pipeline.resumed(cell.config, cell.until)
+
+    def outcomes(self) -> list[Outcome]:
+        """What the runs that are done found, row by row."""
+        return [
+            outcome for cell in self.cells if cell.variant and cell.done for outcome in _outcomes(cell, cell.variant)
+        ]
+
+    # ------------------------------------------------------------------ the settings of a cell
+
+    def _of(self, split: str, seed: int) -> Iterator[Cell]:
+        """The runs of one split and seed."""
+        where = split_settings(split, self.data, self.folder / "splits", seed)
+        given = {
+            section: dict(values) if isinstance(values, Mapping) else values
+            for section, values in self.settings.items()
+        }
+        for name in _OF_THE_SPLIT:
+            given.get("data", {}).pop(name, None)
+        llm = LLMSettings.model_validate(given.get("llm", {}))
+        everyone = {"evaluation": {"selectors": _comparable(llm) if self.table.everyone else []}}
+        common = merged(_DEFAULTS, everyone, given, {"data": where["data"]})
+        # What else a split says, the command may contradict.
+        common = merged({name: values for name, values in where.items() if name != "data"}, common)
+        family = get_family(common.get("model", {}).get("family") or DEFAULT_FAMILY)
+        for variant in self.table.variants:
+            if family.fits and not variant.settings.get("sft", {}).get("enabled", True):
+                continue  # The fit is a part of SFT: there is no policy without.
+            if variant.start == "sft":
+                yield self._sft(split, seed, merged(common, variant.settings))
+            if variant.start == "trained":
+                yield from self._trained(split, seed, common)
+            yield self._cell(split, seed, variant, common)
+
+    def _cell(self, split: str, seed: int, variant: Variant, common: Mapping[str, Any]) -> Cell:
+        settings = merged(common, variant.settings)
+        if variant.start == "sft":
+            settings = merged(settings, {"sft": {"checkpoint": str(self._folder(split, seed, "sft"))}})
+        elif variant.start == "trained":
+            start = str(self._folder(split, seed, GRPO) / "checkpoint")
+            settings = merged(settings, _untouched(settings), {"sft": {"checkpoint": start}})
+        config = self._checked(split, seed, variant.name, settings)
+        return Cell(split, seed, variant, _compared_before(config))
+
+    def _sft(self, split: str, seed: int, settings: Mapping[str, Any]) -> Cell:
+        """The policy of SFT that variants share: only what it depends on is in its settings."""
+        kept = {
+            name: settings[name]
+            for name in ("tensorboard", "threads", "data", "program", "model", "sft")
+            if name in settings
+        }
+        return Cell(split, seed, None, self._checked(split, seed, "sft", merged(kept, _untouched(settings))))
+
+    def _trained(self, split: str, seed: int, common: Mapping[str, Any]) -> Iterator[Cell]:
+        """The run of the variant `grpo` and what it begins with, for variants that only evaluate its policy."""
+        alone = merged(common, {"grpo": {"enabled": True}, "evaluation": {"selectors": []}})
+        yield self._sft(split, seed, alone)
+        yield self._cell(split, seed, Variant(GRPO, alone, {}), common)
+
+    def _folder(self, split: str, seed: int, name: str) -> Path:
+        return self.folder / f"{split}-{seed}-{name}"
+
+    def _checked(self, split: str, seed: int, name: str, settings: Mapping[str, Any]) -> Settings:
+        folder = self._folder(split, seed, name)
+        return checked({**settings, "name": folder.name, "output": str(folder), "seed": seed})
+
+
+def _comparable(llm: LLMSettings) -> list[str]:
+    """Every selector; those that learn from a language model's scores only where this one scores."""
+    names = baselines.names()
+    return names if llm.given and llm.scores else [n for n in names if "score" not in baselines.get_baseline(n).needs]
+
+
+def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of GRPO that change no policy and ask nobody; the questions held out for it stay held out."""
+    queries = settings.get("grpo", {}).get("queries")
+    if queries is None:
+        return {"grpo": {"enabled": False}}
+    grpo = {"enabled": True, "queries": queries, "epochs": 0, "search": 0, "best_by": "coverage"}
+    return {"grpo": grpo, "reward": {"names": ["context_coverage"], "weights": []}}
+
+
+def _compared_before(config: Settings) -> Settings:
+    """The same settings with the selectors of the run that is there, where these include all that are wanted."""
+    if not (config.folder / "config.yaml").is_file():
+        return config
+    there = load_config(config.folder / "config.yaml", environ={}).evaluation.selectors
+    if not set(there) >= set(config.evaluation.selectors):
+        return config
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"selectors": there})})
+
+
+# ---------------------------------------------------------------- what a run found
+
+
+def _outcomes(cell: Cell, variant: Variant) -> Iterator[Outcome]:
+    run = Run.open(cell.config.folder, writes=False)
+    report, picks = EvaluationReport.read(run.path), read_picks(run.path)
+    for selector, scores in report.selectors.items():
+        row = variant.rows.get(selector) or variant.rows.get(REST)
+        if row is None:
+            continue
+        name = name_of(selector)
+        metrics = {key: value for key, value in asdict(scores).items() if not isinstance(value, str | list | dict)}
+        metrics["pick_seconds"] = scores.latency_batch_ms * report.n / 1000
+        simulated = report.answers is not None and report.answers.simulated
+        named = Row(row.label.format(name), row.series.format(name), row.x)
+        yield Outcome(named, cell.split, cell.seed, metrics, _answered(picks[selector]), simulated)
+
+
+def _answered(rows: Sequence[Picked]) -> dict[str, tuple[str, bool]]:
+    return {row.id: (row.program, row.exact) for row in rows if row.exact is not None}

@@ -1,0 +1,229 @@
+"""What each table and figure of the paper is made of: variants of a run, and who stands in which row.
+
+A variant says what it changes in the settings of the command. Variants are shared by tables: a run that one table has
+left is read by the next.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from rcr_trainer.evaluation.report import OURS, WITHOUT_RL
+from rcr_trainer.layers import merged
+from rcr_trainer.paper.splits import COVR, GEOQUERY
+
+Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
+"""By section."""
+
+REST = "*"
+"""In a variant's rows: every selector that isn't named there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A row of a table.
+
+    Args:
+        label: as the table has it.
+        series: the line of a figure that it is a point of.
+        x: where on that line.
+    """
+
+    label: str
+    series: str = ""
+    x: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A run of every split and seed.
+
+    Args:
+        name: a part of its folder's name.
+        settings: what it changes; the last word.
+        rows: by selector, the row that its figures go to; REST for all others. Selectors without one aren't shown.
+        start: what it begins with: "fresh" trains SFT itself; "sft" shares the policy of SFT with other variants that
+            have the same data and SFT; "trained" only evaluates the policy of the variant `grpo`.
+    """
+
+    name: str
+    settings: Settings
+    rows: Mapping[str, Row]
+    start: Literal["fresh", "sft", "trained"] = "sft"
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table of the paper, or the table behind a figure.
+
+    Args:
+        title: what it shows.
+        variants: the runs.
+        splits: where the command names none.
+        reference: the row that intervals compare the others with.
+        order: rows in front, in this order; the others follow as they come.
+        panels: what a figure shows against x: metric → title; empty: there is no figure.
+        x: the title of its x axis.
+        everyone: whether all selectors are compared, not ours alone.
+    """
+
+    title: str
+    variants: Sequence[Variant]
+    splits: Sequence[str]
+    reference: str
+    order: Sequence[str] = ()
+    panels: Mapping[str, str] = field(default_factory=dict)
+    x: str = ""
+    everyone: bool = False
+
+
+@cache
+def published() -> dict[str, Any]:
+    """The paper's own figures (figures.json): names of splits and selectors, and its tables."""
+    value: dict[str, Any] = json.loads((Path(__file__).parent / "figures.json").read_text(encoding="utf-8"))
+    return value
+
+
+def paper_figure(table: str, row: str, column: str) -> float | None:
+    """What the paper has in a table; None where it has nothing."""
+    own = published()["tables"].get(table, {"columns": [], "rows": {}})
+    if row not in own["rows"] or column not in own["columns"]:
+        return None
+    return float(own["rows"][row][own["columns"].index(column)])
+
+
+def name_of(selector: str) -> str:
+    """What the paper calls a selector; its own name where the paper doesn't have it."""
+    return str(published()["selectors"].get(selector, selector))
+
+
+_RCR, _WITHOUT_RL, _WITHOUT_SFT = (name_of(name) for name in (OURS, WITHOUT_RL, "rcr_without_sft"))
+_MANY: str = published()["many_shots"]
+_EXACT, _PICKING = {"exact_match": "exact match (%)"}, {"pick_seconds": "seconds to pick for all test questions"}
+GRPO = "grpo"
+
+
+def _grpo(**rows: Row) -> Variant:
+    """The run that most tables have: both stages, and every selector beside it."""
+    return Variant(GRPO, {"grpo": {"enabled": True}}, rows)
+
+
+def _advantage(name: str, label: str) -> Variant:
+    return Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **_ALONE}, {OURS: Row(label)})
+
+
+def _point(name: str, settings: Settings, x: float, start: Literal["fresh", "sft"]) -> Variant:
+    """A run of ours alone, as a point of a figure."""
+    rows = {
+        OURS: Row(f"{_RCR}, {name}", _RCR, x),
+        WITHOUT_RL: Row(f"{_WITHOUT_RL}, {name}", _WITHOUT_RL, x),
+    }
+    folder = name.replace(" = ", "").replace(" ", "-")
+    return Variant(folder, merged(settings, _ALONE), rows, start)
+
+
+_ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}
+_STEPS, _SHOTS, _SIZES = (1, 2, 3, 4, 6, 8), (10, 20, 100, 150), (10, 20, 40, 60, 80, 100, 110)
+_GROUPS = (2, 4, 8, 16, 32, 64)
+
+
+def _shots(k: int) -> Variant:
+    rows = {
+        _MANY: Row(f"{name_of(_MANY)}, {k} shots", name_of(_MANY), k),
+        OURS: Row(f"{_RCR}, {k} shots", _RCR, k),
+    }
+    return Variant(f"shots-{k}", {"evaluation": {"k": k, "selectors": [_MANY]}}, rows, "trained")
+
+
+def _timed(k: int) -> Variant:
+    rows = {OURS: Row(f"{_RCR}, k = {k}", _RCR, k), REST: Row(f"{{}}, k = {k}", "{}", k)}
+    return Variant(f"time-{k}", {"evaluation": {"k": k, "steps": k, "answers": False}}, rows, "trained")
+
+
+TABLES = {
+    "main": Table(
+        "Exact match of every system",
+        [
+            _grpo(**{OURS: Row(_RCR), WITHOUT_RL: Row(_WITHOUT_RL), REST: Row("{}")}),
+            Variant("without-sft", {"sft": {"enabled": False}, **_ALONE}, {OURS: Row(_WITHOUT_SFT)}, "fresh"),
+        ],
+        (*GEOQUERY, *COVR),
+        _RCR,
+        tuple(published()["tables"]["main"]["rows"]),
+        everyone=True,
+    ),
+    "rl": Table(
+        "Advantages",
+        [
+            _grpo(**{OURS: Row("GRPO"), WITHOUT_RL: Row("w/o RL")}),
+            _advantage("nb", "NB"),
+            _advantage("remax", "ReMax"),
+            _advantage("rloo", "RLOO"),
+        ],
+        GEOQUERY,
+        "GRPO",
+        tuple(published()["tables"]["rl"]["rows"]),
+    ),
+    "reward": Table(
+        "Rewards",
+        [
+            _grpo(**{OURS: Row("coverage reward")}),
+            Variant(
+                "grpo-correctness",
+                {"reward": {"names": ["correctness"], "weights": []}, **_ALONE},
+                {OURS: Row("correctness reward")},
+            ),
+        ],
+        GEOQUERY,
+        "coverage reward",
+        tuple(published()["tables"]["reward"]["rows"]),
+    ),
+    "shots": Table(
+        "Many shots, in testing only",
+        [_grpo(**{OURS: Row(f"{_RCR}, 4 shots", _RCR, 4)}), *map(_shots, _SHOTS)],
+        ("standard",),
+        f"{_RCR}, 4 shots",
+        tuple(published()["tables"]["shots"]["rows"]),
+        {**_EXACT, "prompt_tokens": "tokens of a prompt"},
+        "examples in the prompt",
+    ),
+    "steps": Table(
+        "Steps of retrieval, in training and in testing",
+        [_point(f"k = {k}", {part: {"k": k} for part in ("sft", "grpo", "evaluation")}, k, "fresh") for k in _STEPS],
+        ("standard",),
+        f"{_RCR}, k = 4",
+        panels={**_EXACT, **_PICKING},
+        x="steps",
+    ),
+    "train-size": Table(
+        "Questions that GRPO trains on",
+        [_point(f"{n} questions", {"grpo": {"queries": n}}, n, "fresh") for n in _SIZES],
+        ("template_2",),
+        f"{_RCR}, {_SIZES[-1]} questions",
+        panels=_EXACT,
+        x="questions that GRPO trains on",
+    ),
+    "group-size": Table(
+        "Size of GRPO's groups",
+        [_point(f"G = {size}", {"grpo": {"group_size": size}}, size, "sft") for size in _GROUPS],
+        ("template_2",),
+        f"{_RCR}, G = 32",
+        panels=_EXACT,
+        x="group size",
+    ),
+    "time": Table(
+        "Time of picking against steps",
+        [_timed(k) for k in _STEPS],
+        ("standard",),
+        f"{_RCR}, k = 4",
+        panels={"latency_ms": "ms for a question alone", **_PICKING},
+        x="steps",
+        everyone=True,
+    ),
+}
+"""By the name that `rcr-train paper --table` takes."""
