@@ -11,7 +11,7 @@ from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task
+from rcr_trainer.tasks import Task, open_language_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from langchain_rcr.items import Item, compose
@@ -80,7 +80,8 @@ def cost(settings: Settings) -> tuple[str, list[str]]:
         for picks in itertools.permutations(POOL, 2)
         for query in QUERIES
     ]
-    return str(pipeline._cost(settings, task, 10, 2, QUERIES)), prompts
+    with open_language_model(settings, task, keep=False) as llm:
+        return str(llm.estimate_calls(10, pipeline.longest_prompt(llm, POOL, QUERIES, 2))), prompts
 
 
 def test_no_prompt_has_more_tokens_by_the_models_own_tokenizer(folder: str) -> None:

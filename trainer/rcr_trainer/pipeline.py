@@ -239,8 +239,7 @@ def plan(config: Settings) -> list[str]:
 def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> Estimate | None:
     """What the language model of a run costs at most; None where none is asked.
 
-    No prompt has more tokens than the one of the longest examples and query, each measured by itself: no tokenizer in
-    use has a token that spans the line break between two of them. A simulator reads and writes no tokens.
+    A simulator reads and writes no tokens.
 
     Args:
         config: of the run.
@@ -250,7 +249,6 @@ def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> 
     Raises:
         ConfigError: the language model can't be opened.
     """
-    from langchain_rcr.items import compose
     from rcr_trainer.evaluation.learned import texts_at_most
     from rcr_trainer.llm.ledger import Estimate, Use
 
@@ -276,12 +274,22 @@ def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> 
         return None
     if config.llm.kind == "simulator":
         return Estimate(Use(calls), 0.0, exact=True)
-    pool = [example.item for example in task.pool]
-    asked = {example.source for example in queries}
     with nullcontext(llm) if llm is not None else open_language_model(config, task, keep=False) as model:
-        longest = nlargest(shown, pool, key=lambda item: model.count_tokens(compose([item], "")))
-        query = max(asked, key=lambda source: model.count_tokens(compose([], source)))
-        return model.estimate_calls(calls, compose(longest, query))
+        return model.estimate_calls(calls, longest_prompt(model, task.pool, queries, shown))
+
+
+def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> str:
+    """A prompt with at least as many tokens as any that shows so many examples of the pool and asks one of the queries.
+
+    It is the one of the longest examples and query, each measured by itself: no tokenizer in use has a token that spans
+    the line break between two of them.
+    """
+    from langchain_rcr.items import compose
+
+    items = [example.item for example in pool]
+    longest = nlargest(shown, items, key=lambda item: llm.count_tokens(compose([item], "")))
+    query = max({query.source for query in queries}, key=lambda source: llm.count_tokens(compose([], source)))
+    return compose(longest, query)
 
 
 # ---------------------------------------------------------------- SFT
