@@ -11,7 +11,7 @@ from langchain_rcr import Item, PoolError, SequentialCompositionalRetriever, Tri
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.structure import fit as fitting
-from langchain_rcr.families.structure.additions import CHANCE
+from langchain_rcr.families.structure.additions import MISSED
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.kernel import RIDGE, Landmarks
 from langchain_rcr.folds import Folds
@@ -149,11 +149,13 @@ def test_added_questions_become_landmarks(retriever):
     near = landmarks.likeness(views, size)
     said = near @ np.linalg.solve(matrix, wanted - wanted.mean()) + wanted.mean()
     left_out = []
-    for row in range(len(rows())):
+    for row in range(len(every)):
         kept = np.arange(len(every)) != row
         dual = np.linalg.solve(matrix[np.ix_(kept, kept)], (wanted - wanted.mean())[kept])
         left_out.append(matrix[row, kept] @ dual + wanted.mean())
-    chance = np.clip(np.quantile(left_out, CHANCE), 0, 0.9)
+    low, high = np.array(left_out[: len(rows())]), np.array(left_out[len(rows()) :])
+    costs = {value: (low > value).mean() + MISSED * (high <= value).mean() for value in low}
+    chance = np.clip(min(value for value, cost in costs.items() if cost == min(costs.values())), 0, 0.9)
     expected = ((said - chance) / (1 - chance)).clip(0, 1)
     assert expected[0] > 0.5
 
