@@ -251,6 +251,37 @@ def test_answers_become_rewards():
     assert first == compose(items([by_source[source] for source in sources[:4]]), sources[4])
 
 
+@pytest.mark.slow
+def test_queries_that_teach_nothing_are_replaced():
+    """A third of the queries earns 1 or 0 by how many letters the prompt has, the others always 0."""
+    telling = {e.source for number, e in enumerate(SPLIT.train) if number % 3 == 0}
+
+    def answer(prompt):
+        question = question_of(prompt)
+        return Answer(GOLD[question] if question in telling and len(prompt) % 2 else "none")
+
+    def no_signal(resample):
+        llm, rows = Parrot(answer), []
+        config = FAST.model_copy(update={"resample": resample, "best_by": "coverage"})
+        result = run(
+            lexical(), config, make_reward("correctness", SPEC), llm=llm, log=lambda step, row: rows.append(row)
+        )
+        assert len(llm.prompts) <= calls_at_most(config, 40, 0)
+        asked = [question_of(prompt) for prompt in llm.prompts]
+        assert all(asked.count(question) % 8 == 0 for question in set(asked))  # in whole groups
+        assert result.steps == 6
+        return np.mean([row["no_signal"] for row in rows if "no_signal" in row]), len(llm.prompts)
+
+    share, calls = no_signal(0)
+    assert calls == 2 * 40 * 8
+    once, more = no_signal(1)
+    assert once < share - 0.1
+    assert more > calls
+    often, most = no_signal(4)
+    assert often < once - 0.1
+    assert most > more
+
+
 def test_no_answer_is_no_program():
     llm = Parrot(lambda prompt: Answer(None, "refused") if len(prompt) % 2 else Answer("```"))
     rows = []

@@ -89,6 +89,29 @@ class _Rollout:
     count: int
     figures: Figures
 
+    def groups(self) -> Tensor:
+        """(B, G) which sequences each query has."""
+        count = len(self.rows)
+        return torch.arange(len(self.scored), device=self.scored.device).reshape(
+            count, len(self.scored) // max(1, count)
+        )
+
+    def dead(self) -> IntArray:
+        """Of the queries, those whose sequences all earn the same: they teach nothing."""
+        return np.flatnonzero(~self.advantages[self.groups()].any(dim=1).cpu().numpy())
+
+    def take(self, places: IntArray, others: _Rollout, theirs: IntArray) -> None:
+        """Put others' queries (`theirs`) in the place of some of these."""
+        self.rows[places] = others.rows[theirs]
+        mine, new = self.groups()[places].ravel(), others.groups()[theirs].ravel()
+        self.drawn.take(mine, others.drawn, new)
+        for one, other in zip(
+            (self.reference, self.advantages, self.scored),
+            (others.reference, others.advantages, others.scored),
+            strict=True,
+        ):
+            one[mine] = other[new]
+
 
 def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | None = None) -> Result:
     """Reinforce a policy; the model ends with the weights of the best development figure.
@@ -132,7 +155,7 @@ def calls_at_most(config: GRPOSettings, queries: int, dev: int, variants: int = 
         variants: how many the family has.
     """
     searched = (1 + variants) * min(config.search, queries) if variants else 0
-    per_query = config.group_size + ADVANTAGES[config.advantage].reads_greedy
+    per_query = (config.group_size + ADVANTAGES[config.advantage].reads_greedy) * (1 + config.resample)
     evaluations = 1 + math.ceil(config.epochs / config.evaluate_every) if config.best_by == "reward" else 0
     return searched + config.epochs * queries * per_query + evaluations * dev
 
@@ -236,10 +259,19 @@ class _GRPO:
         config, (epoch, batch) = self.config, divmod(step, self.per_epoch)
         order = np.random.default_rng([self.seed, epoch]).permutation(len(self.queries))
         rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-        uniforms = np.random.default_rng([self.seed, epoch, batch + 1]).random((len(rows), config.group_size, config.k))
+        shape = (len(rows), config.group_size, config.k)
         with self.processes.together():
-            share = self.processes.part(len(rows))
-            rollout, tally = self._roll_out(rows[share], uniforms[share], len(rows) * config.group_size)
+            share, count = self.processes.part(len(rows)), len(rows) * config.group_size
+            rng = np.random.default_rng([self.seed, epoch, batch + 1])
+            rollout, tally = self._roll_out(rows[share], rng.random(shape)[share], count)
+            for _ in range(config.resample):
+                rows, uniforms = rng.integers(len(self.queries), size=len(rows))[share], rng.random(shape)[share]
+                dead = rollout.dead()
+                others, more = self._roll_out(rows[dead], uniforms[dead], count)
+                alive = np.setdiff1d(np.arange(len(dead)), others.dead())
+                rollout.take(dead[alive], others, alive)
+                tally = {name: (mine + more[name][0], asked + more[name][1]) for name, (mine, asked) in tally.items()}
+            tally["no_signal"] = (len(rollout.dead()), len(rollout.rows))
         for name, mean in _means(self.processes, tally).items():
             rollout.figures[name] = math.exp(mean) if name.startswith("perplexity_") else mean
         return rollout
@@ -260,7 +292,6 @@ class _GRPO:
         advantages, scored = estimate(config.advantage, shaped, greedy_shaped)
         tally["reward"] = (rewards[scored].sum(), scored.sum())
         tally["unscored"] = ((~scored).sum(), scored.size)
-        tally["no_signal"] = ((~advantages.any(axis=1)).sum(), len(rows))
         if drawn.entropies is not None:
             sums = drawn.entropies.sum(0).tolist()
             tally.update({f"perplexity_{step}": (each, len(drawn.picks)) for step, each in enumerate(sums, start=1)})

@@ -204,6 +204,12 @@ class GRPOSettings(StageSettings):
         32, ge=1, description='Sequences drawn for each query, G (paper 32, section 4 "Training details").'
     )
     epochs: int = Field(8, ge=0, description='Passes over the queries (paper 8, section 4 "Training details").')
+    resample: int = Field(
+        0,
+        ge=0,
+        description="How often a batch's queries whose sequences all earn the same, which teaches nothing, are "
+        "replaced by others (dynamic sampling); each time asks up to a batch of prompts again.",
+    )
     search: int = Field(
         100,
         ge=0,

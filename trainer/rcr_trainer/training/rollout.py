@@ -32,6 +32,14 @@ class Sequences:
     log_probs: Tensor
     entropies: Tensor | None = None
 
+    def take(self, places: Tensor, others: Sequences, rows: Tensor) -> None:
+        """Put others' sequences (`rows`) in the place of some of these, where they are."""
+        for mine, their in zip(self._tensors(), others._tensors(), strict=True):
+            mine[places] = their[rows]
+
+    def _tensors(self) -> list[Tensor]:
+        return [each for each in (self.picks, self.log_probs, self.entropies) if each is not None]
+
 
 @torch.no_grad()
 def draw(
