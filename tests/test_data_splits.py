@@ -109,6 +109,18 @@ def test_tmcd_keeps_every_atom_in_train_and_no_swap_is_left_that_gains() -> None
             assert unseen(*swapped) or score(*swapped) <= reached + 1e-8
 
 
+def test_tmcd_ends_where_the_divergence_is_enough() -> None:
+    trees = _random_trees(40, seed=1)
+
+    def reached(enough: float | None) -> float:
+        train, test = tmcd_split(trees, 20, 0, enough)
+        return compound_divergence([trees[position] for position in train], [trees[position] for position in test])
+
+    start, end = reached(1e-9), reached(None)
+    middle = (start + end) / 2
+    assert start < middle <= reached(middle) < end
+
+
 def test_tmcd_says_when_train_cannot_hold_every_atom() -> None:
     trees = [_tree(name) for name in "abcdef"]
     with pytest.raises(ConfigError, match="3 training examples are too few to hold every symbol"):

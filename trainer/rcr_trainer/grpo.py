@@ -8,7 +8,7 @@ Departures from the paper, each with the setting that undoes it:
 - what a structure is worth, γ and ε of `structure` have learning rates of their own (`Encoder.rates`);
 - for all families but `transformer` E_c stays as SFT left it (`train_candidates: true`);
 - gradients are clipped to a norm (`max_grad_norm: null`), the learning rate decays linearly, dropout is off;
-- the weights kept are those with the best development figure, SFT's own included (`best_by`).
+- the weights kept are those with the best development figure, SFT's own included (`keep: last`).
 
 Where SFT fitted E_x in closed form (`Family.fit`), training questions, and development questions that were among them,
 are seen as E_x would see them without having been fitted to their programs (`Family.held_out`).

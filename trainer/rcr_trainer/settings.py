@@ -39,6 +39,18 @@ class DataSettings(Section):
     ids: Path | None = Field(
         None, description="task geoquery: JSON with the ids of train and test; null: the split is drawn."
     )
+    anonymize_values: bool = Field(
+        False,
+        description="task geoquery: programs and questions as the paper prints them, stateid('value') for "
+        "stateid('texas') (paper: yes, appendix D); false: as the corpus has them.",
+    )
+    divergence: float | None = Field(
+        0.17,
+        gt=0,
+        le=1,
+        description="task geoquery, split tmcd where it is drawn: the divergence of compounds at which the draw ends, "
+        "by default about that of the published split; null: as large as it gets, 0.33 to 0.39.",
+    )
     source_key: str = Field("source", min_length=1, description="task files: key or column of the question.")
     target_key: str = Field("target", min_length=1, description="task files: key or column of the program.")
     id_key: str | None = Field(None, description="task files: key or column of the id; null: the row number.")
@@ -53,10 +65,10 @@ class DataSettings(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> DataSettings:
-        owners = {"files": ("train", "dev", "test"), "geoquery": ("corpus", "ids")}
+        owners = {"files": ("train", "dev", "test"), "geoquery": ("corpus", "ids", "anonymize_values")}
         for task, fields in owners.items():
             for field in fields:
-                value = getattr(self, field)
+                value = getattr(self, field) or None
                 if value is not None and self.task != task:
                     raise contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
                 if value is not None and self.directory is not None:
@@ -170,6 +182,16 @@ class SFTSettings(StageSettings):
         description="loss infonce: of these, one is drawn among the B that cover least (paper 5, section 4 "
         '"Training details"); 0: no hard negatives.',
     )
+    mask_equals: bool = Field(
+        True,
+        description="loss infonce: a candidate that adds at least as much as the positive is no negative (paper: it "
+        "is one).",
+    )
+    zero_gain_steps: bool = Field(
+        False,
+        description="loss infonce: also train on steps at which nothing is left to cover, where all candidates tie "
+        "(paper: yes).",
+    )
     mask_duplicates: bool = Field(
         False, description="Once a candidate is picked, all with the same program are masked while training."
     )
@@ -179,6 +201,9 @@ class SFTSettings(StageSettings):
 
     @model_validator(mode="after")
     def _agree(self) -> SFTSettings:
+        if self.zero_gain_steps and self.mask_equals:
+            advice = "no candidate would be a negative at such steps"
+            raise contradiction("sft.zero_gain_steps", True, "sft.mask_equals", True, advice)
         if self.bm25_worst > self.bm25_top:
             raise contradiction("sft.bm25_worst", self.bm25_worst, "sft.bm25_top", self.bm25_top, "B is at most H")
         return self

@@ -3,11 +3,11 @@
 Departures from the paper, each with the setting that undoes it:
 - the default loss is listwise over soft gains, not InfoNCE against one positive (`loss: infonce`);
 - later in training, part of the states come from the policy's own picks, not Algorithm 1's (`on_policy: 0`);
-- steps at which nothing uncovered can be reached teach nothing and are skipped (the paper trains on their ties);
-- candidates that add as much as the positive are masked from InfoNCE's negatives;
+- steps at which nothing uncovered can be reached are skipped (`zero_gain_steps: true` trains on their ties);
+- candidates that add as much as the positive are masked from InfoNCE's negatives (`mask_equals: false`);
 - a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
 - gradients are clipped to a norm (`max_grad_norm: null`);
-- training stops early on development coverage (`patience: null`).
+- training stops early on development coverage (`patience: null`), whose best weights are kept (`keep: last`).
 
 Where the family has a closed-form fit of E_x (`Family.fit`), that comes first, and gradient descent goes on from there.
 
@@ -93,6 +93,10 @@ class _SFT:
                 "programs"
             )
             raise DataError(msg)
+        gaining = self.sequence_gains > 0
+        taught = np.broadcast_to(gaining[:, :1], gaining.shape) if config.zero_gain_steps else gaining
+        self.steps = np.argwhere(taught)
+        """(n, 2) query and step of the states that InfoNCE trains."""
         self.negatives = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in queries], [e.source for e in pool]
@@ -107,7 +111,7 @@ class _SFT:
 
         if self.loss.in_batch:  # single states, in batches of all processes together
             self.batch_size, self.accumulation = config.batch_size * processes.size, config.gradient_accumulation
-            rows = int((self.sequence_gains > 0).sum())
+            rows = len(self.steps)
         else:  # whole sequences of k states, in batches of one process each
             self.batch_size = max(1, config.batch_size // config.k)
             self.accumulation = config.gradient_accumulation * processes.size
@@ -175,7 +179,7 @@ class _SFT:
 
     def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[Batch]:
         if self.loss.in_batch:
-            order = rng.permutation(np.argwhere(self.sequence_gains > 0))
+            order = rng.permutation(self.steps)
             yield from info_nce_batches(order, self.sequences, self.sequences, self.batch_size, self.negatives, rng)
         else:
             order, pool = rng.permutation(self.trainable), len(self.candidates)
@@ -206,8 +210,8 @@ class _SFT:
             else:
                 share = list(group[processes.rank :: processes.size])
             targets = [self._targets(batch) for batch in share]
-            # States with nothing to gain teach nothing: the loss is a mean over the others, of all batches together.
-            counts = [int((t.gains * t.allowed).amax(1).gt(0).sum()) if len(t.gains) else 0 for t in targets]
+            # The listwise loss is a mean over the states that have something to gain, of all batches together.
+            counts = [self._weight(t) for t in targets]
         count = int(processes.sum(np.array([sum(counts)]))[0])
 
         def backward() -> None:
@@ -218,13 +222,20 @@ class _SFT:
         self.runner.step(backward)
         return loss
 
+    def _weight(self, targets: Targets) -> int:
+        """How many states a batch's mean is over."""
+        if self.loss.in_batch or not len(targets.gains):
+            return len(targets.gains)
+        return int((targets.gains * targets.allowed).amax(1).gt(0).sum())
+
     def _targets(self, batch: Batch) -> Targets:
         """What the batch's S states should learn of its C candidates."""
         gains = self.supervision.gains(batch.queries, batch.picked, batch.candidates)[batch.steps]
         programs = np.arange(len(self.candidates)) if self.groups is None else self.groups
         allowed = batch.allowed(self.supervision.forbidden, programs)[batch.steps]
         positive = None if batch.positive is None else self._tensor(batch.positive[batch.steps])
-        return Targets(self._tensor(gains), self._tensor(allowed), self.config.temperature, positive)
+        tensors = self._tensor(gains), self._tensor(allowed)
+        return Targets(*tensors, self.config.temperature, positive, self.config.mask_equals)
 
     def _backward(self, batch: Batch, targets: Targets, weight: float) -> float:
         """Add the gradient of the weighted loss on a batch; returns that loss."""

@@ -75,7 +75,14 @@ def load_split(data: DataSettings, seed: int) -> Split:
     if data.task == "covr":
         return covr_split(data.split, seed, data.train_size, data.test_size)
     if data.task == "geoquery":
-        return geoquery_split(data.corpus or download_corpus(), data.split, data.ids, seed)
+        return geoquery_split(
+            data.corpus or download_corpus(),
+            data.split,
+            data.ids,
+            seed,
+            divergence=data.divergence,
+            anonymize=data.anonymize_values,
+        )
     return _split_of_files(data)
 
 

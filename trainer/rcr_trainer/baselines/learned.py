@@ -149,10 +149,11 @@ class Learner:
             weight_decay=0.01,
             warmup=0.1,
             patience=None,
+            keep="last",
         )
         steps = -(-rows // options.batch_size)
         self._seed, self._model = job.seed, job.model
-        self._runner = Runner("learned", job, stage, trained, per_epoch=steps, every=options.epochs, best_by="none")
+        self._runner = Runner("learned", job, stage, trained, per_epoch=steps, every=options.epochs, best_by="")
 
     def run(
         self, collect: Callable[[np.random.Generator], Iterable[MaterialT]], loss: Callable[[MaterialT], Tensor]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import random
+import re
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,9 @@ KINDS = tuple(_TRAIN)
 # The splits divide these; the corpus file has twelve more examples that belong to none.
 _IDS = range(880)
 _PROGRAM = "geo-funql"
+_VALUE, _MARK = re.compile("'[^']*'"), re.compile(r"[\s?.!]+$")
+PUBLISHED_DIVERGENCE = 0.17
+"""Of the compounds of the published split tmcd_1: 0.166."""
 
 CORPUS_URL = (
     "https://raw.githubusercontent.com/jkkummerfeld/text2sql-data/"
@@ -114,7 +119,15 @@ def read_corpus(path: str | Path) -> dict[int, Example]:
     return {id_: found[id_] for id_ in _IDS}
 
 
-def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None, seed: int = 0) -> Split:
+def geoquery_split(
+    corpus: str | Path,
+    kind: str,
+    ids: str | Path | None = None,
+    seed: int = 0,
+    *,
+    divergence: float | None = PUBLISHED_DIVERGENCE,
+    anonymize: bool = False,
+) -> Split:
     """One GeoQuery split (sizes: the paper's Appendix A).
 
     Dev is a quarter of the ids outside train (110 of 440); the standard split has none.
@@ -122,10 +135,13 @@ def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None,
     Args:
         corpus: the corpus file.
         kind: ``standard`` (at random), ``template`` (no anonymised program on both sides), ``tmcd`` (compounds of
-            test as unlike those of train as can be) or ``length`` (the longest programs in test); see `splits`.
+            test unlike those of train) or ``length`` (the longest programs in test, as the paper has it; the published
+            split goes by the words of the question); see `splits`.
         ids: a JSON file ``{"train": [ids], "test": [ids]}``, such as the published splits: exactly those ids. With
             a ``dev`` of its own, also exactly that; without, dev is drawn from test, always the same for a file.
         seed: of the draw, without `ids`.
+        divergence: of compounds, at which the draw of ``tmcd`` ends; None: as far as it goes, some 0.34.
+        anonymize: examples as the prompts of the paper's Appendix D print them, see `printed`.
 
     Returns:
         The split; its examples' ids are those of the corpus.
@@ -142,15 +158,27 @@ def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None,
         parts = _read_ids(Path(ids))
         name, meta["how"] = Path(ids).stem, f"the ids of {Path(ids).name}"
     else:
-        parts = _drawn_ids(examples, kind, seed)
+        parts = _drawn_ids(examples, kind, seed, divergence)
         name, meta["how"], meta["seed"] = kind, "drawn by the procedure", seed
     if kind != "standard" and not parts["dev"]:
         parts["dev"], parts["test"] = _take_dev(parts["test"], seed if ids is None else 0)
+    if anonymize:
+        meta["values"] = "anonymised"
+        examples = {id_: printed(example) for id_, example in examples.items()}
     train, dev, test = ([examples[id_] for id_ in parts[part]] for part in PARTS)
     return Split(f"geoquery-{name}", train, dev, test, meta)
 
 
-def _drawn_ids(examples: Mapping[int, Example], kind: str, seed: int) -> dict[str, list[int]]:
+def printed(example: Example) -> Example:
+    """An example as the paper's Appendix D prints it.
+
+    The program has 'value' for the name of each state, city, river, place and country; the question is in lower case,
+    without a mark at its end.
+    """
+    return replace(example, source=_MARK.sub("", example.source.lower()), target=_VALUE.sub("'value'", example.target))
+
+
+def _drawn_ids(examples: Mapping[int, Example], kind: str, seed: int, divergence: float | None) -> dict[str, list[int]]:
     spec = ProgramSpec(language="functional", anonymize=True)
     ids, programs = list(examples), [example.target for example in examples.values()]
     name = f"geoquery-{kind}-{seed}"
@@ -159,7 +187,7 @@ def _drawn_ids(examples: Mapping[int, Example], kind: str, seed: int) -> dict[st
     elif kind == "template":
         sides = template_split([spec.key(program) for program in programs], _TRAIN[kind], name)
     elif kind == "tmcd":
-        sides = tmcd_split([_tree(spec, example) for example in examples.values()], _TRAIN[kind], name)
+        sides = tmcd_split([_tree(spec, example) for example in examples.values()], _TRAIN[kind], name, divergence)
     else:
         sides = length_split([len(_tree(spec, example)) for example in examples.values()], _TRAIN[kind], name)
     train, test = ([ids[position] for position in side] for side in sides)

@@ -64,8 +64,8 @@ def length_split(lengths: Sequence[int], train: int, seed: str | int) -> Positio
     return sorted(order[:train]), sorted(order[train:])
 
 
-def tmcd_split(trees: Sequence[Tree], train: int, seed: str | int) -> Positions:
-    """A split of (locally) maximal compound divergence whose test has no atom that train lacks.
+def tmcd_split(trees: Sequence[Tree], train: int, seed: str | int, divergence: float | None = None) -> Positions:
+    """A split of large compound divergence whose test has no atom that train lacks.
 
     From a random split, pairs are swapped between the sides as long as a swap raises the divergence of the
     compounds and train keeps every atom (target maximum compound divergence, Shaw et al., 2021, section 4.2).
@@ -74,13 +74,14 @@ def tmcd_split(trees: Sequence[Tree], train: int, seed: str | int) -> Positions:
         trees: the examples' programs.
         train: the size of train.
         seed: of the start and of the order in which swaps are tried.
+        divergence: swap no further once the split has this one; None: until no swap is left that gains.
 
     Raises:
         ConfigError: train is too small to hold every atom.
     """
     _check(len(trees), train)
     search = _SwapSearch(trees, train, seed)
-    search.run()
+    search.run(divergence or 1.0)
     return _sides(search.in_train)
 
 
@@ -141,8 +142,12 @@ class _SwapSearch:
         in_train[[position for position in self._order if not in_train[position]][:missing]] = True
         return in_train
 
-    def run(self) -> None:
-        """Swap each example of train for the best one of test, over and over until no swap is a gain."""
+    def run(self, most: float) -> None:
+        """Swap each example of train for the best one of test, over and over until no swap is a gain, or it is enough.
+
+        Args:
+            most: the divergence that is enough.
+        """
         fruitless: set[int] = set()
         while True:
             before = self.in_train.copy()
@@ -150,6 +155,8 @@ class _SwapSearch:
                 kind = int(self._kind[position])
                 if not self.in_train[position] or kind in fruitless:
                     continue
+                if self._divergence() >= most:
+                    return
                 partner = self._best_partner(kind)
                 if partner is None:
                     fruitless.add(kind)
@@ -159,12 +166,21 @@ class _SwapSearch:
             if (before == self.in_train).all():
                 return
 
+    def _sums(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """How many of each kind are on either side, (K,) each."""
+        sides = [
+            np.bincount(self._kind[side], minlength=len(self._compounds)) for side in (self.in_train, ~self.in_train)
+        ]
+        return sides[0], sides[1]
+
+    def _divergence(self) -> float:
+        left, right = self._sums()
+        return float(_divergence(left @ self._compounds, right @ self._compounds))
+
     def _best_partner(self, kind: int) -> int | None:
         test = np.flatnonzero(~self.in_train)
         partners, first = np.unique(self._kind[test], return_index=True)
-        left, right = (
-            np.bincount(self._kind[side], minlength=len(self._compounds)) for side in (self.in_train, ~self.in_train)
-        )
+        left, right = self._sums()
         gain = self._compounds[partners] - self._compounds[kind]
         train_compounds, test_compounds = left @ self._compounds, right @ self._compounds
         scores = _divergence(train_compounds + gain, test_compounds - gain)

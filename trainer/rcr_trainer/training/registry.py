@@ -33,11 +33,11 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Loss(Entry):
-    """A loss of SFT: (logits, targets) → scalar, the mean over the states that have something to gain.
+    """A loss of SFT: (logits, targets) → scalar, a mean over states.
 
     Args:
         in_batch: its candidates are the batch's own, a positive and a hard negative for each single state; else
-            whole sequences are trained against all candidates.
+            whole sequences are trained against all candidates, and the mean is over states with something to gain.
     """
 
     in_batch: bool = False

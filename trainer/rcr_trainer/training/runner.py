@@ -82,7 +82,7 @@ class Runner:
         per_epoch: steps in an epoch.
         every: rounds between two evaluations.
         best_by: the figure of `evaluate` that decides which weights are kept, the larger the better; where it is
-            missing, the last ones are.
+            missing, or the settings keep the last ones, these are.
         rates: learning rates of some parameters, by name, in place of the settings'.
     """
 
@@ -98,7 +98,8 @@ class Runner:
         best_by: str,
         rates: Mapping[str, float] | None = None,
     ) -> None:
-        self.job, self.config, self.processes, self.every, self.best_by = job, config, job.processes, every, best_by
+        self.job, self.config, self.processes, self.every = job, config, job.processes, every
+        self.best_by = best_by if config.keep == "best" else ""
         self.planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         self.parameters = list(parameters.values())
         rates = rates or {}

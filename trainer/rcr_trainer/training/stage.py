@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -28,6 +28,11 @@ class StageSettings(Section):
         True,
         description="A training query gets no candidate with its own program, as held-out queries of a compositional "
         "split have none. It never gets itself.",
+    )
+    keep: Literal["best", "last"] = Field(
+        "best",
+        description="Which weights are kept: the best by a development figure, which patience counts by, too, or the "
+        "last (paper: names no choice).",
     )
     evaluate_every: int = Field(1, ge=1, description="Epochs between two evaluations on development queries.")
     patience: int | None
