@@ -7,10 +7,12 @@ import re
 from pathlib import Path
 
 import pytest
-from rcr_trainer.data import Split, geoquery_split
+from rcr_trainer.data import Split, geoquery_split, write_split
 from rcr_trainer.data.geoquery import CORPUS_SHA256, read_corpus
 from rcr_trainer.data.splits import atoms, compound_divergence
 from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.settings import DataSettings
+from rcr_trainer.tasks import load_split
 
 from langchain_rcr.items import Item, compose
 from langchain_rcr.programs import ProgramSpec, Tree
@@ -236,9 +238,10 @@ PRINTED = [
 
 
 @needs_data
-def test_examples_as_the_paper_prints_them() -> None:
+def test_examples_as_the_paper_prints_them(tmp_path: Path) -> None:
     ids = DATA / "splits" / "standard.json"
-    split, plain = (geoquery_split(DATA / "corpus.xml", "standard", ids, anonymize=on) for on in (True, False))
+    where = {"task": "geoquery", "split": "standard", "corpus": DATA / "corpus.xml", "ids": ids}
+    split, plain = (load_split(DataSettings(**where, anonymize_values=on), 0) for on in (True, False))
     programs = {example.source: example.target for example in split.train + split.test}
     assert [(question, programs.get(question)) for question, _ in PRINTED] == PRINTED
     prompt = compose([Item(question, program) for question, program in PRINTED[:1]], "x")
@@ -249,4 +252,7 @@ def test_examples_as_the_paper_prints_them() -> None:
     for ours, theirs in zip(split.train, plain.train, strict=True):
         assert ours.id == theirs.id
         assert SPEC.structures(ours.target) == SPEC.structures(theirs.target)
+    write_split(tmp_path / "plain", plain)
+    folder = DataSettings(task="geoquery", directory=tmp_path / "plain", anonymize_values=True)
+    assert load_split(folder, 0) == split
     assert {value for text in programs.values() for value in re.findall("'[^']*'", text)} == {"'value'"}

@@ -65,14 +65,16 @@ class DataSettings(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> DataSettings:
-        owners = {"files": ("train", "dev", "test"), "geoquery": ("corpus", "ids", "anonymize_values")}
+        owners = {"files": ("train", "dev", "test"), "geoquery": ("corpus", "ids")}
         for task, fields in owners.items():
             for field in fields:
-                value = getattr(self, field) or None
+                value = getattr(self, field)
                 if value is not None and self.task != task:
                     raise contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
                 if value is not None and self.directory is not None:
                     raise contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
+        if self.anonymize_values and self.task != "geoquery":
+            raise contradiction("data.anonymize_values", True, "data.task", self.task, "set data.task: geoquery")
         if self.task == "files" and self.train is None and self.directory is None:
             msg = "data.task = 'files' needs data.train (a JSONL, CSV or TSV file) or data.directory"
             raise ValueError(msg)

@@ -69,20 +69,17 @@ def load_split(data: DataSettings, seed: int) -> Split:
         ConfigError: no such split.
     """
     from rcr_trainer.data import covr_split, geoquery_split, read_split
+    from rcr_trainer.data.geoquery import printed
 
+    if data.anonymize_values:
+        return printed(load_split(data.model_copy(update={"anonymize_values": False}), seed))
     if data.directory is not None:
         return read_split(data.directory)
     if data.task == "covr":
         return covr_split(data.split, seed, data.train_size, data.test_size)
     if data.task == "geoquery":
-        return geoquery_split(
-            data.corpus or download_corpus(),
-            data.split,
-            data.ids,
-            seed,
-            divergence=data.divergence,
-            anonymize=data.anonymize_values,
-        )
+        corpus = data.corpus or download_corpus()
+        return geoquery_split(corpus, data.split, data.ids, seed, divergence=data.divergence)
     return _split_of_files(data)
 
 

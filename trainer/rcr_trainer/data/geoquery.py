@@ -126,7 +126,6 @@ def geoquery_split(
     seed: int = 0,
     *,
     divergence: float | None = PUBLISHED_DIVERGENCE,
-    anonymize: bool = False,
 ) -> Split:
     """One GeoQuery split (sizes: the paper's Appendix A).
 
@@ -141,7 +140,6 @@ def geoquery_split(
             a ``dev`` of its own, also exactly that; without, dev is drawn from test, always the same for a file.
         seed: of the draw, without `ids`.
         divergence: of compounds, at which the draw of ``tmcd`` ends; None: as far as it goes, some 0.34.
-        anonymize: examples as the prompts of the paper's Appendix D print them, see `printed`.
 
     Returns:
         The split; its examples' ids are those of the corpus.
@@ -162,20 +160,23 @@ def geoquery_split(
         name, meta["how"], meta["seed"] = kind, "drawn by the procedure", seed
     if kind != "standard" and not parts["dev"]:
         parts["dev"], parts["test"] = _take_dev(parts["test"], seed if ids is None else 0)
-    if anonymize:
-        meta["values"] = "anonymised"
-        examples = {id_: printed(example) for id_, example in examples.items()}
     train, dev, test = ([examples[id_] for id_ in parts[part]] for part in PARTS)
     return Split(f"geoquery-{name}", train, dev, test, meta)
 
 
-def printed(example: Example) -> Example:
-    """An example as the paper's Appendix D prints it.
+def printed(split: Split) -> Split:
+    """A split with its examples as the paper's Appendix D prints them.
 
-    The program has 'value' for the name of each state, city, river, place and country; the question is in lower case,
-    without a mark at its end.
+    Programs have 'value' for the name of each state, city, river, place and country; questions are in lower case,
+    without a mark at their end.
     """
-    return replace(example, source=_MARK.sub("", example.source.lower()), target=_VALUE.sub("'value'", example.target))
+
+    def one(example: Example) -> Example:
+        source, target = _MARK.sub("", example.source.lower()), _VALUE.sub("'value'", example.target)
+        return replace(example, source=source, target=target)
+
+    train, dev, test = ([one(example) for example in getattr(split, part)] for part in PARTS)
+    return Split(split.name, train, dev, test, {**split.meta, "values": "as the paper prints them"})
 
 
 def _drawn_ids(examples: Mapping[int, Example], kind: str, seed: int, divergence: float | None) -> dict[str, list[int]]:
