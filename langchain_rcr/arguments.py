@@ -60,6 +60,7 @@ def _names(value: object) -> bool:
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "k": (_whole, "a whole number from 1 on"),
+    "k_min": (lambda value: value == 0 or _whole(value), "a whole number from 0 on"),
     "beam_width": (_whole, "a whole number from 1 on"),
     "runner_ups": (lambda value: value == 0 or _whole(value), "a whole number from 0 on"),
     "max_tokens": (lambda value: value is None or _whole(value), "a whole number from 1 on"),

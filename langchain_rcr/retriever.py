@@ -31,6 +31,7 @@ from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.pool import Example, ExamplePool, pool_of
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs.languages import unknown
 from langchain_rcr.selection import Constraint, Options
 from langchain_rcr.store import ExampleStore, Pick, check_query, checkpoint_folder, stored_pool
 
@@ -50,7 +51,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
     Args:
         store: encoder, pool and engine; shared by the copies that `configurable_fields` makes.
-        k: how many examples to pick; all of them if the pool has fewer.
+        k: how many examples to pick; all of them if the pool, or what the filter lets through, has fewer.
+        k_min: fewer picks than this are an error.
         input_keys: the prompt variables that make up the query: their values in the order of the sorted names,
             joined by spaces, as in LangChain's own selectors. None: the variable named like the pool's source key,
             or the only variable.
@@ -78,6 +80,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
     store: ExampleStore
     k: int = 4
+    k_min: int = 0
     input_keys: list[str] | None = None
     example_keys: list[str] | None = None
     filter: dict[str, Any] | None = None
@@ -93,6 +96,9 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
     def __init__(self, *, store: ExampleStore, k: int = 4, **fields: Any) -> None:
         # Not in validators: pydantic would wrap the InputError in a ValidationError.
+        strange = next((name for name in fields if name not in type(self).model_fields), None)
+        if strange is not None:
+            raise InputError(f"{type(self).__name__}: {unknown(strange, type(self).model_fields)}")
         check_fields(k=k, **fields)
         super().__init__(store=store, k=k, **fields)
 
@@ -191,7 +197,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         if vectorstore_cls is not None:
             given["index"] = VectorStoreIndex(vectorstore_cls, **options)
         elif options:
-            raise InputError(f"from_examples has no option {next(iter(options))!r}")
+            raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, 'ids', 'index'))}")
         keys = _keys_of(examples, input_keys, source_key, target_key)
         items = ExamplePool(examples, source_key=keys[0], target_key=keys[1]).items()
         encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=ProgramSpec(language), seed=seed)
@@ -508,6 +514,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             stop_early=self.stop_early,
             constraints=tuple(constraints),
             relevance=self.order == "relevance",
+            k_min=self.k_min,
         )
         return options, parse_filter(where) if where else None
 

@@ -37,6 +37,7 @@ class Options:
 
     Args:
         k: picks a query.
+        k_min: fewer picks than this are an error (`ExampleStore` raises it).
         beam_width: sequences kept for each query; 1: greedy decoding (section 3.2).
         tau: τ of π = softmax(logits / τ).
         probabilities: find out π of every pick, over what is left at its step; beams and `min_probability` do anyway.
@@ -54,6 +55,7 @@ class Options:
     stop_early: bool = False
     constraints: tuple[Constraint, ...] = ()
     relevance: bool = False
+    k_min: int = 0
 
     @property
     def scored(self) -> bool:

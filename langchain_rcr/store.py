@@ -160,12 +160,12 @@ class ExampleStore:
             drafts: for each question a program that it may have, or None.
 
         Returns:
-            For each question its picks; fewer than k only where the pool has fewer, or `options` ends a sequence early.
+            For each question its picks; fewer than k only where the pool, or what the filter lets through, has fewer,
+            or `options` ends a sequence early.
 
         Raises:
             InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the
-                encoder's family can't use any; k is above the number of candidates.
-            PoolError: the pool is empty.
+                encoder's family can't use any; there are fewer picks than `options.k_min`.
             EngineError: the engine can't be reached.
         """
         return self.index.run(self._selection(self._queries(queries, drafts), options, where))
@@ -197,7 +197,9 @@ class ExampleStore:
 
         async def explained() -> Explanation:
             async with self.index.read(where) as reader:
-                possible, state = self._possible(options, reader.size, where), self.encoder.state()
+                if not reader.size:
+                    raise PoolError("there are no candidates to explain picks from")
+                possible, state = replace(options, k=min(options.k, reader.size)), self.encoder.state()
                 return await explain(
                     query, vectors, state, possible, reader, runner_ups=runner_ups, keys=keys, structures=structures
                 )
@@ -215,8 +217,13 @@ class ExampleStore:
     async def _selection(self, vectors: FloatArray, options: Options, where: Filter | None) -> list[list[Pick]]:
         state = self.encoder.state()
         async with self.index.read(where) as reader:
-            options = self._possible(options, reader.size, where)
+            if options.k > reader.size:
+                logger.info("k = %d examples asked for, but there are only %d: all are picked", options.k, reader.size)
+                options = replace(options, k=reader.size)
             picks = await select(vectors, state, options, reader)
+            fewest = min(map(len, picks.hits), default=options.k_min)
+            if fewest < options.k_min:
+                raise InputError(f"k_min = {options.k_min}, but only {fewest} examples can be picked")
             alone: dict[int, FloatArray] = {}
             if options.relevance and (picks.positions >= 0).any():
                 keys = np.unique(picks.positions[picks.positions >= 0])
@@ -237,17 +244,6 @@ class ExampleStore:
             ]
             for query, hits in enumerate(picks.hits)
         ]
-
-    def _possible(self, options: Options, size: int, where: Filter | None) -> Options:
-        """The options with a k that the pool has; a filter that lets fewer through may be a mistake."""
-        if options.k <= size:
-            return options
-        if where is not None:
-            raise InputError(f"k = {options.k} examples asked for, but the filter lets only {size} through")
-        if not size:
-            raise PoolError("the pool is empty: add examples before asking for some")
-        logger.warning("k = %d examples asked for, but the pool has only %d: all are picked", options.k, size)
-        return replace(options, k=size)
 
     # ------------------------------------------------------------------ files
 

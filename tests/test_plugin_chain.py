@@ -31,7 +31,7 @@ from pydantic import Field
 from run_tree import RunTree
 from toys import lexical
 
-from langchain_rcr import InputError, PoolError, SequentialCompositionalRetriever, few_shot_prompt
+from langchain_rcr import InputError, SequentialCompositionalRetriever, few_shot_prompt
 from langchain_rcr.chains import ParsedProgram, semantic_parsing_chain
 from langchain_rcr.programs import Tree, get_parser
 from langchain_rcr.prompting import chat_few_shot_prompt
@@ -378,8 +378,8 @@ def test_a_retriever_may_be_wrapped_and_options_go_to_it(retriever: SequentialCo
     assert len(chain.invoke(QUESTIONS[0], {"configurable": {"k": 3}}).picks) == 3
     assert len(chain.with_config(configurable={"k": 4}).invoke(QUESTIONS[0]).picks) == 4
     assert len(semantic_parsing_chain(fake(GOOD), retriever, "sql").invoke(QUESTIONS[0], k=5).picks) == 5
-    empty = SequentialCompositionalRetriever.from_encoder(retriever.store.encoder, [], k=2)
-    with pytest.raises(PoolError, match="the pool is empty"):
+    empty = SequentialCompositionalRetriever.from_encoder(retriever.store.encoder, [], k=2, k_min=1)
+    with pytest.raises(InputError, match="k_min = 1, but only 0"):
         semantic_parsing_chain(fake(GOOD), empty, "sql").invoke("x")
     saved = semantic_parsing_chain(fake(GOOD), empty.with_fallbacks([retriever]), "sql").invoke("x")
     assert len(saved.picks) == 2

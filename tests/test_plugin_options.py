@@ -68,7 +68,6 @@ def test_a_filter_decides_what_may_be_picked(encoder: TriEncoder, retriever: Seq
         ({"colour": "red"}, r"filter: no example has a field 'colour' \(fields there: 'db', 'n', 'source', 'target'\)"),
         ({"n": {"$near": 3}}, r"filter: unknown operator '\$near' at 'n'"),
         ({"n": [1]}, r"filter: 'n' can be compared with text, numbers, true, false and null, not \[1\]"),
-        ({"db": "cats", "n": 0}, "k = 4 examples asked for, but the filter lets only 1 through"),
     ],
 )
 def test_a_filter_that_cannot_be_met_says_why(
@@ -76,6 +75,25 @@ def test_a_filter_that_cannot_be_met_says_why(
 ) -> None:
     with pytest.raises(InputError, match=message):
         retriever.invoke(QUERY, filter=spec)
+
+
+def test_what_a_narrow_filter_lets_through_is_all_there_is(
+    encoder: TriEncoder, retriever: SequentialCompositionalRetriever
+) -> None:
+    narrow, none = {"db": "cats", "n": 0}, {"db": "cats", "n": 1}
+    assert ids(retriever.invoke(QUERY, filter=narrow)) == "a"
+    assert retriever.invoke(QUERY, filter=none) == []
+    assert [ids(found) for found in retriever.batch([QUERY, QUERY], filter=narrow)] == ["a", "a"]
+    strict = make(encoder, k_min=2)
+    assert len(strict.invoke(QUERY)) == 4
+    for where, count in ((narrow, 1), (none, 0)):
+        with pytest.raises(InputError, match=f"k_min = 2, but only {count} examples can be picked"):
+            strict.invoke(QUERY, filter=where)
+    with pytest.raises(InputError, match="k_min must be a whole number from 0 on, not -1"):
+        make(encoder, k_min=-1)
+    one = strict.invoke(QUERY)[0].page_content
+    with pytest.raises(InputError, match="k_min = 2, but only 1 examples can be picked"):
+        make(encoder, k_min=2, max_tokens=len(one) + 1, tokenizer=len).invoke(QUERY)
 
 
 def test_beams_are_asked_for_by_field_and_by_call(
