@@ -257,3 +257,27 @@ def each(faults: Iterable[str | None]) -> Callable[[Request], str | None]:
         return left.popleft()
 
     return decide
+
+
+def echo_of(folder: str) -> Callable[[str], dict[str, Any]]:
+    """For `echo`: the log-probabilities of a text's tokens, and of one more, by the model in a folder."""
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    tokenizer, network = AutoTokenizer.from_pretrained(folder), LlamaForCausalLM.from_pretrained(folder)
+
+    def echo(text: str) -> dict[str, Any]:
+        read = tokenizer(text, return_offsets_mapping=True)
+        ids = read["input_ids"]
+        with torch.no_grad():
+            values = network(torch.tensor([ids])).logits[0].log_softmax(-1)
+        told = [float(values[at, token]) for at, token in enumerate(ids[1:])]
+        best = int(values[-1].argmax())
+        offsets = [start for start, _ in read["offset_mapping"]]
+        return {
+            "tokens": [*(text[start:end] for start, end in read["offset_mapping"]), tokenizer.decode([best])],
+            "text_offset": [*offsets, len(text)],
+            "token_logprobs": [None, *told, float(values[-1, best])],
+        }
+
+    return echo

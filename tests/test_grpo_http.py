@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_server import OpenAIServer
+from openai_server import OpenAIServer, echo_of
 from rcr_trainer import pipeline
 from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.settings import Settings
@@ -90,6 +90,17 @@ def test_over_http_the_rewards_are_those_of_the_same_model_at_home(
     kept = [[{k: v for k, v in row.items() if k.startswith(same)} for row in each] for each in (found, expected)]
     assert kept[0] == kept[1]
     assert len(server.paid) == len(set(server.paid)) == found[-1]["llm_paid_calls"]
+
+
+def test_likelihoods_over_http_are_those_of_the_same_model_at_home(parser: LocalLM, tmp_path: Path) -> None:
+    reward = {"names": ["likelihood"]}
+    home = rows(tmp_path / "home", COVR, {"kind": "local", "model": str(PARSER), "device": "cpu"}, reward=reward)
+    with OpenAIServer(echo=echo_of(str(PARSER))) as server:
+        llm = {"kind": "completion", "model": "covr-parser", "base_url": server.base_url}
+        away = rows(tmp_path / "away", COVR, llm, reward=reward)
+        assert len(server.paid) == len(set(server.paid)) == away[-1]["llm_paid_calls"]
+    assert [row["reward"] for row in away[1:]] == pytest.approx([row["reward"] for row in home[1:]], abs=1e-4)
+    assert 0 < home[1]["reward"] < 1
 
 
 # ---------------------------------------------------------------- programs of several lines

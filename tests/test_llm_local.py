@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from openai_server import OpenAIServer
+from openai_server import OpenAIServer, echo_of
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.llm.local import LocalLM
@@ -52,29 +51,6 @@ def make(folder: Path, seed: int = 0, **options: Any) -> str:
     logging.enable_progress_bar()
     tokenizer.save_pretrained(folder)
     return str(folder)
-
-
-def echo_of(folder: str) -> Callable[[str], dict[str, Any]]:
-    """The log-probabilities of a text's tokens and of one more, as a completions server tells them."""
-    from transformers import AutoTokenizer, LlamaForCausalLM
-
-    tokenizer, network = AutoTokenizer.from_pretrained(folder), LlamaForCausalLM.from_pretrained(folder)
-
-    def echo(text: str) -> dict[str, Any]:
-        read = tokenizer(text, return_offsets_mapping=True)
-        ids = read["input_ids"]
-        with torch.no_grad():
-            values = network(torch.tensor([ids])).logits[0].log_softmax(-1)
-        told = [float(values[at, token]) for at, token in enumerate(ids[1:])]
-        best = int(values[-1].argmax())
-        offsets = [start for start, _ in read["offset_mapping"]]
-        return {
-            "tokens": [*(text[start:end] for start, end in read["offset_mapping"]), tokenizer.decode([best])],
-            "text_offset": [*offsets, len(text)],
-            "token_logprobs": [None, *told, float(values[-1, best])],
-        }
-
-    return echo
 
 
 @pytest.fixture(scope="module")

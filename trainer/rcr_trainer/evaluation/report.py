@@ -23,7 +23,8 @@ Gold: TypeAlias = Literal["all", "pool"]
 Metric: TypeAlias = Literal["coverage", "full_coverage", "specific_coverage", "exact_match"]
 Interval: TypeAlias = tuple[float, float]
 Kind: TypeAlias = Literal["trained", "plain", "oracle"]
-"""Ours are trained; plain selectors need neither training nor the gold program; an oracle sees the gold program."""
+"""Ours are trained; plain are the other selectors that don't see the gold program, those that learn from a language
+model's scores among them; an oracle sees the gold program."""
 
 
 @dataclass(slots=True)
