@@ -7,6 +7,7 @@ run's family, or heads over frozen embeddings where that family reads structures
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, TypeVar
@@ -25,6 +26,8 @@ from rcr_trainer.llm.scoring import Scorer, gold
 from rcr_trainer.okapi import BM25Scorer
 from rcr_trainer.training.runner import Job, Runner
 from rcr_trainer.training.stage import StageSettings
+
+logger = logging.getLogger(__name__)
 
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
@@ -72,10 +75,13 @@ class LearnedSelector(Baseline):
         """The encoders, trained as soon as something has been picked."""
         if self._model is None:
             build: Any = self.resources.policy
+            rows = training_rows(len(self._examples), self.options.queries)
+            most = self.texts(self.options, len(rows), self.k)
+            logger.info("%s learns: the language model scores at most %d texts …", self.name, most)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(self.resources.seed)
                 model: TriEncoder = build(self._items)
-                self._learn(model, training_rows(len(self._examples), self.options.queries))
+                self._learn(model, rows)
             self._model = model.eval()
         return self._model
 
