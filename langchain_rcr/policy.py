@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from langchain_rcr.families import Family, ModelSettings, get_family
 from langchain_rcr.families.backbone import Backbone, LangChainBackbone, RememberingBackbone, open_backbone
 from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS
 from langchain_rcr.families.encoder import Encoder, Features
-from langchain_rcr.files import atomic_directory, digest, read_json, write_json
+from langchain_rcr.files import atomic_directory, digest, read_json, write_json, write_text
 from langchain_rcr.folds import Folds
+from langchain_rcr.hub import CARD, fetched, model_card, push
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.programs import TOKENS, ProgramSpec
@@ -48,6 +50,9 @@ class TriEncoder(nn.Module):
         config: the settings that they were built with: the family's name, λ, τ, the state, and the family's own.
         spec: how programs are read; None: as by default.
 
+    Attributes:
+        card: the text of the checkpoint's README.md; empty: one that `save_pretrained` makes.
+
     Raises:
         InputError: the three encoders differ in the length of their vectors, or there is no such family.
     """
@@ -66,6 +71,7 @@ class TriEncoder(nn.Module):
             raise InputError(msg)
         self.query, self.context, self.candidate = query, context, candidate
         self.config, self.spec = config, spec or ProgramSpec()
+        self.card = ""
         get_family(config.family)
 
     @property
@@ -236,8 +242,8 @@ class TriEncoder(nn.Module):
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the checkpoint folder, whole or not at all; a checkpoint that is there is replaced as a whole.
 
-        Layout: tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/ and, where there is a frozen
-        encoder, backbone.json. Tensors are safetensors; nothing is pickled.
+        Layout: tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/, README.md (the model card) and,
+        where there is a frozen encoder, backbone.json. Tensors are safetensors; nothing is pickled.
 
         Raises:
             InputError: the folder can't be written, or holds other files than a checkpoint's.
@@ -266,20 +272,38 @@ class TriEncoder(nn.Module):
             "versions": library_versions(),
         }
         write_json(path / "tri_encoder.json", meta)
+        write_text(path / CARD, self.card or model_card(self.config, self.spec))
+
+    def push_to_hub(self, name: str, *, private: bool = True) -> str:
+        """Upload the checkpoint, without any examples, to the Hugging Face hub, as you are logged in there.
+
+        Args:
+            name: ORG/NAME; made if it isn't there.
+            private: whether only its owner sees a repository that is made now.
+
+        Returns:
+            The address of the repository; `from_pretrained("hub:ORG/NAME")` reads it.
+
+        Raises:
+            InputError: the hub refuses, or can't be reached.
+        """
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder)
+            return push(Path(folder), name, private=private)
 
     @classmethod
     def from_pretrained(cls, folder: str | os.PathLike[str], *, embeddings: Embeddings | None = None) -> TriEncoder:
         """Read a checkpoint folder.
 
         Args:
-            folder: what `save_pretrained` wrote.
+            folder: what `save_pretrained` wrote, or `hub:ORG/NAME[@REVISION]`.
             embeddings: the LangChain object, where the checkpoint was trained over one.
 
         Raises:
             CheckpointError: the folder is not a checkpoint, is incomplete or foreign, was written in another format or
                 by a family that is not installed, or its weights are not the ones it was saved with.
         """
-        path = Path(folder)
+        path = fetched(folder)
         meta = _read_meta(path)
         try:
             family, state = get_family(str(meta["family"])), str(meta["state"])
@@ -299,6 +323,8 @@ class TriEncoder(nn.Module):
         if model.fingerprint() != meta["fingerprint"]:
             msg = f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
             raise CheckpointError(msg)
+        if (path / CARD).is_file():
+            model.card = (path / CARD).read_text(encoding="utf-8", errors="replace")
         return model.eval()
 
 

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Self
 
 from langchain_core.callbacks import (
@@ -26,6 +27,7 @@ from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, Tok
 from langchain_rcr.errors import InputError
 from langchain_rcr.explaining import Explanation, Structures
 from langchain_rcr.filters import Filter, parse_filter
+from langchain_rcr.hub import fetched, push
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy import TriEncoder
@@ -120,7 +122,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         """A retriever with a trained encoder.
 
         Args:
-            run_or_checkpoint: a run folder of `rcr-train`, a checkpoint folder, or what `save` wrote.
+            run_or_checkpoint: a run folder of `rcr-train`, a checkpoint folder, what `save` wrote, or
+                `hub:ORG/NAME[@REVISION]` for a checkpoint on the Hugging Face hub.
             examples: the pool. None: the examples in `index`, or, if it is empty, those stored in the checkpoint.
             ids: an id for each of `examples`; see `from_encoder`.
             index: the engine that holds the pool; None: one in memory.
@@ -136,7 +139,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             EngineError: the engine can't be reached.
         """
         check_fields(**fields)
-        folder = checkpoint_folder(Path(run_or_checkpoint))
+        folder = checkpoint_folder(fetched(run_or_checkpoint))
         if examples is None and ids is not None:
             raise InputError("ids were given without examples: the checkpoint's own examples have theirs")
         # The user's own examples are checked before a large model is loaded.
@@ -251,6 +254,24 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             PoolError: an example has a field that JSON can't hold.
         """
         self.store.save(folder)
+
+    def push_to_hub(self, name: str, *, private: bool = True) -> str:
+        """Upload encoder, examples and vectors to the Hugging Face hub, as you are logged in there.
+
+        Args:
+            name: ORG/NAME; made if it isn't there.
+            private: whether only its owner sees a repository that is made now. The examples are in it, in clear text.
+
+        Returns:
+            The address of the repository; `from_pretrained("hub:ORG/NAME")` reads it.
+
+        Raises:
+            InputError: the hub refuses, or can't be reached.
+            PoolError: an example has a field that JSON can't hold.
+        """
+        with TemporaryDirectory() as folder:
+            self.save(folder)
+            return push(Path(folder), name, private=private)
 
     @property
     def source_key(self) -> str:

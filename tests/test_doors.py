@@ -20,7 +20,7 @@ LEVELS = {
         ["errors", "items", "files", "background", "section"],
         ["state", "programs", "filters", "answers", "folds", "clusters"],
         ["families"],
-        ["pool", "index"],
+        ["pool", "index", "hub"],
         ["selection", "policy", "constraints"],
         ["explaining", "arguments"],
         ["store"],

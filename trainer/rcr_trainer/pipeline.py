@@ -313,13 +313,13 @@ def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | N
     if config.sft.checkpoint is not None:
         if run.writes:
             logger.info("policy taken from %s instead of trained", config.sft.checkpoint)
-            save_checkpoint(run.checkpoint, load_start(config, task.pool), task.pool)
+            save_checkpoint(run.checkpoint, load_start(config, task.pool), task.pool, config)
         return
     model = build_model(config, task, run.vectors)
     if not config.sft.enabled:
         if run.writes:
             logger.info("no SFT: the policy is as it was built")
-            save_checkpoint(run.checkpoint, model, task.pool)
+            save_checkpoint(run.checkpoint, model, task.pool, config)
         return
     if not run.state.is_dir():
         run.drop_metrics("sft")
@@ -332,7 +332,7 @@ def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | N
     data = (task.pool, task.queries, task.dev, task.spec)
     sft.train(Job(model, *data, config.seed, run.state, log, progress, processes), config.sft)
     if run.writes:
-        save_checkpoint(run.checkpoint, model, task.pool)
+        save_checkpoint(run.checkpoint, model, task.pool, config)
 
 
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
@@ -376,11 +376,15 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
     return model
 
 
-def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example]) -> None:
-    """Write policy and pool.jsonl as one folder, whole or not at all."""
+def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], config: Settings) -> None:
+    """Write policy, model card and pool.jsonl as one folder, whole or not at all."""
     from langchain_rcr.files import atomic_directory
+    from langchain_rcr.hub import model_card
     from rcr_trainer.data import write_examples
 
+    model.card = model_card(
+        model.config, model.spec, name=config.name, datasets=config.data.public, k=config.evaluation.k
+    )
     with atomic_directory(folder) as path:
         model.save_pretrained(path)
         write_examples(path / "pool.jsonl", pool)
@@ -436,7 +440,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes, progress: Progress | 
         job = Job(model, *data, config.seed, state, log, progress, processes)
         grpo.train(job, config.grpo, reward, llm)
     if run.writes:
-        save_checkpoint(run.checkpoint, model, task.pool)
+        save_checkpoint(run.checkpoint, model, task.pool, config)
 
 
 def _use(llm: LanguageModel, processes: Processes) -> dict[str, float]:

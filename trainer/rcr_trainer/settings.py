@@ -63,6 +63,11 @@ class DataSettings(Section):
     train_size: int = Field(3000, ge=1, description="task covr: sampled training pairs (paper 3000, appendix A).")
     test_size: int = Field(500, ge=1, description="task covr: sampled test pairs (paper 500, appendix A).")
 
+    @property
+    def public(self) -> list[str]:
+        """The public data sets among the data: what a model card may name."""
+        return [] if self.task == "files" else [self.task]
+
     @model_validator(mode="after")
     def _agree(self) -> DataSettings:
         owners = {"files": ("train", "dev", "test"), "geoquery": ("corpus", "ids")}

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
 from langchain_rcr.families.pooled import TransformerEncoder
+from langchain_rcr.files import write_text
+from langchain_rcr.hub import CARD, model_card
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.items import Item
 from langchain_rcr.selection import greedy
@@ -25,7 +27,7 @@ from rcr_trainer.evaluation.learned import learned, text_encoders
 from rcr_trainer.evaluation.picks import Picks, write_picks
 from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
-from rcr_trainer.evaluation.report import EvaluationReport
+from rcr_trainer.evaluation.report import OURS, EvaluationReport
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
@@ -93,6 +95,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
         if not only_picks:
             plot_coverage(report, run.path / "coverage.png")
             report.write(run.path)
+            write_text(run.checkpoint / CARD, _card(config, model, report))
 
     with _language_model(run, task, learns) as llm:
         plain = plain_selectors(
@@ -131,6 +134,23 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             answerer=_answerer(config, task, llm),
             keep=keep,
         )
+
+
+def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:
+    """The model card of the run's checkpoint, with its figures."""
+    ours = report.selectors[OURS]
+    metrics = {"coverage": ours.coverage, "full_coverage": ours.full_coverage}
+    if ours.exact_match is not None and report.answers is not None:
+        metrics["simulated_exact_match" if report.answers.simulated else "exact_match"] = ours.exact_match
+    return model_card(
+        model.config,
+        model.spec,
+        name=config.name,
+        datasets=config.data.public,
+        k=report.k,
+        metrics=metrics,
+        measured_on=f"{report.n} {report.part} questions, split {report.split}",
+    )
 
 
 def policy_picks(

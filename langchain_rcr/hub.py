@@ -1,0 +1,163 @@
+"""A checkpoint on the Hugging Face hub: its model card, how it gets there, and how it is fetched.
+
+A name of the hub is asked for by its prefix, `hub:ORG/NAME`: a folder that isn't there is not looked for on the
+network. Only the files of a checkpoint are fetched and pushed, none of which holds code.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_rcr.errors import CheckpointError, InputError
+
+if TYPE_CHECKING:
+    from langchain_rcr.families import ModelSettings
+    from langchain_rcr.programs import ProgramSpec
+
+PREFIX = "hub:"
+CARD = "README.md"
+FILES = ("*.json", "*.jsonl", "*.safetensors", "*.txt", "*.model", CARD)
+"""What a checkpoint consists of, tokenizers included (vocab.txt, a sentencepiece model); never *.py, *.bin or *.pkl."""
+
+
+def fetched(where: str | os.PathLike[str]) -> Path:
+    """The local folder of a checkpoint: the path as it is, or the hub's `hub:ORG/NAME`, downloaded to the hub's cache.
+
+    `hub:ORG/NAME@REVISION` names a branch, a tag or a commit. Under HF_HUB_OFFLINE the cache alone is looked at.
+
+    Args:
+        where: a path, or a name of the hub with its prefix.
+
+    Raises:
+        CheckpointError: there is no such name, or it can't be downloaded.
+    """
+    if not isinstance(where, str) or not where.startswith(PREFIX):
+        return Path(where)
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    name, _, revision = where.removeprefix(PREFIX).partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(FILES)))
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        msg = f"{where} can't be fetched from the hub: {' '.join(str(error).split())[:300]}"
+        raise CheckpointError(msg) from error
+
+
+def push(folder: Path, name: str, *, private: bool = True, message: str = "langchain-rcr checkpoint") -> str:
+    """Upload a checkpoint folder to the hub, in one commit that replaces an earlier checkpoint.
+
+    Args:
+        folder: of the checkpoint.
+        name: ORG/NAME; made if it isn't there.
+        private: whether only its owner sees a repository that is made now.
+        message: of the commit.
+
+    Returns:
+        The address of the repository.
+
+    Raises:
+        InputError: the hub refuses, or can't be reached.
+    """
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    api, files = HfApi(), list(FILES)
+    try:
+        made = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=name, folder_path=folder, commit_message=message, allow_patterns=files, delete_patterns=files
+        )
+    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        msg = f"{name} can't be pushed to the hub: {' '.join(str(error).split())[:300]}"
+        raise InputError(msg) from error
+    return str(made)
+
+
+def model_card(
+    config: ModelSettings,
+    spec: ProgramSpec,
+    *,
+    name: str = "",
+    datasets: Sequence[str] = (),
+    k: int = 4,
+    metrics: Mapping[str, float] | None = None,
+    measured_on: str = "",
+) -> str:
+    """The README.md of a checkpoint: metadata for the hub, what it is, how to load it, how well it does.
+
+    Args:
+        config: the policy's settings.
+        spec: how it reads programs.
+        name: of the run.
+        datasets: what it was trained on.
+        k: picks that the metrics are for.
+        metrics: by name, in %; None: not measured.
+        measured_on: of what the metrics are, in words.
+    """
+    from huggingface_hub import EvalResult, ModelCardData
+
+    base, language = config.pretrained, spec.language
+    about: dict[str, Any] = {"base_model": base} if base is not None and _is_hub_name(base) else {}
+    dataset = datasets[0] if datasets else "unnamed"
+    if metrics:
+        about["metrics"] = list(metrics)
+        about["eval_results"] = [
+            EvalResult("few-shot-example-selection", dataset, measured_on or dataset, metric, round(value, 2))
+            for metric, value in metrics.items()
+        ]
+    data = ModelCardData(
+        library_name="langchain-rcr",
+        tags=["langchain", "few-shot", "in-context-learning", "example-selector", "semantic-parsing"],
+        datasets=list(datasets) or None,
+        model_name=name or "rcr",
+        family=config.family,
+        program_language=language,
+        **about,
+    )
+    lines = [
+        "---",
+        data.to_yaml(),
+        "---",
+        "",
+        f"# {name or 'A step-by-step retriever of few-shot examples'}",
+        "",
+        "Picks the few-shot examples of a prompt one after the other, each given those already picked "
+        "([langchain-rcr](https://github.com/langchain-rcr/langchain-rcr)).",
+        "",
+        f"- family of encoders: `{config.family}`, over {_named(base)}",
+        f"- programs: `{language}`, local structures of up to {spec.max_size} nodes",
+        f"- state: `{config.state}`, λ = {config.lam:g}",
+        *([f"- trained on: {', '.join(datasets)}"] if datasets else []),
+        "",
+        "## Use",
+        "",
+        "```python",
+        "from langchain_rcr import SequentialCompositionalRetriever",
+        "",
+        f'selector = SequentialCompositionalRetriever.from_pretrained("hub:ORG/NAME", k={k})  # or a local folder',
+        'selector.select_examples({"source": "your question"})',
+        "```",
+        "",
+        "The examples in `pool.jsonl`, where there is one, are picked from; pass `examples=` for your own.",
+    ]
+    if metrics:
+        lines += ["", "## Results", "", f"On {measured_on}, {k} picks a question:", "", "| metric | % |", "|---|---:|"]
+        lines += [f"| {metric.replace('_', ' ')} | {value:.1f} |" for metric, value in metrics.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _is_hub_name(base: str) -> bool:
+    """Whether a base names a model of the hub; not a folder, whose path says nothing to others."""
+    return re.fullmatch(r"\w[\w.\-]*(/[\w.\-]+)?", base) is not None and not Path(base).exists()
+
+
+def _named(base: str | None) -> str:
+    if base is None:
+        return "no pretrained model"
+    known = _is_hub_name(base) or base.startswith(("package:", "langchain:"))
+    return f"`{base}`" if known else "a local pretrained model"
