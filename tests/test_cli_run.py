@@ -40,8 +40,8 @@ def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     assert "bm25" in out
     assert "run folder: runs/demo" in out
     assert sorted(path.name for path in folder.iterdir()) == [
-        "checkpoint", "config.yaml", "coverage.png", "data", "evaluation.json", "metrics.jsonl", "run.json",
-        "run.lock",
+        "checkpoint", "config.yaml", "coverage.png", "data", "evaluation.json", "metrics.jsonl", "picks.jsonl",
+        "run.json", "run.lock",
     ]  # fmt: skip
     assert (folder / "coverage.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((folder / "evaluation.json").read_text())
