@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -92,16 +91,23 @@ class BERTSelector(DenseSelector):
     """Picks by the inner product of mean-pooled BERT vectors (paper, Eq. 2 and section 4, "Baselines").
 
     Assumed, as the paper doesn't say: token vectors are averaged, and of an example the question is embedded.
+
+    Raises:
+        InputError: the model can't be opened.
     """
 
     name: ClassVar[str] = "bert"
     needs: ClassVar[tuple[str, ...]] = ("encode",)
     base: ClassVar[str] = "bert-base-uncased"
 
-    @cached_property
-    def _function(self) -> Embed:
+    def __init__(self, examples: Sequence[Mapping[str, Any]], **options: Any) -> None:
+        super().__init__(examples, **options)
         encode: Any = self.resources.encode
-        return cast("Embed", encode(self.name, self.base))
+        self._encode: Embed = encode(self.name, self.base)
+
+    @property
+    def _function(self) -> Embed:
+        return self._encode
 
     def _scaled(self, vectors: np.ndarray) -> np.ndarray:
         unit_vectors(vectors)  # refuses what is not finite

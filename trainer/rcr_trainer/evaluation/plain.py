@@ -48,8 +48,8 @@ def plain_selectors(
 
     Args:
         pool: the candidates.
-        resources: what the baselines need; one that needs what is missing is left out. Every baseline embeds the
-            questions of pool and dev again, so a function that embeds should keep their vectors.
+        resources: what the baselines need; one that needs what is missing, or can't load its model, is left out. Every
+            baseline embeds the questions of pool and dev again, so a function that embeds should keep their vectors.
         dev: queries on which trade-offs are chosen.
         k: picks that they are chosen for, and that `select_examples` returns.
         exclude_dev: per dev query, the positions it may not pick.
@@ -65,7 +65,12 @@ def plain_selectors(
         if reason := resources.missing(baseline):
             plain.left_out[name] = reason
             continue
-        selector = plain.selectors[name] = baseline.build(examples, resources, k=k)
+        try:
+            selector = baseline.build(examples, resources, k=k)
+        except InputError as error:  # a model of its own that can't be loaded
+            plain.left_out[name] = str(error)
+            continue
+        plain.selectors[name] = selector
         if baseline.trade_off is not None:
             plain.trade_offs[name] = choose(selector, pool, dev, resources.spec, k, exclude=exclude_dev, gold=gold)
     return plain
