@@ -143,7 +143,9 @@ class NewLabels:
 
 
 def _threshold(low: NDArray[np.float32], high: NDArray[np.float32]) -> float:
-    """The least value of `low` beyond which too few of it, and enough of `high`, lie; see `MISSED`."""
+    """The least value of `low` beyond which too few of it, and enough of `high`, lie; see `MISSED`. 0: `low` is empty."""
+    if not len(low):  # E_x has not been fitted
+        return 0.0
     low, high = np.sort(low), np.sort(high)
     wrong = 1 - np.searchsorted(low, low, side="right") / len(low)
     missed = np.searchsorted(high, low, side="right") / len(high)
