@@ -143,7 +143,7 @@ class NewLabels:
 
 
 def _threshold(low: NDArray[np.float32], high: NDArray[np.float32]) -> float:
-    """The least value of `low` beyond which too few of it, and enough of `high`, lie; see `MISSED`. 0: `low` is empty."""
+    """The least value of `low` beyond which few of it, and enough of `high`, lie; see `MISSED`. 0: there are none."""
     if not len(low):  # E_x has not been fitted
         return 0.0
     low, high = np.sort(low), np.sort(high)
