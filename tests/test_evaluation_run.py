@@ -8,7 +8,7 @@ import pytest
 from rcr_trainer import baselines, cli
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
-from rcr_trainer.evaluation import EvaluationReport, stage
+from rcr_trainer.evaluation import EvaluationReport, resources, stage
 from rcr_trainer.layers import load_config
 from rcr_trainer.llm.faults import AccessError
 from rcr_trainer.llm.ledger import AnswerCache
@@ -240,7 +240,7 @@ def test_selectors_without_embeddings_cost_nothing(here):
     flags = {"evaluation.selectors": "bm25,dense,mmr,dpp,set_bsr"}
 
     def count(**more):
-        return stage.count_selectors(load_config(here / "demo.yaml", flags | more))
+        return resources.count_selectors(load_config(here / "demo.yaml", flags | more))
 
     assert count() == 2
     assert count(**{"evaluation.embeddings": "some-model"}) == 6

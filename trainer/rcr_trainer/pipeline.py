@@ -143,7 +143,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         CheckpointError: sft.checkpoint can't be read.
     """
     from langchain_rcr.programs import get_parser
-    from rcr_trainer.evaluation.learned import learned
+    from rcr_trainer.evaluation.resources import learners
 
     get_parser(config.program.language)  # Before anything is read or downloaded.
     split = load_split(config.data, config.seed)
@@ -153,7 +153,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     say_overlap(split, task.spec)
     if config.sft.checkpoint is not None:
         load_start(config, task.pool)
-    asks = bool(learned(config)) or config.evaluation.asks(config.llm)
+    asks = bool(learners(config)) or config.evaluation.asks(config.llm)
     if config.grpo.enabled:
         from rcr_trainer.rewards import check_reward
 
@@ -214,7 +214,7 @@ def plan(config: Settings) -> list[str]:
     Raises:
         RCRError: as `load_checked`.
     """
-    from rcr_trainer.evaluation.learned import texts_at_most
+    from rcr_trainer.evaluation.resources import texts_at_most
 
     _, task = load_checked(config)
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
@@ -222,7 +222,7 @@ def plan(config: Settings) -> list[str]:
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
     evaluation = config.evaluation
     if evaluation.asks(config.llm):
-        from rcr_trainer.evaluation.stage import count_selectors
+        from rcr_trainer.evaluation.resources import count_selectors
 
         held_out, selectors = task.held_out(evaluation.split), count_selectors(config)
         asked = min(len(held_out), evaluation.answer_queries or len(held_out))
@@ -249,7 +249,7 @@ def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> 
     Raises:
         ConfigError: the language model can't be opened.
     """
-    from rcr_trainer.evaluation.learned import texts_at_most
+    from rcr_trainer.evaluation.resources import texts_at_most
     from rcr_trainer.llm.ledger import Estimate, Use
 
     calls, shown = 0, 0
@@ -263,7 +263,7 @@ def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> 
         shown, queries = config.grpo.k, [*task.reinforced, *task.dev]
     evaluation = config.evaluation
     if evaluation.asks(config.llm):
-        from rcr_trainer.evaluation.stage import count_selectors
+        from rcr_trainer.evaluation.resources import count_selectors
 
         held_out = task.held_out(evaluation.split)
         calls += min(len(held_out), evaluation.answer_queries or len(held_out)) * count_selectors(config)

@@ -3,40 +3,33 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
-from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.files import write_text
 from langchain_rcr.hub import CARD, model_card
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.items import Item
 from langchain_rcr.selection import greedy
-from rcr_trainer.baselines import get_baseline
-from rcr_trainer.baselines.base import Resources
-from rcr_trainer.baselines.set_bsr import TransformerTokens
 from rcr_trainer.coverage import program_groups
 from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
-from rcr_trainer.evaluation.learned import learned, text_encoders
 from rcr_trainer.evaluation.picks import Picks, write_picks
 from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
 from rcr_trainer.evaluation.report import OURS, EvaluationReport
+from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task, build_execution, device_of, divide, load_model, open_language_model
+from rcr_trainer.tasks import Task, build_execution, divide, load_model, open_language_model
 
 if TYPE_CHECKING:
     from langchain_rcr.policy import TriEncoder
     from langchain_rcr.programs import ProgramSpec
-    from rcr_trainer.baselines.base import Embed
     from rcr_trainer.data import Example
     from rcr_trainer.llm.model import LanguageModel
 
@@ -70,8 +63,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
         msg = f"{run.path} has no {evaluation.split} queries"
         raise ConfigError(msg)
 
-    tokens = _token_embedder(config, task.pool)
-    learns, model = bool(learned(config)), load_model(config, run.checkpoint)
+    learns, model = bool(learners(config)), load_model(config, run.checkpoint)
     policies = {"rcr": model}
     held_out = _held_out(config, task)
     if config.grpo.enabled:
@@ -100,17 +92,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     with _language_model(run, task, learns) as llm:
         plain = plain_selectors(
             task.pool,
-            Resources(
-                task.spec,
-                config.seed,
-                _embedder(run, model, task),
-                tokens,
-                score=llm,
-                policy=text_encoders(config, task.spec),
-                learning=config.baselines,
-                encode=_opener(config),
-                token_ids=None if tokens is None else tokens.ids,
-            ),
+            resources_of(run, task, model, llm),
             dev=task.dev,
             k=evaluation.k,
             exclude_dev=_barred(config, task, "dev"),
@@ -218,15 +200,6 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None) -> Answer
     )
 
 
-def count_selectors(config: Settings) -> int:
-    """How many selectors the comparison has, ours included."""
-    without = set() if _embeddings(config) else {"embed"}
-    if _token_embedder(config) is None:
-        without |= {"embed_tokens", "token_ids"}
-    plain = [name for name in config.evaluation.selectors if without.isdisjoint(get_baseline(name).needs)]
-    return 1 + config.grpo.enabled + len(plain)
-
-
 def _held_out(config: Settings, task: Task) -> HeldOut:
     own_program = not config.sft.exclude_own_program
     return HeldOut(task.pool, task.queries, task.spec, own_program=own_program, seed=config.seed)
@@ -241,54 +214,3 @@ def _barred(config: Settings, task: Task, split: str) -> list[Any]:
     if split == "dev" and taken_from(queries, task.pool):
         return [*_held_out(config, task).barred(queries)]
     return [*own_positions(queries, task.pool, task.spec, same_program=config.evaluation.exclude_own_program)]
-
-
-def _embeddings(config: Settings) -> str | None:
-    """The model of the selectors that compare embeddings, if there is one."""
-    return config.evaluation.embeddings or config.model.pretrained
-
-
-def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
-    """The baselines' embeddings: of the model named in the settings, or the retriever's own; None without either.
-
-    The vectors of the pool, for the retriever too, and of the queries that trade-offs are chosen on are computed once.
-    The queries that are measured are embedded again each time, because their encoding is a part of the latencies.
-    """
-    config, name = run.config, _embeddings(run.config)
-    if name is None or not any("embed" in get_baseline(selector).needs for selector in config.evaluation.selectors):
-        return None
-    own = name == config.model.pretrained
-    raw: Any = model.backbone if own else None
-    if raw is None:
-        raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
-    memory = RememberingBackbone(raw, run.vectors if own else None)
-    for encoder in (model.candidate, model.context):
-        if own and encoder.backbone is not None:
-            encoder.backbone = memory
-    remembered = {example.source for example in task.pool}
-    if config.evaluation.split != "dev":
-        remembered |= {example.source for example in task.dev}
-
-    def embed(texts: Sequence[str]) -> Any:
-        return (memory if remembered.issuperset(texts) else raw).embed(texts)
-
-    return embed
-
-
-def _opener(config: Settings) -> Callable[[str, str], Embed]:
-    """Opens the models that selectors bring, or those that the settings name in their place."""
-
-    def opened(selector: str, base: str) -> Embed:
-        name = getattr(config.evaluation, selector, base)
-        encoder = TransformerEncoder(name, max_length=config.model.max_length, view="source").to(device_of(config))
-        return lambda texts: encoder.encode([Item(text) for text in texts])
-
-    return opened
-
-
-def _token_embedder(config: Settings, pool: Sequence[Example] = ()) -> TransformerTokens | None:
-    """The same model's embeddings of tokens, loaded at the first call, the pool's kept; None where it gives none."""
-    name = _embeddings(config)
-    if name is None or name.startswith("langchain:"):
-        return None
-    return TransformerTokens(name, max_length=config.model.max_length, remember=[example.source for example in pool])

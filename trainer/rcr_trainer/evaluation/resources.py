@@ -1,0 +1,168 @@
+"""What the baselines of a comparison need, by the settings of a run, and what that costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from langchain_rcr.families import get_family
+from langchain_rcr.families.backbone import (
+    Backbone,
+    LangChainBackbone,
+    RememberingBackbone,
+    TransformerBackbone,
+    open_backbone,
+)
+from langchain_rcr.families.base import FALLBACK_FAMILY, FALLBACK_SETTINGS
+from langchain_rcr.families.pooled import TransformerEncoder
+from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
+from rcr_trainer.baselines import get_baseline
+from rcr_trainer.baselines.base import Embed, Resources
+from rcr_trainer.baselines.learned import LearnedSelector, training_rows
+from rcr_trainer.baselines.set_bsr import TransformerTokens
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.runs import Run
+from rcr_trainer.settings import Settings
+from rcr_trainer.tasks import Task, device_of, embeddings_of
+
+if TYPE_CHECKING:
+    from rcr_trainer.data import Example
+    from rcr_trainer.llm.model import LanguageModel
+
+
+def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | None) -> Resources:
+    """What the baselines of a run's comparison may need.
+
+    Args:
+        run: the run.
+        task: its pool and queries.
+        model: its policy, whose frozen encoder the baselines share where they use the same model.
+        llm: the language model; None: there is none, or it isn't asked.
+    """
+    config = run.config
+    tokens = _token_embedder(config, task.pool)
+    return Resources(
+        task.spec,
+        config.seed,
+        _embedder(run, model, task),
+        tokens,
+        score=llm,
+        policy=_text_encoders(config, task.spec),
+        learning=config.baselines,
+        encode=_opener(config),
+        token_ids=None if tokens is None else tokens.ids,
+    )
+
+
+def learners(config: Settings) -> list[str]:
+    """The selectors of the comparison that learn from a scoring language model.
+
+    Raises:
+        ConfigError: there are some, and the settings name no language model that scores.
+    """
+    names = [name for name in config.evaluation.selectors if "score" in get_baseline(name).needs]
+    if names and not (config.llm.given and config.llm.scores):
+        msg = (
+            f"evaluation.selectors: {', '.join(names)} learn from a scoring language model: name one by llm.model, "
+            "with llm.kind: local or completion"
+        )
+        raise ConfigError(msg)
+    return names
+
+
+def texts_at_most(config: Settings, task: Task) -> int:
+    """How many texts the language model scores at most for the baselines to learn from."""
+    rows, k = training_rows(len(task.pool), config.baselines.queries), config.evaluation.k
+    kinds = [get_baseline(name) for name in learners(config)]
+    return sum(kind.texts(config.baselines, len(rows), k) for kind in kinds if issubclass(kind, LearnedSelector))
+
+
+def count_selectors(config: Settings) -> int:
+    """How many selectors the comparison has, ours included."""
+    without = set() if _embeddings(config) else {"embed"}
+    if _token_embedder(config) is None:
+        without |= {"embed_tokens", "token_ids"}
+    plain = [name for name in config.evaluation.selectors if without.isdisjoint(get_baseline(name).needs)]
+    return 1 + config.grpo.enabled + len(plain)
+
+
+def _text_encoders(config: Settings, spec: ProgramSpec) -> Callable[[Sequence[Item]], TriEncoder] | None:
+    """Makes fresh encoders of texts, from the pool's items: those of the run's family, if it reads texts.
+
+    None where the run's family reads structures and the settings name no model for its questions.
+    """
+    family, settings = get_family(config.model.family), config.model.model_dump(exclude={"family"})
+    if family.structured:
+        name, base = FALLBACK_FAMILY, config.evaluation.embeddings or config.model.pretrained
+        if base is None:
+            return None
+        shared = {key: settings[key] for key in ("pooling", "max_length")}
+        family, settings = get_family(name), {**FALLBACK_SETTINGS, **shared, "base": base}
+
+    @cache
+    def backbone() -> Backbone | None:
+        model = family.settings(**settings)
+        if not family.frozen or model.pretrained is None:
+            return None
+        embeddings = embeddings_of(config) if settings["base"] == config.model.base else None
+        return RememberingBackbone(open_backbone(model) if embeddings is None else LangChainBackbone(embeddings))
+
+    def build(items: Sequence[Item]) -> TriEncoder:
+        model = TriEncoder.build(family.name, items, backbone=backbone(), spec=spec, seed=config.seed, **settings)
+        return model.to(device_of(config))
+
+    return build
+
+
+def _embeddings(config: Settings) -> str | None:
+    """The model of the selectors that compare embeddings, if there is one."""
+    return config.evaluation.embeddings or config.model.pretrained
+
+
+def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
+    """The baselines' embeddings: of the model named in the settings, or the retriever's own; None without either.
+
+    The vectors of the pool, for the retriever too, and of the queries that trade-offs are chosen on are computed once.
+    The queries that are measured are embedded again each time, because their encoding is a part of the latencies.
+    """
+    config, name = run.config, _embeddings(run.config)
+    if name is None or not any("embed" in get_baseline(selector).needs for selector in config.evaluation.selectors):
+        return None
+    own = name == config.model.pretrained
+    raw: Any = model.backbone if own else None
+    if raw is None:
+        raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
+    memory = RememberingBackbone(raw, run.vectors if own else None)
+    for encoder in (model.candidate, model.context):
+        if own and encoder.backbone is not None:
+            encoder.backbone = memory
+    remembered = {example.source for example in task.pool}
+    if config.evaluation.split != "dev":
+        remembered |= {example.source for example in task.dev}
+
+    def embed(texts: Sequence[str]) -> Any:
+        return (memory if remembered.issuperset(texts) else raw).embed(texts)
+
+    return embed
+
+
+def _opener(config: Settings) -> Callable[[str, str], Embed]:
+    """Opens the models that selectors bring, or those that the settings name in their place."""
+
+    def opened(selector: str, base: str) -> Embed:
+        name = getattr(config.evaluation, selector, base)
+        encoder = TransformerEncoder(name, max_length=config.model.max_length, view="source").to(device_of(config))
+        return lambda texts: encoder.encode([Item(text) for text in texts])
+
+    return opened
+
+
+def _token_embedder(config: Settings, pool: Sequence[Example] = ()) -> TransformerTokens | None:
+    """The same model's embeddings of tokens, loaded at the first call, the pool's kept; None where it gives none."""
+    name = _embeddings(config)
+    if name is None or name.startswith("langchain:"):
+        return None
+    return TransformerTokens(name, max_length=config.model.max_length, remember=[example.source for example in pool])
