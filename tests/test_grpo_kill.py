@@ -159,8 +159,8 @@ def logged(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    """What training leaves, name → content."""
-    paths = [path for path in folder.glob("checkpoint*/**/*") if path.is_file()]
+    """What training leaves, name → content, but for the model card, which names the run."""
+    paths = [path for path in folder.glob("checkpoint*/**/*") if path.is_file() and path.name != "README.md"]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 

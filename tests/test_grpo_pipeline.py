@@ -55,7 +55,7 @@ def test_a_run_with_grpo_compares_the_policy_before_and_after(capsys, here):
     folder = here / "runs" / "demo"
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoint", "checkpoint-sft", "config.yaml", "coverage.png", "data", "evaluation.json", "metrics.jsonl",
-        "run.json", "run.lock",
+        "picks.jsonl", "run.json", "run.lock",
     ]  # fmt: skip
     report = json.loads((folder / "evaluation.json").read_text())
     assert list(report["selectors"]) == ["rcr", "rcr_without_rl", "random"]
