@@ -21,8 +21,10 @@ from rcr_trainer.okapi import tokenize
 from rcr_trainer.training.runner import linear
 
 from langchain_rcr import Item, TriEncoder
+from langchain_rcr.errors import InputError
 from langchain_rcr.items import compose
 
+LEARNED = ["epr", "se2", "se2_tri", "ceil", "iterr"]
 WORDS = ["river", "state", "city", "largest", "longest", "border", "capital", "population"]
 EXAMPLES = [
     {
@@ -199,6 +201,13 @@ def test_what_se2_reads_is_the_question_and_then_the_picks():
     assert appended("a b", [Item("c", "d"), Item("e", "f")]) == "a b\nSource: c\nTarget: d\nSource: e\nTarget: f"
 
 
+@pytest.mark.parametrize("name", LEARNED)
+def test_a_pool_that_just_suffices_is_learned_from_and_a_smaller_one_is_refused(name):
+    assert sorted(make(name, examples=EXAMPLES[:5], candidates=2).pick(["what river ?"], 5)[0]) == list(range(5))
+    with pytest.raises(InputError, match=f"the {name} selector can't be trained: the pool has 4 examples, too few to"):
+        make(name, examples=EXAMPLES[:4]).pick(["what river ?"], 2)
+
+
 def unit(rng, *shape):
     vectors = rng.normal(size=shape)
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
@@ -288,7 +297,7 @@ def parser():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["epr", "se2", "se2_tri", "ceil", "iterr"])
+@pytest.mark.parametrize("name", LEARNED)
 def test_trained_with_a_small_language_model_it_helps_more_than_untrained(name, parser):
     from rcr_trainer.data import covr_split
 

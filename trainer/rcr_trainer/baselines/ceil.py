@@ -25,7 +25,7 @@ from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import TradeOff
 from rcr_trainer.baselines.dense import unit_vectors
 from rcr_trainer.baselines.dpp import DPPSelector
-from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Learner, question_batches, shortlist
+from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Learner, question_batches
 from rcr_trainer.baselines.options import LearnedSettings
 
 MARGIN = 0.01
@@ -53,8 +53,7 @@ class CEILSelector(LearnedSelector, DPPSelector):
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
         rng, items = np.random.default_rng(self.resources.seed), self._items
-        near = shortlist(self._programs(), rows, self.options.candidates)
-        sets = draw_sets(near, self.options.sets, self.k, rng)
+        sets = draw_sets(self._near(rows), self.options.sets, self.k, rng)
         scores = self._scores(np.repeat(rows, sets.shape[1]).tolist(), sets.reshape(-1, sets.shape[2]).tolist())
         by_question = torch.from_numpy(scores.reshape(sets.shape[:2]))
         questions = model.query.featurize([Item(items[row].source) for row in rows])

@@ -21,7 +21,7 @@ from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import in_blocks, top_k
 from rcr_trainer.baselines.contrast import contrast
-from rcr_trainer.baselines.learned import IntArray, LearnedSelector, shortlist
+from rcr_trainer.baselines.learned import IntArray, LearnedSelector
 from rcr_trainer.baselines.options import LearnedSettings
 
 
@@ -33,10 +33,10 @@ class EPRSelector(LearnedSelector):
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
         """See `LearnedSelector.texts`."""
-        return queries * options.candidates
+        return queries * max(options.candidates, k)
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
-        near = shortlist(self._programs(), rows, self.options.candidates)
+        near = self._near(rows)
         scores = self._scores(np.repeat(rows, near.shape[1]).tolist(), near.reshape(-1, 1).tolist())
         ranked = np.take_along_axis(near, np.argsort(-scores.reshape(near.shape), axis=1, kind="stable"), axis=1)
         questions = model.query.featurize([Item(self._questions[row]) for row in rows])

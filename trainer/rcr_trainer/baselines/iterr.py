@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import in_blocks
-from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Learner, question_batches, shortlist
+from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Learner, question_batches
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.losses import grpo_loss
@@ -70,8 +70,7 @@ class ITERRSelector(LearnedSelector):
         candidates = torch.from_numpy(model.candidate.encode(self._items)).to(device)
         questions = model.query.featurize([Item(self._questions[row]) for row in rows])
         barred = torch.ones(len(rows), len(candidates), dtype=torch.bool)
-        near = shortlist(self._programs(), rows, self.options.candidates)
-        barred.scatter_(1, torch.from_numpy(near), value=False)
+        barred.scatter_(1, torch.from_numpy(self._near(rows)), value=False)
         group = self.options.sets
 
         def start(batch: IntArray) -> Any:

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.errors import InputError
 from langchain_rcr.items import Item, compose
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import Baseline
@@ -44,6 +45,7 @@ class LearnedSelector(Baseline):
     nothing is learned from them.
 
     Raises:
+        InputError: the pool has less than k + 2 examples.
         LLMError: the language model can't be asked, or its budget is spent: its scores so far are kept.
     """
 
@@ -75,6 +77,9 @@ class LearnedSelector(Baseline):
         """The encoders, trained as soon as something has been picked."""
         if self._model is None:
             build: Any = self.resources.policy
+            if len(self._examples) < self.k + 2:
+                what = f"the pool has {len(self._examples)} examples, too few to learn to pick {self.k}"
+                raise InputError(f"the {self.name} selector can't be trained: {what}")
             rows = training_rows(len(self._examples), self.options.queries)
             most = self.texts(self.options, len(rows), self.k)
             logger.info("%s learns: the language model scores at most %d texts …", self.name, most)
@@ -105,6 +110,10 @@ class LearnedSelector(Baseline):
         """(R,) log-likelihoods of the programs of R examples behind prompts that show others, in this order."""
         scorer: Any = self.resources.score
         return likelihoods(scorer, self._items, rows, sets)
+
+    def _near(self, rows: IntArray, more: int = 0) -> IntArray:
+        """(Q, L + more) the candidates of questions; L is at least k."""
+        return shortlist(self._programs(), rows, max(self.options.candidates, self.k) + more)
 
     def _job(self, model: TriEncoder) -> Job:
         return Job(model, (), (), (), self.resources.spec, self.resources.seed)

@@ -26,7 +26,7 @@ from langchain_rcr.items import Item, compose
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import in_blocks
 from rcr_trainer.baselines.contrast import States, contrast
-from rcr_trainer.baselines.learned import FloatArray, IntArray, LearnedSelector, shortlist
+from rcr_trainer.baselines.learned import FloatArray, IntArray, LearnedSelector
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.training.rollout import states as states_of
 
@@ -42,12 +42,11 @@ class Se2Selector(LearnedSelector):
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
         """See `LearnedSelector.texts`."""
-        return queries * options.candidates * k
+        return queries * max(options.candidates, k) * k
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
-        rng, size = np.random.default_rng(self.resources.seed), self.options.candidates
-        near = shortlist(self._programs(), rows, size + self.k - 1)
-        ranked, chosen = sequences(self._scores, rows, near, self.k, rng)
+        rng = np.random.default_rng(self.resources.seed)
+        ranked, chosen = sequences(self._scores, rows, self._near(rows, self.k - 1), self.k, rng)
         states = self._states(model, rows, chosen)
         contrast(self._job(model), self.options, self._items, rows, ranked, chosen, states)
 
