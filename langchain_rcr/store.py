@@ -132,6 +132,14 @@ class ExampleStore:
         pool = self.schema.extended(examples, ids)
         self.index.add(_rows(pool), self.encoder.encode_pool(pool.items()), replace=replace)
         self.encoder.grow(pool.items())
+        if self.encoder.family.structured:
+            spec = self.encoder.spec
+            unread = [item.target for item in pool.items() if not spec.structures(item.target)]
+            if unread:
+                logger.warning(
+                    "%d of %d added programs don't parse as '%s', so they are picked last (the first: '%.80s')",
+                    *(len(unread), len(pool), spec.language, " ".join(unread[0].split())),
+                )
         return list(pool.ids)
 
     def delete(self, ids: Sequence[str]) -> int:
