@@ -10,6 +10,7 @@ import pytest
 from rcr_trainer import baselines
 from rcr_trainer.cli import TABLES as NAMES
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.layers import given_settings, merged
 from rcr_trainer.paper import COVR, GEOQUERY, TABLES, Sweep, named_splits, split_settings
 from rcr_trainer.paper.results import Result, cell
 from rcr_trainer.paper.sweep import Outcome
@@ -104,6 +105,24 @@ def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
     assert left_out == (set() if learned else {"epr", "se2", "se2_tri", "ceil", "iterr"})
 
 
+def test_the_papers_own_settings_fit_every_split(tmp_path):
+    config = Path(__file__).parent.parent / "examples" / "configs" / "paper_geoquery.yaml"
+    given = merged(given_settings(config, {}, {}), {"llm": {"kind": "simulator"}})
+    ids = tmp_path / "geoquery" / "splits" / "template_1.json"
+    ids.parent.mkdir(parents=True)
+    ids.write_text("{}")
+    for table in ("main", "rl"):
+        geoquery = Sweep(TABLES[table], ["template_1"], [0], tmp_path, tmp_path, given).cells
+        covr = Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, given).cells
+        assert len(geoquery) == len(covr) == {"main": 3, "rl": 5}[table]
+        for each in (*geoquery, *covr):
+            assert each.config.model.family == "transformer"
+            assert each.config.grpo.enabled  # the file says no
+            assert each.config.data.anonymize_values == (each.split == "template_1")
+    raw = merged(given, {"data": {"anonymize_values": False}})
+    assert not Sweep(TABLES["rl"], ["template_1"], [0], tmp_path, tmp_path, raw).cells[0].config.data.anonymize_values
+
+
 def test_a_policy_without_sft_needs_grpo():
     for settings in ({}, {"grpo": {"enabled": True}, "sft": {"checkpoint": "runs/a"}}):
         with pytest.raises(ValueError, match=r"sft\.enabled = False contradicts"):
@@ -162,6 +181,11 @@ def test_answers_of_a_simulator_are_called_simulated():
     assert "## simulated exact match, %" in text
     assert "Answers are simulated, by no language model." in text
     assert "Seed 0." in text
+
+
+def test_who_is_left_out_is_said():
+    text = Result("main", TABLES["main"], OUTCOMES, {"Contriever": "no such model"}).markdown()
+    assert text.endswith("\n\nContriever left out: no such model.\n")
 
 
 def test_csv_has_a_line_for_each_figure():

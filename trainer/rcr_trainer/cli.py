@@ -178,7 +178,7 @@ def _paper(given: argparse.Namespace) -> None:
                 _say(f"{number} of {len(missing)}: {cell.config.folder}")
         finally:
             outcomes = sweep.outcomes()
-            result = Result(given.table, table, outcomes)
+            result = Result(given.table, table, outcomes, sweep.left_out())
             paths = result.write(given.out) if outcomes else []
     _show(result.markdown())
     _show(f"written: {', '.join(map(str, paths))}")

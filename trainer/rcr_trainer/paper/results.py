@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
 from statistics import mean, stdev
@@ -42,11 +42,13 @@ class Result:
         name: of the table, as the command line takes it.
         table: what it is made of.
         outcomes: what its runs found.
+        left_out: selectors that could not be compared, with the reason.
     """
 
     name: str
     table: Table
     outcomes: Sequence[Outcome]
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def rows(self) -> list[str]:
@@ -135,6 +137,7 @@ class Result:
         for label in self.rows:
             cells = [cell(self.values(label, MEAN, key), digits) for key, (_, digits) in shown.items()]
             lines += _markdown_row([label, *cells, *([_gap(gaps.get(label))] if gaps else [])])[:1]
+        lines += [f"\n{name} left out: {reason}." for name, reason in self.left_out.items()]
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rcr_trainer.evaluation import Picked
 
 # Appendix A: 110 questions are held out for GRPO.
-_DEFAULTS: dict[str, Any] = {"tensorboard": False, "grpo": {"enabled": True, "queries": 110}}
+_DEFAULTS: dict[str, Any] = {"tensorboard": False, "grpo": {"queries": 110}}
 _OF_THE_SPLIT = ("split", "directory", "train", "dev", "test", "corpus", "ids")
 """What the settings say of data that a split says itself."""
 
@@ -170,6 +170,11 @@ class Sweep:
             outcome for cell in self.cells if cell.variant and cell.done for outcome in _outcomes(cell, cell.variant)
         ]
 
+    def left_out(self) -> dict[str, str]:
+        """The selectors that a run could not compare, with the reason."""
+        reports = [EvaluationReport.read(cell.config.folder) for cell in self.cells if cell.variant and cell.done]
+        return {name_of(name): reason for report in reports for name, reason in report.left_out.items()}
+
     # ------------------------------------------------------------------ the settings of a cell
 
     def _of(self, split: str, seed: int) -> Iterator[Cell]:
@@ -179,11 +184,14 @@ class Sweep:
             section: dict(values) if isinstance(values, Mapping) else values
             for section, values in self.settings.items()
         }
-        for name in _OF_THE_SPLIT:
+        geoquery = where["data"]["task"] == "geoquery"
+        for name in (*_OF_THE_SPLIT, *(() if geoquery else ("anonymize_values",))):
             given.get("data", {}).pop(name, None)
+        # Programs as the paper prints them (appendix D).
+        printed: dict[str, Any] = {"data": {"anonymize_values": True}} if geoquery else {}
         llm = LLMSettings.model_validate(given.get("llm", {}))
         everyone = {"evaluation": {"selectors": _comparable(llm) if self.table.everyone else []}}
-        common = merged(_DEFAULTS, everyone, given, {"data": where["data"]})
+        common = merged(_DEFAULTS, printed, everyone, given, {"data": where["data"], "grpo": {"enabled": True}})
         # What else a split says, the command may contradict.
         common = merged({name: values for name, values in where.items() if name != "data"}, common)
         family = get_family(common.get("model", {}).get("family") or DEFAULT_FAMILY)
