@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.base import DEFAULT_BASE
 
 if TYPE_CHECKING:
     from langchain_rcr.families import ModelSettings
@@ -78,6 +79,13 @@ def push(folder: Path, name: str, *, private: bool = True, message: str = "langc
     return str(made)
 
 
+def requirement(base: str | None, spec: ProgramSpec) -> str:
+    """What has to be installed where a checkpoint is served, as pip takes it."""
+    needed = {"offline": base == DEFAULT_BASE, "sql": spec.language.partition(":")[0] == "sql"}
+    extras = ",".join(name for name, wanted in needed.items() if wanted)
+    return f"langchain-rcr[{extras}]" if extras else "langchain-rcr"
+
+
 def model_card(
     config: ModelSettings,
     spec: ProgramSpec,
@@ -133,6 +141,7 @@ def model_card(
         f"- programs: `{language}`, local structures of up to {spec.max_size} nodes",
         f"- state: `{config.state}`, λ = {config.lam:g}",
         *([f"- trained on: {', '.join(datasets)}"] if datasets else []),
+        f"- needs: `pip install '{requirement(base, spec)}'`",
         "",
         "## Use",
         "",

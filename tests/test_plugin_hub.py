@@ -14,7 +14,8 @@ from toys import lexical
 
 from langchain_rcr import CheckpointError, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.families import get_family
-from langchain_rcr.hub import fetched, model_card
+from langchain_rcr.families.base import DEFAULT_BASE
+from langchain_rcr.hub import fetched, model_card, requirement
 from langchain_rcr.programs import ProgramSpec
 
 EXAMPLES = [
@@ -207,3 +208,18 @@ def test_a_run_puts_its_data_and_figures_into_the_card(here):
     assert set(found) == {"coverage", "full_coverage", "simulated_exact_match"}
     assert "6 test questions, split 110" in body
     assert len(TriEncoder.from_pretrained("runs/tiny/checkpoint").card) == len(card.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize(
+    ("base", "language", "needed"),
+    [
+        (None, "functional", "langchain-rcr"),
+        ("some/model", "sql", "langchain-rcr[sql]"),
+        (DEFAULT_BASE, "python", "langchain-rcr[offline]"),
+        (DEFAULT_BASE, "sql:sqlite", "langchain-rcr[offline,sql]"),
+    ],
+)
+def test_a_card_names_what_serving_needs(base: str | None, language: str, needed: str) -> None:
+    assert requirement(base, ProgramSpec(language)) == needed
+    config = get_family("structure").settings(base=base)
+    assert f"- needs: `pip install '{needed}'`" in model_card(config, ProgramSpec(language))

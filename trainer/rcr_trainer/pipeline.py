@@ -77,6 +77,7 @@ def run(
         RCRError: data, settings or run folder don't allow it; see `Run.create` and the stages.
     """
     set_threads(config.threads)
+    from langchain_rcr.hub import requirement
     from rcr_trainer.data import read_split, write_split
     from rcr_trainer.training.processes import join
 
@@ -102,6 +103,9 @@ def run(
 
                 _take(current, "evaluation", lambda: evaluation_stage(current))
             current.finish()
+            if "sft" in wanted:
+                what = requirement(config.model.pretrained, task.spec)
+                logger.info("policy in %s; where it is served: pip install '%s'", current.checkpoint, what)
     return current
 
 
