@@ -168,9 +168,9 @@ def _paper(given: argparse.Namespace) -> None:
     sweep = Sweep(table, splits, seeds, given.out, given.data, settings)
     with _progress():
         missing = sweep.missing()
-        budget = sweep.budget(missing)
         _say(f"{given.table}: {len(sweep.cells)} runs in {given.out}, {len(missing)} of them to do")
         if missing:
+            budget = sweep.budget(missing)
             _say(f"language model: {'none is asked' if budget is None else budget}")
             _confirm(given.yes)
         try:

@@ -96,6 +96,7 @@ def learning_figures(metrics: Sequence[Mapping[str, Any]], stage: str) -> dict[s
         axes.plot(*zip(*points, strict=True), color=_OURS[0], marker="o" if len(points) <= 30 else "", markersize=4)
         axes.set_title(title, loc="left", fontsize=9)
         axes.set_xlabel("optimiser steps")
+        axes.xaxis.get_major_locator().set_params(integer=True)
         tidy(axes)
     return figures
 
