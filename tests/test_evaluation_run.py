@@ -91,6 +91,21 @@ def test_a_run_with_the_simulator_says_simulated_and_scores_as_a_plain_loop_does
     assert values["selectors"]["bm25"]["exact_match"] == 100 * sum(right) / 8
 
 
+def test_answers_are_compared_by_their_results_where_programs_can_be_run(here):
+    (here / "runner.py").write_text("def sizes(program):\n    return len(program.split())\n", encoding="utf-8")
+    flags = ["--llm.kind=simulator", "--llm.simulator_size=1", "--reward.executor=runner:sizes"]
+    assert cli.main(["run", "demo.yaml", *flags]) == 0
+    picks = read_picks("runs/demo")
+    for name, scores in report().selectors.items():
+        same = [len(row.answer.split()) == len(row.gold.split()) for row in picks[name] if row.answer is not None]
+        assert [row.execution for row in picks[name] if row.answer is not None] == same
+        assert scores.execution == 100 * sum(same) / 8 >= scores.exact_match
+    assert cli.main(["evaluate", "runs/demo"]) == 0  # its own settings have the executor
+    assert report().selectors["rcr"].execution is not None
+    assert cli.main(["run", "demo.yaml", "--llm.kind=simulator", "--name=plain"]) == 0
+    assert report("runs/plain").selectors["rcr"].execution is None
+
+
 def test_after_grpo_both_policies_are_answered(capsys, here):
     flags = ["--grpo.enabled=true", "--grpo.epochs=1", "--grpo.max_steps=1", "--grpo.group_size=2"]
     assert cli.main(["run", "demo.yaml", "--llm.kind=simulator", "--evaluation.answer_queries=3", *flags]) == 0

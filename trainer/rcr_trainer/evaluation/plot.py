@@ -86,6 +86,8 @@ def learning_figures(metrics: Sequence[Mapping[str, Any]], stage: str) -> dict[s
         metrics: the rows of the stage (`Run.metrics`), in the order of their steps.
         stage: a key of CURVES.
     """
+    from matplotlib.ticker import MaxNLocator
+
     figures = {}
     for metric, title in CURVES[stage].items():
         points = [(row["step"], row[metric]) for row in metrics if metric in row]
@@ -96,7 +98,7 @@ def learning_figures(metrics: Sequence[Mapping[str, Any]], stage: str) -> dict[s
         axes.plot(*zip(*points, strict=True), color=_OURS[0], marker="o" if len(points) <= 30 else "", markersize=4)
         axes.set_title(title, loc="left", fontsize=9)
         axes.set_xlabel("optimiser steps")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         tidy(axes)
     return figures
 
