@@ -8,7 +8,7 @@ import pytest
 from rcr_trainer import baselines, cli
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
-from rcr_trainer.evaluation import EvaluationReport, resources, stage
+from rcr_trainer.evaluation import EvaluationReport, read_picks, resources, stage
 from rcr_trainer.layers import load_config
 from rcr_trainer.llm.faults import AccessError
 from rcr_trainer.llm.ledger import AnswerCache
