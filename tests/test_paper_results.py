@@ -101,6 +101,9 @@ def test_what_the_command_says_holds_for_every_run_and_variants_have_the_last_wo
 def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
     # The structure family's fit is a part of SFT: there is no RCR without.
     _, grpo = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells
+    rewards = Sweep(TABLES["reward"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells[1:]
+    names = [name for cell_ in rewards for name in cell_.config.reward.names]
+    assert names == ["structure_coverage", "correctness", *(["likelihood"] if learned else [])]
     left_out = set(baselines.names()) - set(grpo.config.evaluation.selectors)
     assert left_out == (set() if learned else {"epr", "se2", "se2_tri", "ceil", "iterr"})
 

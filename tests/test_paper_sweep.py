@@ -2,6 +2,7 @@
 
 import csv
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from rcr_trainer import cli, pipeline
@@ -51,6 +52,19 @@ def test_the_budget_is_shown_and_nothing_runs_without_a_yes(here, capsys):
     assert "at most 60 calls" in err
     assert "nothing was run: --yes agrees to this budget" in err
     assert not list((here / "out").glob("*/run.json"))
+
+
+def test_on_a_terminal_it_asks(here, capsys, monkeypatch):
+    shorten(monkeypatch, "rl", 0)
+    answers = iter(["no\n", "y\n"])
+    terminal = SimpleNamespace(isatty=lambda: True, readline=lambda: next(answers))
+    monkeypatch.setattr("sys.stdin", terminal)
+    assert paper("rl", "--evaluation.selectors=") == 2
+    err = capsys.readouterr().err
+    assert "Run these? [y/N] " in err
+    assert err.endswith("error: nothing was run\n")
+    assert paper("rl", "--evaluation.selectors=") == 0
+    assert (here / "out" / "rl.md").is_file()
 
 
 def test_a_kill_in_the_middle_and_a_second_call_give_the_same_table(here, capsys, monkeypatch):

@@ -198,6 +198,8 @@ class Sweep:
         for variant in self.table.variants:
             if family.fits and not variant.settings.get("sft", {}).get("enabled", True):
                 continue  # The fit is a part of SFT: there is no policy without.
+            if variant.settings.get("reward", {}).get("names") == ["likelihood"] and not (llm.given and llm.scores):
+                continue
             if variant.start == "sft":
                 yield self._sft(split, seed, merged(common, variant.settings))
             if variant.start == "trained":

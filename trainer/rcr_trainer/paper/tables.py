@@ -121,6 +121,11 @@ def _advantage(name: str, label: str) -> Variant:
     return Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **_ALONE}, {OURS: Row(label)})
 
 
+def _reward(name: str, shown: str = "") -> Variant:
+    settings = {"reward": {"names": [name], "weights": []}, **_ALONE}
+    return Variant(f"grpo-{name}", settings, {OURS: Row(f"{shown or name} reward")})
+
+
 def _point(name: str, settings: Settings, x: float, start: Literal["fresh", "sft"]) -> Variant:
     """A run of ours alone, as a point of a figure."""
     rows = {
@@ -175,14 +180,7 @@ TABLES = {
     ),
     "reward": Table(
         "Rewards",
-        [
-            _grpo(**{OURS: Row("coverage reward")}),
-            Variant(
-                "grpo-correctness",
-                {"reward": {"names": ["correctness"], "weights": []}, **_ALONE},
-                {OURS: Row("correctness reward")},
-            ),
-        ],
+        [_reward("structure_coverage", "coverage"), _reward("correctness"), _reward("likelihood")],
         GEOQUERY,
         "coverage reward",
         tuple(published()["tables"]["reward"]["rows"]),
