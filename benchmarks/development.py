@@ -27,6 +27,7 @@ QUESTIONS, K = 300, 4
 def measured(run: Path, seed: int, *, own_program: bool) -> dict[str, float]:
     """Coverage (%) of a run's policy on held-out training questions and on the test."""
     import numpy as np
+    from rcr_trainer.coverage import program_groups
     from rcr_trainer.data import read_split
     from rcr_trainer.folds import HeldOut, own_positions
     from rcr_trainer.training.supervision import Supervision
@@ -39,9 +40,10 @@ def measured(run: Path, seed: int, *, own_program: bool) -> dict[str, float]:
     questions = [split.train[row] for row in sorted(rows.tolist())]
     held_out = HeldOut(split.train, questions, model.spec, own_program=own_program, seed=seed)
     pool = model.encode_pool([example.item for example in split.train])
+    groups = program_groups(model.spec, [example.target for example in split.train])
 
     def coverage(asked: Any, vectors: Any, barred: Any) -> float:
-        picks = greedy(vectors, pool, model.state(), K, exclude=barred).positions
+        picks = greedy(vectors, pool, model.state(), K, exclude=barred, groups=groups).positions
         return Supervision.build(asked, split.train, model.spec, barred, reachable=True).coverage(picks)
 
     features = held_out.features(model, questions)

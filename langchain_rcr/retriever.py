@@ -64,7 +64,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         beam_width: how many sequences of picks the beam search keeps; 1: greedy.
         order: the order of the picks in the prompt: as picked, the last pick first ("reversed"), or the most relevant
             to the question alone last, next to the question ("relevance").
-        mask_same_program: never pick two examples with the same program while others are left.
+        mask_same_program: never pick two examples with the same program while others are left. None: as the encoder's
+            family does (`Family.masks_same_program`); `structure` does, the others don't.
         max_overlap: never pick two examples whose questions share more of their words (Jaccard, below 1) while others
             are left. None: no such rule.
         max_tokens: the limit for the texts of all picks together. An example that doesn't fit is skipped, not cut.
@@ -88,7 +89,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     filter: dict[str, Any] | None = None
     beam_width: int = 1
     order: Order = "picked"
-    mask_same_program: bool = False
+    mask_same_program: bool | None = None
     max_overlap: float | None = None
     max_tokens: int | None = None
     tokenizer: Any = None
@@ -520,7 +521,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         check_fields(k=k, beam_width=beam_width)
         where = self.filter if filter is None else filter
         constraints: list[Constraint] = []
-        if self.mask_same_program:
+        by_family = self.store.encoder.family.masks_same_program
+        if by_family if self.mask_same_program is None else self.mask_same_program:
             constraints.append(DifferentPrograms())
         if self.max_overlap is not None:
             constraints.append(DifferentQuestions(self.source_key, self.max_overlap))

@@ -19,7 +19,7 @@ from langgraph.graph import END, START, StateGraph
 from run_tree import RunTree
 from toys import lexical
 
-from langchain_rcr import InputError, PoolError, SequentialCompositionalRetriever, few_shot_prompt
+from langchain_rcr import InputError, SequentialCompositionalRetriever, few_shot_prompt
 from langchain_rcr.chains import ParsedProgram, semantic_parsing_chain
 
 ROWS = [
@@ -93,8 +93,8 @@ async def test_as_a_tool(retriever: SequentialCompositionalRetriever) -> None:
 
 
 async def test_with_fallbacks(retriever: SequentialCompositionalRetriever) -> None:
-    empty = SequentialCompositionalRetriever.from_encoder(retriever.store.encoder, [], k=2)
-    with pytest.raises(PoolError):
+    empty = SequentialCompositionalRetriever.from_encoder(retriever.store.encoder, [], k=2, k_min=1)
+    with pytest.raises(InputError):
         empty.invoke(QUESTION)
     safe = empty.with_fallbacks([retriever])
     assert safe.invoke(QUESTION) == await safe.ainvoke(QUESTION) == retriever.invoke(QUESTION)
@@ -102,7 +102,7 @@ async def test_with_fallbacks(retriever: SequentialCompositionalRetriever) -> No
     for batched in (safe.batch([QUESTION, "name a lake"]), await safe.abatch([QUESTION, "name a lake"])):
         assert [[document.id for document in documents] for documents in batched] == expected
     only = empty.with_fallbacks([retriever], exceptions_to_handle=(ConnectionError,))
-    with pytest.raises(PoolError):
+    with pytest.raises(InputError):
         only.invoke(QUESTION)
 
 

@@ -174,3 +174,13 @@ def test_a_program_that_does_not_parse_is_added_with_a_warning(retriever, caplog
     caplog.clear()
     retriever.add_example(rows()[1])
     assert caplog.text == ""
+
+
+def test_no_program_is_picked_twice_unless_asked_for(retriever):
+    twins = [{**row, "source": f"tell me , {row['source']}"} for row in rows()]
+    retriever.add_examples(twins)
+    for row in rows()[::7]:
+        picks = [document.metadata["target"] for document in retriever.invoke(row["source"], k=4)]
+        assert len(set(picks)) == 4
+    free = retriever.model_copy(update={"mask_same_program": False})
+    assert any(len({document.metadata["target"] for document in free.invoke(row["source"], k=4)}) < 4 for row in rows())

@@ -117,6 +117,9 @@ class Family(ABC):
     """Whether its encoders read through a frozen text encoder, which `build` is then given."""
     takes_drafts: ClassVar[bool] = False
     """Whether E_x can use a draft of the question's program (`Encoder.drafted`)."""
+    masks_same_program: ClassVar[bool] = False
+    """Whether no program is picked twice unless one asks for that: an equal program covers nothing new, which costs
+    less than what isn't needed."""
     structured: ClassVar[bool] = False
     """Whether the coordinates of its vectors stand for structures, as some states need."""
 

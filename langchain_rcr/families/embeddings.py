@@ -50,8 +50,9 @@ class EmbeddingsFamily(Family):
     summary = "frozen vectors with trained heads"
     Settings = EmbeddingsSettings
     training: ClassVar = {
-        "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0},
+        "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0, "mask_duplicates": False},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 512},
+        "evaluation": {"mask_duplicates": False},
     }
     frozen = True
 

@@ -44,8 +44,9 @@ class LexicalFamily(Family):
     summary = "n-gram bags trained from scratch"
     Settings = LexicalSettings
     training: ClassVar = {
-        "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0},
+        "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0, "mask_duplicates": False},
         "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
+        "evaluation": {"mask_duplicates": False},
     }
 
     def build(

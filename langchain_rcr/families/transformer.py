@@ -39,8 +39,9 @@ class TransformerFamily(Family):
     summary = "three fully trained transformers, the paper's set-up"
     Settings = TransformerSettings
     training: ClassVar = {
-        "sft": {"epochs": 120, "lr": 1e-5, "temperature": 5.0},
+        "sft": {"epochs": 120, "lr": 1e-5, "temperature": 5.0, "mask_duplicates": False},
         "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
+        "evaluation": {"mask_duplicates": False},
     }
 
     def build(

@@ -39,6 +39,7 @@ from langchain_rcr.families.encoder import Features
 from langchain_rcr.items import Item, compose
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.selection import greedy
+from rcr_trainer.coverage import program_groups
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
@@ -176,6 +177,7 @@ class _GRPO:
         barred = held_out.barred(self.queries)
         check_pool_size("grpo", barred, len(pool), config.k)
         features = held_out.features(model, self.queries)
+        self.groups = program_groups(spec, [e.target for e in pool]) if model.family.masks_same_program else None
         self._search(features, barred)
         self.actor = Actor(
             model,
@@ -229,7 +231,7 @@ class _GRPO:
         def earned(part: slice) -> FloatArray:
             excluded = [barred[row] for row in rows[part]]
             vectors = query.vectors(features.select(rows[part]))
-            picks = greedy(vectors, pool, self.model.state(), config.k, exclude=excluded).positions
+            picks = greedy(vectors, pool, self.model.state(), config.k, exclude=excluded, groups=self.groups).positions
             return self._score(queries[part], picks)[0]
 
         if self.processes.first:  # It takes minutes.
@@ -368,7 +370,8 @@ class _GRPO:
         """Greedy picks (n, k) for some development queries."""
         queries = self.model.query.vectors(self.dev_features.select(np.arange(len(self.dev))[part]))
         barred = self.dev_supervision.forbidden[part]
-        return greedy(queries, self.actor.pool_vectors(), self.model.state(), self.config.k, exclude=barred).positions
+        pool, state = self.actor.pool_vectors(), self.model.state()
+        return greedy(queries, pool, state, self.config.k, exclude=barred, groups=self.groups).positions
 
 
 def _rates(model: TriEncoder, trained: Iterable[str]) -> dict[str, float]:

@@ -200,7 +200,7 @@ class SFTSettings(StageSettings):
         "(paper: yes).",
     )
     mask_duplicates: bool = Field(
-        False, description="Once a candidate is picked, all with the same program are masked while training."
+        True, description="Once a candidate is picked, all with the same program are masked while training."
     )
     patience: int | None = Field(
         10, ge=1, description="Stop after this many evaluations without a better dev coverage; null: never."
@@ -341,7 +341,7 @@ class EvaluationSettings(Section):
     exclude_own_program: bool = Field(
         False, description="No selector may pick a candidate with the query's own program."
     )
-    mask_duplicates: bool = Field(False, description="Our retriever picks no program twice.")
+    mask_duplicates: bool = Field(True, description="Our retriever picks no program twice.")
     answers: bool | None = Field(
         None,
         description="Whether the language model of the section llm answers with each selector's picks, for the exact "

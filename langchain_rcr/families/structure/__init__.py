@@ -49,10 +49,11 @@ class StructureFamily(Family):
     summary = "examples by the structures of their programs, questions by those that they will need"
     Settings = StructureSettings
     training: ClassVar = {
-        "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0},
+        "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0, "mask_duplicates": True},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
+        "evaluation": {"mask_duplicates": True},
     }
-    fits = frozen = structured = takes_drafts = True
+    fits = frozen = structured = takes_drafts = masks_same_program = True
     variants: ClassVar = tuple({"label": label, "cost": cost} for label in (3, 8, 20) for cost in (0.05, 0.1))
 
     def build(

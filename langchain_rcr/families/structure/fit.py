@@ -289,6 +289,7 @@ def _choose(
             )
         barred = fold[:, None] == way.fold
         judges.append((likely, wanted[rows] * _reach(targets, way.fold)[fold], barred))
+    programs = encoder.learnt[:, 1].cpu().numpy()
     best, kept = -np.inf, COSTS[0]
     for number, cost in enumerate(COSTS):
         with torch.no_grad():
@@ -297,7 +298,7 @@ def _choose(
         for likely, wanted, barred in judges:
             with torch.no_grad():
                 needs_of = encoder.valued(likely).cpu().numpy()
-            found.append(_quality(encoder, needs_of, wanted, targets, barred))
+            found.append(_quality(encoder, needs_of, wanted, targets, programs, barred))
         quality = float(np.mean(found))
         if quality > best + (MARGIN if number else 0):
             best, kept = quality, cost
@@ -305,8 +306,10 @@ def _choose(
         encoder.cost.fill_(np.log(kept))
 
 
-def _quality(encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Floats, barred: NDArray[np.bool_]) -> float:
-    """What greedy picks are worth, in points, less the price of their length.
+def _quality(
+    encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Floats, programs: _Ints, barred: NDArray[np.bool_]
+) -> float:
+    """What greedy picks of different programs are worth, in points, less the price of their length.
 
     The mean of three shares of what is needed and can be had (`wanted`): structures covered, the same weighted by
     rarity, and questions that miss no structure of one or two nodes.
@@ -320,7 +323,7 @@ def _quality(encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Float
     for _ in range(_K):
         logits = np.where(open_to, left @ pool.T, -np.inf)
         picks = logits.argmax(axis=1)
-        open_to[np.arange(len(picks)), picks] = False
+        open_to &= programs[picks][:, None] != programs
         left *= 1 - pool[picks]
         shown, length = np.maximum(shown, pool[picks]), length + size[picks]
     hit = np.minimum(shown, wanted)

@@ -70,7 +70,8 @@ class EmbeddingSelector(PoolEmbeddings):
 
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
         """(b, N): the cosine of each vector (b, D) with the question of each example."""
-        similarity: np.ndarray = (vectors @ self._vectors.T)[:, self._row_of]
+        with np.errstate(invalid="ignore"):  # OpenBLAS may raise the flag for lanes that are no part of the product
+            similarity: np.ndarray = (vectors @ self._vectors.T)[:, self._row_of]
         return similarity
 
     @abstractmethod
