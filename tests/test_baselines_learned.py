@@ -117,42 +117,40 @@ def test_epr_is_trained_as_a_plain_loop_trains_it():
 
 
 def test_se2_ranks_step_by_step_beside_what_was_chosen_before():
-    rows, near = np.array([4, 9]), np.array([nearest(4)[:7], nearest(9)[:7]])
-    score = lambda rows, sets: np.array([likelihood(row, shown) for row, shown in zip(rows, sets, strict=True)])  # noqa: E731
-    ranked, chosen = sequences(score, rows, near, 3, np.random.default_rng(0))
+    def score(rows, sets):
+        return np.array([likelihood(row, shown) for row, shown in zip(rows, sets, strict=True)])
+
+    rows = np.array([4, 9])
+    ranked, chosen = sequences(score, rows, 20, 5, 3, np.random.default_rng(0))
     assert ranked.shape == (2, 3, 5)
-    for row, own, steps, picks in zip(rows, near, ranked, chosen, strict=True):
+    for row, steps, picks in zip(rows, ranked, chosen, strict=True):
         for step, order in enumerate(steps):
             before = picks[:step].tolist()
-            open_ = [each for each in own if each not in before][:5]
-            assert order.tolist() == sorted(open_, key=lambda each: -likelihood(row, [*before, each]))
+            assert len({*order.tolist(), *before, int(row)}) == 5 + step + 1
+            assert order.tolist() == sorted(order.tolist(), key=lambda each: -likelihood(row, [*before, each]))
             assert picks[step] in order
-        assert len(set(picks)) == 3
-    many = sequences(score, np.full(400, 4), np.tile(near[0], (400, 1)), 1, np.random.default_rng(0))
+    many = sequences(score, np.full(600, 4), 20, 7, 1, np.random.default_rng(0))
+    assert set(many[0].ravel().tolist()) == set(range(20)) - {4}
     first = np.mean(many[1][:, 0] == many[0][:, 0, 0])
-    assert abs(first - 1 / sum(1 / rank for rank in range(1, 8))) < 0.08
+    assert abs(first - 1 / sum(math.exp(-rank) for rank in range(7))) < 0.06
 
 
-def test_a_wide_beam_finds_the_most_probable_sequence_and_a_narrow_one_is_greedy():
+def test_a_wide_beam_finds_the_largest_sum_and_a_narrow_one_is_greedy():
     rng = np.random.default_rng(1)
     start, effect = 0.1 * rng.normal(size=(2, 6)), 3 * rng.normal(size=(6, 6))
 
     def logits(rows, picks):
         return np.stack([start[row] + effect[list(own)].sum(0) for row, own in zip(rows, picks, strict=True)])
 
-    def log_probability(query, sequence, barred):
-        total = 0.0
-        for step, pick in enumerate(sequence):
-            values = logits([query], np.array([sequence[:step]], dtype=int))[0]
-            left = [each for each in range(6) if each not in sequence[:step] and each not in barred]
-            total += values[pick] - math.log(sum(math.exp(values[each]) for each in left))
-        return total
+    def total(query, sequence):
+        steps = enumerate(sequence)
+        return sum(logits([query], np.array([sequence[:step]], dtype=int))[0, pick] for step, pick in steps)
 
     excluded = [np.array([], dtype=int), np.array([2])]
     wide = beam(logits, excluded, 3, width=120, horizon=3)
     for query, barred in enumerate(excluded):
         every = itertools.permutations(set(range(6)) - set(barred), 3)
-        best = max(every, key=lambda sequence: log_probability(query, sequence, barred))
+        best = max(every, key=lambda sequence: total(query, sequence))
         assert wide[query].tolist() == list(best)
     assert not (wide == beam(logits, excluded, 3, width=1, horizon=3)).all()
     narrow = beam(logits, excluded, 5, width=1, horizon=3)
@@ -177,9 +175,8 @@ def test_se2_picks_by_the_state_of_its_kind(name):
         for step, pick in enumerate(own):
             shown = [ITEMS[each] for each in own[:step]]
             if name == "se2":
-                state = model.query.encode(
-                    [Item("\n".join([query, compose(shown, "")[: -len("Source: \nTarget:")]]).rstrip())]
-                )
+                texts = [line for item in shown for line in (item.source, item.target)]
+                state = model.query.encode([Item("\n".join([*texts, query]))])
             else:
                 state = model.query.encode([Item(query)])
                 if shown:
@@ -196,9 +193,9 @@ def test_se2_picks_by_the_state_of_its_kind(name):
     assert moved == {"query": True, "context": name == "se2_tri", "candidate": True}
 
 
-def test_what_se2_reads_is_the_question_and_then_the_picks():
+def test_what_se2_reads_is_the_picks_and_then_the_question():
     assert appended("a b", []) == "a b"
-    assert appended("a b", [Item("c", "d"), Item("e", "f")]) == "a b\nSource: c\nTarget: d\nSource: e\nTarget: f"
+    assert appended("a b", [Item("c", "d"), Item("e", "f")]) == "c\nd\ne\nf\na b"
 
 
 @pytest.mark.parametrize("name", LEARNED)
@@ -208,9 +205,12 @@ def test_a_pool_that_just_suffices_is_learned_from_and_a_smaller_one_is_refused(
         make(name, examples=EXAMPLES[:4]).pick(["what river ?"], 2)
 
 
-def unit(rng, *shape):
-    vectors = rng.normal(size=shape)
+def unit_rows(vectors):
     return vectors / np.linalg.norm(vectors, axis=-1, keepdims=True)
+
+
+def unit(rng, *shape):
+    return unit_rows(rng.normal(size=shape))
 
 
 def test_ceils_volumes_are_determinants_of_its_kernel():
@@ -228,30 +228,42 @@ def test_ceils_volumes_are_determinants_of_its_kernel():
 
 
 def test_ceils_loss_by_hand_and_by_a_loop():
-    values, scores = [1.0, 3.0, 2.5, 0.0], [-1.0, -2.0, -0.5, -2.0]
-    better = sorted(range(4), key=lambda each: -scores[each])
-    pairs = [
-        max(0.0, values[b] - values[a] + MARGIN * (better.index(b) - better.index(a)))
-        for a, b in itertools.permutations(range(4), 2)
-        if scores[a] > scores[b]
-    ]
-    assert len(pairs) == 5  # two are equal
-    found = margin_loss(torch.tensor([values]), torch.tensor([scores]))
-    assert float(found) == pytest.approx(sum(pairs) / 5)
+    values, scores = [1.0, 3.0, 2.5, 0.0], [-1.0, -2.0, -0.5, -3.0]
+    ranked = [each / 3.0 for each in (2.5, 1.0, 3.0, 0.0)]
+    expected = 0.0
+    for gap in (1, 2, 3):
+        pairs = [(ranked[at], ranked[at + gap]) for at in range(4 - gap)]
+        expected += sum(max(0.0, worse - better + MARGIN * gap) for better, worse in pairs) / len(pairs)
+    assert float(margin_loss(torch.tensor([values]), torch.tensor([scores]))) == pytest.approx(expected)
     assert float(margin_loss(torch.tensor([[2.0, 1.0]]), torch.tensor([[0.0, -1.0]]))) == 0
     assert float(margin_loss(torch.tensor([[1.0, 2.0]]), torch.tensor([[0.0, -1.0]]))) == pytest.approx(1 + MARGIN)
+    assert float(margin_loss(torch.tensor([[1.0, 1.0]]), torch.tensor([[0.0, -1.0]]))) == pytest.approx(MARGIN)
 
 
 def test_ceil_scores_sets_of_near_examples_and_picks_by_greedy_volume():
     scores = Scores()
     selector = make("ceil", scores)
     picks = selector.pick(QUERIES, 3)
-    assert len(scores.asked) == 12 * 4 == type(selector).texts(OPTIONS, 12, 3)
-    assert all(prompt.count("Source: ") == 4 for prompt, _ in scores.asked)
-    sets = draw_sets(np.array([nearest(4)[:6]]), 40, 3, np.random.default_rng(0))[0]
-    assert sets[0].tolist() == nearest(4)[:3]
-    assert {each for own in sets.tolist() for each in own} == set(nearest(4)[:6])
-    assert all(len(set(own)) == 3 for own in sets.tolist())
+    # EPR's texts with one example each, then the sets.
+    assert len(scores.asked) == 12 * 6 + 12 * 4 == type(selector).texts(OPTIONS, 12, 3)
+    assert [prompt.count("Source: ") for prompt, _ in scores.asked] == [2] * 72 + [4] * 48
+    start = make("epr")
+    start.pick(QUERIES, 1)
+    candidates = [each.model.candidate.encode(ITEMS) for each in (start, selector)]
+    assert np.array_equal(*candidates)  # EPR's, which the sets leave as they are
+    assert not np.array_equal(start.model.query.encode(ITEMS), selector.model.query.encode(ITEMS))
+    near = np.array([[3, 5, 8, 13, 1, 2]])
+    sets = draw_sets(near, 40, 3, np.random.default_rng(0))[0].tolist()
+    assert {each for own in sets for each in own} == set(near[0].tolist())
+    assert all(len(set(own)) == 3 for own in sets)
+    # Those of the nearest examples by EPR, without the question itself.
+    similar, prompts = unit_rows(candidates[0]), [prompt for prompt, _ in scores.asked[72:]]
+    for at, row in enumerate(training_rows(20, 12)):
+        query = unit_rows(start.model.query.encode([Item(ITEMS[row].source)]))[0]
+        order = [each for each in np.argsort(-(similar @ query).round(6), kind="stable") if each != row][:6]
+        shown = [line for prompt in prompts[4 * at : 4 * at + 4] for line in prompt.split("\n")[:-2]]
+        sources = {line for line in shown if line.startswith("Source: ")}
+        assert sources <= {f"Source: {ITEMS[each].source}" for each in order}
 
     model, lam = selector.model, selector.lam
     pool = model.candidate.encode(ITEMS).astype(float)

@@ -1,13 +1,14 @@
 """CEIL: a determinantal point process over embeddings that are trained on how much sets of examples help.
 
-Source: Ye, Wu, Feng, Yu and Kong, "Compositional Exemplars for In-context Learning", ICML 2023, arXiv 2302.05698. For
-each training question (x, y), sets of k candidates are scored by p(y | set, x). The log det L_S = Σ r / λ + log det S_S
-of a better set must be larger than that of a worse one, by a margin times the difference of their ranks (section 3.2,
-after Zhong et al., "Extractive Summarization as Text Matching", ACL 2020). At inference the greedy mode, as in `dpp`,
-whose kernel this is.
+Source: Ye, Wu, Feng, Yu and Kong, "Compositional Exemplars for In-context Learning", ICML 2023, arXiv 2302.05698,
+section 3.2, and the code they published (HKUNLP/icl-ceil). It starts from a trained EPR. For each training question
+(x, y), sets of k of its nearest examples by EPR are drawn at random and ranked by p(y | set, x). The log det L_S =
+Σ r / λ + log det S_S of a better set must be larger than that of a worse one, by a margin times the difference of their
+ranks. The encoder of queries alone is trained. At inference the greedy mode, as in `dpp`, whose kernel this is.
 
-Departures: the candidates are the best by BM25 between programs, where CEIL takes those of a trained EPR, from which
-its encoders start, too. Assumed: sets are drawn evenly from the candidates, and one is the first k; the margin is 0.01.
+Departures: the sets have k examples (there 16, of 50 in the prompt), `baselines.sets` are drawn of the
+`baselines.candidates` nearest (there 50 of 100), and EPR trains E_c, too. Encoders, rate and epochs are the run's
+(there: BERT and 30 epochs).
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ from torch.nn.functional import normalize
 
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
-from rcr_trainer.baselines.base import TradeOff
+from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import unit_vectors
 from rcr_trainer.baselines.dpp import DPPSelector
-from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Learner, question_batches
+from rcr_trainer.baselines.epr import EPRSelector
+from rcr_trainer.baselines.learned import IntArray, Learner, question_batches
 from rcr_trainer.baselines.options import LearnedSettings
 
-MARGIN = 0.01
+MARGIN = 0.02
+"""Of their script for training."""
 _JITTER = 1e-4
 """On the diagonal of S, so that a set with two equal examples has a small volume, and a gradient, instead of none."""
 
 
-class CEILSelector(LearnedSelector, DPPSelector):
+class CEILSelector(EPRSelector, DPPSelector):
     """Picks, one after the other, the example with the largest log(new volume) + relevance / λ, by trained encoders.
 
     Args:
@@ -49,27 +52,33 @@ class CEILSelector(LearnedSelector, DPPSelector):
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
         """See `LearnedSelector.texts`."""
-        return queries * options.sets
+        return EPRSelector.texts(options, queries, k) + queries * options.sets
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
-        rng, items = np.random.default_rng(self.resources.seed), self._items
-        sets = draw_sets(self._near(rows), self.options.sets, self.k, rng)
+        super()._learn(model, rows)
+        rng, items, device = np.random.default_rng(self.resources.seed), self._items, next(model.parameters()).device
+        candidates = unit_vectors(model.candidate.encode(items))
+        questions = model.query.featurize([Item(items[row].source) for row in rows])
+        similarity = np.round(unit_vectors(model.query.vectors(questions)) @ candidates.T, 6)
+        size = min(max(self.options.candidates, self.k), len(items) - 1)
+        near = top_k(similarity, size, list(rows[:, None]))
+        sets = draw_sets(near, self.options.sets, self.k, rng)
         scores = self._scores(np.repeat(rows, sets.shape[1]).tolist(), sets.reshape(-1, sets.shape[2]).tolist())
         by_question = torch.from_numpy(scores.reshape(sets.shape[:2]))
-        questions = model.query.featurize([Item(items[row].source) for row in rows])
-        candidates = model.candidate.featurize(items)
+        shown = torch.from_numpy(candidates).to(device)
 
         def loss(batch: IntArray) -> Tensor:
-            used, columns = np.unique(sets[batch], return_inverse=True)
-            vectors = normalize(model.candidate(candidates.select(used)), dim=-1)
-            each = vectors[torch.from_numpy(columns.reshape(sets[batch].shape))]
-            values = log_volumes(normalize(model.query(questions.select(batch)), dim=-1), each, self.lam)
+            queries = normalize(model.query(questions.select(batch)), dim=-1)
+            values = log_volumes(queries, shown[torch.from_numpy(sets[batch])], self.lam)
             return margin_loss(values, by_question[torch.from_numpy(batch)].to(values))
 
         def batches(rng: np.random.Generator) -> list[IntArray]:
             return question_batches(len(rows), self.options.batch_size, rng)
 
-        Learner(self._job(model), self.options, dict(model.named_parameters()), len(rows)).run(batches, loss)
+        Learner(self._job(model), self.options, dict(model.query.named_parameters()), len(rows)).run(batches, loss)
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        return DPPSelector._pick(self, queries, k, excluded)
 
     def _fit(self) -> None:
         super()._fit()
@@ -81,16 +90,15 @@ class CEILSelector(LearnedSelector, DPPSelector):
 
 
 def draw_sets(near: IntArray, count: int, k: int, rng: np.random.Generator) -> IntArray:
-    """(Q, count, k) distinct candidates of each question: the first k, then sets at random.
+    """(Q, count, k) distinct candidates of each question, drawn at random.
 
     Args:
-        near: (Q, L) candidates, nearest first; L is at least k.
+        near: (Q, L) candidates; L is at least k.
         count: sets for each.
         k: examples in a set.
         rng: draws.
     """
     order = rng.random((len(near), count, near.shape[1])).argsort(axis=2)[:, :, :k]
-    order[:, 0] = np.arange(k)
     drawn: IntArray = np.take_along_axis(near[:, None], order, axis=2)
     return drawn
 
@@ -111,16 +119,17 @@ def log_volumes(queries: Tensor, candidates: Tensor, lam: float) -> Tensor:
 
 
 def margin_loss(values: Tensor, scores: Tensor) -> Tensor:
-    """Mean over pairs of a better set and a worse one of max(0, v(worse) − v(better) + margin · difference in rank).
+    """Σ over differences i in rank of the mean of max(0, v(worse) − v(better) + margin · i).
+
+    The values v of a question are scaled to 0 … 1 first.
 
     Args:
-        values: (B, M) of the sets; gradients flow through them.
-        scores: (B, M) of the language model. Sets with equal scores are no pair.
+        values: (B, M) of the sets; gradients flow through them, but not through the scale.
+        scores: (B, M) of the language model; equal ones rank in the order given.
     """
-    order = scores.argsort(dim=1, descending=True, stable=True)
-    values, scores = values.gather(1, order), scores.gather(1, order)
-    ranks = torch.arange(values.shape[1], device=values.device)
-    margin = MARGIN * (ranks[None, :] - ranks[:, None])
-    pairs = scores[:, :, None] > scores[:, None, :]
-    short = (values[:, None, :] - values[:, :, None] + margin).clamp(min=0)
-    return (short * pairs).sum() / pairs.sum().clamp(min=1)
+    values = values.gather(1, scores.argsort(dim=1, descending=True, stable=True))
+    least, most = (each.detach()[:, None] for each in values.aminmax(dim=1))
+    values = (values - least) / (most - least).clamp(min=1e-9)
+    gaps = range(1, values.shape[1])
+    short = [(values[:, gap:] - values[:, :-gap] + MARGIN * gap).clamp(min=0).mean() for gap in gaps]
+    return torch.stack(short).sum()

@@ -26,27 +26,29 @@ class Ranking:
 
     Args:
         candidates: (Q, k, L) positions, the most helpful first.
-        extreme: how many at either end are positives and hard negatives; no more than half of them are.
+        best: how many of the first are positives; no more than half of them are.
+        worst: how many of the last are hard negatives, likewise.
     """
 
     candidates: IntArray
-    extreme: int
+    best: int
+    worst: int
 
     def positives(self, rng: np.random.Generator) -> IntArray:
         """(Q, k) one of the best of each state."""
-        places = rng.integers(self._ends, size=self.candidates.shape[:2])
+        places = rng.integers(self._at_most(self.best), size=self.candidates.shape[:2])
         found: IntArray = np.take_along_axis(self.candidates, places[..., None], axis=2)[..., 0]
         return found
 
     def draw(self, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
         """One of the worst of each state, see `Negatives`."""
-        found: IntArray = self.candidates[queries, steps, -1 - rng.integers(self._ends, size=len(queries))]
+        places = rng.integers(self._at_most(self.worst), size=len(queries))
+        found: IntArray = self.candidates[queries, steps, -1 - places]
         return found
 
-    @property
-    def _ends(self) -> int:
+    def _at_most(self, count: int) -> int:
         half: int = self.candidates.shape[2] // 2
-        return max(1, min(self.extreme, half))
+        return max(1, min(count, half))
 
 
 def contrast(
@@ -54,7 +56,7 @@ def contrast(
     options: LearnedSettings,
     items: Sequence[Item],
     rows: IntArray,
-    ranked: IntArray,
+    ranking: Ranking,
     sequences: IntArray,
     states: States,
 ) -> None:
@@ -65,11 +67,11 @@ def contrast(
         options: of the training.
         items: the pool.
         rows: (Q,) the training questions' own positions, which they never get.
-        ranked: (Q, k, L) candidates of each question at each step, the most helpful first.
+        ranking: of the candidates of each question at each step.
         sequences: (Q, k) picks whose prefixes are the states.
         states: makes the state vectors.
     """
-    model, ranking = job.model, Ranking(ranked, options.extreme)
+    model = job.model
     every, own = np.argwhere(np.ones(sequences.shape, dtype=bool)), list(rows[:, None])
     candidates, device = model.candidate.featurize(items), next(model.parameters()).device
 

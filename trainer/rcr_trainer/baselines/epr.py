@@ -20,7 +20,7 @@ from torch import Tensor
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import in_blocks, top_k
-from rcr_trainer.baselines.contrast import contrast
+from rcr_trainer.baselines.contrast import Ranking, contrast
 from rcr_trainer.baselines.learned import IntArray, LearnedSelector
 from rcr_trainer.baselines.options import LearnedSettings
 
@@ -45,7 +45,8 @@ class EPRSelector(LearnedSelector):
             found: Tensor = model.query(questions.select(queries))
             return found
 
-        contrast(self._job(model), self.options, self._items, rows, ranked[:, None], ranked[:, :1], states)
+        ranking = Ranking(ranked[:, None], self.options.extreme, self.options.extreme)
+        contrast(self._job(model), self.options, self._items, rows, ranking, ranked[:, :1], states)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         vectors = self.model.query.encode([Item(query) for query in queries])

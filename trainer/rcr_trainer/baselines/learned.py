@@ -1,8 +1,7 @@
 """What the selectors share that learn from a scoring language model: its scores, their encoders, their training loop.
 
-The training questions are the pool's own examples, as published; none gets itself. Candidates are the best by BM25
-between programs, which Rubin et al. (2022) found to work better than between questions. The encoders are those of the
-run's family, or heads over frozen embeddings where that family reads structures.
+The training questions are the pool's own examples, as published; none gets itself. The encoders are those of the run's
+family, or heads over frozen embeddings where that family reads structures.
 """
 
 from __future__ import annotations
@@ -111,9 +110,9 @@ class LearnedSelector(Baseline):
         scorer: Any = self.resources.score
         return likelihoods(scorer, self._items, rows, sets)
 
-    def _near(self, rows: IntArray, more: int = 0) -> IntArray:
-        """(Q, L + more) the candidates of questions; L is at least k."""
-        return shortlist(self._programs(), rows, max(self.options.candidates, self.k) + more)
+    def _near(self, rows: IntArray) -> IntArray:
+        """(Q, L) candidates of questions, see `shortlist`; L is at least k."""
+        return shortlist(self._programs(), rows, max(self.options.candidates, self.k))
 
     def _job(self, model: TriEncoder) -> Job:
         return Job(model, (), (), (), self.resources.spec, self.resources.seed)

@@ -18,10 +18,12 @@ class LearnedSettings(Section):
     candidates: int = Field(
         50,
         ge=2,
-        description="Candidates that the language model scores for each question (and step), the best by BM25.",
+        description="Candidates that the language model scores for each question (se2: and step).",
     )
     extreme: int = Field(
-        5, ge=1, description="epr, se2: positives are drawn among so many of the best, hard negatives among the worst."
+        5,
+        ge=1,
+        description="epr: positives are drawn among so many of the best; epr, se2: hard negatives among the worst.",
     )
     sets: int = Field(10, ge=2, description="ceil: sets scored for a question; iterr: sequences drawn for it.")
     beam_width: int = Field(3, ge=1, description="se2: sequences kept while picking.")

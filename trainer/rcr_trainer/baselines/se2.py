@@ -1,14 +1,15 @@
 """se²: a retriever that learns, step by step, which example helps a language model most beside those chosen before.
 
 Source: Liu, Liu, Huang et al., "Se²: Sequential Example Selection for In-Context Learning", Findings of ACL 2024, arXiv
-2402.13874. At each step the language model ranks candidates c by p(y | chosen, c, x); one of them, drawn by its rank,
-joins those chosen, so that questions see different sequences. The encoder of queries reads the question with the chosen
-examples appended. Trained by InfoNCE, one of the best against one of the worst and the batch's others; a beam at
-inference. `se2_tri` is the paper's "se² + tri-encoder" (section 4): the same, but the state is that of Eq. 4.
+2402.13874, and the code they published (microsoft/LMOps, se2). At each step the language model ranks candidates c,
+drawn at random, by p(y | chosen, c, x). One of them, of rank r = 0, 1, … with a probability proportional to exp(−r),
+joins those chosen, so that questions see different sequences. The encoder of queries reads the chosen examples and
+then the question. Trained by InfoNCE: the first of a ranking against one of the last and the batch's others. At
+inference a beam of 3 by the sum of inner products. `se2_tri` is the paper's "se² + tri-encoder" (section 4): the same,
+but the state is that of Eq. 4.
 
-Assumed, where it can't be known: candidates at every step are the best by BM25 between programs that aren't chosen
-yet; an example of rank r joins with a probability proportional to 1 / r; positives and negatives are drawn as EPR draws
-them; a beam is scored by the sum of the log-softmax over the pool. Encoders, rate and epochs are the run's.
+Departures: examples stand in the order of picking, where se² puts the latest first; of the worst candidates one is
+drawn for a state and epoch, where se² takes 20. Encoders, rate and epochs are the run's (there: BERT and 6 epochs).
 """
 
 from __future__ import annotations
@@ -19,13 +20,12 @@ from typing import ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import logsumexp
 from torch import Tensor
 
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item, render
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import in_blocks
-from rcr_trainer.baselines.contrast import States, contrast
+from rcr_trainer.baselines.contrast import Ranking, States, contrast
 from rcr_trainer.baselines.learned import FloatArray, IntArray, LearnedSelector
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.training.rollout import states as states_of
@@ -35,20 +35,20 @@ Vectors = Callable[[IntArray, IntArray], NDArray[np.float32]]
 
 
 class Se2Selector(LearnedSelector):
-    """Picks the sequence of k examples that a beam finds most probable; further picks are greedy."""
+    """Picks the sequence of k examples for which a beam finds the largest sum of logits; further picks are greedy."""
 
     name: ClassVar[str] = "se2"
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
         """See `LearnedSelector.texts`."""
-        return queries * max(options.candidates, k) * k
+        return queries * options.candidates * k
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
-        rng = np.random.default_rng(self.resources.seed)
-        ranked, chosen = sequences(self._scores, rows, self._near(rows, self.k - 1), self.k, rng)
-        states = self._states(model, rows, chosen)
-        contrast(self._job(model), self.options, self._items, rows, ranked, chosen, states)
+        rng, pool = np.random.default_rng(self.resources.seed), len(self._examples)
+        ranked, chosen = sequences(self._scores, rows, pool, self.options.candidates, self.k, rng)
+        ranking, states = Ranking(ranked, 1, self.options.extreme), self._states(model, rows, chosen)
+        contrast(self._job(model), self.options, self._items, rows, ranking, chosen, states)
 
     def _states(self, model: TriEncoder, rows: IntArray, chosen: IntArray) -> States:
         items, k = self._items, chosen.shape[1]
@@ -124,14 +124,15 @@ class Se2TriSelector(Se2Selector):
 
 
 def appended(question: str, picks: Sequence[Item]) -> str:
-    """What the encoder of queries reads: the question, then the chosen examples as a prompt shows them."""
-    return "\n".join([question, compose(picks, "").removesuffix("Source: \nTarget:")]).rstrip()
+    """What the encoder of queries reads: the chosen examples, then the question."""
+    return "\n".join([*(render(pick, "both") for pick in picks), question])
 
 
 def sequences(
     score: Callable[[Sequence[int], Iterable[Sequence[int]]], FloatArray],
     rows: IntArray,
-    near: IntArray,
+    pool: int,
+    size: int,
     k: int,
     rng: np.random.Generator,
 ) -> tuple[IntArray, IntArray]:
@@ -139,22 +140,25 @@ def sequences(
 
     Args:
         score: (rows, the examples shown to each) → log-likelihoods of the rows' programs.
-        rows: (Q,) the training questions.
-        near: (Q, L + k − 1) candidates of each, nearest first.
+        rows: (Q,) the training questions, which are none of their own candidates.
+        pool: N.
+        size: L, candidates at a step; fewer where the pool has no more.
         k: steps.
-        rng: chooses.
+        rng: draws the candidates, and one of them.
 
     Returns:
         ranked (Q, k, L), the most helpful candidate first, and chosen (Q, k).
     """
-    size = near.shape[1] - k + 1
+    size = min(size, pool - k)
     ranked, chosen = np.empty((len(rows), k, size), dtype=np.int64), np.empty((len(rows), k), dtype=np.int64)
-    weights = 1 / np.arange(1, size + 1)
+    weights = np.exp(-np.arange(size, dtype=np.float64))
     for step in range(k):
-        open_ = np.stack([own[~np.isin(own, picks)][:size] for own, picks in zip(near, chosen[:, :step], strict=True)])
-        shown = [[*picks, each] for picks, own in zip(chosen[:, :step], open_, strict=True) for each in own]
-        scores = score(np.repeat(rows, size).tolist(), shown).reshape(open_.shape)
-        ranked[:, step] = np.take_along_axis(open_, np.argsort(-scores, axis=1, kind="stable"), axis=1)
+        closed = np.concatenate([rows[:, None], chosen[:, :step]], axis=1)
+        order = rng.permuted(np.tile(np.arange(pool), (len(rows), 1)), axis=1)
+        drawn = np.stack([own[~np.isin(own, taken)][:size] for own, taken in zip(order, closed, strict=True)])
+        shown = [[*picks, each] for picks, own in zip(chosen[:, :step], drawn, strict=True) for each in own]
+        scores = score(np.repeat(rows, size).tolist(), shown).reshape(drawn.shape)
+        ranked[:, step] = np.take_along_axis(drawn, np.argsort(-scores, axis=1, kind="stable"), axis=1)
         ranks = rng.choice(size, size=len(rows), p=weights / weights.sum())
         chosen[:, step] = ranked[np.arange(len(rows)), step, ranks]
     return ranked, chosen
@@ -168,13 +172,15 @@ def beam(
     width: int,
     horizon: int,
 ) -> IntArray:
-    """The most probable sequences that a beam finds, (B, k); those for k are the first k of those for any larger k.
+    """The sequences with the largest sum of logits that a beam finds, (B, k).
+
+    Those for k are the first k of those for any larger k. Ties go to the lowest positions.
 
     Args:
         logits: (queries (R,), their picks so far (R, t)) → logits (R, N).
         excluded: for each of the B queries, the positions it may not pick.
         k: picks a query.
-        width: sequences kept for each query. Of several with the same picks the most probable one is kept.
+        width: sequences kept for each query.
         horizon: length of the sequences that compete, whatever k is; further picks are greedy.
     """
     beams: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] for _ in excluded]
@@ -187,15 +193,14 @@ def beam(
         if np.isneginf(values).all(axis=1).any():
             break  # A query's candidates are used up: k is no larger than this step.
         kept = width if step + 1 < horizon else 1
-        grown: list[dict[frozenset[int], tuple[tuple[int, ...], float]]] = [{} for _ in beams]
-        log_policy = values - logsumexp(values, axis=1, keepdims=True)
-        ranked = [
+        ranked = sorted(
             (-(total + row[at]), (*picked, int(at)), query)
-            for (query, picked, total), row in zip(open_, log_policy, strict=True)
+            for (query, picked, total), row in zip(open_, values, strict=True)
             for at in np.argsort(-row, kind="stable")[:kept]
             if row[at] > -np.inf
-        ]
-        for cost, picked, query in sorted(ranked):
-            grown[query].setdefault(frozenset(picked), (picked, -cost))
-        beams = [list(each.values())[:kept] for each in grown]
+        )
+        grown: list[list[tuple[tuple[int, ...], float]]] = [[] for _ in beams]
+        for cost, picked, query in ranked:
+            grown[query].append((picked, -cost))
+        beams = [each[:kept] for each in grown]
     return np.array([each[0][0][:k] for each in beams], dtype=np.int64).reshape(len(beams), k)
