@@ -303,28 +303,33 @@ def test_iterr_picks_by_a_recurrent_state_and_learns_what_is_rewarded():
 
 @pytest.fixture(scope="module")
 def parser():
-    from rcr_trainer.llm.local import LocalLM
+    """A language model of 0.9 million parameters that parses COVR; behind a cache, as in a run."""
+    from rcr_trainer.llm.opening import open_llm
+    from rcr_trainer.llm.settings import LLMSettings
 
-    return LocalLM(model=str(Path(__file__).parent.parent / "examples" / "models" / "covr-parser"), device="cpu")
+    folder = Path(__file__).parent.parent / "examples" / "models" / "covr-parser"
+    with open_llm(LLMSettings(kind="local", model=str(folder), device="cpu"), None) as llm:
+        yield llm
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
-def test_trained_with_a_small_language_model_it_helps_more_than_untrained(name, parser):
+def test_trained_with_a_small_language_model_it_helps_that_more_than_untrained(name, parser):
     from rcr_trainer.data import covr_split
 
-    split = covr_split("110", 0, 60, 16)
-    examples = [{"source": example.source, "target": example.target} for example in split.train]
+    pool = covr_split("110", 0, 60, 0).train
+    examples = [{"source": example.source, "target": example.target} for example in pool]
 
     def helped(**options):
-        learning = LearnedSettings(**{"queries": 30, "candidates": 8, "sets": 6, "epochs": 8, "lr": 0.01} | options)
+        """How probable the programs of the training questions are behind what is picked for them."""
+        learning = LearnedSettings(**{"queries": 30, "candidates": 12, "sets": 6, "epochs": 10, "lr": 0.01} | options)
         build = lambda items: TriEncoder.build("lexical", items, dim=64)  # noqa: E731
         resources = Resources(seed=0, score=parser, policy=build, learning=learning)
-        selector = get_baseline(name).build(examples, resources, k=2)
+        selector, rows = get_baseline(name).build(examples, resources, k=2), training_rows(60, 30).tolist()
+        picks = selector.pick([pool[row].source for row in rows], 2, [[row] for row in rows])
         prompts = [
-            compose([split.train[pick].item for pick in own], query.source)
-            for own, query in zip(selector.pick([query.source for query in split.test], 2), split.test, strict=True)
+            compose([pool[pick].item for pick in own], pool[row].source) for row, own in zip(rows, picks, strict=True)
         ]
-        return np.mean(parser.log_likelihoods(prompts, [f" {query.target}\n" for query in split.test]))
+        return np.mean(parser.log_likelihoods(prompts, [f" {pool[row].target}\n" for row in rows]))
 
     assert helped() > helped(epochs=1, lr=1e-9)
