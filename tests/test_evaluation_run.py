@@ -325,17 +325,19 @@ def test_selectors_learn_from_a_local_model_and_pay_once(capsys, here):
     llm = ["--llm.kind=local", f"--llm.model={PARSER}", "--llm.device=cpu"]
     assert cli.main(["run", "demo.yaml", "--dry-run", *LEARNED, *llm]) == 0
     assert "baselines: at most 200 texts scored, to learn from" in capsys.readouterr().out
+    kept = []
     for _ in range(2):
         assert cli.main(["run", "demo.yaml", "--overwrite", *LEARNED, *llm]) == 0
         assert list(report().selectors) == ["rcr", "bm25", "epr", "se2_tri"]
         with closing(AnswerCache(here / "runs/answers.sqlite")) as cache:
-            # EPR's texts are those of the first step of se², too.
-            assert len(cache) == 10 * 4 * 4
+            kept.append(len(cache))
+    # EPR's candidates, and those of four steps of se², a few of which are the same.
+    assert 180 < kept[0] == kept[1] <= 10 * 4 + 10 * 4 * 4
 
 
 def test_a_budget_ends_learning_in_one_line_and_keeps_what_was_scored(capsys, here):
     llm = ["--llm.kind=local", f"--llm.model={PARSER}", "--llm.device=cpu", "--llm.budget_calls=100"]
     assert cli.main(["run", "demo.yaml", *LEARNED, *llm]) == 2
     assert "the budget of 100 calls could be exceeded" in capsys.readouterr().err.splitlines()[-1]
-    more = [*llm[:-1], "--llm.budget_calls=160"]
+    more = [*llm[:-1], "--llm.budget_calls=200"]
     assert cli.main(["run", "demo.yaml", "--resume", *LEARNED, *more]) == 0
