@@ -103,7 +103,7 @@ def test_a_vector_store_holds_the_pool() -> None:
     assert isinstance(stored.store.index, VectorStoreIndex)
     for row in ROWS[:5]:
         assert stored.select_examples(row) == plain.select_examples(row)
-    with pytest.raises(InputError, match="no option 'collection'"):
+    with pytest.raises(InputError, match="from_examples: unknown 'collection'"):
         made(ROWS, collection="x")
     with pytest.raises(InputError, match="k must be a whole number"):
         made(ROWS, None, 0)

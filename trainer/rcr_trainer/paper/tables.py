@@ -20,6 +20,7 @@ from typing import Any, Literal, TypeAlias
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL
 from rcr_trainer.layers import merged
 from rcr_trainer.paper.splits import COVR, GEOQUERY
+from rcr_trainer.training.registry import ADVANTAGES
 
 Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
 """By section."""
@@ -117,8 +118,12 @@ def _grpo(**rows: Row) -> Variant:
     return Variant(GRPO, {"grpo": {"enabled": True}}, rows)
 
 
-def _advantage(name: str, label: str) -> Variant:
-    return Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **_ALONE}, {OURS: Row(label)})
+def _advantages(labels: Sequence[str]) -> list[Variant]:
+    """A variant for each advantage but the default that the paper's labels name."""
+    named = [(label.lower(), label) for label in labels if label.lower() in ADVANTAGES and label != "GRPO"]
+    return [
+        Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **_ALONE}, {OURS: Row(label)}) for name, label in named
+    ]
 
 
 def _reward(name: str, shown: str = "") -> Variant:
@@ -170,9 +175,7 @@ TABLES = {
         "Advantages",
         [
             _grpo(**{OURS: Row("GRPO"), WITHOUT_RL: Row("w/o RL")}),
-            _advantage("nb", "NB"),
-            _advantage("remax", "ReMax"),
-            _advantage("rloo", "RLOO"),
+            *_advantages(tuple(published()["tables"]["rl"]["rows"])),
         ],
         GEOQUERY,
         "GRPO",
