@@ -73,6 +73,7 @@ def likelihood(row, shown):
     return Scores().of(compose([ITEMS[each] for each in shown], ITEMS[row].source), f" {ITEMS[row].target}\n")
 
 
+@pytest.mark.slow
 def test_epr_is_trained_as_a_plain_loop_trains_it():
     scores = Scores()
     selector = make("epr", scores)
@@ -283,6 +284,7 @@ def test_ceil_scores_sets_of_near_examples_and_picks_by_greedy_volume():
         assert own == picked
 
 
+@pytest.mark.slow
 def test_iterr_picks_by_a_recurrent_state_and_learns_what_is_rewarded():
     class Wanted(Scores):
         def of(self, prompt, continuation):

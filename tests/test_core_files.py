@@ -78,6 +78,7 @@ print(at, *sorted(seen_folders))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize(("how", "seen"), [("exchange", {"old", "new"}), ("renames", {"old", "hidden", "new"})])
 def test_killed_at_any_file_operation_the_old_or_the_new_is_there(tmp_path, how, seen):

@@ -31,6 +31,7 @@ def _corpus(path: Path, ids=range(892), head: str = "") -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_880_examples_in_order(tmp_path: Path) -> None:
     examples = read_corpus(_corpus(tmp_path / "corpus.xml", ids=reversed(range(892))))
     assert list(examples) == list(range(880))

@@ -62,6 +62,7 @@ def test_settings_that_cannot_be(settings: dict[str, Any], complaint: str) -> No
         LLMSettings(**settings)
 
 
+@pytest.mark.slow
 def test_a_local_server_needs_no_key_and_gets_max_tokens() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, max_tokens=7)

@@ -50,6 +50,7 @@ def versions(admin, schema):
     return [version for (version,) in admin.execute(query).fetchall()]
 
 
+@pytest.mark.slow
 def test_many_begin_at_once_with_nothing(postgres_url, admin, schema):
     indexes = [PgVectorIndex(postgres_url, f"p{n % 2}", schema=schema) for n in range(8)]
     with ThreadPoolExecutor(8) as threads:
@@ -124,6 +125,7 @@ def database(admin, postgres_url):
     admin.execute(f"DROP ROLE {role}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tables_too", [True, False])
 def test_an_extension_that_is_made_again(database, tables_too):
     """Its type has another number then, which connections from before must not go on using."""

@@ -374,6 +374,7 @@ def test_an_hnsw_index_is_made_and_used(filled, postgres_url, monkeypatch):
     exact.close()
 
 
+@pytest.mark.slow
 def test_what_a_row_may_hold(filled):
     """SQL, a megabyte, unusual numbers: all come back equal, and the types JSON has come back as they were."""
     index, _, vectors = filled(count=2)
@@ -405,6 +406,7 @@ def test_what_a_row_may_hold(filled):
     assert index.delete(ids) == 2
 
 
+@pytest.mark.slow
 def test_pools_with_unusual_names(new):
     for name in ("a'; DROP TABLE rcr_pools; --", '"$1 %s', "ü\U0001f600" * 60):
         index = new(name)

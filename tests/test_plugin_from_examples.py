@@ -44,6 +44,7 @@ def test_the_arguments_come_in_langchains_order() -> None:
     assert ours[:5] == theirs[:5] == ["examples", "embeddings", "vectorstore_cls", "k", "input_keys"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [1, 10, 30])
 def test_from_one_example_to_thirty(count: int) -> None:
     rng = np.random.default_rng(0)
@@ -141,6 +142,7 @@ def test_embeddings_that_read_questions_as_documents_are_asked_in_batches() -> N
     assert embeddings.requests < 10  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_saved_one_serves_again(tmp_path: Any) -> None:
     selector = made(ROWS)
     selector.save(tmp_path / "saved")

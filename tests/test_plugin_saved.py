@@ -54,6 +54,7 @@ def test_what_was_added_and_deleted_is_there_after_saving_and_nothing_is_encoded
     assert encoded == [1]
 
 
+@pytest.mark.slow
 def test_saving_replaces_as_a_whole_and_a_failure_leaves_what_was_there(
     retriever: SequentialCompositionalRetriever, tmp_path: Path
 ) -> None:

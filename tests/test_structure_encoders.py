@@ -265,6 +265,7 @@ def test_a_question_is_read_once():
     assert backbone.seen == before + 2
 
 
+@pytest.mark.slow
 def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
     monkeypatch.setattr(fitting, "_STEPS", 5)
     with caplog.at_level("INFO", logger="rcr_trainer.sft"):

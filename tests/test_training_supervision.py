@@ -182,6 +182,7 @@ def test_draws_are_the_worst_of_the_nearest(questions, training):
         assert set(draws[:, row].tolist()) == set(expected)
 
 
+@pytest.mark.slow
 def test_a_draw_is_neither_picked_nor_forbidden(questions, training):
     # The picks are among the nearest here, and add nothing any more: taken for negatives, they would be all of them.
     negatives = HardNegatives(training, questions, questions, top=39, worst=2)
