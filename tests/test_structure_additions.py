@@ -184,3 +184,14 @@ def test_no_program_is_picked_twice_unless_asked_for(retriever):
         assert len(set(picks)) == 4
     free = retriever.model_copy(update={"mask_same_program": False})
     assert any(len({document.metadata["target"] for document in free.invoke(row["source"], k=4)}) < 4 for row in rows())
+
+
+def test_a_second_fit_forgets_what_was_fitted_beside_the_first(retriever):
+    retriever.add_examples(NEW[:3])
+    model, fewer = retriever.store.encoder, items(rows())[:24]
+    before = model.encode_queries([ASKED])
+    get_family("structure").fit(model.query, fewer, Folds.of(fewer, SPEC), seed=0)
+    again = model.encode_queries([ASKED])
+    assert (again[:, -SPARE:] > 0).any()
+    assert not np.array_equal(before, again)
+    assert "purple" in programs(retriever.invoke(ASKED))

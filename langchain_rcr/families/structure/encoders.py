@@ -204,6 +204,7 @@ class NeedEncoder(Encoder):
         if read is not None and items:
             self.token_bags = TokenBags(read([item.source for item in items])[1]).to(self.mean.device)
         self.landmarks = Landmarks(self.views(items), labels).to(self.mean.device)
+        self._new_labels = None  # fitted to other landmarks
         self.dual = nn.Parameter(self.mean.new_zeros(len(items), len(self.inventory)))
         self.learnt = torch.from_numpy(self._names(items)).to(self.mean.device)
 

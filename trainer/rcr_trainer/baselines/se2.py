@@ -154,7 +154,8 @@ def sequences(
     weights = np.exp(-np.arange(size, dtype=np.float64))
     for step in range(k):
         closed = np.concatenate([rows[:, None], chosen[:, :step]], axis=1)
-        order = rng.permuted(np.tile(np.arange(pool), (len(rows), 1)), axis=1)
+        # As many more as may have to be left out: an order of the whole pool for each question would fill the memory.
+        order = (rng.choice(pool, size + closed.shape[1], replace=False) for _ in rows)
         drawn = np.stack([own[~np.isin(own, taken)][:size] for own, taken in zip(order, closed, strict=True)])
         shown = [[*picks, each] for picks, own in zip(chosen[:, :step], drawn, strict=True) for each in own]
         scores = score(np.repeat(rows, size).tolist(), shown).reshape(drawn.shape)
