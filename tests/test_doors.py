@@ -17,7 +17,7 @@ HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer
 # Rooms on one line may use each other as long as they don't do so in a circle.
 LEVELS = {
     "langchain_rcr": [
-        ["errors", "items", "files", "background", "section"],
+        ["errors", "items", "files", "background", "section", "progress"],
         ["state", "programs", "filters", "answers", "folds", "clusters"],
         ["families"],
         ["pool", "index", "hub"],

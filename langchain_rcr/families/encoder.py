@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from langchain_rcr.errors import CheckpointError, RCRError
 from langchain_rcr.files import digest, read_json, write_json
 from langchain_rcr.items import Item
+from langchain_rcr.progress import track
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
@@ -208,7 +209,8 @@ class Encoder(nn.Module, ABC):
         self.eval()
         try:
             with torch.inference_mode():
-                for rows in np.array_split(self.order(features), max(1, -(-len(features) // size))):
+                batches = np.array_split(self.order(features), max(1, -(-len(features) // size)))
+                for rows in track(batches, "encoding"):
                     if len(rows):
                         out[rows] = self(features.select(rows)).float().cpu().numpy()
         finally:

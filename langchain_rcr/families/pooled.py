@@ -19,6 +19,7 @@ from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoder import Encoder, check_digest
 from langchain_rcr.files import digest, read_json, write_json
 from langchain_rcr.items import Item, View, render
+from langchain_rcr.progress import track
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
@@ -192,7 +193,7 @@ class PooledTransformer(nn.Module):
         pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
         tokens: list[NDArray[np.float32]] = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
         order = sorted(range(len(texts)), key=lambda row: -len(sequences[row]))
-        for start in range(0, len(order), batch_size):
+        for start in track(range(0, len(order), batch_size), "reading questions"):
             rows = order[start : start + batch_size]
             ids, mask = self._padded(Tokens([sequences[row] for row in rows]))
             states = self.model(input_ids=ids, attention_mask=mask, output_hidden_states=True)

@@ -92,13 +92,13 @@ def _run(given: argparse.Namespace) -> None:
     if given.dry_run:
         if _number("RANK"):
             return
-        with _progress():
+        with _logging():
             lines = pipeline.plan(config)
         for line in lines:
             _show(line)
         return
-    with _progress() as progress:
-        run = pipeline.run(config, until=given.until, resume=given.resume, overwrite=given.overwrite, progress=progress)
+    with _logging():
+        run = pipeline.run(config, until=given.until, resume=given.resume, overwrite=given.overwrite)
     if not run.writes:
         return
     if run.done("evaluation"):
@@ -128,7 +128,7 @@ def _evaluate(given: argparse.Namespace) -> None:
     pipeline.set_threads(run.config.threads)
     from rcr_trainer.evaluation.stage import evaluation_stage
 
-    with _progress(), hold(run.path), nullcontext() if given.only_picks else run.stage("evaluation"):
+    with _logging(), hold(run.path), nullcontext() if given.only_picks else run.stage("evaluation"):
         report = evaluation_stage(run, only_picks=given.only_picks)
     if given.only_picks:
         _show(f"written: {run.path / 'picks.jsonl'}")
@@ -166,7 +166,7 @@ def _paper(given: argparse.Namespace) -> None:
     except ValueError:
         raise ConfigError(f"--seeds {given.seeds} must be numbers, as in 0,1,2") from None
     sweep = Sweep(table, splits, seeds, given.out, given.data, settings)
-    with _progress():
+    with _logging():
         missing = sweep.missing()
         _say(f"{given.table}: {len(sweep.cells)} runs in {given.out}, {len(missing)} of them to do")
         if missing:
@@ -427,30 +427,24 @@ def _check_extra(config: Settings) -> None:
             raise MissingExtraError(module, "train")
 
 
+class _AboveBars(logging.Handler):
+    """Log lines on stderr, above the progress bars that are shown there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
 @contextmanager
-def _progress() -> Iterator[Callable[[int, int], None]]:
-    """Log lines on stderr and, on a terminal, a bar above which they scroll."""
-    from rich.console import Console
-    from rich.logging import RichHandler
-    from rich.progress import Progress
-
-    console = Console(stderr=True)
-    plain = logging.StreamHandler()
-    fancy = RichHandler(console=console, show_time=False, show_level=False, show_path=False)
-    handler = fancy if console.is_terminal else plain
-    log = logging.getLogger("rcr_trainer")
-    level, silent = log.level, _number("RANK") > 0
+def _logging() -> Iterator[None]:
+    """Show what the trainer logs; of several processes the first alone does."""
+    log, handler = logging.getLogger("rcr_trainer"), _AboveBars()
+    level = log.level
     log.addHandler(handler)
-    log.setLevel(logging.ERROR if silent else logging.INFO)
-    bar = Progress(console=console, transient=True, disable=silent or not console.is_terminal)
-    task = bar.add_task("training", total=None, visible=False)
-
-    def update(done: int, planned: int) -> None:
-        bar.update(task, completed=done, total=planned, visible=done < planned)
-
+    log.setLevel(logging.ERROR if _number("RANK") else logging.INFO)
     try:
-        with bar:
-            yield update
+        yield
     finally:
         log.removeHandler(handler)
         log.setLevel(level)

@@ -118,7 +118,7 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
     """Reinforce a policy; the model ends with the weights of the best development figure.
 
     Args:
-        job: the model, its data, and where progress is reported. The model as SFT left it is also the reference,
+        job: the model, its data, and where its figures go. The model as SFT left it is also the reference,
             and has to be given again after an interruption; queries whose gold program the reward can't score are
             left out.
         config: the settings.

@@ -46,8 +46,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 STAGES = ("data", "sft", "grpo", "evaluation")
-Progress = Callable[[int, int], None]
-"""Called with the optimiser steps done and planned."""
 
 
 def run(
@@ -56,7 +54,6 @@ def run(
     until: str = "evaluation",
     resume: bool = False,
     overwrite: bool = False,
-    progress: Progress | None = None,
 ) -> Run:
     """Take a run through its stages, from the first that is not done.
 
@@ -68,7 +65,6 @@ def run(
         until: the last stage.
         resume: continue a run that was interrupted.
         overwrite: start over in the folder of an earlier run.
-        progress: receives the optimiser steps done and planned.
 
     Returns:
         The finished run.
@@ -96,7 +92,7 @@ def run(
             task = divide(config, read_split(current.path / "data"))
             for name, stage in (("sft", sft_stage), ("grpo", grpo_stage)):
                 if name in wanted:
-                    _take(current, name, partial(stage, current, task, processes, progress), processes.size)
+                    _take(current, name, partial(stage, current, task, processes), processes.size)
         if processes.first:
             if "evaluation" in wanted:
                 from rcr_trainer.evaluation.stage import evaluation_stage
@@ -299,7 +295,7 @@ def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequenc
 # ---------------------------------------------------------------- SFT
 
 
-def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | None) -> None:
+def sft_stage(run: Run, task: Task, processes: Processes) -> None:
     """Train a fresh policy, or take it as it is or from `sft.checkpoint`, and save it as the run's checkpoint.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last epochs.
@@ -308,7 +304,6 @@ def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | N
         run: a run whose data stage is done.
         task: its pool and queries.
         processes: those that train together.
-        progress: receives the optimiser steps done and planned.
     """
     from rcr_trainer import sft
     from rcr_trainer.training.runner import Job
@@ -334,7 +329,7 @@ def sft_stage(run: Run, task: Task, processes: Processes, progress: Progress | N
             _show(figures)
 
     data = (task.pool, task.queries, task.dev, task.spec)
-    sft.train(Job(model, *data, config.seed, run.state, log, progress, processes), config.sft)
+    sft.train(Job(model, *data, config.seed, run.state, log, processes), config.sft)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool, config)
 
@@ -402,7 +397,7 @@ def _show(figures: Mapping[str, float]) -> None:
 # ---------------------------------------------------------------- GRPO
 
 
-def grpo_stage(run: Run, task: Task, processes: Processes, progress: Progress | None) -> None:
+def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
     """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start.
 
     The training state is kept in the run folder until then, so that a killed run goes on from its last steps.
@@ -411,7 +406,6 @@ def grpo_stage(run: Run, task: Task, processes: Processes, progress: Progress | 
         run: a run whose SFT stage is done.
         task: its pool and queries.
         processes: those that train together.
-        progress: receives the batches done and planned.
 
     Raises:
         ConfigError: the reward fails its test, or a setting of it or of the language model can't be.
@@ -441,7 +435,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes, progress: Progress | 
                 _show(figures)
 
         data = (task.pool, task.reinforced, task.dev, task.spec)
-        job = Job(model, *data, config.seed, state, log, progress, processes)
+        job = Job(model, *data, config.seed, state, log, processes)
         grpo.train(job, config.grpo, reward, llm)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool, config)

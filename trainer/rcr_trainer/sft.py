@@ -53,7 +53,7 @@ def train(job: Job, config: SFTSettings) -> Result:
     """Fine-tune a policy on coverage; the model ends with the weights of the best development coverage.
 
     Args:
-        job: the model, its data, and where progress is reported.
+        job: the model, its data, and where its figures go.
         config: the settings.
 
     Returns:

@@ -25,6 +25,7 @@ from langchain_rcr.families.structure.inventory import dense
 from langchain_rcr.families.structure.nets import INPUTS, NETS, Composition
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
+from langchain_rcr.progress import track
 
 MOST_LANDMARKS = 4000
 """Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""
@@ -198,7 +199,7 @@ def _left_out(
         count = fold.max(initial=-1) + 1
         if count < 2:
             break  # of fewer programs than two, there are no clusters either
-        for number in range(count if way == PROGRAM else 0):
+        for number in track(range(count if way == PROGRAM else 0), "leaving out each program"):
             mine, others = fold == number, fold != number
             local[mine] = cues.likelihoods(present[mine], cues.fit(present[others], small[others]))
         raw, frequency = without_folds(inverse, dual, targets, fold)
@@ -225,7 +226,7 @@ def without_folds(
     """
     raw = np.zeros_like(targets)
     frequency = np.zeros((fold.max(initial=-1) + 1, targets.shape[1]), dtype=np.float32)
-    for number in range(len(frequency)):
+    for number in track(range(len(frequency)), "predicting without each fold"):
         rows = np.flatnonzero(fold == number)
         raw[rows] = targets[rows] - np.linalg.solve(inverse[np.ix_(rows, rows)], dual[rows])
         frequency[number] = targets[fold != number].mean(axis=0)
@@ -378,7 +379,7 @@ def _train(composition: Composition, pairs: Sequence[tuple[_Floats, _Floats, _Fl
     seen, wanted, counts = (torch.from_numpy(array) for array in (inputs.T.copy(), labels, weights / weights.mean()))
     parameters = [*composition.weights, *composition.biases]
     optimizer = torch.optim.Adam(parameters, lr=_LR, fused=True)
-    for step in range(_STEPS):
+    for step in track(range(_STEPS), "fitting the nets"):
         optimizer.param_groups[0]["lr"] = _LR * (1 - step / _STEPS)
         rows = torch.randint(len(seen), (NETS, min(_BATCH, len(seen))), generator=generator)
         odds = composition.odds(seen[rows].transpose(1, 2))

@@ -14,6 +14,7 @@ from scipy import sparse
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.structures import is_label
+from langchain_rcr.progress import track
 from rcr_trainer.baselines.base import Baseline, Exclude
 from rcr_trainer.coverage import PoolStructures, checked_exclude, program_groups, recall_by_step
 from rcr_trainer.data import Example, shared_pairs
@@ -112,7 +113,8 @@ def evaluate(
         lengths=np.array([len(example.source) + len(example.target) for example in pool]),
         programs=program_groups(spec, [example.target for example in pool]),
     )
-    measured = {name: task.measure(name, selector, k, steps) for name, selector in selectors.items()}
+    named = track(list(selectors.items()), "comparing selectors")
+    measured = {name: task.measure(name, selector, k, steps) for name, selector in named}
     programs = [spec.key(query.target) for query in counted]
     for metric in _COMPARED:
         rates = {name: by_metric[metric] for name, (_, _, by_metric) in measured.items()}

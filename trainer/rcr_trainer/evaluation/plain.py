@@ -9,6 +9,7 @@ import numpy as np
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.progress import track
 from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Exclude, Resources
 from rcr_trainer.coverage import recall_by_step, structure_matrices
@@ -58,9 +59,8 @@ def plain_selectors(
     """
     examples = [{"source": example.source, "target": example.target} for example in pool]
     plain = PlainSelectors()
-    for name in baselines.names():
-        if names is not None and name not in names:
-            continue
+    wanted = [name for name in baselines.names() if names is None or name in names]
+    for name in track(wanted, "preparing plain selectors"):
         baseline = baselines.get_baseline(name)
         if reason := resources.missing(baseline):
             plain.left_out[name] = reason

@@ -17,6 +17,7 @@ from typing import Self
 
 from langchain_rcr.answers import program_of
 from langchain_rcr.background import background
+from langchain_rcr.progress import bar
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.backend import Backend, Request
 from rcr_trainer.llm.caller import Batch, Caller
@@ -175,8 +176,11 @@ class LanguageModel:
         self._workers.add(worker)
         worker.add_done_callback(self._workers.discard)
         try:
-            if futures:
-                await asyncio.wait(futures.values())
+            with bar(f"{self.name} answers", len(futures)) as shown:
+                for future in futures.values():
+                    future.add_done_callback(lambda _: shown.update())
+                if futures:
+                    await asyncio.wait(futures.values())
         except asyncio.CancelledError:
             # The caller is gone (Ctrl-C). Calls that wait are dropped; those that run are paid for: let them end.
             batch.error = batch.error or LLMError("interrupted")

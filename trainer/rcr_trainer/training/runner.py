@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from torch import nn
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.progress import bar
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.training.processes import Processes
@@ -36,13 +37,11 @@ from rcr_trainer.training.state import Figures, Result, TrainingState
 MaterialT = TypeVar("MaterialT")
 Log = Callable[[int, Figures], None]
 """Called with the round (0: before training) and its figures after every round, in every process."""
-Progress = Callable[[int, int], None]
-"""Called with the steps done and planned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a stage trains, on which data, and where it reports progress.
+    """What a stage trains, on which data, and where it reports its figures.
 
     Args:
         model: trained in place, on the device it is on.
@@ -54,7 +53,6 @@ class Job:
             one.
         state_folder: where the training state is kept between rounds; one that is there is continued.
         log: receives the figures of every round.
-        progress: receives (steps done, steps planned).
         processes: those that train together, each with the settings' `batch_size` (see `join`). All train with equal
             arguments; the first one's weights are what they begin with, and it alone writes.
     """
@@ -67,7 +65,6 @@ class Job:
     seed: int = 0
     state_folder: Path | None = None
     log: Log | None = None
-    progress: Progress | None = None
     processes: Processes = field(default_factory=Processes)
 
 
@@ -76,7 +73,7 @@ class Runner:
 
     Args:
         stage: sft or grpo, as the settings' section is called.
-        job: the model, its data, and where progress is reported.
+        job: the model, its data, and where its figures go.
         config: the stage's settings.
         parameters: those to be trained, by name.
         per_epoch: steps in an epoch.
@@ -100,6 +97,7 @@ class Runner:
     ) -> None:
         self.job, self.config, self.processes, self.every = job, config, job.processes, every
         self.best_by = best_by if config.keep == "best" else ""
+        self.bar: Any = None
         self.planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         self.parameters = list(parameters.values())
         rates = rates or {}
@@ -143,16 +141,17 @@ class Runner:
         """
         self._resume()
         self._finish_round(evaluate)
-        while self.result.steps < self.planned and not self._out_of_patience():
-            with self._kept(), self.processes.together():
-                material = collect(self.result.rounds)
-            with self.processes.together():
-                figures = learn(material)
-            self.result.rounds += 1
-            self.result.pending = figures
-            self._finish_round(evaluate)
-            with self.processes.together():
-                self._save(force=self.at_end)
+        with bar(self.result.stage, self.planned, self.result.steps) as self.bar:
+            while self.result.steps < self.planned and not self._out_of_patience():
+                with self._kept(), self.processes.together():
+                    material = collect(self.result.rounds)
+                with self.processes.together():
+                    figures = learn(material)
+                self.result.rounds += 1
+                self.result.pending = figures
+                self._finish_round(evaluate)
+                with self.processes.together():
+                    self._save(force=self.at_end)
         self.state.restore_best()
         self.job.model.eval()
         return self.result
@@ -185,8 +184,7 @@ class Runner:
     def advance(self) -> None:
         """Count a step, on which the learning rate depends."""
         self.result.steps += 1
-        if self.job.progress is not None:
-            self.job.progress(self.result.steps, self.planned)
+        self.bar.update()
 
     @property
     def at_end(self) -> bool:

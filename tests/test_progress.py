@@ -1,0 +1,43 @@
+"""Progress bars: on a terminal alone, with the time left, gone when the work is done."""
+
+import io
+import sys
+
+import pytest
+
+from langchain_rcr import progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def shown_on(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch, delay: float = 0) -> str:
+    """What a counted piece of work and a loop write to a stream."""
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setattr(progress, "DELAY_S", delay)
+    with progress.bar("adding", 10, done=4) as bar:
+        bar.update(3)
+        bar.refresh()
+    assert list(progress.track(range(5), "encoding")) == [0, 1, 2, 3, 4]
+    assert list(progress.track([1], "alone")) == [1]
+    return stream.getvalue()
+
+
+def test_a_terminal_shows_what_is_done_and_the_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = shown_on(Terminal(), monkeypatch)
+    for part in ("adding: 4/10", "adding: 7/10", "encoding: 0/5", " left"):
+        assert part in said
+    assert "alone" not in said
+    assert said.endswith(" \r")  # removed
+
+
+def test_nothing_is_written_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shown_on(io.StringIO(), monkeypatch) == ""
+    monkeypatch.setenv("RANK", "1")  # a second process
+    assert shown_on(Terminal(), monkeypatch) == ""
+
+
+def test_quick_work_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "encoding" not in shown_on(Terminal(), monkeypatch, delay=60)
