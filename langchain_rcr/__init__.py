@@ -9,10 +9,19 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from langchain_rcr.errors import CheckpointError, EngineError, InputError, MissingExtraError, PoolError, RCRError
+from langchain_rcr.errors import (
+    CheckpointError,
+    EngineError,
+    InputError,
+    MissingExtraError,
+    PoolError,
+    ProgramError,
+    RCRError,
+)
 
 if TYPE_CHECKING:
     from langchain_rcr.chains import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
+    from langchain_rcr.databases import open_database
     from langchain_rcr.explaining import Explanation
     from langchain_rcr.index.faiss import FaissIndex
     from langchain_rcr.index.memory import MemoryIndex
@@ -42,6 +51,7 @@ __all__ = [
     "ParsedProgram",
     "PgVectorIndex",
     "PoolError",
+    "ProgramError",
     "RCRError",
     "SemanticParsingChain",
     "SequentialCompositionalRetriever",
@@ -49,6 +59,7 @@ __all__ = [
     "VectorStoreIndex",
     "chat_few_shot_prompt",
     "few_shot_prompt",
+    "open_database",
     "semantic_parsing_chain",
 ]
 
@@ -68,6 +79,7 @@ _HOME = {
     "VectorStoreIndex": "index.vectorstore",
     "chat_few_shot_prompt": "prompting",
     "few_shot_prompt": "prompting",
+    "open_database": "databases",
     "semantic_parsing_chain": "chains",
 }
 

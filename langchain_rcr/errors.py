@@ -23,6 +23,10 @@ class EngineError(RCRError):
     """The engine that holds the pool can't be reached or failed; the call may be repeated."""
 
 
+class ProgramError(RCRError):
+    """A program can't be run: wrong, too slow, too much output. Any other exception of an executor is a bug."""
+
+
 class MissingExtraError(RCRError, ImportError):
     """An optional dependency is not installed; the message names the pip command.
 

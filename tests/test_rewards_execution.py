@@ -14,10 +14,10 @@ import pytest
 from rcr_trainer.data import text2sql_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards import ProgramError, RewardError, check_reward, execution, make_reward, score
-from rcr_trainer.rewards.databases import SQLite, open_database
 from rcr_trainer.rewards.execution import Result, canonical
 
-from langchain_rcr.errors import MissingExtraError
+from langchain_rcr.databases import SQLite, open_database
+from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec(language="sql:sqlite")
@@ -215,7 +215,7 @@ def test_a_database_that_is_none(tmp_path, content):
     path = tmp_path / "x.sqlite"
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(ConfigError, match=r"x.sqlite can't be read: (no such file|file is not a database)"):
+    with pytest.raises(InputError, match=r"x.sqlite can't be read: (no such file|file is not a database)"):
         open_database(str(path))
     assert path.exists() is (content is not None)
 
@@ -312,6 +312,6 @@ class TestPostgreSQL:
         assert rewards(reward, ("SELECT 1", "SELECT * FROM nowhere")) == [None]
 
     def test_no_connection_says_so_without_the_password(self):
-        with pytest.raises(ConfigError, match="no connection to the PostgreSQL database") as error:
+        with pytest.raises(InputError, match="no connection to the PostgreSQL database") as error:
             open_database("postgresql://nobody:secret@127.0.0.1:1/x")
         assert "secret" not in str(error.value)

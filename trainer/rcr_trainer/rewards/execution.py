@@ -10,7 +10,7 @@ from hashlib import sha256
 from numbers import Integral, Real
 from typing import Any
 
-from langchain_rcr.errors import RCRError
+from langchain_rcr.errors import ProgramError
 from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.data import Example
 from rcr_trainer.rewards.reward import Reward
@@ -23,10 +23,6 @@ _DIGITS = 12
 """Digits to which numbers must agree: sums of floats differ in the last few by their order."""
 _EXACT = 1 << 53
 """Below it every whole number is a float, so that 2 and 2.0 can be told equal."""
-
-
-class ProgramError(RCRError):
-    """A program can't be run: wrong, too slow, too much output. Any other exception of an executor is a bug."""
 
 
 def execution(execute: Execute, spec: ProgramSpec) -> Reward:

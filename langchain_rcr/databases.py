@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from langchain_rcr.errors import MissingExtraError
-from rcr_trainer.errors import ConfigError
-from rcr_trainer.rewards.execution import ProgramError
+from langchain_rcr.errors import InputError, MissingExtraError, ProgramError
 
 _LONGEST = 1 << 20
 """Bytes of a value or a statement in SQLite: no progress is reported while one function builds one value."""
@@ -36,7 +34,7 @@ class SQLite:
         close: closes the database; so does the end of this object.
 
     Raises:
-        ConfigError: there is no such database.
+        InputError: there is no such database.
     """
 
     def __init__(self, path: str | Path, *, timeout_s: float = 5.0, max_rows: int = 10_000) -> None:
@@ -50,7 +48,7 @@ class SQLite:
             self._connection = sqlite3.connect(address, uri=True, check_same_thread=False)
             self._connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
         except (OSError, sqlite3.Error) as error:
-            raise ConfigError(f"the database {path} can't be read: {error}") from None
+            raise InputError(f"the database {path} can't be read: {error}") from None
         self.close = weakref.finalize(self, self._connection.close)
         self._connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
         for limit in (sqlite3.SQLITE_LIMIT_LENGTH, sqlite3.SQLITE_LIMIT_SQL_LENGTH):
@@ -92,7 +90,7 @@ class PostgreSQL:
 
     Raises:
         MissingExtraError: psycopg is not installed.
-        ConfigError: no connection.
+        InputError: no connection.
     """
 
     def __init__(self, url: str, *, timeout_s: float = 5.0, max_rows: int = 10_000) -> None:
@@ -109,7 +107,7 @@ class PostgreSQL:
 
         Raises:
             ProgramError: it is no query, fails, takes too long or gives too many rows.
-            ConfigError: no connection.
+            InputError: no connection.
         """
         if "\0" in program:  # where the client library would cut it off
             raise ProgramError("a null character")
@@ -130,7 +128,7 @@ class PostgreSQL:
             return self._psycopg.connect(self._url, options=options, connect_timeout=10)
         except self._psycopg.Error as error:
             reason = " ".join(str(error).split())
-            raise ConfigError(f"no connection to the PostgreSQL database: {reason}") from None
+            raise InputError(f"no connection to the PostgreSQL database: {reason}") from None
 
 
 def _checked(rows: list[tuple[Any, ...]], max_rows: int) -> list[tuple[Any, ...]]:
@@ -148,7 +146,7 @@ def open_database(database: str, *, timeout_s: float = 5.0, max_rows: int = 10_0
         max_rows: rows it may give.
 
     Raises:
-        ConfigError: it can't be opened.
+        InputError: it can't be opened.
         MissingExtraError: PostgreSQL without psycopg.
     """
     kind = PostgreSQL if database.startswith(("postgresql://", "postgres://")) else SQLite
