@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from rcr_trainer import pipeline
+from rcr_trainer.budget import longest_prompt
 from rcr_trainer.data import Example
 from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.llm.opening import open_llm
@@ -81,7 +81,7 @@ def cost(settings: Settings) -> tuple[str, list[str]]:
         for query in QUERIES
     ]
     with open_language_model(settings, task, keep=False) as llm:
-        return str(llm.estimate_calls(10, pipeline.longest_prompt(llm, POOL, QUERIES, 2))), prompts
+        return str(llm.estimate_calls(10, longest_prompt(llm, POOL, QUERIES, 2))), prompts
 
 
 def test_no_prompt_has_more_tokens_by_the_models_own_tokenizer(folder: str) -> None:

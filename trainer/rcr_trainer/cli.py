@@ -7,30 +7,26 @@ processes that `torchrun` started, the first alone reports; an error is printed 
 from __future__ import annotations
 
 import argparse
-import logging
-import os
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
+from rcr_trainer.console import PROG, Parser, add_settings, command, flags, logged, number, say, show
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Example
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.settings import Settings
 
-PROG = "rcr-train"
 EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
 """What the extra `train` brings, as it is imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size", "time")
 """Those of `rcr_trainer.paper`, which takes its time to import."""
-_SETTING = "setting:"
-"""Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -56,10 +52,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             if package not in EXTRA:
                 raise
             error = MissingExtraError(package, "train")
-        _say(f"{PROG}: error: {' '.join(str(error).split())}")
+        say(f"{PROG}: error: {' '.join(str(error).split())}")
         return 2
     except KeyboardInterrupt:
-        _say(f"{PROG}: interrupted" + (" (--resume continues the run)" if {"run", "sft"} & set(arguments[:1]) else ""))
+        say(f"{PROG}: interrupted" + (" (--resume continues the run)" if {"run", "sft"} & set(arguments[:1]) else ""))
         return 130
     return 0
 
@@ -80,24 +76,26 @@ def _init(given: argparse.Namespace) -> None:
         msg = f"{path} exists: give another name, or --force to overwrite it"
         raise ConfigError(msg)
     write_text(path, fresh_yaml(path.stem))
-    _show(f"{path} written. Next: {PROG} run {path}")
+    show(f"{path} written. Next: {PROG} run {path}")
 
 
 def _run(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
     from rcr_trainer.layers import load_config
 
-    config = load_config(given.config, _flags(given))
+    config = load_config(given.config, flags(given))
     _check_extra(config)
     if given.dry_run:
-        if _number("RANK"):
+        from rcr_trainer.budget import plan
+
+        if number("RANK"):
             return
-        with _logging():
-            lines = pipeline.plan(config)
+        with logged():
+            lines = plan(config)
         for line in lines:
-            _show(line)
+            show(line)
         return
-    with _logging():
+    with logged():
         run = pipeline.run(config, until=given.until, resume=given.resume, overwrite=given.overwrite)
     if not run.writes:
         return
@@ -105,7 +103,7 @@ def _run(given: argparse.Namespace) -> None:
         from rcr_trainer.evaluation import EvaluationReport
 
         _show_report(EvaluationReport.read(run.path))
-    _show(f"run folder: {run.path}")
+    show(f"run folder: {run.path}")
 
 
 def _show_report(report: EvaluationReport) -> None:
@@ -113,7 +111,7 @@ def _show_report(report: EvaluationReport) -> None:
     from rcr_trainer.evaluation.table import WIDTH
 
     write_table(report, sys.stdout)
-    _show(f"\n{textwrap.fill(report.advice, WIDTH, break_on_hyphens=False)}\n")
+    show(f"\n{textwrap.fill(report.advice, WIDTH, break_on_hyphens=False)}\n")
 
 
 def _evaluate(given: argparse.Namespace) -> None:
@@ -123,18 +121,18 @@ def _evaluate(given: argparse.Namespace) -> None:
 
     run = Run.open(given.run)
     # The run's own settings, then flags: a variable that is set for the next training must not alter this run.
-    run.config = load_config(run.path / "config.yaml", _flags(given), environ={})
+    run.config = load_config(run.path / "config.yaml", flags(given), environ={})
     _check_extra(run.config)
     pipeline.set_threads(run.config.threads)
     from rcr_trainer.evaluation.stage import evaluation_stage
 
-    with _logging(), hold(run.path), nullcontext() if given.only_picks else run.stage("evaluation"):
+    with logged(), hold(run.path), nullcontext() if given.only_picks else run.stage("evaluation"):
         report = evaluation_stage(run, only_picks=given.only_picks)
     if given.only_picks:
-        _show(f"written: {run.path / 'picks.jsonl'}")
+        show(f"written: {run.path / 'picks.jsonl'}")
         return
     _show_report(report)
-    _show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'coverage.png', 'picks.jsonl'))}")
+    show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'coverage.png', 'picks.jsonl'))}")
 
 
 def _report(given: argparse.Namespace) -> None:
@@ -144,58 +142,13 @@ def _report(given: argparse.Namespace) -> None:
     runs = [Run.open(path, writes=False) for path in given.runs]
     path = given.out or (runs[0].path / "report.html" if len(runs) == 1 else Path("report.html"))
     write_page(runs, path)
-    _show(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
+    show(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
 def _paper(given: argparse.Namespace) -> None:
-    from rcr_trainer.errors import ConfigError
-    from rcr_trainer.layers import given_settings, load_config, merged
-    from rcr_trainer.paper import TABLES, Sweep, named_splits
-    from rcr_trainer.paper.results import Result
+    from rcr_trainer.paper.command import paper
 
-    flags = _flags(given)
-    if given.llm is not None:
-        kind, _, model = given.llm.partition(":")
-        flags |= {"llm.kind": kind, **({"llm.model": model} if model else {})}
-    load_config(given.config, flags)  # so that a fault is named with the place where it was given
-    settings = merged({"evaluation": {"answers": True}}, given_settings(given.config, flags))
-    table = TABLES[given.table]
-    splits = named_splits(given.splits) if given.splits else table.splits
-    try:
-        seeds = [int(seed) for seed in given.seeds.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seeds {given.seeds} must be numbers, as in 0,1,2") from None
-    sweep = Sweep(table, splits, seeds, given.out, given.data, settings)
-    with _logging():
-        missing = sweep.missing()
-        _say(f"{given.table}: {len(sweep.cells)} runs in {given.out}, {len(missing)} of them to do")
-        if missing:
-            budget = sweep.budget(missing)
-            _say(f"language model: {'none is asked' if budget is None else budget}")
-            _confirm(given.yes)
-        try:
-            for number, cell in enumerate(sweep.run(), 1):
-                _say(f"{number} of {len(missing)}: {cell.config.folder}")
-        finally:
-            outcomes = sweep.outcomes()
-            result = Result(given.table, table, outcomes, sweep.left_out())
-            paths = result.write(given.out) if outcomes else []
-    _show(result.markdown())
-    _show(f"written: {', '.join(map(str, paths))}")
-
-
-def _confirm(yes: bool) -> None:
-    """Go on only where the user agrees."""
-    from rcr_trainer.errors import ConfigError
-
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise ConfigError("nothing was run: --yes agrees to this budget")
-    sys.stderr.write("Run these? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was run")
+    paper(given)
 
 
 def _check(given: argparse.Namespace) -> None:
@@ -209,18 +162,18 @@ def _check(given: argparse.Namespace) -> None:
             path, source_key=given.source_key, target_key=given.target_key, id_key=given.id_key
         )
         broken = unparsed(examples, spec)
-        _show(report.summary())
-        _show(f"  {len(examples) - len(broken)} of {len(examples)} programs parse as {given.language}")
+        show(report.summary())
+        show(f"  {len(examples) - len(broken)} of {len(examples)} programs parse as {given.language}")
         if broken:
             targets = {example.id: example.target for example in examples}
-            _show(f"  the first that doesn't (id {broken[0]}): {' '.join(targets[broken[0]].split())[:100]}")
+            show(f"  the first that doesn't (id {broken[0]}): {' '.join(targets[broken[0]].split())[:100]}")
         if not training:
             training = examples
             continue
         shared, names = overlap(examples, training, spec), (path.name, given.files[0].name)
         for line in (shared.warning(*names), shared.note(*names)):
             if line:
-                _show(f"  {line}")
+                show(f"  {line}")
 
 
 def _text2sql(given: argparse.Namespace) -> None:
@@ -228,37 +181,15 @@ def _text2sql(given: argparse.Namespace) -> None:
 
     split = text2sql_split(given.file, given.split, given.fold)
     write_split(given.out, split)
-    _show(f"{given.out} written: {', '.join(f'{count} {part}' for part, count in split.counts().items())}.")
-    _show(f"Next: {PROG} run CONFIG --data.task=files --data.directory={given.out} --program.language=sql")
+    show(f"{given.out} written: {', '.join(f'{count} {part}' for part, count in split.counts().items())}.")
+    show(f"Next: {PROG} run CONFIG --data.task=files --data.directory={given.out} --program.language=sql")
 
 
 # ---------------------------------------------------------------- the parser
 
 
-class _Parser(argparse.ArgumentParser):
-    """Errors take one line, and an unknown setting names the nearest known one."""
-
-    def error(self, message: str) -> NoReturn:
-        hint = f"see {self.prog} --help"
-        if message.endswith("required: CONFIG"):
-            hint = f"`{PROG} init config.yaml` writes a YAML file with all settings"
-        self.exit(2, f"{PROG}: error: {message} ({hint})\n")
-
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        given, unknown = self.parse_known_args(args, namespace)
-        if unknown:
-            flag = unknown[0].partition("=")[0]
-            hint = f"unknown argument '{flag}'"
-            if flag.startswith("--") and given.settings:
-                from rcr_trainer.layers import unknown_key
-
-                hint = unknown_key(flag.removeprefix("--"), given.settings)
-            self.exit(2, f"{PROG}: error: {hint} (see {given.prog} --help)\n")
-        return given
-
-
-def _parser(arguments: Sequence[str]) -> _Parser:
-    parser = _Parser(
+def _parser(arguments: Sequence[str]) -> Parser:
+    parser = Parser(
         prog=PROG,
         description="Train, evaluate and feed step-by-step retrievers of few-shot examples.",
         epilog=f"example: {PROG} init demo.yaml && {PROG} run demo.yaml",
@@ -269,7 +200,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     # Only the command at hand gets its settings' flags: they cost an import.
     called = next((word for word in arguments if not word.startswith("-")), "")
 
-    init = _command(commands, "init", _init, "write a YAML file with all settings, commented", "init demo.yaml")
+    init = command(commands, "init", _init, "write a YAML file with all settings, commented", "init demo.yaml")
     init.add_argument("path", nargs="?", type=Path, default=Path("config.yaml"), help="(default: config.yaml)")
     init.add_argument("--force", action="store_true", help="overwrite the file")
 
@@ -277,7 +208,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         ("run", "evaluation", "data, training and evaluation, as a YAML file says"),
         ("sft", "sft", "the same up to supervised fine-tuning"),
     ):
-        run = _command(commands, name, _run, text, f"{name} demo.yaml --sft.epochs=10 --name=short")
+        run = command(commands, name, _run, text, f"{name} demo.yaml --sft.epochs=10 --name=short")
         run.set_defaults(until=until)
         run.usage = f"{PROG} {name} [-h] [--resume] [--overwrite] [--dry-run] [--SECTION.FIELD VALUE ...] CONFIG"
         run.add_argument("config", metavar="CONFIG", type=Path, help="YAML file with the settings")
@@ -286,10 +217,10 @@ def _parser(arguments: Sequence[str]) -> _Parser:
         cost = "only check data and settings, and say what the language model would cost at most"
         run.add_argument("--dry-run", action="store_true", help=cost)
         if called == name:
-            _add_settings(run, lambda path: True)
+            add_settings(run, lambda path: True)
 
     text = "compare a trained retriever with plain selectors, by a language model's answers, too"
-    evaluate = _command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")
+    evaluate = command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")
     evaluate.usage = (
         f"{PROG} evaluate [-h] [--only-picks] [--split {{test,dev}}] [--k INT] [--SECTION.FIELD VALUE ...] RUN"
     )
@@ -297,10 +228,10 @@ def _parser(arguments: Sequence[str]) -> _Parser:
     text = "write picks.jsonl alone; the run's evaluation.json and coverage.png stay as they are"
     evaluate.add_argument("--only-picks", action="store_true", help=text)
     if called == "evaluate":
-        _add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
+        add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
     text = "write runs as one HTML file: tables, curves, and who picked what for which question"
-    report = _command(commands, "report", _report, text, "report runs/demo runs/reinforced --out both.html")
+    report = command(commands, "report", _report, text, "report runs/demo runs/reinforced --out both.html")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that has been evaluated")
     text = "the file (default: report.html in the run folder; of several runs, in the working directory)"
     report.add_argument("--out", type=Path, metavar="FILE", help=text)
@@ -313,9 +244,7 @@ def _parser(arguments: Sequence[str]) -> _Parser:
 def _add_paper(commands: Any, called: str) -> None:
     """The command `paper`."""
     text = "do the runs behind a table or figure of the paper, as far as they are missing, and write it"
-    paper = _command(
-        commands, "paper", _paper, text, "paper --table main --llm simulator --splits template_1 --seeds 0"
-    )
+    paper = command(commands, "paper", _paper, text, "paper --table main --llm simulator --splits template_1 --seeds 0")
     flags = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--yes] [--SECTION.FIELD VALUE ...]"
     paper.usage = f"{PROG} paper [-h] --table TABLE {flags}"
     paper.add_argument("--table", required=True, choices=TABLES, help="which: the name of a table or figure")
@@ -331,13 +260,13 @@ def _add_paper(commands: Any, called: str) -> None:
     text = "folder for the runs and the table (default: runs/paper)"
     paper.add_argument("--out", type=Path, default=Path("runs/paper"), metavar="FOLDER", help=text)
     if called == "paper":
-        _add_settings(paper, lambda path: path not in ("name", "output", "seed"))
+        add_settings(paper, lambda path: path not in ("name", "output", "seed"))
 
 
 def _add_data(commands: Any) -> None:
     """The commands that read data: `check` and `data`."""
     text = "read files as a run would, and say what is in them"
-    check = _command(commands, "check", _check, text, "check train.jsonl test.jsonl --target-key sql --language sql")
+    check = command(commands, "check", _check, text, "check train.jsonl test.jsonl --target-key sql --language sql")
     check.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV; each is compared with the first"
     )
@@ -350,7 +279,7 @@ def _add_data(commands: Any) -> None:
     data = commands.add_parser("data", help="turn public data into a folder that data.directory takes")
     kinds = data.add_subparsers(metavar="FORM", title="forms", required=True)
     text = "questions with SQL of the text2sql-data collection (ATIS, Scholar, Geography, Academic, IMDB, Yelp, ...)"
-    text2sql = _command(kinds, "text2sql", _text2sql, text, "data text2sql scholar.json --split query --out scholar")
+    text2sql = command(kinds, "text2sql", _text2sql, text, "data text2sql scholar.json --split query --out scholar")
     text2sql.add_argument("file", type=Path, metavar="FILE", help="one JSON file of the collection")
     text = "query: no query of test occurs in training (default); question: questions are divided at random"
     text2sql.add_argument("--split", choices=("query", "question"), default="query", help=text)
@@ -360,64 +289,6 @@ def _add_data(commands: Any) -> None:
     text2sql.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
 
 
-def _command(
-    commands: Any, name: str, function: Callable[[argparse.Namespace], None], text: str, example: str
-) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=text[0].upper() + text[1:] + ".",
-        epilog=f"example: {PROG} {example}",
-        allow_abbrev=False,
-    )
-    parser.set_defaults(command=function, name=name, prog=parser.prog, settings={})
-    return parser
-
-
-def _add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> None:
-    """A flag for each setting, grouped by section; the help is the field's description."""
-    from rcr_trainer.layers import section_title, settings
-
-    chosen = {path: setting for path, setting in settings().items() if wanted(path)}
-    short = {"evaluation.split": ["--split"], "evaluation.k": ["--k"]} if parser.prog.endswith("evaluate") else {}
-    groups: dict[str, Any] = {}
-    for path, setting in chosen.items():
-        section = setting.section
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section or "run", section_title(section))
-        groups[section].add_argument(
-            f"--{path}",
-            *short.get(path, []),
-            dest=_SETTING + path,
-            default=argparse.SUPPRESS,
-            metavar=setting.kind,
-            help=setting.help.replace("%", "%%"),
-        )
-    parser.set_defaults(settings=chosen)
-
-
-def _flags(given: argparse.Namespace) -> dict[str, str]:
-    return {name.removeprefix(_SETTING): value for name, value in vars(given).items() if name.startswith(_SETTING)}
-
-
-# ---------------------------------------------------------------- output
-
-
-def _show(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
-
-
-def _say(line: str) -> None:
-    if _number("LOCAL_RANK") == 0:
-        sys.stderr.write(f"{line}\n")
-
-
-def _number(variable: str) -> int:
-    """This process's number among those that were started together (RANK), on this machine (LOCAL_RANK); alone: 0."""
-    value = os.environ.get(variable, "")
-    return int(value) if value.isdigit() and os.environ.get("WORLD_SIZE", "1") != "1" else 0
-
-
 def _check_extra(config: Settings) -> None:
     """Fail now for want of a library, not after the training."""
     from importlib.util import find_spec
@@ -425,29 +296,6 @@ def _check_extra(config: Settings) -> None:
     for module in ("matplotlib", *(["tensorboard"] if config.tensorboard else [])):
         if find_spec(module) is None:
             raise MissingExtraError(module, "train")
-
-
-class _AboveBars(logging.Handler):
-    """Log lines on stderr, above the progress bars that are shown there."""
-
-    def emit(self, record: logging.LogRecord) -> None:
-        from tqdm import tqdm
-
-        tqdm.write(self.format(record), file=sys.stderr)
-
-
-@contextmanager
-def _logging() -> Iterator[None]:
-    """Show what the trainer logs; of several processes the first alone does."""
-    log, handler = logging.getLogger("rcr_trainer"), _AboveBars()
-    level = log.level
-    log.addHandler(handler)
-    log.setLevel(logging.ERROR if _number("RANK") else logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.families import DEFAULT_FAMILY, get_family
 from rcr_trainer import baselines, pipeline
+from rcr_trainer.budget import estimate
 from rcr_trainer.evaluation import EvaluationReport, read_picks
 from rcr_trainer.layers import checked, load_config, merged
 from rcr_trainer.llm.ledger import Estimate
@@ -150,7 +151,7 @@ class Sweep:
                 task = divide(config, splits[key])
                 if llm is None:
                     llm = open_models.enter_context(open_language_model(config, task, keep=False))
-                costs.append(pipeline.estimate(config, task, llm))
+                costs.append(estimate(config, task, llm))
         return sum_of([cost for cost in costs if cost is not None])
 
     def run(self) -> Iterator[Cell]:

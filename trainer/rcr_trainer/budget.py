@@ -1,0 +1,101 @@
+"""What a run would work on, and what its language model would cost at most."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from heapq import nlargest
+from typing import TYPE_CHECKING
+
+from rcr_trainer.pipeline import load_checked
+from rcr_trainer.settings import Settings
+from rcr_trainer.tasks import Task, build_reward, open_language_model
+
+if TYPE_CHECKING:
+    from rcr_trainer.data import Example
+    from rcr_trainer.llm.ledger import Estimate
+    from rcr_trainer.llm.model import LanguageModel
+
+
+def plan(config: Settings) -> list[str]:
+    """What a run would work on, and what its language model would cost at most, a line each. Nothing is asked.
+
+    Raises:
+        RCRError: as `load_checked`.
+    """
+    from rcr_trainer.evaluation.resources import texts_at_most
+
+    _, task = load_checked(config)
+    lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
+    if config.grpo.enabled:
+        lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
+    evaluation = config.evaluation
+    if evaluation.asks(config.llm):
+        from rcr_trainer.evaluation.resources import count_selectors
+
+        held_out, selectors = task.held_out(evaluation.split), count_selectors(config)
+        asked = min(len(held_out), evaluation.answer_queries or len(held_out))
+        lines.append(f"evaluation: {asked} {evaluation.split} queries, answered with {selectors} selectors' picks")
+    if texts := texts_at_most(config, task):
+        lines.append(f"baselines: at most {texts:,} texts scored, to learn from")
+    cost = estimate(config, task)
+    if cost is not None:
+        simulated = config.llm.kind == "simulator"
+        return [*lines, f"language model: {'a simulator, which costs nothing' if simulated else cost}"]
+    return [*lines, "no language model is asked"] if config.grpo.enabled else lines
+
+
+def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> Estimate | None:
+    """What the language model of a run costs at most; None where none is asked.
+
+    A simulator reads and writes no tokens.
+
+    Args:
+        config: of the run.
+        task: its data.
+        llm: the language model, if it is open; else it is opened.
+
+    Raises:
+        ConfigError: the language model can't be opened.
+    """
+    from rcr_trainer.evaluation.resources import texts_at_most
+    from rcr_trainer.llm.ledger import Estimate, Use
+
+    calls, shown = 0, 0
+    queries: list[Example] = []
+    if config.grpo.enabled and build_reward(config, task.spec).needs_llm:
+        from langchain_rcr.families import get_family
+        from rcr_trainer.grpo import calls_at_most
+
+        variants = len(get_family(config.model.family).variants)
+        calls += calls_at_most(config.grpo, len(task.reinforced), len(task.dev), variants)
+        shown, queries = config.grpo.k, [*task.reinforced, *task.dev]
+    evaluation = config.evaluation
+    if evaluation.asks(config.llm):
+        from rcr_trainer.evaluation.resources import count_selectors
+
+        held_out = task.held_out(evaluation.split)
+        calls += min(len(held_out), evaluation.answer_queries or len(held_out)) * count_selectors(config)
+        shown, queries = max(shown, evaluation.k), [*queries, *held_out]
+    if texts := texts_at_most(config, task):
+        calls, shown, queries = calls + texts, max(shown, evaluation.k), [*queries, *task.pool]
+    if not calls:
+        return None
+    if config.llm.kind == "simulator":
+        return Estimate(Use(calls), 0.0, exact=True)
+    with nullcontext(llm) if llm is not None else open_language_model(config, task, keep=False) as model:
+        return model.estimate_calls(calls, longest_prompt(model, task.pool, queries, shown))
+
+
+def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> str:
+    """A prompt with at least as many tokens as any that shows so many examples of the pool and asks one of the queries.
+
+    It is the one of the longest examples and query, each measured by itself: no tokenizer in use has a token that spans
+    the line break between two of them.
+    """
+    from langchain_rcr.items import compose
+
+    items = [example.item for example in pool]
+    longest = nlargest(shown, items, key=lambda item: llm.count_tokens(compose([item], "")))
+    query = max({query.source for query in queries}, key=lambda source: llm.count_tokens(compose([], source)))
+    return compose(longest, query)

@@ -1,0 +1,135 @@
+"""What all commands of rcr-train share: its parser, the flags of settings, and where lines go.
+
+Results go to stdout, progress and errors to stderr. Loads nothing heavy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+PROG = "rcr-train"
+_SETTING = "setting:"
+"""Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
+
+
+class Parser(argparse.ArgumentParser):
+    """Errors take one line, and an unknown setting names the nearest known one."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exit with one line."""
+        hint = f"see {self.prog} --help"
+        if message.endswith("required: CONFIG"):
+            hint = f"`{PROG} init config.yaml` writes a YAML file with all settings"
+        self.exit(2, f"{PROG}: error: {message} ({hint})\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """As argparse does it, but for what is said of unknown arguments."""
+        given, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            flag = unknown[0].partition("=")[0]
+            hint = f"unknown argument '{flag}'"
+            if flag.startswith("--") and given.settings:
+                from rcr_trainer.layers import unknown_key
+
+                hint = unknown_key(flag.removeprefix("--"), given.settings)
+            self.exit(2, f"{PROG}: error: {hint} (see {given.prog} --help)\n")
+        return given
+
+
+def command(
+    commands: Any, name: str, function: Callable[[argparse.Namespace], int | None], text: str, example: str
+) -> argparse.ArgumentParser:
+    """Add a command.
+
+    Args:
+        commands: what `add_subparsers` returned.
+        name: of the command.
+        function: called with the parsed arguments; returns the exit code, None for 0.
+        text: what the command does.
+        example: its arguments in an example.
+    """
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=text,
+        description=text[0].upper() + text[1:] + ".",
+        epilog=f"example: {PROG} {example}",
+        allow_abbrev=False,
+    )
+    parser.set_defaults(command=function, name=name, prog=parser.prog, settings={})
+    return parser
+
+
+def add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> None:
+    """A flag for each setting, grouped by section; the help is the field's description."""
+    from rcr_trainer.layers import section_title, settings
+
+    chosen = {path: setting for path, setting in settings().items() if wanted(path)}
+    short = {"evaluation.split": ["--split"], "evaluation.k": ["--k"]} if parser.prog.endswith("evaluate") else {}
+    groups: dict[str, Any] = {}
+    for path, setting in chosen.items():
+        section = setting.section
+        if section not in groups:
+            groups[section] = parser.add_argument_group(section or "run", section_title(section))
+        groups[section].add_argument(
+            f"--{path}",
+            *short.get(path, []),
+            dest=_SETTING + path,
+            default=argparse.SUPPRESS,
+            metavar=setting.kind,
+            help=setting.help.replace("%", "%%"),
+        )
+    parser.set_defaults(settings=chosen)
+
+
+def flags(given: argparse.Namespace) -> dict[str, str]:
+    """The settings that were given as flags: dotted path → text."""
+    return {name.removeprefix(_SETTING): value for name, value in vars(given).items() if name.startswith(_SETTING)}
+
+
+# ---------------------------------------------------------------- output
+
+
+def show(line: str) -> None:
+    """Write a line of results."""
+    sys.stdout.write(f"{line}\n")
+
+
+def say(line: str) -> None:
+    """Write a line for the user's eyes; of several processes on a machine the first does."""
+    if number("LOCAL_RANK") == 0:
+        sys.stderr.write(f"{line}\n")
+
+
+def number(variable: str) -> int:
+    """This process's number among those that were started together (RANK), on this machine (LOCAL_RANK); alone: 0."""
+    value = os.environ.get(variable, "")
+    return int(value) if value.isdigit() and os.environ.get("WORLD_SIZE", "1") != "1" else 0
+
+
+class _AboveBars(logging.Handler):
+    """Log lines on stderr, above the progress bars that are shown there."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from tqdm import tqdm
+
+        tqdm.write(self.format(record), file=sys.stderr)
+
+
+@contextmanager
+def logged() -> Iterator[None]:
+    """Show what the trainer logs; of several processes the first alone does."""
+    log, handler = logging.getLogger("rcr_trainer"), _AboveBars()
+    level = log.level
+    log.addHandler(handler)
+    log.setLevel(logging.ERROR if number("RANK") else logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)

@@ -1,0 +1,64 @@
+"""The command `rcr-train paper`: the runs behind a table, as far as they are missing, and the table."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from rcr_trainer import console
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.layers import given_settings, load_config, merged
+from rcr_trainer.paper.results import Result
+from rcr_trainer.paper.splits import named_splits
+from rcr_trainer.paper.sweep import Sweep
+from rcr_trainer.paper.tables import TABLES
+
+
+def paper(given: argparse.Namespace) -> None:
+    """Say what is missing and what it costs at most, ask, run, and write the table.
+
+    Raises:
+        ConfigError: settings that can't be, or nobody agreed to the budget.
+        RCRError: as `pipeline.run`.
+    """
+    flags = console.flags(given)
+    if given.llm is not None:
+        kind, _, model = given.llm.partition(":")
+        flags |= {"llm.kind": kind, **({"llm.model": model} if model else {})}
+    load_config(given.config, flags)  # so that a fault is named with the place where it was given
+    settings = merged({"evaluation": {"answers": True}}, given_settings(given.config, flags))
+    table = TABLES[given.table]
+    splits = named_splits(given.splits) if given.splits else table.splits
+    try:
+        seeds = [int(seed) for seed in given.seeds.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {given.seeds} must be numbers, as in 0,1,2") from None
+    sweep = Sweep(table, splits, seeds, given.out, given.data, settings)
+    with console.logged():
+        missing = sweep.missing()
+        console.say(f"{given.table}: {len(sweep.cells)} runs in {given.out}, {len(missing)} of them to do")
+        if missing:
+            budget = sweep.budget(missing)
+            console.say(f"language model: {'none is asked' if budget is None else budget}")
+            _confirm(given.yes)
+        try:
+            for number, cell in enumerate(sweep.run(), 1):
+                console.say(f"{number} of {len(missing)}: {cell.config.folder}")
+        finally:
+            outcomes = sweep.outcomes()
+            result = Result(given.table, table, outcomes, sweep.left_out())
+            paths = result.write(given.out) if outcomes else []
+    console.show(result.markdown())
+    console.show(f"written: {', '.join(map(str, paths))}")
+
+
+def _confirm(yes: bool) -> None:
+    """Go on only where the user agrees."""
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("nothing was run: --yes agrees to this budget")
+    sys.stderr.write("Run these? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        raise ConfigError("nothing was run")
