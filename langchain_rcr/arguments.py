@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from langchain_rcr.constraints import token_counter
+from langchain_rcr.constraints import TOKENIZERS, token_counter
 from langchain_rcr.errors import InputError
 from langchain_rcr.filters import parse_filter
 
@@ -84,4 +84,6 @@ def check_fields(**fields: Any) -> None:
     if fields.get("filter"):
         parse_filter(fields["filter"])
     if fields.get("max_tokens") is not None:
-        token_counter(fields.get("tokenizer"))
+        if fields.get("tokenizer") is None:
+            raise InputError(f"max_tokens = {fields['max_tokens']} needs a tokenizer: tokenizer={TOKENIZERS}")
+        token_counter(fields["tokenizer"])

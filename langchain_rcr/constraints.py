@@ -8,6 +8,9 @@ from typing import Any
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import Row
 
+TOKENIZERS = "a LangChain model, a tokenizer with encode, or a function from a text to a number"
+"""What `token_counter` takes, in words."""
+
 
 class DifferentPrograms:
     """No two picks with the same program (`ProgramSpec.key`), while others are left."""
@@ -86,5 +89,4 @@ def token_counter(tokenizer: Any) -> Callable[[str], int]:
         return lambda text: len(tokenizer.encode(text))
     if callable(tokenizer):
         return lambda text: int(tokenizer(text))
-    msg = f"tokenizer must be a LangChain model, a tokenizer or a function of a text, not {type(tokenizer).__name__}"
-    raise InputError(msg)
+    raise InputError(f"tokenizer must be {TOKENIZERS}, not {type(tokenizer).__name__}")

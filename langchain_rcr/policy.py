@@ -215,7 +215,14 @@ class TriEncoder(nn.Module):
         """
         items = list(items)
         parsed = sum(bool(spec.structures(item.target)) for item in items)
-        if items and not parsed:
+        if items and parsed < FEWEST and len(items) < FEWEST:
+            logger.warning(
+                "%d examples, %d with a program that parses as '%s', are too few to learn structures from (%d): picks "
+                "go by the likeness of questions",
+                *(len(items), parsed, spec.language, FEWEST),
+            )
+            spec = spec if parsed else replace(spec, language=TOKENS)
+        elif items and not parsed:
             logger.warning(
                 "none of the %d programs parses as '%s' (the first is '%.80s'): token n-grams stand for structures",
                 len(items),

@@ -29,13 +29,12 @@ from langchain_rcr.explaining import Explanation, Structures
 from langchain_rcr.filters import Filter, parse_filter
 from langchain_rcr.hub import fetched, push
 from langchain_rcr.index.base import InThisThread
-from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.pool import Example, ExamplePool, pool_of
-from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.languages import unknown
 from langchain_rcr.selection import Constraint, Options
 from langchain_rcr.store import ExampleStore, Pick, check_query, checkpoint_folder, stored_pool
+from langchain_rcr.swap import filter_of, index_of, keys_of, spec_of
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -98,6 +97,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
 
     def __init__(self, *, store: ExampleStore, k: int = 4, **fields: Any) -> None:
         # Not in validators: pydantic would wrap the InputError in a ValidationError.
+        if "vectorstore" in fields:
+            raise InputError(f"{type(self).__name__}: a filled vectorstore has no vectors of ours: use from_examples")
         strange = next((name for name in fields if name not in type(self).model_fields), None)
         if strange is not None:
             raise InputError(f"{type(self).__name__}: {unknown(strange, type(self).model_fields)}")
@@ -162,8 +163,11 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         vectorstore_cls: Callable[..., VectorStore] | None = None,
         k: int = 4,
         input_keys: list[str] | None = None,
+        fetch_k: int | None = None,
+        example_keys: list[str] | None = None,
+        vectorstore_kwargs: Mapping[str, Any] | None = None,
         *,
-        language: str = "sql",
+        language: str | None = None,
         source_key: str | None = None,
         target_key: str | None = None,
         seed: int = 0,
@@ -171,40 +175,48 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     ) -> Self:
         """A retriever that fits itself to its examples, in seconds and without `rcr-train`.
 
-        The arguments come in the order of LangChain's `SemanticSimilarityExampleSelector.from_examples`. With fewer
-        than 20 programs that parse it picks by the likeness of questions alone; see `TriEncoder.fitted`.
+        A call of `from_examples` of LangChain's `SemanticSimilarityExampleSelector` or
+        `MaxMarginalRelevanceExampleSelector` is a call of this one. With fewer than 20 programs that parse it picks by
+        the likeness of questions alone; see `TriEncoder.fitted`.
 
         Args:
             examples: mappings with a question and a program, and any other fields; the pool, and what is fitted to.
             embeddings: read the questions; None: the default model, from the extra `offline`, whose word vectors
                 are read, too.
-            vectorstore_cls: holds the pool, as in `VectorStoreIndex`; None: memory.
+            vectorstore_cls: the class of the store that holds the pool, made by its `from_texts`, or a function that
+                `VectorStoreIndex` takes; None: memory.
             k: how many examples to pick.
             input_keys: as the field of the class.
+            fetch_k: MMR's; without effect, since every step searches the whole pool.
+            example_keys: as the field of the class.
+            vectorstore_kwargs: `{"filter": …}`, as the field `filter`.
             language: of the programs: `functional`, `sexpr`, `sql`, `sql:DIALECT`, `json`, `python`, or `tokens` for
-                anything else.
-            source_key: the key of an example's question. None: the only one of `input_keys`, else "source".
+                anything else. None: `sql` where its extra is installed, else `tokens`.
+            source_key: the key of an example's question. None: the only one of `input_keys`, "source", or the first of
+                two fields.
             target_key: the key of its program. None: "target", or the only other field.
             seed: of what is drawn at random.
-            **options: fields of the class (`example_keys`, `mask_same_program`, …); `ids` and `index` as in
-                `from_encoder`; all others go to `vectorstore_cls`.
+            **options: fields of the class (`order`, `mask_same_program`, …); `ids` and `index` as in `from_encoder`;
+                all others go to `vectorstore_cls`.
 
         Raises:
             PoolError, InputError, EngineError: as `from_encoder`; there is no such option or language.
             MissingExtraError: the language needs a package that is not installed.
         """
         fields = {name: options.pop(name) for name in list(options) if name in cls.model_fields}
-        fields |= {"k": k, "input_keys": input_keys}
+        fields |= {"k": k, "input_keys": input_keys, "example_keys": example_keys}
+        if (where := filter_of(vectorstore_kwargs)) is not None:
+            fields["filter"] = where
         given = {name: options.pop(name, None) for name in ("ids", "index")}
         check_fields(**fields)
         if vectorstore_cls is not None:
-            given["index"] = VectorStoreIndex(vectorstore_cls, **options)
+            given["index"] = index_of(vectorstore_cls, options)
         elif options:
             raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, 'ids', 'index'))}")
-        keys = _keys_of(examples, input_keys, source_key, target_key)
-        items = ExamplePool(examples, source_key=keys[0], target_key=keys[1]).items()
-        encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=ProgramSpec(language), seed=seed)
-        return cls.from_encoder(encoder, examples, source_key=keys[0], target_key=keys[1], **given, **fields)
+        source_key, target_key = keys_of(examples, input_keys, example_keys, source_key, target_key)
+        items = ExamplePool(examples, source_key=source_key, target_key=target_key).items()
+        encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=spec_of(language), seed=seed)
+        return cls.from_encoder(encoder, examples, source_key=source_key, target_key=target_key, **given, **fields)
 
     @classmethod
     async def afrom_examples(cls, examples: Sequence[Example], *arguments: Any, **options: Any) -> Self:
@@ -569,19 +581,6 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             has = ", ".join(repr(key) for key in pick.example)
             raise InputError(f"example_keys names {lacking!r}, which the example {pick.id!r} lacks: it has {has}")
         return {key: pick.example[key] for key in self.example_keys}
-
-
-def _keys_of(
-    examples: Sequence[Example], input_keys: Sequence[str] | None, source_key: str | None, target_key: str | None
-) -> tuple[str, str]:
-    """The keys of question and program, where they weren't given by those that the first example has."""
-    if source_key is None:
-        source_key = input_keys[0] if input_keys and len(input_keys) == 1 else "source"
-    if target_key is None:
-        first = next(iter(examples), {})
-        others = [key for key in first if key != source_key] if isinstance(first, Mapping) else []
-        target_key = others[0] if len(others) == 1 else "target"
-    return source_key, target_key
 
 
 def _error_of(query: object) -> InputError | None:

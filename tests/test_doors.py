@@ -22,7 +22,7 @@ LEVELS = {
         ["families"],
         ["pool", "index", "hub"],
         ["selection", "policy", "constraints"],
-        ["explaining", "arguments"],
+        ["explaining", "arguments", "swap"],
         ["store"],
         ["retriever"],
         ["prompting", "chains"],
@@ -53,7 +53,14 @@ LEVELS = {
     ],
 }
 LANGCHAIN = {
-    "langchain_rcr": ("retriever.py", "prompting.py", "chains.py", "families/backbone.py", "index/vectorstore.py"),
+    "langchain_rcr": (
+        "retriever.py",
+        "prompting.py",
+        "chains.py",
+        "families/backbone.py",
+        "index/vectorstore.py",
+        "swap.py",
+    ),
     "rcr_trainer": ("llm/", "baselines/"),
 }
 ARRAYS_ONLY = ("langchain_rcr/state.py", "langchain_rcr/selection.py")
@@ -284,7 +291,7 @@ NAMES = {
     "rcr_trainer/baselines/": set(baselines.names()),
 }
 KNOWN = {
-    ("langchain_rcr/retriever.py", "VectorStoreIndex"),  # what LangChain's `from_examples` takes
+    ("langchain_rcr/swap.py", "VectorStoreIndex"),  # what LangChain's `from_examples` takes
     *(("langchain_rcr/__init__.py", name) for name in ENGINES),
     ("langchain_rcr/store.py", "MemoryIndex"),  # the default engine
     ("langchain_rcr/index/vectorstore.py", "embeddings"),  # an attribute of LangChain's vector stores

@@ -156,7 +156,12 @@ def test_example_keys_choose_the_fields(encoder: TriEncoder) -> None:
     [
         ({"beam_width": 0}, "beam_width must be a whole number from 1 on, not 0"),
         ({"max_tokens": 0, "tokenizer": len}, "max_tokens must be a whole number from 1 on, not 0"),
-        ({"max_tokens": 5}, "tokenizer must be a LangChain model, a tokenizer or a function of a text, not NoneType"),
+        (
+            {"max_tokens": 5},
+            "max_tokens = 5 needs a tokenizer: tokenizer=a LangChain model, a tokenizer with encode, or",
+        ),
+        ({"max_tokens": 5, "tokenizer": 3}, "tokenizer must be a LangChain model, .* not int"),
+        ({"vectorstore": None}, "a filled vectorstore has no vectors of ours: use from_examples"),
         ({"max_overlap": 1.0}, "max_overlap must be a number from 0 to below 1, not 1.0"),
         ({"min_probability": -0.1}, "min_probability must be a number from 0 to below 1, not -0.1"),
         ({"order": "random"}, "order must be 'picked' or 'reversed' or 'relevance', not 'random'"),
