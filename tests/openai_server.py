@@ -6,8 +6,10 @@ import json
 import socket
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -38,8 +40,10 @@ class OpenAIServer:
     A fault is a name: "429", "429:SECONDS" (Retry-After), "429:date:SECONDS", "429:ms:MILLISECONDS", any other status
     such as "500", "hang", "drop" (the connection), "cut" (the body shorter than announced), "truncated" (JSON),
     "html", "no_choices", "null_choices", "null_text", "error_body", "no_usage", "empty", "refusal", "filter",
-    "azure_filter", "length", "slow", "quota", "context", "echo_key" (a 401 that repeats the key). `faults` are used up
-    in order of arrival, before good answers; `fault_of`, if set, decides by the request instead.
+    "azure_filter", "length", "slow", "quota", "context", "echo_key" (a 401 that repeats the key), "usage:JSON" (in
+    place of the token counts), "deep" (nested a hundred thousand times), "endless" (a compressed body without end),
+    "redirect:URL". `faults` are used up in order of arrival, before good answers; `fault_of`, if set, decides by the
+    request instead.
     """
 
     def __init__(
@@ -54,7 +58,7 @@ class OpenAIServer:
         self.faults: deque[str | None] = deque()
         self.fault_of: Callable[[Request], str | None] | None = None
         self.requests: list[Request] = []
-        self.running = self.peak = 0
+        self.running = self.peak = self.sent = 0
         self.lock = threading.Lock()
         self.stopping = threading.Event()
         handler = type("Handler", (_Handler,), {"owner": self})
@@ -134,8 +138,10 @@ class _Handler(BaseHTTPRequestHandler):
         data = json.dumps(body).encode()
         if fault == "truncated":
             data = data[: len(data) // 2]
+        elif fault == "deep":
+            data = data[:-1] + b', "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         # Before it is sent: whoever has the answer may look here at once.
-        request.answered = fault not in ("truncated", "no_choices", "null_choices", "error_body")
+        request.answered = fault not in ("truncated", "no_choices", "null_choices", "error_body", "deep")
         try:
             self._send(200, data)
         except OSError:
@@ -159,6 +165,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.end_headers()
             self.wfile.write(b'{"choices": [')
             self.close_connection = True
+        elif fault == "endless":
+            self._endless()
+        elif status == "redirect":
+            self._send(307, b"", {"Location": rest})
         elif fault == "html":
             self._send(200, b"<html>It works!</html>", {"Content-Type": "text/html"})
         elif fault == "quota":
@@ -218,7 +228,22 @@ class _Handler(BaseHTTPRequestHandler):
             body = {"error": {"message": "upstream failed", "code": 502}}
         elif fault == "no_usage":
             del body["usage"]
+        elif fault.startswith("usage:"):
+            body["usage"] = json.loads(fault.removeprefix("usage:"))
         return body
+
+    def _endless(self) -> None:
+        """Send blanks until the client has enough."""
+        self.close_connection = True
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Encoding", "gzip")
+        self.end_headers()
+        packed = zlib.compressobj(wbits=31)
+        with suppress(OSError):
+            while not self.owner.stopping.is_set():
+                self.wfile.write(packed.compress(b" " * (1 << 20)) + packed.flush(zlib.Z_SYNC_FLUSH))
+                self.owner.sent += 1 << 20
 
     def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)

@@ -21,6 +21,7 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import AccessError, LLMError, RequestError
 from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.llm.model import LanguageModel
+from rcr_trainer.llm.openai_ import LONGEST_BODY
 from rcr_trainer.llm.opening import open_llm, wrap
 from rcr_trainer.llm.settings import LLMSettings
 
@@ -183,9 +184,84 @@ def test_a_prompt_that_is_always_malformed_has_no_program(kind: str, tmp_path: P
             assert [(a.text, a.reason) for a in llm.generate(prompts_of(2))] == [("f ( 0 )", ""), (None, "malformed")]
             assert len(server.requests) == 1 + 3
         server.fault_of = None
-        # That was no answer, so it wasn't kept.
+        # It was paid for three times: a resumed run doesn't ask again.
         with model(server, kind, tmp_path / "a.sqlite") as llm:
-            assert texts(llm.generate(prompts_of(2))) == expected(2)
+            assert [(a.text, a.reason) for a in llm.generate(prompts_of(2))] == [("f ( 0 )", ""), (None, "malformed")]
+            assert len(server.requests) == 1 + 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_surrogate_pair_costs_no_other_answer_and_is_not_asked_again(kind: str, tmp_path: Path) -> None:
+    with OpenAIServer(lambda prompt: f"f ( \ud800{program(prompt)}") as server:
+        for _ in range(2):
+            with model(server, kind, tmp_path / "a.sqlite") as llm:
+                answers = llm.generate([*prompts_of(20), "Source: a \udfff"])
+                assert texts(answers)[:20] == [f"f ( \ufffd {each}" for each in expected(20)]
+        assert len(server.requests) == 21
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_counts_that_cannot_be_true_are_estimated_and_booked(kind: str, tmp_path: Path) -> None:
+    untrue = [
+        '{"prompt_tokens": 1e30, "completion_tokens": 1e30, "total_tokens": 1e30}',
+        '{"prompt_tokens": -5, "completion_tokens": -7, "total_tokens": null}',
+        '{"prompt_tokens": null, "completion_tokens": null, "total_tokens": null}',
+        '{"prompt_tokens": Infinity, "completion_tokens": NaN}',
+        '{"prompt_tokens": "5", "completion_tokens": [5], "prompt_tokens_details": 5}',
+        '{"prompt_tokens": 0, "completion_tokens": 0}',
+        "[]",
+        "5",
+    ]
+    count = len(untrue)
+    with OpenAIServer(program) as server, model(server, kind, tmp_path / "a.sqlite") as llm:
+        server.fail(*[f"usage:{usage}" for usage in untrue])
+        assert texts(llm.generate(prompts_of(count))) == expected(count)
+        assert len(server.requests) == llm.spent.calls == llm.stats.counted == count
+        most = sum(map(llm.count_tokens, prompts_of(count)))
+        assert 3 * count <= llm.spent.prompt_tokens <= most
+        assert count <= llm.spent.completion_tokens <= most
+
+
+def test_one_count_that_is_told_counts() -> None:
+    with OpenAIServer(program) as server, model(server, "chat") as llm:
+        server.fail('usage:{"prompt_tokens": 77, "completion_tokens": null}')
+        llm.generate(prompts_of(1))
+        assert llm.spent.prompt_tokens == 77
+        assert llm.spent.completion_tokens > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("fault", ["deep", "endless"])
+def test_a_response_that_nothing_can_read_is_malformed_and_stops_no_run(kind: str, fault: str, tmp_path: Path) -> None:
+    with OpenAIServer(program) as server:
+        bad = prompts_of(2)[1]
+        server.fault_of = lambda request: fault if request.prompt == bad else None
+        for _ in range(2):
+            with model(server, kind, tmp_path / "a.sqlite", concurrency=1, max_tokens=9) as llm:
+                assert [(a.text, a.reason) for a in llm.generate(prompts_of(2))] == [
+                    ("f ( 0 )", ""),
+                    (None, "malformed"),
+                ]
+        assert len(server.requests) == 1 + 3
+        # What the server goes on to send is in buffers, if anywhere.
+        assert server.sent < 3 * 4 * LONGEST_BODY
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_redirect_is_followed_since_prompt_and_keys_would_go_along(kind: str) -> None:
+    with OpenAIServer(program) as server, OpenAIServer(program) as other, model(server, kind) as llm:
+        server.fail(f"redirect:{other.base_url}/chat/completions?key=x")
+        with pytest.raises(AccessError, match=rf"redirects to {other.base_url}.*set llm\.base_url") as caught:
+            llm.generate(prompts_of(1))
+        assert "key=x" not in str(caught.value)
+        assert not other.requests
+        assert llm.spent.calls == 0
+
+
+def test_an_answer_of_many_megabytes_is_cut_off() -> None:
+    with OpenAIServer(lambda prompt: "x" * (1 << 21)) as server, model(server, "chat") as llm:
+        answer = llm.generate(prompts_of(1))[0]
+        assert (len(answer.text or ""), answer.reason) == (1 << 20, "truncated")
 
 
 def test_a_server_of_another_kind_is_told_from_a_bad_answer() -> None:

@@ -118,6 +118,24 @@ def test_answers_outlive_the_object(tmp_path: Path) -> None:
     assert echo.asked == {"b": 1}
 
 
+class Odd(Echo):
+    """Answers with half a surrogate pair, and reports what no model can have read."""
+
+    async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        self.asked.update(prompts)
+        info = {"prompt_tokens": 10**30, "completion_tokens": -1}
+        return LLMResult(generations=[[Generation(text="f(\ud800)", generation_info=info)] for _ in prompts])
+
+
+def test_any_models_odd_answers_are_kept_and_booked(tmp_path: Path) -> None:
+    odd = Odd()
+    for _ in range(2):
+        with wrap(odd, cache_path=tmp_path / "a.sqlite", account="run", kind="local") as llm:
+            assert texts(llm.generate(["a", "b"])) == ["f(\ufffd)"] * 2
+            assert llm.spent == Use(2, 2, 12)  # the bytes of prompts and answers
+    assert odd.asked == {"a": 1, "b": 1}
+
+
 def test_threads_that_want_the_same_pay_once() -> None:
     echo = Echo(delay=0.1)
     prompts = [f"p{n}" for n in range(6)]

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from langchain_rcr.answers import STOP, cut
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
-from rcr_trainer.llm.ledger import Answer, Use
+from rcr_trainer.llm.ledger import Answer, Use, token_count
 from rcr_trainer.llm.openai_ import detached, is_openai
 from rcr_trainer.llm.scoring import PARAMETERS, Scored, from_echo
 from rcr_trainer.llm.settings import LLMSettings
@@ -41,6 +41,8 @@ _TRUNCATED = frozenset({"length", "max_tokens", "max_output_tokens", "model_leng
 _REFUSED = frozenset({"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content", "spii"})
 _REFUSED |= {"guardrail_intervened"}
 _LONGEST = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_output_tokens", "num_predict")
+_LONGEST_TEXT = 1 << 20
+"""Characters of an answer that are read; the rest is cut off."""
 _MESSAGE_TOKENS = 16
 """What roles and separators of a chat add to the text, generously."""
 
@@ -107,7 +109,9 @@ class Backend:
         self._model: BaseLanguageModel[Any] = model
 
     async def call(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer some prompts, or score some texts, in one call of the model; token counts are −1 where it gives none.
+        """Answer some prompts, or score some texts, in one call of the model.
+
+        Token counts are −1 where it gives none that can be true.
 
         Raises:
             AccessError: it can't score.
@@ -123,7 +127,7 @@ class Backend:
         return [answer_of(row[0], self.stop, whole) for row in result.generations]
 
     async def _score(self, requests: Sequence[Scored]) -> list[Answer]:
-        requests = [Scored(self._prompt(each.prompt).to_string(), each.continuation) for each in requests]
+        requests = [Scored(self._prompt(each.prompt).to_string(), plain(each.continuation)) for each in requests]
         model: Any = self._model
         if hasattr(model, "log_likelihoods"):
             texts = [each.prompt for each in requests], [each.continuation for each in requests]
@@ -134,9 +138,7 @@ class Backend:
             raise ConfigError(msg)
         extra = {"extra_body": model.extra_body} if model.extra_body else {}
         body = await model.async_client.create(model=model.model_name, prompt=str(requests[0]), **PARAMETERS, **extra)
-        usage = body["usage"]
-        counts = usage.get("prompt_tokens", -1), usage.get("completion_tokens", 1)
-        return [Answer(repr(from_echo(body, requests[0])), "", *counts)]
+        return [Answer(repr(from_echo(body, requests[0])), "", *_counts(body["usage"]))]
 
     def key(self, request: Request) -> bytes:
         """The cache's key of a request."""
@@ -164,6 +166,7 @@ class Backend:
             await self._owned.aclose()
 
     def _prompt(self, prompt: str) -> PromptValue:
+        prompt = plain(prompt)
         if not self.instruction:
             return StringPromptValue(text=prompt)
         if self._chat:
@@ -188,22 +191,34 @@ def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, A
     ending = str(info.get("finish_reason") or info.get("stop_reason") or info.get("done_reason") or "").lower()
     if ending in _REFUSED or ending == "too_long":
         return Answer(None, "too_long" if ending == "too_long" else "refused", *counts)
-    text, stopped = cut(generation.text, stop)
-    if ending in _TRUNCATED and not stopped:
+    text, stopped = cut(plain(generation.text[:_LONGEST_TEXT]), stop)
+    if (ending in _TRUNCATED or len(generation.text) > _LONGEST_TEXT) and not stopped:
         return Answer(text or None, "truncated", *counts)
     return Answer(text or None, "" if text else "empty", *counts)
 
 
+def plain(text: str) -> str:
+    """A text that has a UTF-8 form: surrogate pairs are joined, and half a pair is U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
 def _usage(generation: Generation, whole: Mapping[str, Any]) -> tuple[int, int]:
-    """Prompt and completion tokens as reported with a generation; −1 if they aren't."""
+    """Prompt and completion tokens as reported with a generation; −1 for what isn't, or can't be true."""
     if isinstance(generation, ChatGeneration):
         reported = getattr(generation.message, "usage_metadata", None)
         if reported:
-            return int(reported["input_tokens"]), int(reported["output_tokens"])
+            return _counts(reported, "input_tokens", "output_tokens")
     for counts in (generation.generation_info or {}, whole.get("token_usage") or {}, whole.get("usage") or {}):
-        if isinstance(counts, Mapping) and isinstance(counts.get("prompt_tokens"), int):
-            return int(counts["prompt_tokens"]), int(counts.get("completion_tokens") or 0)
+        if isinstance(counts, Mapping) and "prompt_tokens" in counts:
+            return _counts(counts)
     return -1, -1
+
+
+def _counts(
+    reported: Mapping[str, Any], read: str = "prompt_tokens", written: str = "completion_tokens"
+) -> tuple[int, int]:
+    # No prompt has 0 tokens: LangChain writes 0 where the server said nothing.
+    return token_count(reported.get(read)) or -1, token_count(reported.get(written))
 
 
 def _secrets(model: BaseLanguageModel[Any]) -> frozenset[str]:

@@ -21,7 +21,7 @@ _MALFORMED_ATTEMPTS = 3
 """Attempts at a prompt whose responses are malformed; then it has no program."""
 
 _ALL_MALFORMED = 10
-"""Prompts with malformed responses alone after which a run stops: the server speaks another protocol."""
+"""Prompts in a row with malformed responses alone after which a run stops: the server speaks another protocol."""
 
 _NAP = 0.5
 """Seconds between looks at whether waiting still makes sense."""
@@ -47,6 +47,9 @@ class Caller:
         ledger: the budget.
         stats: counted up here.
         on_loss: told of what a failed attempt may have cost.
+
+    Attributes:
+        well_formed: the model has answered a prompt properly.
     """
 
     def __init__(
@@ -67,7 +70,8 @@ class Caller:
         self._settled = asyncio.Condition()
         self._running = 0
         self._not_before = 0.0
-        self._malformed, self._well_formed = 0, 0
+        self._malformed = 0
+        self.well_formed = False
         # Not the global generator, whose state a training run owns.
         self._jitter = random.Random()  # noqa: S311
 
@@ -90,7 +94,7 @@ class Caller:
                 used = Use(len(answers), read, written)
                 await self._release(worst, used)
                 self._stats.paid += len(answers)
-                self._well_formed += 1
+                self._malformed, self.well_formed = 0, True
                 return answers, used
             lost = worst if outcome.charged else Use()
             await self._release(worst, lost)
@@ -120,15 +124,19 @@ class Caller:
 
     def _check_protocol(self, fault: Fault) -> None:
         self._malformed += fault.reason == "malformed"
-        if not self._well_formed and self._malformed >= _ALL_MALFORMED:
-            raise LLMError(f"{fault.error}; nor was any other so far: check llm.base_url and llm.kind")
+        if self._malformed >= _ALL_MALFORMED:
+            last = f"nor was any of the last {_ALL_MALFORMED} prompts answered"
+            raise LLMError(f"{fault.error}; {last}: check llm.base_url and llm.kind")
 
     def _counted(self, answer: Answer, request: Request) -> Answer:
-        if answer.prompt_tokens >= 0:
+        read, written = answer.prompt_tokens, answer.completion_tokens
+        if read >= 0 and (written > 0 or (written == 0 and not answer.text)):
             return answer
         self._stats.counted += 1
-        written = 1 if isinstance(request, Scored) else self._backend.count_tokens(answer.text or "")
-        read = self._backend.count_tokens(str(request))
+        if read < 0:
+            read = self._backend.count_tokens(str(request))
+        if written <= 0:
+            written = 1 if isinstance(request, Scored) else self._backend.count_tokens(answer.text or "")
         return replace(answer, prompt_tokens=read, completion_tokens=written)
 
     async def _wait_turn(self, batch: Batch) -> None:

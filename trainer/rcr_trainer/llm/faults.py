@@ -87,7 +87,7 @@ class Diagnosis:
         self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
         self._malformed: tuple[type[Exception], ...] = (MalformedResponseError,)
         if openai:
-            self._malformed += (ValueError, TypeError, KeyError, AttributeError, IndexError)
+            self._malformed += (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
     def __call__(self, error: Exception) -> Fault:
         """What to do about an exception that the model raised."""
@@ -95,6 +95,10 @@ class Diagnosis:
             return Fault("stop", "error", error)
         names = {cls.__name__ for cls in type(error).__mro__}
         said = self.redact(_message(error))
+        # openai 2 raises a connection error from whatever its HTTP client raises.
+        checked = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), None)
+        if checked is not None:
+            error, said = checked, self.redact(_message(checked))
         status = _status(error)
         if status is not None:
             return self._by_status(error, status, said)
@@ -134,6 +138,12 @@ class Diagnosis:
         if status in _TRANSIENT or status >= 500:
             wait = retry_after(_headers(error)) if status in _WAITS else None
             return self._again(str(status), f"status {status}: {said}", wait=wait, charged=False)
+        if status < 400:
+            place = self.redact(_headers(error).get("location", "another address").split("?")[0])
+            advice = (
+                f"it redirects to {place}, where no key or prompt is sent: if that is right, set llm.base_url to it"
+            )
+            return self._stop(str(status), AccessError, advice, said)
         if status in _NO_ACCESS:
             return self._stop(str(status), AccessError, _NO_ACCESS[status], said)
         if any(sign in said.lower() or sign in codes for sign in _TOO_LONG):

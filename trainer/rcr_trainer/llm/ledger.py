@@ -34,6 +34,17 @@ _WAIT_S = 60.0
 """Seconds to wait for another process that writes."""
 
 
+_MOST_TOKENS = 10_000_000
+"""Tokens that no model reads or writes in one call; the longest contexts have a tenth to all of it."""
+
+
+def token_count(value: object) -> int:
+    """A number of tokens as a server reports it; −1 where that is missing or can't be true."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
+        return -1
+    return int(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Answer:
     """One prompt's answer.

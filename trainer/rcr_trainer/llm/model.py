@@ -239,10 +239,17 @@ class LanguageModel:
             async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
                 answers, used = await self._caller.call(list(prompts.values()), batch)
                 found = dict(zip(prompts, answers, strict=True))
-                # A response that was no answer is not kept: the next run may get a proper one.
-                kept = {each: answer for each, answer in found.items() if answer.reason != "malformed"}
+                kept = {each: answer for each, answer in found.items() if self._is_final(answer, prompts[each])}
                 written = await self._write(kept, used)
             self._settle({**found, **written})
+
+    def _is_final(self, answer: Answer, prompt: Request) -> bool:
+        """Whether to keep an answer, so that no resume pays for it again.
+
+        Malformed ones are kept where the server has answered others properly, so that it isn't a server of another
+        kind, and where a run can go on without them, as it can't without the probabilities of a text.
+        """
+        return answer.reason != "malformed" or (self._caller.well_formed and not isinstance(prompt, Scored))
 
     @contextmanager
     def _outcome(self, prompts: Mapping[bytes, Request], batch: Batch) -> Iterator[None]:

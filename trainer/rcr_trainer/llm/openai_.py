@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from typing import Any
@@ -11,9 +12,16 @@ from langchain_core.language_models import BaseLanguageModel
 
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import MalformedResponseError
+from rcr_trainer.llm.ledger import token_count
 from rcr_trainer.llm.settings import LLMSettings
 
+LONGEST_BODY = 16 << 20
+"""Bytes of a response, decompressed; the log-probabilities of a prompt of 100,000 tokens have some 10 MB."""
+
 _OPENAI = "https://api.openai.com/v1"
+_COUNTS = ("prompt_tokens", "completion_tokens")
+_OF_THE_WIRE = ("content-encoding", "content-length", "transfer-encoding")
+"""Headers that describe how a body was sent."""
 
 
 def is_openai(model: BaseLanguageModel[Any]) -> bool:
@@ -72,20 +80,18 @@ def detached(model: BaseLanguageModel[Any]) -> tuple[BaseLanguageModel[Any], Any
 
     The client's own retries are off: it would repeat `insufficient_quota`, unseen by the budget. Its HTTP client is a
     new one, because langchain-openai shares one between models and connections belong to the event loop that opened
-    them; an HTTP client that the user made stays. A completion model raises `MalformedResponseError` where the response
-    is no answer, and does without token counts.
+    them; it follows no redirects and checks each response (`_checking_client`). An HTTP client that the user made stays
+    as it is.
 
     Returns:
         The copy, and what to close at the end (None: the HTTP client is the user's).
     """
-    import openai
-
     model_: Any = model
     chat = getattr(model_, "root_async_client", None)
     root = chat or model_.async_client._client
-    owned = None
-    if getattr(model, "http_async_client", None) is None and not getattr(model, "openai_proxy", None):
-        owned = openai.DefaultAsyncHttpxClient(timeout=root.timeout)
+    owned, proxy = None, getattr(model, "openai_proxy", None)
+    if proxy or getattr(model, "http_async_client", None) is None:
+        owned = _checking_client(root.timeout, proxy)
     client = root.with_options(max_retries=0, **({"http_client": owned} if owned is not None else {}))
     if chat is not None:
         update = {"root_async_client": client, "async_client": client.chat.completions}
@@ -94,22 +100,66 @@ def detached(model: BaseLanguageModel[Any]) -> tuple[BaseLanguageModel[Any], Any
     return model.model_copy(update={**update, "cache": False}), owned
 
 
+def _checking_client(timeout: Any, proxy: str | None) -> Any:
+    """An HTTP client whose responses are answers of OpenAI's protocol, of a limited size, and from the address itself.
+
+    A redirect would take the prompt, and keys in headers of one's own, to another host.
+    """
+    import openai
+
+    class Checking(openai.DefaultAsyncHttpxClient):
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            response = await super().send(request, stream=True, **options)
+            content = bytearray()
+            try:
+                async for chunk in response.aiter_bytes():
+                    content += chunk
+                    if len(content) > LONGEST_BODY:
+                        raise MalformedResponseError(f"over {LONGEST_BODY >> 20} MiB")
+            finally:
+                await response.aclose()
+            whole = completed(bytes(content)) if response.is_success and not stream else bytes(content)
+            headers = [(name, value) for name, value in response.headers.multi_items() if name not in _OF_THE_WIRE]
+            return type(response)(
+                response.status_code, headers=headers, content=whole, request=request, extensions=response.extensions
+            )
+
+    return Checking(timeout=timeout, proxy=proxy, follow_redirects=False)
+
+
+def completed(content: bytes) -> bytes:
+    """The body of a response, checked and with what langchain-openai relies on.
+
+    Token counts that can't be true are left out, so that they are estimated; a text that is null is empty.
+
+    Raises:
+        MalformedResponseError: it is no answer.
+    """
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):  # no JSON, a number of over 4,300 digits, or nested too deeply
+        raise MalformedResponseError(f"not JSON: {content[:60]!r}") from None
+    if not isinstance(body, dict):
+        raise MalformedResponseError(f"no JSON object: {content[:60]!r}")
+    if body.get("error"):
+        raise MalformedResponseError(f"an error in place of an answer: {str(body['error'])[:200]}")
+    choices, usage = body.get("choices"), body.get("usage")
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
+        raise MalformedResponseError("no choices")
+    for choice in choices:
+        if "message" not in choice:
+            choice["text"] = choice.get("text") or ""
+    counts = {name: token_count(usage.get(name)) for name in _COUNTS} if isinstance(usage, dict) else {}
+    body["usage"] = {name: count for name, count in counts.items() if count >= 0}
+    return json.dumps(body).encode()
+
+
 class _Completions:
-    """`client.completions` as langchain-openai calls it, with the response checked and made complete."""
+    """`client.completions` as langchain-openai calls it, without pydantic's warnings about odd fields."""
 
     def __init__(self, client: Any) -> None:
         self._client = client
 
     async def create(self, **params: Any) -> dict[str, Any]:
-        response = await self._client.completions.create(**params)
-        body = response.model_dump(warnings=False) if hasattr(response, "model_dump") else None
-        if not isinstance(body, dict):
-            raise MalformedResponseError(f"not JSON: {str(response)[:60]!r}")
-        if body.get("error"):
-            raise MalformedResponseError(f"an error in place of an answer: {str(body['error'])[:200]}")
-        choices = body.get("choices")
-        if not choices or not all(isinstance(choice, dict) for choice in choices):
-            raise MalformedResponseError("no choices")
-        for choice in choices:
-            choice["text"] = choice.get("text") or ""
+        body = (await self._client.completions.create(**params)).model_dump(warnings=False)
         return {**body, "usage": body.get("usage") or {}}

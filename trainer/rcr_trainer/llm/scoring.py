@@ -80,6 +80,6 @@ def from_echo(response: Mapping[str, Any], request: Scored) -> float:
     shown = "".join("".join(token for token, _ in inside).split())
     if not shown.endswith("".join(request.continuation.split())):
         raise MalformedResponseError(f"its tokens end with {shown[-40:]!r}, not with the text that was sent")
-    if any(value is None for _, value in inside):
+    if not all(isinstance(value, int | float) and value < math.inf for _, value in inside):
         raise MalformedResponseError("a token without log-probability")
     return math.fsum(value for _, value in inside)
