@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from fuzzing import LONGEST, Fuzz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,6 +43,39 @@ def test_no_text_makes_a_parser_raise(language: str, text: str) -> None:
     assert tree == parser.parse(text)
     assert local_structures(anonymize(tree, COVR_CLASSES))
     assert ProgramSpec(language).key(text) == str(anonymize(tree, everywhere=language == "tokens"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("language", [*LANGUAGES, "sql:postgres", "sql:sqlite", "sql:tsql"])
+def test_no_program_by_grammar_makes_a_parser_raise(language: str) -> None:
+    parser, parsed = get_parser(language), 0
+    for seed in range(60):
+        tree = parser.parse(Fuzz(seed).program(language))
+        parsed += tree is not None
+        if tree is not None:
+            assert local_structures(anonymize(tree, COVR_CLASSES))
+    assert parsed >= 20
+
+
+@pytest.mark.parametrize("language", [*LANGUAGES, "sql:postgres", "sql:sqlite", "sql:bigquery"])
+@pytest.mark.parametrize(
+    "literal",
+    ["0x" + "f" * LONGEST, "-0x" + "f" * LONGEST, "0o" + "7" * LONGEST, "9" * LONGEST, "1e" + "9" * LONGEST],
+    ids=["hex", "negative", "octal", "decimal", "exponent"],
+)
+def test_no_literal_is_too_long_for_a_parser(language: str, literal: str) -> None:
+    """Python converts integers of up to 4,300 digits."""
+    for text in (f"f({literal})", f"x[{literal}]", f"select a[{literal}] from t where f({literal}) > {literal}"):
+        tree = get_parser(language).parse(text)
+        if tree is not None:
+            assert ProgramSpec(language).key(text) == str(anonymize(tree, everywhere=language == "tokens"))
+
+
+@pytest.mark.parametrize("text", ["interval '" + "9" * 400_000 + "' day", "cast('" + "9" * 400_000 + "x' as int)"])
+def test_a_long_literal_takes_no_quadratic_time(text: str) -> None:
+    for language in LANGUAGES:  # minutes each, if it did
+        if (tree := get_parser(language).parse(f"select {text}")) is not None:
+            anonymize(tree)
 
 
 @pytest.mark.slow

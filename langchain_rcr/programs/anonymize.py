@@ -23,7 +23,8 @@ COVR_CLASSES: Mapping[str, str] = MappingProxyType(
 )
 """The classes of COVR's symbols: the first three as in the paper's appendix B; it names none for color and shape."""
 
-_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[lL]?")
+# Possessive: a long run of digits in something else costs one scan.
+_NUMBER = re.compile(r"[+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[lL]?")
 
 
 def anonymize(tree: Tree, classes: Mapping[str, str] | None = None, *, everywhere: bool = False) -> Tree:

@@ -113,8 +113,15 @@ def _attribute(node: ast.Attribute) -> tuple[str, Sequence[_Piece]]:
 def _unary(node: ast.UnaryOp) -> tuple[str, Sequence[_Piece]]:
     sign, operand = _SIGNS[type(node.op)], node.operand
     if sign in "+-" and isinstance(operand, ast.Constant) and type(operand.value) in (int, float, complex):
-        return f"{sign}{operand.value!r}".removeprefix("+"), []
+        return f"{sign}{_written(operand.value)}".removeprefix("+"), []
     return sign, [operand]
+
+
+def _written(value: object) -> str:
+    try:
+        return "..." if value is ... else repr(value)
+    except ValueError:  # an integer of over 4,300 digits, which Python writes in hexadecimal only
+        return f"{value:#x}"
 
 
 def _compare(node: ast.Compare) -> tuple[str, Sequence[_Piece]]:
@@ -142,7 +149,7 @@ _RULES: dict[type[ast.AST], Callable[[Any], tuple[str, Sequence[_Piece]]]] = {
     ast.Call: _call,
     ast.Attribute: _attribute,
     ast.Name: lambda node: (node.id, []),
-    ast.Constant: lambda node: ("..." if node.value is ... else repr(node.value), []),
+    ast.Constant: lambda node: (_written(node.value), []),
     ast.UnaryOp: _unary,
     ast.BinOp: lambda node: (_SIGNS[type(node.op)], [node.left, node.right]),
     ast.BoolOp: lambda node: (_SIGNS[type(node.op)], node.values),

@@ -22,6 +22,8 @@ from langchain_rcr.programs.sql_tree import SqlExpander
 # sqlglot descends recursively, some 20 Python frames a bracket, and reads a token in about 15 µs.
 _MAX_DEPTH = 32
 _MAX_TOKENS = 30_000
+# In a query with INTERVAL it searches strings in quadratic time, 3 s for 5,000 digits.
+_LONGEST_INTERVAL = 200
 _TOKEN = re.compile(r"""'[^']*'|"[^"]*"|\w+|\S""")
 _NESTING = {**dict.fromkeys(("(", "[", "{", "case"), 1), **dict.fromkeys((")", "]", "}", "end"), -1)}
 _PREFIXES = frozenset({"not", "-", "+", "~"})
@@ -54,7 +56,7 @@ class SqlParser:
         expander = SqlExpander(self._dialect.NORMALIZATION_STRATEGY.name, self._double_quotes_are_strings)
         try:
             return expander.tree(statement)
-        except (AttributeError, LookupError, TypeError, RecursionError):
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
             # A syntax tree that only odd input has, or a caller that left less stack than _MAX_DEPTH allows for.
             return None
 
@@ -75,11 +77,13 @@ class SqlParser:
 def _is_tractable(text: str) -> bool:
     """Whether brackets, CASE … END and prefix operators nest shallowly enough for sqlglot, in few enough tokens."""
     depth = prefixes = 0
+    longest = _LONGEST_INTERVAL if "interval" in text.lower() else len(text)
     for count, match in enumerate(_TOKEN.finditer(text)):
-        token = match[0].lower() if match.end() - match.start() < 5 else ""
+        length = match.end() - match.start()
+        token = match[0].lower() if length < 5 else ""
         prefixes = prefixes + 1 if token in _PREFIXES else 0
         depth = max(0, depth + _NESTING.get(token, 0))
-        if count == _MAX_TOKENS or max(depth, prefixes) > _MAX_DEPTH:
+        if count == _MAX_TOKENS or max(depth, prefixes) > _MAX_DEPTH or length > longest:
             return False
     return True
 
