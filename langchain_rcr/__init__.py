@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from langchain_rcr.prompting import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
     from langchain_rcr.retriever import SequentialCompositionalRetriever
     from langchain_rcr.store import ExampleStore
+    from langchain_rcr.text_to_sql import schema_text, text_to_sql_chain
 
 __version__ = "0.1.0"
 
@@ -60,7 +61,9 @@ __all__ = [
     "chat_few_shot_prompt",
     "few_shot_prompt",
     "open_database",
+    "schema_text",
     "semantic_parsing_chain",
+    "text_to_sql_chain",
 ]
 
 _HOME = {
@@ -80,7 +83,9 @@ _HOME = {
     "chat_few_shot_prompt": "prompting",
     "few_shot_prompt": "prompting",
     "open_database": "databases",
+    "schema_text": "text_to_sql",
     "semantic_parsing_chain": "chains",
+    "text_to_sql_chain": "text_to_sql",
 }
 
 # Hidden from type checkers, which would conclude that any name exists here.

@@ -29,8 +29,8 @@ from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnabl
 from langchain_core.runnables.configurable import DynamicRunnable
 from pydantic import ConfigDict, Field
 
-from langchain_rcr.answers import STOP, Reading, read_answer
-from langchain_rcr.errors import InputError
+from langchain_rcr.answers import STOP, Reading, candidates, read_answer
+from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt, prompt_keys
@@ -54,7 +54,8 @@ class ParsedProgram:
         tree: the parser's result: a `Tree`, or whatever your own parser returns.
         picks: the examples in the prompt, in its order: documents of a retriever, dicts of another selector.
         answers: the model's answers, verbatim, one for each attempt, those that were taken for drafts first.
-        error: why the last answer is not a program; None if it is one.
+        error: why the last answer is not a program, or can't be run; None if it is one.
+        result: what `execute` gave for the program: rows, for a database.
     """
 
     program: str | None
@@ -62,6 +63,7 @@ class ParsedProgram:
     picks: tuple[Document | dict[str, Any], ...]
     answers: tuple[str, ...]
     error: str | None
+    result: Any = None
 
     @property
     def ok(self) -> bool:
@@ -75,6 +77,8 @@ def semantic_parsing_chain(
     parser: str | ProgramParser | Callable[[str], Any],
     *,
     prompt: BasePromptTemplate[Any] | None = None,
+    instructions: str = "",
+    execute: Callable[[str], Any] | None = None,
     retries: int = 1,
     drafts: int = 0,
     source_key: str | None = None,
@@ -98,6 +102,9 @@ def semantic_parsing_chain(
             False, the text is not a program.
         prompt: a prompt with a place for selected examples: `few_shot_prompt`, `chat_few_shot_prompt`, or one made of
             LangChain's classes; the picks replace those of its selector. None: one of our two, by the kind of `llm`.
+        instructions: without `prompt`, the text before the examples: a chat model's system message.
+        execute: runs a program, such as `open_database("books.sqlite")`; what it gives is the answer's `result`. If it
+            raises a `ProgramError`, the model is asked again with the message; any other exception propagates.
         retries: how many times to ask again, at most, after an answer that is not a program: a chat model gets the
             reason in a further message, a completion model in a note before the prompt.
         drafts: how many times to take a program that the model gave for a draft (`retriever.invoke(…, draft=…)`), pick
@@ -132,7 +139,11 @@ def semantic_parsing_chain(
     if prompt is None:
         picked, names = _PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
         completes = isinstance(_innermost(model), BaseLLM)
-        prompt = few_shot_prompt(picked, **names) if completes else chat_few_shot_prompt(picked, **names)
+        front = instructions.replace("{", "{{").replace("}", "}}")
+        if completes:
+            prompt = few_shot_prompt(picked, prefix=front, **names)
+        else:
+            prompt = chat_few_shot_prompt(picked, system=front or None, **names)
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
             model = model.bind(stop=list(STOP))
     language = parser if isinstance(parser, str) else None
@@ -142,6 +153,7 @@ def semantic_parsing_chain(
         prompt=_fed_with_picks(prompt),
         parse=_parse_function(parser),
         language=language,
+        execute=execute,
         retries=retries,
         drafts=drafts,
         query_key=keys.query,
@@ -158,6 +170,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     prompt: Runnable[dict[str, Any], PromptValue]
     parse: Callable[[str], Any]
     language: str | None = None
+    execute: Callable[[str], Any] | None = None
     retries: int = Field(default=1, ge=0)
     drafts: int = Field(default=0, ge=0)
     query_key: str = "source"
@@ -273,9 +286,20 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         name = type(retriever).__name__
         return RunnableLambda(retriever.select_examples, retriever.aselect_examples, name), lambda task: task.variables
 
-    def _read(self, output: Any) -> tuple[str, Reading]:
+    def _read(self, output: Any) -> tuple[str, Reading, Any]:
+        """The answer, the program in it, and what running that gave."""
         answer = _text(output)
-        return answer, read_answer(answer, self.parse, self.language)
+        reading = read_answer(answer, self.parse, self.language)
+        if self.execute is None:
+            return answer, reading, None
+        # The database may accept what the parser doesn't.
+        program = reading.program or next(iter(candidates(answer, self.language)), None)
+        if program is None:
+            return answer, reading, None
+        try:
+            return answer, Reading(program, reading.tree, None), self.execute(program)
+        except ProgramError as error:
+            return answer, Reading(None, None, f"it can't be run: {error}"), None
 
 
 @dataclass(slots=True)
@@ -314,14 +338,16 @@ class _Task:
         examples = [pick.metadata if isinstance(pick, Document) else pick for pick in self.picks]
         return {**self.variables, PICKED: examples}
 
-    def take_reading(self, answer: str, reading: Reading, *, last: bool) -> None:
+    def take_reading(self, answer: str, reading: Reading, result: Any, *, last: bool) -> None:
         """Set the result if there is a program or no attempt left; otherwise write the prompt of the next attempt."""
         self.answers += (answer,)
         if reading.program is None and last and self.draft:
             self.result = replace(self.draft, answers=self.answers)
             return
         if reading.program is not None or last:
-            self.result = ParsedProgram(reading.program, reading.tree, self.picks, self.answers, reading.complaint)
+            self.result = ParsedProgram(
+                reading.program, reading.tree, self.picks, self.answers, reading.complaint, result
+            )
             return
         said, complaint = _quoted(answer), _quoted(str(reading.complaint))
         if isinstance(self.prompt, StringPromptValue):

@@ -149,5 +149,10 @@ def open_database(database: str, *, timeout_s: float = 5.0, max_rows: int = 10_0
         InputError: it can't be opened.
         MissingExtraError: PostgreSQL without psycopg.
     """
-    kind = PostgreSQL if database.startswith(("postgresql://", "postgres://")) else SQLite
+    kind = PostgreSQL if is_postgresql(database) else SQLite
     return kind(database, timeout_s=timeout_s, max_rows=max_rows)
+
+
+def is_postgresql(database: str) -> bool:
+    """Whether a database is a PostgreSQL server's."""
+    return database.startswith(("postgresql://", "postgres://"))

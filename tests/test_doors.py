@@ -25,7 +25,7 @@ LEVELS = {
         ["explaining", "arguments", "swap"],
         ["store"],
         ["retriever"],
-        ["prompting", "chains"],
+        ["prompting", "chains", "text_to_sql"],
         ["__init__"],
     ],
     "rcr_trainer": [
@@ -60,6 +60,7 @@ LANGCHAIN = {
         "families/backbone.py",
         "index/vectorstore.py",
         "swap.py",
+        "text_to_sql.py",
     ),
     "rcr_trainer": ("llm/", "baselines/"),
 }

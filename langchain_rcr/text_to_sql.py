@@ -1,0 +1,101 @@
+"""A chain from a question to SQL and its rows: the schema in the prompt, run read-only, repaired on an error."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from langchain_core.documents import Document
+from langchain_core.example_selectors import BaseExampleSelector
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable
+
+from langchain_rcr.chains import SemanticParsingChain, semantic_parsing_chain
+from langchain_rcr.databases import is_postgresql, open_database
+
+INSTRUCTIONS = (
+    "Write one {dialect} query that answers the last question. Answer with the query alone. The database:\n\n{schema}"
+)
+"""What the model is told before the examples."""
+
+_SQLITE = "SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+
+# Tables with their columns in order, then their keys.
+_POSTGRESQL = """
+SELECT c.relname, 0, a.attnum, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace = current_schema()::regnamespace
+AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL
+SELECT c.relname, 1, row_number() OVER (PARTITION BY c.oid ORDER BY k.contype DESC, k.conname),
+    pg_get_constraintdef(k.oid)
+FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid
+WHERE k.contype IN ('p', 'f') AND c.relnamespace = current_schema()::regnamespace
+ORDER BY 1, 2, 3
+"""
+
+
+def text_to_sql_chain(
+    llm: Runnable[Any, Any],
+    retriever: BaseExampleSelector | Runnable[str, list[Document]],
+    database: str,
+    *,
+    schema: str | None = None,
+    prompt: BasePromptTemplate[Any] | None = None,
+    repairs: int = 1,
+    drafts: int = 0,
+    timeout_s: float = 5.0,
+    max_rows: int = 10_000,
+    **keys: str | None,
+) -> SemanticParsingChain:
+    """A chain that picks examples, has the model write SQL, and runs it read-only.
+
+    SQL that the database refuses goes back to the model with the error. The chain gives a `ParsedProgram`: `program` is
+    the SQL, `result` its rows (a list of tuples), `error` what the database said if no attempt could be run.
+
+    Args:
+        llm: a chat or completion model; see `semantic_parsing_chain`.
+        retriever: our retriever, or any other example selector.
+        database: `postgresql://…`, or the path of a SQLite file. Give PostgreSQL a role that may do nothing but SELECT.
+        schema: what the prompt says of the database; None: `schema_text(database)`.
+        prompt: as in `semantic_parsing_chain`, instead of one that begins with `INSTRUCTIONS`.
+        repairs: how often an error goes back to the model, at most.
+        drafts: as in `semantic_parsing_chain`.
+        timeout_s: seconds a query may take.
+        max_rows: rows it may give.
+        **keys: `source_key`, `target_key`, `query_key`: as in `semantic_parsing_chain`.
+
+    Raises:
+        InputError: the database can't be opened, or as `semantic_parsing_chain`.
+        MissingExtraError: PostgreSQL without psycopg.
+    """
+    name, language = ("PostgreSQL", "sql:postgres") if is_postgresql(database) else ("SQLite", "sql:sqlite")
+    return semantic_parsing_chain(
+        llm,
+        retriever,
+        language,
+        prompt=prompt,
+        instructions=INSTRUCTIONS.format(dialect=name, schema=schema or schema_text(database)),
+        execute=open_database(database, timeout_s=timeout_s, max_rows=max_rows),
+        retries=repairs,
+        drafts=drafts,
+        **keys,
+    )
+
+
+def schema_text(database: str) -> str:
+    """The CREATE TABLE statements of a database, for a prompt.
+
+    Args:
+        database: as in `text_to_sql_chain`; of PostgreSQL, the first schema of the search path.
+
+    Raises:
+        InputError: it can't be opened.
+        MissingExtraError: PostgreSQL without psycopg.
+    """
+    execute = open_database(database)
+    if not is_postgresql(database):
+        return "\n".join(f"{sql};" for (sql,) in execute(_SQLITE))
+    tables: dict[str, list[str]] = {}
+    for table, _, _, line in execute(_POSTGRESQL):
+        tables.setdefault(table, []).append(line)
+    return "\n".join(f"CREATE TABLE {table} ({', '.join(lines)});" for table, lines in tables.items())

@@ -1,0 +1,161 @@
+"""The text-to-SQL chain: the schema in the prompt, SQL run read-only, one repair; and the example over it."""
+
+import runpy
+import sqlite3
+import sys
+from pathlib import Path
+
+import pytest
+from langchain_core.example_selectors import LengthBasedExampleSelector
+from langchain_core.language_models import FakeListChatModel, FakeListLLM
+from langchain_core.prompts import PromptTemplate
+
+from langchain_rcr import InputError, schema_text, semantic_parsing_chain, text_to_sql_chain
+
+ROOT = Path(__file__).parent.parent
+TABLE = "CREATE TABLE river (name TEXT, length INTEGER DEFAULT '{}')"
+
+
+@pytest.fixture
+def rivers(tmp_path: Path) -> str:
+    path = tmp_path / "rivers.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute(TABLE)
+        connection.executemany("INSERT INTO river VALUES (?, ?)", [("Oder", 840), ("Elbe", 1094)])
+    connection.close()
+    return str(path)
+
+
+@pytest.fixture
+def selector() -> LengthBasedExampleSelector:
+    examples = [{"source": "how many rivers are there", "target": "SELECT COUNT(*) FROM river"}]
+    return LengthBasedExampleSelector(examples=examples, example_prompt=PromptTemplate.from_template("{source}"))
+
+
+class Seen(FakeListChatModel):
+    """Keeps what it was asked."""
+
+    prompts: list
+
+    def _call(self, messages, *args, **kwargs):
+        self.prompts.append([message.text for message in messages])
+        return super()._call(messages, *args, **kwargs)
+
+
+def test_sql_is_run_and_its_prompt_has_schema_and_examples(rivers: str, selector) -> None:
+    model = Seen(responses=["```sql\nSELECT name FROM river WHERE length > 1000\n```"], prompts=[])
+    answer = text_to_sql_chain(model, selector, rivers).invoke("which rivers are longer than 1000")
+    assert (answer.program, answer.result) == ("SELECT name FROM river WHERE length > 1000", [("Elbe",)])
+    assert answer.ok
+    system, *rest = model.prompts[0]
+    assert TABLE in system
+    assert "SQLite" in system
+    assert rest == ["how many rivers are there", "SELECT COUNT(*) FROM river", "which rivers are longer than 1000"]
+
+
+def test_an_error_of_the_database_goes_back_to_the_model_once(rivers: str, selector) -> None:
+    model = Seen(responses=["SELECT title FROM river", "SELECT name FROM river"], prompts=[])
+    answer = text_to_sql_chain(model, selector, rivers).invoke("which rivers are there")
+    assert answer.result == [("Oder",), ("Elbe",)]
+    assert answer.answers == ("SELECT title FROM river", "SELECT name FROM river")
+    assert "no such column: title" in model.prompts[1][-1]
+
+
+@pytest.mark.parametrize(
+    ("sql", "complaint"),
+    [
+        ("SELECT title FROM river", "no such column: title"),
+        ("DELETE FROM river", "can't be run"),
+        ("", "it is empty"),
+        # Its first line alone could be run.
+        ("SELECT COUNT(*)\nFROM lake", "no such table: lake"),
+    ],
+)
+def test_what_no_repair_helps_is_an_error_in_the_answer(rivers: str, selector, sql: str, complaint: str) -> None:
+    answer = text_to_sql_chain(FakeListLLM(responses=[sql]), selector, rivers).invoke("which rivers are there")
+    assert not answer.ok
+    assert answer.result is None
+    assert complaint in answer.error
+    assert len(answer.answers) == 2
+    assert sqlite3.connect(rivers).execute("SELECT COUNT(*) FROM river").fetchone() == (2,)
+
+
+async def test_many_questions_together_and_awaited(rivers: str, selector) -> None:
+    chain = text_to_sql_chain(FakeListLLM(responses=["SELECT COUNT(*) FROM river"]), selector, rivers)
+    answers = await chain.abatch(["how many rivers are there", "count the rivers"])
+    assert [answer.result for answer in answers] == [[(2,)], [(2,)]]
+
+
+def test_a_completion_model_reads_the_schema_before_the_examples(rivers: str, selector) -> None:
+    chain = text_to_sql_chain(FakeListLLM(responses=[""]), selector, rivers)
+    text = chain.prompt.invoke({"source": "q", "picked_examples": selector.examples}).to_string()
+    assert text.index(TABLE) < text.index("Source: how many") < text.index("Source: q")
+
+
+def test_an_executor_that_breaks_is_no_error_of_the_model(selector) -> None:
+    def broken(program: str) -> None:
+        raise OSError("the disk is gone")
+
+    chain = semantic_parsing_chain(FakeListLLM(responses=["SELECT 1"]), selector, "sql", execute=broken)
+    with pytest.raises(OSError, match="the disk is gone"):
+        chain.invoke("how many")
+
+
+def test_a_database_that_isn_t_there_is_named(selector, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.sqlite can't be read"):
+        text_to_sql_chain(FakeListLLM(responses=[""]), selector, str(tmp_path / "none.sqlite"))
+
+
+def test_the_schema_of_postgresql_has_tables_columns_and_keys(postgres_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute('CREATE TABLE river (id int PRIMARY KEY, name text, "the length" numeric(6, 1))')
+        connection.execute("CREATE TABLE city (name text, river_id int REFERENCES river (id))")
+    try:
+        assert schema_text(postgres_url).splitlines() == [
+            "CREATE TABLE city (name text, river_id integer, FOREIGN KEY (river_id) REFERENCES river(id));",
+            'CREATE TABLE river (id integer, name text, "the length" numeric(6,1), PRIMARY KEY (id));',
+        ]
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("DROP TABLE city, river")
+
+
+@pytest.fixture(scope="module")
+def example():
+    return runpy.run_path(str(ROOT / "examples" / "text_to_sql.py"))
+
+
+def test_the_example_s_test_questions_combine_what_no_training_question_does(example) -> None:
+    train, test = example["make_pairs"](300, 60)
+    assert (len(train), len(test)) == (300, 60)
+
+    def form(pair: dict[str, str]) -> tuple[bool, ...]:
+        ends = [sql.split("{where}") for _, sql in example["ASKED"].values()]
+        asked = [pair["sql"].startswith(first) and pair["sql"].endswith(last) for first, last in ends]
+        return *asked, *(condition.split("{")[0] in pair["sql"] for _, condition, _ in example["WHICH"].values())
+
+    assert not {form(pair) for pair in train} & {form(pair) for pair in test}
+
+
+@pytest.mark.slow
+def test_the_example_runs_to_the_end(example, tmp_path, monkeypatch, capsys) -> None:
+    database = str(tmp_path / "books.sqlite")
+    monkeypatch.setattr(sys, "argv", ["text_to_sql.py", "--train=30", "--test=3", "--database", database])
+    example["main"]()
+    out = capsys.readouterr().out
+    assert "Execution accuracy of a simulator" in out
+    assert "ours (0 repaired, 0 can't be run)" in out
+
+
+def test_the_example_s_bookshop_on_postgresql(example, postgres_url: str, selector) -> None:
+    import psycopg
+
+    example["make_database"](postgres_url)
+    try:
+        answer = text_to_sql_chain(lambda prompt: "SELECT count(*) FROM books", selector, postgres_url).invoke("q")
+        assert answer.result == [(120,)]
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("DROP TABLE orders, customers, books, authors")
