@@ -26,6 +26,7 @@ from langchain_rcr.files import atomic_directory, digest, read_json, write_json,
 from langchain_rcr.folds import Folds
 from langchain_rcr.hub import CARD, fetched, model_card, push
 from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.index.rows import same
 from langchain_rcr.items import Item
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from langchain_rcr.state import State, make_state
@@ -132,8 +133,12 @@ class TriEncoder(nn.Module):
 
     def encode_pool(self, items: Sequence[Item]) -> PoolVectors:
         """E_c and E_z of examples, (N, D) each."""
-        candidate, context = self.featurize_pool(items)
-        return PoolVectors(self.candidate.vectors(candidate), self.context.vectors(context))
+        return self.pool_vectors(*self.featurize_pool(items))
+
+    def pool_vectors(self, candidate: Features, context: Features) -> PoolVectors:
+        """E_c and E_z of featurised examples, (N, D) each; one object where they are equal and sparse."""
+        pool = PoolVectors(self.candidate.rows(candidate), self.context.rows(context))
+        return PoolVectors(pool.candidate, pool.candidate) if same(pool.candidate, pool.context) else pool
 
     def grow(self, items: Sequence[Item]) -> None:
         """Let E_x know of examples that were added to a pool; vectors made before stay valid. No training."""

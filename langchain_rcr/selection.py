@@ -10,9 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import FloatArray, IntArray, PoolVectors, Reader, Row, Search
+from langchain_rcr.index.base import PoolVectors, Reader, Row, Search
 from langchain_rcr.index.local import Table
 from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.rows import FloatArray, IntArray
 from langchain_rcr.state import State
 
 _NONE = np.empty(0, dtype=np.int64)

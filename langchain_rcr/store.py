@@ -16,9 +16,10 @@ from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.explaining import Explanation, Structures, explain
 from langchain_rcr.files import atomic_directory
 from langchain_rcr.filters import Filter
-from langchain_rcr.index.base import FloatArray, PoolVectors, Row
+from langchain_rcr.index.base import Row
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.index.rows import FloatArray
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
 from langchain_rcr.selection import Options, select
@@ -103,7 +104,7 @@ class ExampleStore:
                 vectors = self.encoder.encode_pool(new.items())
                 self.encoder.grow(new.items())
             else:
-                vectors = PoolVectors(saved.candidate[fresh], saved.context[fresh])
+                vectors = saved if len(fresh) == len(pool) else saved.take(np.array(fresh, dtype=np.int64))
             self.index.add(_rows(new), vectors)
 
     def __repr__(self) -> str:

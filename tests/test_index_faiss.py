@@ -13,7 +13,8 @@ from langchain_rcr.index import faiss as module
 from langchain_rcr.index.base import PoolVectors, Search
 from langchain_rcr.index.faiss import FaissIndex, FaissOptions, FaissTable
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.index.ranking import longest, slack
+from langchain_rcr.index.ranking import slack
+from langchain_rcr.index.rows import longest
 from langchain_rcr.selection import greedy
 from langchain_rcr.state import AdditiveState
 

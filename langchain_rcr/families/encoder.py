@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from langchain_rcr.errors import CheckpointError, RCRError
 from langchain_rcr.files import digest, read_json, write_json
+from langchain_rcr.index.rows import Rows
 from langchain_rcr.items import Item
 from langchain_rcr.progress import track
 
@@ -216,6 +217,10 @@ class Encoder(nn.Module, ABC):
         finally:
             self.train(was_training)
         return out
+
+    def rows(self, features: Any) -> Rows:
+        """`vectors` for a pool: sparse, where most of their numbers are 0."""
+        return self.vectors(features)
 
     def order(self, features: Any) -> NDArray[np.int64]:
         """The order in which `vectors` processes the rows; batches of similar lengths need the least padding."""

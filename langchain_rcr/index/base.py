@@ -26,9 +26,8 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.filters import Filter
+from langchain_rcr.index.rows import FloatArray, IntArray, Rows, numbers, taken
 
-FloatArray = NDArray[np.float32]
-IntArray = NDArray[np.int64]
 T = TypeVar("T")
 
 TIE = 1e-6
@@ -45,16 +44,21 @@ class PoolVectors:
     """The pool as the policy sees it.
 
     Args:
-        candidate: E_c of every example, (N, D) float32.
-        context: E_z of every example, (N, D) float32.
+        candidate: E_c of every example, (N, D) float32; dense or sparse.
+        context: E_z of every example, likewise. Where both are the same object, an engine may keep them once.
     """
 
-    candidate: FloatArray
-    context: FloatArray
+    candidate: Rows
+    context: Rows
 
     def __post_init__(self) -> None:
         if self.candidate.shape != self.context.shape or self.candidate.ndim != 2:
             raise ValueError(f"candidate {self.candidate.shape} and context {self.context.shape} must both be (N, D)")
+
+    def take(self, keys: IntArray) -> PoolVectors:
+        """Those of some examples (M,), in that order."""
+        candidate = taken(self.candidate, keys)
+        return PoolVectors(candidate, candidate if self.context is self.candidate else taken(self.context, keys))
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +240,7 @@ def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
         raise InputError(f"{count} examples came with {number} vectors")
     if count and dim not in (0, length):
         raise InputError(f"vectors of {length} numbers can't enter an index that holds vectors of {dim}")
-    if not (np.isfinite(vectors.candidate).all() and np.isfinite(vectors.context).all()):
+    if not all(np.isfinite(numbers(rows)).all() for rows in (vectors.candidate, vectors.context)):
         raise InputError("vectors of examples are not finite numbers: the encoder or its embeddings are broken")
 
 

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, MissingExtraError
-from langchain_rcr.index.base import BEST, FloatArray, IntArray, PoolVectors, Search
+from langchain_rcr.index.base import BEST, PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import blocks, in_order, log_sums, nothing, slack
+from langchain_rcr.index.rows import FloatArray, IntArray
 
 Kind = Literal["flat", "hnsw", "ivf"]
 
@@ -121,12 +122,13 @@ class FaissTable(Table):
     def __init__(self, vectors: PoolVectors, options: FaissOptions) -> None:
         super().__init__(vectors)
         self._options = options
-        self._shared = _Shared(_new_index(vectors.candidate, options))
-        self._shared.append(vectors.candidate)
+        candidate = np.asarray(vectors.candidate)
+        self._shared = _Shared(_new_index(candidate, options))
+        self._shared.append(candidate)
 
     def extended(self, vectors: PoolVectors) -> Self:
         """See `Table.extended`."""
-        table, start, candidate = super().extended(vectors), len(self), vectors.candidate
+        table, start, candidate = super().extended(vectors), len(self), np.asarray(vectors.candidate)
         retrain = not self._shared.trained and self._options.lists(len(table))
         if retrain or self._shared.count != start:
             candidate = np.concatenate([self.candidates(np.arange(start)), candidate])

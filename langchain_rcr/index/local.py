@@ -15,58 +15,13 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
-from langchain_rcr.index.base import (
-    FloatArray,
-    Hits,
-    IntArray,
-    InThisThread,
-    PoolVectors,
-    Row,
-    Search,
-    check_ids,
-    check_vectors,
-)
-from langchain_rcr.index.ranking import longest
+from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, Search, check_ids, check_vectors
+from langchain_rcr.index.rows import FloatArray, IntArray, growing, longest, taken
 
 BoolArray = NDArray[np.bool_]
 
 _FILTERS_KEPT = 64
 """Filters for which an index remembers what passes."""
-
-_LEAST = 16
-"""Rows that a growing matrix has room for at first."""
-
-
-class Growing:
-    """A matrix that never changes: `extended` returns a longer one, which shares its memory where it can.
-
-    Any number of threads may read while one extends: it writes behind what the others hold. Two that extend the same
-    matrix get a matrix each; not at the same moment.
-
-    Args:
-        rows: (N, D) float32; not copied.
-    """
-
-    def __init__(self, rows: FloatArray) -> None:
-        self.rows = rows
-        """(N, D) the matrix."""
-        self._buffer, self._used = rows, [len(rows)]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Growing, (self.rows,)
-
-    def extended(self, more: FloatArray) -> Growing:
-        """This matrix with `more` (M, D) at its end; the buffer doubles where there is no room."""
-        start, end = len(self.rows), len(self.rows) + len(more)
-        buffer, used = self._buffer, self._used
-        if used[0] != start or end > len(buffer):
-            buffer, used = np.empty((max(end, 2 * start, _LEAST), self.rows.shape[1]), dtype=np.float32), [start]
-            buffer[:start] = self.rows
-        buffer[start:end] = more
-        used[0] = end
-        grown = Growing(buffer[:end])
-        grown._buffer, grown._used = buffer, used
-        return grown
 
 
 class Table(ABC):
@@ -77,7 +32,7 @@ class Table(ABC):
     """
 
     def __init__(self, vectors: PoolVectors) -> None:
-        self._context = Growing(vectors.context)
+        self._context = growing(vectors.context)
         self._longest = longest(vectors.candidate)
         self._allowed: BoolArray | None = None
         self.size = len(vectors.candidate)
@@ -109,6 +64,10 @@ class Table(ABC):
     @abstractmethod
     def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (B, D) of the rows `keys` (B,)."""
+
+    def pool_vectors(self, keys: IntArray) -> PoolVectors:
+        """Both of the rows `keys` (B,), for another table."""
+        return PoolVectors(self.candidates(keys), taken(self._context.rows, keys))
 
     @abstractmethod
     def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
@@ -266,7 +225,7 @@ class LocalIndex(InThisThread, ABC):
                 return
             self._start(vectors.candidate.shape[1])
             now, start = self._now, len(self._now.table)
-            table = now.table.extended(vectors)
+            table = now.table.extended(vectors) if start else self._table(vectors)
             del now.rows[start:]  # left by a change that failed half-way
             now.rows.extend(kept)
             self._publish(table, np.append(now.alive, np.ones(len(kept), dtype=bool)), taken)
@@ -294,8 +253,7 @@ class LocalIndex(InThisThread, ABC):
         """All examples, by order of adding, and their vectors (N, D): what saving the pool needs. Not to be changed."""
         now = self._now
         keys = np.flatnonzero(now.alive)
-        vectors = PoolVectors(now.table.candidates(keys), now.table.vectors(keys))
-        return [now.rows[key] for key in keys.tolist()], vectors
+        return [now.rows[key] for key in keys.tolist()], now.table.pool_vectors(keys)
 
     def _start(self, dim: int) -> None:
         """Begin with vectors of another length, which an empty engine may."""

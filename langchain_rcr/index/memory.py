@@ -1,4 +1,4 @@
-"""The pool as two matrices in memory: exact search by one matrix product a step."""
+"""The pool as matrices in memory, dense or sparse: exact search by one product a step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.index.base import FloatArray, IntArray, PoolVectors, Search
-from langchain_rcr.index.local import Growing, LocalIndex, Table
+from langchain_rcr.index.base import PoolVectors, Search
+from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import best, blocks, log_sums, nothing, slack
+from langchain_rcr.index.rows import FloatArray, IntArray, growing, product
 
 
 class MatrixTable(Table):
@@ -17,12 +18,13 @@ class MatrixTable(Table):
 
     def __init__(self, vectors: PoolVectors) -> None:
         super().__init__(vectors)
-        self._candidate = Growing(vectors.candidate)
+        self._candidate = self._context if vectors.context is vectors.candidate else growing(vectors.candidate)
 
     def extended(self, vectors: PoolVectors) -> Self:
         """See `Table.extended`."""
-        table = super().extended(vectors)
-        table._candidate = self._candidate.extended(vectors.candidate)
+        table, once = super().extended(vectors), self._candidate is self._context
+        both = once and vectors.context is vectors.candidate
+        table._candidate = table._context if both else self._candidate.extended(vectors.candidate)
         return table
 
     def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
@@ -40,7 +42,7 @@ class MatrixTable(Table):
 
     def scores(self, states: FloatArray) -> FloatArray:
         """All logits of (B, D) states at once, (B, N) float32; −inf for rows that can't be found."""
-        scores: FloatArray = states @ self._candidate.rows.T
+        scores = product(states, self._candidate.rows)
         if self._allowed is not None:
             np.copyto(scores, -np.inf, where=~self._allowed)
         return scores
@@ -48,6 +50,11 @@ class MatrixTable(Table):
     def candidates(self, keys: IntArray) -> FloatArray:
         """See `Table.candidates`."""
         return self._candidate.rows[keys]
+
+    def pool_vectors(self, keys: IntArray) -> PoolVectors:
+        """See `Table.pool_vectors`."""
+        every = PoolVectors(self._candidate.rows, self._context.rows)
+        return every if len(keys) == len(self) else every.take(keys)
 
 
 class MemoryIndex(LocalIndex):

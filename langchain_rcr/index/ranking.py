@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import TIE, FloatArray, IntArray
+from langchain_rcr.index.base import TIE
+from langchain_rcr.index.rows import FloatArray, IntArray
 
 _BLOCK = 1 << 26
 """Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""
@@ -105,11 +106,6 @@ def log_sums(scores: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDA
     with np.errstate(divide="ignore"):
         total: NDArray[np.float64] = np.log(scores.sum(axis=1, dtype=np.float64)) + shift.astype(np.float64) / tau
     return total
-
-
-def longest(vectors: FloatArray) -> float:
-    """The largest length of (N, D) vectors; NaN where one is not finite."""
-    return float(np.sqrt(np.einsum("nd,nd->n", vectors, vectors).max(initial=0.0)))
 
 
 def blocks(rows: int, columns: int) -> Iterator[slice]:

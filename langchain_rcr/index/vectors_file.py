@@ -7,16 +7,20 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import write_bytes
 from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.index.rows import Rows, SparseRows, numbers
 
 _FORMAT = "langchain-rcr pool vectors"
+_PARTS = ("starts", "columns", "values")
 
 
 def save_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[str], vectors: PoolVectors) -> None:
@@ -30,9 +34,7 @@ def save_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[s
     """
     count, dim = vectors.candidate.shape
     meta = {"format": _FORMAT, "fingerprint": fingerprint, "count": str(count), "dim": str(dim), "ids": _digest(ids)}
-    tensors = {"candidate": vectors.candidate, "context": vectors.context}
-    tensors = {name: np.ascontiguousarray(value, dtype=np.float32) for name, value in tensors.items()}
-    write_bytes(path, save(tensors, meta))
+    write_bytes(path, save({name: np.ascontiguousarray(value) for name, value in _arrays(vectors).items()}, meta))
 
 
 def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[str]) -> PoolVectors:
@@ -52,22 +54,62 @@ def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[s
             raise _unfit(path, "is missing")
         with safe_open(path, framework="numpy") as file:
             meta = file.metadata() or {}
-            if meta.get("format") != _FORMAT or set(file.keys()) != {"candidate", "context"}:
+            if meta.get("format") != _FORMAT:
                 raise _unfit(path, "holds no vectors of a pool")
-            vectors = PoolVectors(file.get_tensor("candidate"), file.get_tensor("context"))
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        candidate = _rows(arrays, "candidate", int(meta["dim"]))
+        shared = not any(name.startswith("context") for name in arrays)
+        vectors = PoolVectors(candidate, candidate if shared else _rows(arrays, "context", int(meta["dim"])))
+    except KeyError as error:
+        raise _unfit(path, f"holds no vectors of a pool (it has no {error})") from error
     except (OSError, SafetensorError, ValueError, TypeError) as error:
         raise _unfit(path, f"is damaged ({error})") from error
     if meta.get("fingerprint") != fingerprint:
         raise _unfit(path, f"is of another encoder ({meta.get('fingerprint')}, not {fingerprint})")
     if meta.get("ids") != _digest(ids):
         raise _unfit(path, f"belongs to other examples than those of the pool ({meta.get('count')}, not {len(ids)})")
-    right = all(
-        matrix.dtype == np.float32 and len(matrix) == len(ids) and np.isfinite(matrix).all()
-        for matrix in (vectors.candidate, vectors.context)
-    )
-    if not right or meta.get("dim") != str(vectors.candidate.shape[1]):
+    right = (meta["dim"] == str(one.shape[1]) and _fit(one, len(ids)) for one in (vectors.candidate, vectors.context))
+    if not all(right) or _arrays(vectors).keys() != arrays.keys():
         raise _unfit(path, "is damaged (the vectors are not what its header says)")
     return vectors
+
+
+def _arrays(vectors: PoolVectors) -> dict[str, NDArray[Any]]:
+    """By their names in the file; E_z only where it is not E_c."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for name, rows in (("candidate", vectors.candidate), ("context", vectors.context)):
+        if name == "context" and rows is vectors.candidate:
+            continue
+        if isinstance(rows, SparseRows):
+            arrays |= {f"{name}.{part}": getattr(rows, part) for part in _PARTS}
+        else:
+            arrays[name] = rows
+    return arrays
+
+
+def _rows(arrays: dict[str, NDArray[Any]], name: str, dim: int) -> Rows:
+    if name in arrays:
+        return arrays[name]
+    starts, columns, values = (arrays[f"{name}.{part}"] for part in _PARTS)
+    return SparseRows(starts, columns, values, dim)
+
+
+def _fit(rows: Rows, count: int) -> bool:
+    """Whether rows read from a file are such, and so many."""
+    if isinstance(rows, SparseRows):
+        starts, columns, total = rows.starts, rows.columns, len(rows.values)
+        kinds = starts.dtype == columns.dtype == np.int32 and starts.ndim == columns.ndim == rows.values.ndim == 1
+        if not kinds or len(starts) != count + 1 or starts[0] != 0 or not starts[-1] == len(columns) == total:
+            return False
+        inside = not len(columns) or 0 <= columns.min() <= columns.max() < rows.dim
+        # Ascending within a row: where it doesn't rise, a row begins.
+        falls = 1 + np.flatnonzero(np.diff(columns) <= 0)
+        if (np.diff(starts) < 0).any() or not inside or not np.isin(falls, starts).all():
+            return False
+    elif len(rows) != count:
+        return False
+    values = numbers(rows)
+    return values.dtype == np.float32 and bool(np.isfinite(values).all())
 
 
 def _unfit(path: str | os.PathLike[str], what: str) -> CheckpointError:

@@ -27,21 +27,11 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError, RCRError
 from langchain_rcr.filters import AllOf, Compare, Filter, fields_of, matches, unknown_field
-from langchain_rcr.index.base import (
-    FloatArray,
-    Hits,
-    IntArray,
-    InThisThread,
-    PoolVectors,
-    Reader,
-    Row,
-    Search,
-    check_ids,
-    check_vectors,
-)
+from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row, Search, check_ids, check_vectors
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.index.ranking import in_order, log_sums, longest, nothing, slack
+from langchain_rcr.index.ranking import in_order, log_sums, nothing, slack
+from langchain_rcr.index.rows import FloatArray, IntArray, longest
 
 T = TypeVar("T")
 
@@ -311,7 +301,7 @@ class VectorStoreIndex(InThisThread):
             if taken:
                 self._remove(sorted(taken))
             scaled = np.zeros((len(rows), header.dim + 1), dtype=np.float64)
-            scaled[:, :-1] = vectors.candidate / bound
+            scaled[:, :-1] = np.asarray(vectors.candidate) / bound
             scaled[:, -1] = np.sqrt(np.maximum(0.0, 1.0 - np.square(scaled[:, :-1]).sum(axis=1)))
             header = dataclasses.replace(
                 header,

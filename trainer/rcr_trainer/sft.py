@@ -302,9 +302,7 @@ class _SFT:
     def _pool_vectors(self) -> PoolVectors:
         """E_c and E_z of the pool under the current weights; encoded at most once an epoch."""
         if self.pool_vectors is None:
-            self.pool_vectors = PoolVectors(
-                self.model.candidate.vectors(self.candidates), self.model.context.vectors(self.contexts)
-            )
+            self.pool_vectors = self.model.pool_vectors(self.candidates, self.contexts)
         return self.pool_vectors
 
 

@@ -31,6 +31,7 @@ from langchain_rcr.families.structure.kernel import Landmarks, Views, lexical_ev
 from langchain_rcr.families.structure.nets import Composition
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.folds import text_hash
+from langchain_rcr.index.rows import SparseRows
 from langchain_rcr.items import Item
 
 NO_COST = 1e-3
@@ -69,13 +70,24 @@ class ProgramEncoder(Encoder):
 
     def forward(self, features: Bags) -> Tensor:
         """(N, D)."""
+        rows = torch.from_numpy(np.repeat(np.arange(len(features)), np.diff(features.starts)))
+        columns, values = self._values(features)
+        return values.new_zeros(len(features), self.dim).index_put((rows.to(values.device), columns), values)
+
+    def rows(self, features: Bags) -> SparseRows:
+        """See `Encoder.rows`."""
+        with torch.inference_mode():
+            values = self._values(features)[1].float().cpu().numpy()
+        starts, columns = (array.astype(np.int32) for array in (features.starts, features.indices))
+        return SparseRows(starts, columns, values, self.dim)
+
+    def _values(self, features: Bags) -> tuple[Tensor, Tensor]:
+        """The column and the value of each structure that the items have."""
         device = self.weight.device
-        rows = torch.from_numpy(np.repeat(np.arange(len(features)), np.diff(features.starts))).to(device)
         columns, shares = (torch.from_numpy(a).to(device) for a in (features.indices, features.weights))
         weight = self.weight.clamp(0, 1) if self.context else self.weight
         weight = torch.cat([weight, weight.new_ones(SPARE)])
-        values = self.scale * shares * weight[columns]
-        return weight.new_zeros(len(features), self.dim).index_put((rows, columns), values)
+        return columns, self.scale * shares * weight[columns]
 
     def reads(self) -> tuple[Any, ...]:
         """The inventory."""

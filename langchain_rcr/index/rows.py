@@ -1,0 +1,221 @@
+"""Vectors of a pool as matrices, dense or sparse, and matrices that grow at their end."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+if TYPE_CHECKING:
+    import torch
+
+FloatArray: TypeAlias = NDArray[np.float32]
+IntArray: TypeAlias = NDArray[np.int64]
+Scalar = TypeVar("Scalar", bound=np.generic)
+
+_LEAST = 16
+"""Rows that a growing matrix has room for at first."""
+_AT_ONCE = 4096
+"""Rows multiplied at once: their products with some dozens of states still fit a core's cache."""
+_BETA = threading.Lock()
+"""Held while PyTorch may warn that its sparse matrices are in beta: filters of warnings are the whole process's."""
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    """An (N, D) matrix most of whose numbers are 0: of each row the others, rows one after the other (CSR).
+
+    Args:
+        starts: (N + 1,) int32, where each row starts in the other two.
+        columns: int32, ascending within a row.
+        values: float32, one for each column.
+        dim: D.
+    """
+
+    starts: NDArray[np.int32]
+    columns: NDArray[np.int32]
+    values: FloatArray
+    dim: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(N, D)."""
+        return len(self), self.dim
+
+    @property
+    def ndim(self) -> int:
+        """2."""
+        return 2
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, keys: IntArray) -> FloatArray:
+        """Some rows (M,), dense: (M, D)."""
+        return np.asarray(self.take(keys))
+
+    def __iter__(self) -> Iterator[FloatArray]:
+        """The rows, dense: (D,) each."""
+        for start, end in itertools.pairwise(self.starts.tolist()):
+            row = np.zeros(self.dim, dtype=np.float32)
+            row[self.columns[start:end]] = self.values[start:end]
+            yield row
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
+        out = np.zeros(self.shape, dtype=dtype or np.float32)
+        out[np.repeat(np.arange(len(self)), np.diff(self.starts)), self.columns] = self.values
+        return out
+
+    def take(self, keys: IntArray) -> SparseRows:
+        """Some rows (M,), in that order."""
+        lengths = np.diff(self.starts)[keys]
+        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        flat = np.arange(starts[-1]) + np.repeat(self.starts[keys] - starts[:-1], lengths)
+        return SparseRows(starts, self.columns[flat], self.values[flat], self.dim)
+
+    def product(self, states: FloatArray) -> FloatArray:
+        """Inner products of (B, D) with all rows, (B, N) float32."""
+        import torch
+
+        if len(states) == 1 and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+            alone: FloatArray = (self._tensor() @ torch.from_numpy(states[0])).numpy()[None]
+            return alone
+        table = torch.from_numpy(np.ascontiguousarray(states.T))
+        out = np.empty((len(states), len(self)), dtype=np.float32)
+        for first in range(0, len(self), _AT_ONCE):
+            starts = self.starts[first : first + _AT_ONCE + 1]
+            part = slice(starts[0], starts[-1])
+            bags = torch.nn.functional.embedding_bag(
+                torch.from_numpy(self.columns[part]),
+                table,
+                torch.from_numpy(starts[:-1] - starts[0]),
+                mode="sum",
+                per_sample_weights=torch.from_numpy(self.values[part]),
+            )
+            out[:, first : first + _AT_ONCE] = bags.numpy().T
+        return out
+
+    def _tensor(self) -> torch.Tensor:
+        """The matrix in PyTorch, which shares its memory."""
+        import torch
+
+        starts, columns, values = map(torch.from_numpy, (self.starts, self.columns, self.values))
+        with _BETA, warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta")
+            return torch.sparse_csr_tensor(starts, columns, values, self.shape, check_invariants=False)
+
+
+Rows: TypeAlias = FloatArray | SparseRows
+
+
+class Growing(Generic[Scalar]):
+    """An array that never changes: `extended` returns a longer one, which shares its memory where it can.
+
+    Any number of threads may read while one extends: it writes behind what the others hold. Two that extend the same
+    array get an array each; not at the same moment.
+
+    Args:
+        rows: (N, …); not copied.
+    """
+
+    def __init__(self, rows: NDArray[Scalar]) -> None:
+        self.rows = rows
+        """(N, …) the array."""
+        self._buffer, self._used = rows, [len(rows)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Growing, (self.rows,)
+
+    def extended(self, more: NDArray[Scalar] | SparseRows) -> Growing[Scalar]:
+        """This array with `more` (M, …) at its end; the buffer doubles where there is no room."""
+        start, end = len(self.rows), len(self.rows) + len(more)
+        buffer, used = self._buffer, self._used
+        if used[0] != start or end > len(buffer):
+            buffer = np.empty((max(end, 2 * start, _LEAST), *self.rows.shape[1:]), dtype=self.rows.dtype)
+            buffer[:start], used = self.rows, [start]
+        buffer[start:end] = np.asarray(more)
+        used[0] = end
+        grown = Growing(buffer[:end])
+        grown._buffer, grown._used = buffer, used
+        return grown
+
+
+class GrowingSparse:
+    """`Growing` for a sparse matrix.
+
+    Args:
+        rows: (N, D); not copied.
+    """
+
+    def __init__(self, rows: SparseRows) -> None:
+        self._fill(Growing(rows.starts), Growing(rows.columns), Growing(rows.values), rows.dim)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return GrowingSparse, (self.rows,)
+
+    def _fill(self, starts: Growing[Any], columns: Growing[Any], values: Growing[Any], dim: int) -> None:
+        self._parts = starts, columns, values
+        self.rows = SparseRows(starts.rows, columns.rows, values.rows, dim)
+        """(N, D) the matrix."""
+
+    def extended(self, more: Rows) -> GrowingSparse:
+        """This matrix with `more` (M, D) at its end; see `Growing.extended`."""
+        new, (starts, columns, values) = sparse(more), self._parts
+        grown = GrowingSparse.__new__(GrowingSparse)
+        after = new.starts[1:] + self.rows.starts[-1]
+        grown._fill(starts.extended(after), columns.extended(new.columns), values.extended(new.values), self.rows.dim)
+        return grown
+
+
+def growing(rows: Rows) -> Growing[np.float32] | GrowingSparse:
+    """A matrix that others can be put behind."""
+    return GrowingSparse(rows) if isinstance(rows, SparseRows) else Growing(rows)
+
+
+def sparse(rows: Rows) -> SparseRows:
+    """A matrix as a sparse one."""
+    if isinstance(rows, SparseRows):
+        return rows
+    places = rows != 0
+    starts = np.concatenate([[0], np.cumsum(places.sum(axis=1))]).astype(np.int32)
+    return SparseRows(starts, np.nonzero(places)[1].astype(np.int32), rows[places], rows.shape[1])
+
+
+def product(states: FloatArray, rows: Rows) -> FloatArray:
+    """Inner products (B, N) of (B, D) with (N, D), in memory of their own."""
+    scores: FloatArray = rows.product(states) if isinstance(rows, SparseRows) else states @ rows.T
+    return scores
+
+
+def taken(rows: Rows, keys: IntArray) -> Rows:
+    """Some rows (M,), as sparse as they were."""
+    return rows.take(keys) if isinstance(rows, SparseRows) else rows[keys]
+
+
+def numbers(rows: Rows) -> FloatArray:
+    """All numbers of a matrix, in any shape; 0s may lack."""
+    return rows.values if isinstance(rows, SparseRows) else rows
+
+
+def longest(rows: Rows) -> float:
+    """The largest length of (N, D) rows; NaN where one is not finite."""
+    if isinstance(rows, SparseRows):
+        squares = np.concatenate([[0.0], np.cumsum(rows.values.astype(np.float64) ** 2)])
+        lengths = np.diff(squares[rows.starts])
+    else:
+        lengths = np.einsum("nd,nd->n", rows, rows)
+    return float(np.sqrt(lengths.max(initial=0.0)))
+
+
+def same(one: Rows, other: Rows) -> bool:
+    """Whether two matrices are sparse and equal."""
+    if not (isinstance(one, SparseRows) and isinstance(other, SparseRows)):
+        return False
+    parts = ((one.starts, other.starts), (one.columns, other.columns), (one.values, other.values))
+    return all(np.array_equal(mine, its) for mine, its in parts)

@@ -1,0 +1,140 @@
+"""Matrices of a pool's vectors: sparse ones do what dense ones do, in the memory of their numbers alone."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from langchain_rcr import Item
+from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.memory import MatrixTable, MemoryIndex
+from langchain_rcr.index.rows import Growing, GrowingSparse, SparseRows, longest, product, same, sparse, taken
+from langchain_rcr.index.vectors_file import load_vectors, save_vectors
+from langchain_rcr.policy import TriEncoder
+from langchain_rcr.selection import greedy
+from langchain_rcr.state import SaturatingState
+
+ITEMS = [
+    Item("which rivers run through ohio", "answer(river(traverse(stateid(ohio))))"),
+    Item("how many rivers are in texas", "answer(count(river(loc(stateid(texas)))))"),
+    Item("capital of maine", "answer(capital(loc(stateid(maine))))"),
+]
+
+
+def drawn(seed: int, size: int = 40, dim: int = 13) -> np.ndarray:
+    """A matrix that is about one fifth full, with rows that are empty."""
+    rng = np.random.default_rng(seed)
+    matrix = rng.normal(size=(size, dim)) * (rng.random((size, dim)) < 0.2)
+    return matrix.astype(np.float32)
+
+
+def test_a_sparse_matrix_by_hand():
+    rows = sparse(np.array([[1, 0, 2], [0, 0, 0], [0, 3, 0]], dtype=np.float32))
+    assert (rows.starts.tolist(), rows.columns.tolist(), rows.values.tolist()) == ([0, 2, 2, 3], [0, 2, 1], [1, 2, 3])
+    assert rows.shape == (3, 3)
+    np.testing.assert_array_equal(rows.product(np.array([[1, 10, 100]], dtype=np.float32)), [[201, 0, 30]])
+    np.testing.assert_array_equal(rows[np.array([2, 0])], [[0, 3, 0], [1, 0, 2]])
+    assert longest(rows) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("mkl", [True, False])
+def test_products_are_those_of_the_dense_matrix(monkeypatch, batch, mkl):
+    if not mkl:
+        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    monkeypatch.setattr("langchain_rcr.index.rows._AT_ONCE", 7)
+    dense = drawn(0)
+    states = np.random.default_rng(1).normal(size=(batch, 13)).astype(np.float32)
+    scores = product(states, sparse(dense))
+    assert scores.shape == (batch, 40)
+    assert scores.flags.c_contiguous
+    np.testing.assert_allclose(scores, states @ dense.T, rtol=1e-5, atol=1e-6)
+    assert product(states, sparse(dense[:0])).shape == (batch, 0)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 500), st.lists(st.integers(0, 9), max_size=5))
+def test_a_matrix_that_grew_is_the_matrix_made_at_once(seed, sizes):
+    parts = [drawn(seed + at, size) for at, size in enumerate([4, *sizes])]
+    dense, grown = Growing(parts[0]), GrowingSparse(sparse(parts[0]))
+    for part in parts[1:]:
+        dense, grown = dense.extended(part), grown.extended(sparse(part))
+    np.testing.assert_array_equal(np.asarray(grown.rows), np.concatenate(parts))
+    np.testing.assert_array_equal(dense.rows, np.concatenate(parts))
+    assert same(grown.rows, sparse(np.concatenate(parts)))
+    np.testing.assert_array_equal(np.stack(list(grown.rows)), dense.rows)
+    keys = np.random.default_rng(seed).integers(0, len(dense.rows), 6)
+    np.testing.assert_array_equal(np.asarray(taken(grown.rows, keys)), dense.rows[keys])
+
+
+def test_two_that_extend_the_same_matrix_get_a_matrix_each():
+    start = GrowingSparse(sparse(drawn(0, 2)))
+    one, other = start.extended(drawn(1, 3)), start.extended(drawn(2, 3))
+    np.testing.assert_array_equal(np.asarray(one.rows)[2:], drawn(1, 3))
+    np.testing.assert_array_equal(np.asarray(other.rows)[2:], drawn(2, 3))
+    np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(one)).rows), np.asarray(one.rows))
+
+
+def test_picks_are_those_of_the_dense_pool():
+    has = (drawn(3, 300, 60) != 0).astype(np.float32)
+    need = np.random.default_rng(4).random((20, 60)).astype(np.float32)
+    both = sparse(has)
+    expected = greedy(need, PoolVectors(has, has), SaturatingState(0.7), 5)
+    picks = greedy(need, PoolVectors(both, both), SaturatingState(0.7), 5)
+    np.testing.assert_array_equal(picks.positions, expected.positions)
+    np.testing.assert_allclose(picks.logits, expected.logits, rtol=1e-5)
+
+
+def test_equal_matrices_are_kept_once_while_they_stay_equal():
+    has, other = sparse((drawn(0) != 0).astype(np.float32)), sparse(drawn(1))
+    table = MatrixTable(PoolVectors(has, has)).extended(PoolVectors(other, other))
+    kept = table.pool_vectors(np.arange(len(table)))
+    assert kept.candidate is kept.context
+    apart = table.extended(PoolVectors(has, other)).pool_vectors(np.arange(120))
+    np.testing.assert_array_equal(np.asarray(apart.candidate)[80:], np.asarray(has))
+    np.testing.assert_array_equal(np.asarray(apart.context)[80:], np.asarray(other))
+    np.testing.assert_array_equal(np.asarray(apart.context)[:80], np.asarray(kept.context))
+
+
+def test_the_structure_family_gives_sparse_rows_that_hold_its_vectors():
+    model = TriEncoder.build("structure", ITEMS)
+    pool = model.encode_pool(ITEMS)
+    assert isinstance(pool.candidate, SparseRows)
+    assert pool.candidate is pool.context
+    np.testing.assert_array_equal(np.asarray(pool.candidate), model.candidate.encode(ITEMS))
+    with torch.no_grad():
+        model.context.weight.mul_(0.5)
+    apart = model.encode_pool(ITEMS)
+    np.testing.assert_array_equal(np.asarray(apart.context), model.context.encode(ITEMS))
+    assert apart.candidate is not apart.context
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_a_file_keeps_them_sparse(tmp_path, equal):
+    has = sparse(drawn(0))
+    vectors = PoolVectors(has, has if equal else sparse(drawn(1)))
+    file, ids = tmp_path / "pool.safetensors", [str(n) for n in range(40)]
+    save_vectors(file, "f", ids, vectors)
+    back = load_vectors(file, "f", ids)
+    assert same(back.candidate, vectors.candidate)
+    assert same(back.context, vectors.context)
+    assert (back.candidate is back.context) == equal
+    assert file.stat().st_size < 40 * 13 * 4 * (1 if equal else 2)
+
+
+def test_an_index_of_sparse_rows_adds_deletes_and_compacts():
+    has = (drawn(5, 90, 20) != 0).astype(np.float32)
+    index = MemoryIndex()
+    index.bind("f", 20)
+    for first in range(0, 90, 30):
+        part = sparse(has[first : first + 30])
+        index.add([Row(str(n), {}, n) for n in range(first, first + 30)], PoolVectors(part, part))
+    index.delete([str(n) for n in range(60)])
+    rows, left = index.content()
+    assert [row.id for row in rows] == [str(n) for n in range(60, 90)]
+    assert isinstance(left.candidate, SparseRows)
+    assert left.candidate is left.context
+    np.testing.assert_array_equal(np.asarray(left.candidate), has[60:])
