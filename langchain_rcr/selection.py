@@ -9,10 +9,12 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.constraints import DifferentPrograms
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import PoolVectors, Reader, Row, Search
-from langchain_rcr.index.local import Table
+from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.ranking import blocks
 from langchain_rcr.index.rows import FloatArray, IntArray
 from langchain_rcr.state import State
 
@@ -91,6 +93,12 @@ class Picks:
     probabilities: NDArray[np.float64]
     hits: tuple[tuple[Hit, ...], ...] = ()
 
+    @classmethod
+    def none(cls, batch: int, k: int) -> Picks:
+        """Nothing picked yet."""
+        logits = np.full((batch, k), -np.inf, dtype=np.float32)
+        return cls(np.full((batch, k), -1, dtype=np.int64), logits, np.full((batch, k), np.nan))
+
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
@@ -112,7 +120,7 @@ class _Sequence:
 
 def greedy(
     queries: FloatArray,
-    pool: PoolVectors | Table,
+    pool: PoolVectors | MatrixTable,
     state: State[Any],
     k: int,
     *,
@@ -137,32 +145,70 @@ def greedy(
         InputError: k is not positive, a query has fewer than k candidates left, a position is outside the pool, or
             groups has another length than the pool.
     """
-    searcher = MatrixTable(pool) if isinstance(pool, PoolVectors) else pool
-    batch = len(queries)
-    barred = [_positions(row) for row in exclude] if exclude is not None else [_NONE] * batch
-    _check(k, searcher.size, batch, barred)
-    if groups is not None and len(groups) != searcher.size:
-        raise InputError(f"groups has {len(groups)} entries for a pool of {searcher.size}")
+    table = MatrixTable(pool) if isinstance(pool, PoolVectors) else pool
+    barred = [_positions(row) for row in exclude] if exclude is not None else [_NONE] * len(queries)
+    _check(k, table.size, len(queries), barred)
+    if groups is not None and len(groups) != table.size:
+        raise InputError(f"groups has {len(groups)} entries for a pool of {table.size}")
+    positions, logits, _, _ = _decoded(queries, table, state, k, barred, groups)
+    return Picks(positions, logits, np.full(positions.shape, np.nan))
 
-    current = state.start(queries)
-    masked = list(barred)
-    positions = np.empty((batch, k), dtype=np.int64)
-    logits = np.empty((batch, k), dtype=np.float32)
-    for step in range(k):
-        found, values = searcher.search(current.vector(), 1, masked)
-        best, logit = found[:, 0], values[:, 0]
-        for row in np.flatnonzero(best < 0):
-            masked[row] = np.concatenate([barred[row], positions[row, :step]])
-            again, value = searcher.search(current.vector()[row : row + 1], 1, [masked[row]])
-            best[row], logit[row] = again[0, 0], value[0, 0]
-        positions[:, step], logits[:, step] = best, logit
-        if step + 1 < k:
-            current = current.update(searcher.vectors(best))
-            masked = [
-                np.append(row, pick if groups is None else np.flatnonzero(groups == groups[pick]))
-                for row, pick in zip(masked, best, strict=True)
-            ]
-    return Picks(positions, logits, np.full((batch, k), np.nan))
+
+def _decoded(
+    queries: FloatArray,
+    table: MatrixTable,
+    state: State[Any],
+    k: int,
+    barred: Sequence[IntArray],
+    groups: NDArray[np.integer[Any]] | None = None,
+    tau: float | None = None,
+) -> tuple[IntArray, FloatArray, NDArray[np.float64], FloatArray]:
+    """See `greedy`.
+
+    Returns:
+        Keys (B, k), logits (B, k), log partitions (B, k), NaN without a τ, and E_z of the picks, (B, k, D).
+    """
+    shape = (len(queries), k)
+    keys, logits, totals = np.empty(shape, np.int64), np.empty(shape, np.float32), np.full(shape, np.nan)
+    contexts = np.empty((*shape, queries.shape[1]), dtype=np.float32)
+    for block in blocks(len(queries), len(table)):
+        current, taken, masked = state.start(queries[block]), list(barred[block]), [_NONE] * len(queries[block])
+        for step in range(k):
+            found, logits[block, step], total = table.first(current.vector(), taken, masked, tau)
+            keys[block, step], contexts[block, step] = found, table.vectors(found)
+            if total is not None:
+                totals[block, step] = total
+            if step + 1 < k:
+                current = current.update(contexts[block, step])
+                taken = [np.append(row, key) for row, key in zip(taken, found, strict=True)]
+                if groups is not None:
+                    same = (np.flatnonzero(groups == groups[key]) for key in found)
+                    masked = [np.append(row, more) for row, more in zip(masked, same, strict=True)]
+    return keys, logits, totals, contexts
+
+
+def _quick(queries: FloatArray, state: State[Any], options: Options, reader: LocalReader, table: MatrixTable) -> Picks:
+    """`select` for one beam over a matrix, where nothing but programs has to differ."""
+    k, tau = min(options.k, reader.size), options.tau if options.scored else None
+    groups, barred = reader.programs if options.constraints else None, [_NONE] * len(queries)
+    keys, logits, totals, contexts = _decoded(queries, table, state, k, barred, groups, tau)
+    # Above 0 by rounding.
+    log_probs = np.minimum(0.0, logits / options.tau - totals)
+    ended = logits <= 0 if options.stop_early else np.zeros(keys.shape, dtype=bool)
+    if options.scored:
+        ended |= np.exp(log_probs) < options.min_probability
+    lengths = np.where(ended.any(axis=1), ended.argmax(axis=1), k) if k else np.zeros(len(queries), dtype=np.int64)
+    picks = Picks.none(len(queries), options.k)
+    there = np.arange(k) < lengths[:, None]
+    picks.positions[:, :k][there], picks.logits[:, :k][there] = keys[there], logits[there]
+    picks.probabilities[:, :k][there] = np.exp(log_probs[there])
+    rows = reader.rows
+    each = zip(keys.tolist(), logits.tolist(), contexts, lengths.tolist(), strict=True)
+    hits = (
+        tuple(Hit(key, logit, z, rows[key]) for key, logit, z in zip(line[:n], values[:n], of, strict=False))
+        for line, values, of, n in each
+    )
+    return replace(picks, hits=tuple(hits))
 
 
 async def select(queries: FloatArray, state: State[Any], options: Options, reader: Reader) -> Picks:
@@ -178,6 +224,9 @@ async def select(queries: FloatArray, state: State[Any], options: Options, reade
         Picks of up to k distinct candidates a query. With beams: the sequence of the most picks, among them that with
         the largest Π π. Of two that hold the same picks in another order the more probable one is kept.
     """
+    simple = options.beam_width == 1 and all(isinstance(one, DifferentPrograms) for one in options.constraints)
+    if simple and isinstance(reader, LocalReader) and isinstance(reader.table, MatrixTable):
+        return _quick(queries, state, options, reader, reader.table)
     beams = [[_Sequence(query)] for query in range(len(queries))]
     for _ in range(options.k):
         active = [sequence for beam in beams for sequence in beam if not sequence.ended]
@@ -264,17 +313,14 @@ def _best(beam: list[_Sequence], width: int) -> list[_Sequence]:
 
 
 def _picks(sequences: Sequence[_Sequence], options: Options) -> Picks:
-    k = options.k
-    positions = np.full((len(sequences), k), -1, dtype=np.int64)
-    logits = np.full((len(sequences), k), -np.inf, dtype=np.float32)
-    probabilities = np.full((len(sequences), k), np.nan)
+    picks = Picks.none(len(sequences), options.k)
     for at, sequence in enumerate(sequences):
         length = len(sequence.hits)
-        positions[at, :length] = sequence.keys
-        logits[at, :length] = [hit.logit for hit in sequence.hits]
+        picks.positions[at, :length] = sequence.keys
+        picks.logits[at, :length] = [hit.logit for hit in sequence.hits]
         if options.scored:
-            probabilities[at, :length] = np.exp(sequence.log_probs)
-    return Picks(positions, logits, probabilities, tuple(sequence.hits for sequence in sequences))
+            picks.probabilities[at, :length] = np.exp(sequence.log_probs)
+    return replace(picks, hits=tuple(sequence.hits for sequence in sequences))
 
 
 def _positions(row: Collection[int]) -> IntArray:

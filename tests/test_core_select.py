@@ -11,6 +11,8 @@ from plain_reader import PlainReader, run
 from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.local import LocalReader
+from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.selection import Options, greedy, select
 from langchain_rcr.state import AdditiveState
 
@@ -211,3 +213,51 @@ def test_tokens_are_counted_by_whatever_there_is() -> None:
     assert token_counter(lambda text: 7)("a") == 7
     with pytest.raises(InputError, match="tokenizer must be a LangChain model, a tokenizer or a function"):
         token_counter(3)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.integers(0, 10_000),
+    st.booleans(),
+    st.booleans(),
+    st.sampled_from([0.0, 0.05, 0.3]),
+    st.booleans(),
+    st.integers(1, 3),
+)
+def test_a_matrix_in_memory_takes_a_shorter_way_to_the_same_picks(seed, distinct, stop_early, least, asked, programs):
+    """Half of the rows are hidden, as deleted ones are; what is compared with sees the other half alone."""
+    pool, queries = pool_of(seed, n=14), queries_of(seed)
+    there = np.random.default_rng(seed).permutation(14)[:7]
+    there.sort()
+    rows = [Row(str(n), {}, n % programs) for n in range(14)]
+    table = MatrixTable(pool).allowing(np.isin(np.arange(14), there))
+    reader = LocalReader(table, rows, np.arange(14) % programs)
+    plain = PlainReader(pool.take(there), [rows[n] for n in there])
+    options = Options(
+        5,
+        tau=TAU,
+        probabilities=asked,
+        min_probability=least,
+        stop_early=stop_early,
+        constraints=(DifferentPrograms(),) if distinct else (),
+    )
+    quick, slow = (run(select(queries, AdditiveState(-0.4), options, one)) for one in (reader, plain))
+    np.testing.assert_array_equal(quick.positions, np.where(slow.positions < 0, -1, there[slow.positions]))
+    np.testing.assert_allclose(quick.logits, slow.logits, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(quick.probabilities, slow.probabilities, rtol=1e-4, atol=1e-6)
+    for mine, its in zip(quick.hits, slow.hits, strict=True):
+        assert [hit.row.id for hit in mine] == [hit.row.id for hit in its]
+        for one, other in zip(mine, its, strict=True):
+            np.testing.assert_allclose(one.context, other.context)
+
+
+@pytest.mark.parametrize("k", [4, 9])
+def test_a_matrix_in_memory_gives_what_there_is(k):
+    pool = pool_of(0, n=4)
+    reader = LocalReader(MatrixTable(pool), [Row(str(n), {}, n) for n in range(4)], np.arange(4))
+    picks = run(select(queries_of(0), AdditiveState(0.5), Options(k), reader))
+    assert picks.positions.shape == (3, k)
+    assert [sorted(row)[-4:] for row in picks.positions.tolist()] == [[0, 1, 2, 3]] * 3
+    assert [len(hits) for hits in picks.hits] == [4] * 3
+    nothing = LocalReader(MatrixTable(pool).allowing(np.zeros(4, dtype=bool)), reader.rows, reader.programs)
+    assert run(select(queries_of(0), AdditiveState(0.5), Options(k), nothing)).hits == ((), (), ())

@@ -10,12 +10,13 @@ import pytest
 
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.index import faiss as module
-from langchain_rcr.index.base import PoolVectors, Search
+from langchain_rcr.index.base import InThisThread, PoolVectors, Row, Search
 from langchain_rcr.index.faiss import FaissIndex, FaissOptions, FaissTable
+from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import slack
 from langchain_rcr.index.rows import longest
-from langchain_rcr.selection import greedy
+from langchain_rcr.selection import Options, greedy, select
 from langchain_rcr.state import AdditiveState
 
 NOTHING = np.empty(0, dtype=np.int64)
@@ -60,8 +61,9 @@ def test_flat_finds_what_the_matrix_finds(batch, kinds):
 def test_greedy_picks_are_the_same():
     rng = np.random.default_rng(0)
     pool, queries = with_duplicates(rng, 1500, 64, 300), rng.normal(size=(20, 64)).astype(np.float32)
+    reader = LocalReader(FaissTable(pool, FaissOptions()), [Row(str(n), {}, n) for n in range(1500)], np.arange(1500))
     for lam in (-0.5, 0.3):
-        ours = greedy(queries, FaissTable(pool, FaissOptions()), AdditiveState(lam), 6)
+        ours = InThisThread().run(select(queries, AdditiveState(lam), Options(6), reader))
         np.testing.assert_array_equal(ours.positions, greedy(queries, pool, AdditiveState(lam), 6).positions)
 
 

@@ -126,7 +126,7 @@ def test_the_fit_beats_an_unfitted_policy_and_knows_its_training_questions(backb
     assert (result.steps, result.best_round) == (0, 0)
     queries = model.encode_queries([example.source for example in SPLIT.train])
     sizes = model.query.inventory.sizes
-    gold = model.encode_pool(items(SPLIT.train)).candidate[:, : len(sizes)] * sizes
+    gold = np.asarray(model.encode_pool(items(SPLIT.train)).candidate)[:, : len(sizes)] * sizes
     assert np.corrcoef(queries[:, : len(sizes)].ravel(), gold.ravel())[0, 1] > 0.8
     random = greedy(np.zeros_like(queries[:1]), model.encode_pool(items(SPLIT.train)), model.state(), 4)
     assert random.positions.tolist() == [[0, 1, 2, 3]]
@@ -235,7 +235,7 @@ def test_new_candidates_with_structures_of_their_own_have_no_column_of_training(
     model = structure()
     pool = model.encode_pool([Item("q", "never_seen(before)"), Item("q", "no ( program"), items(SPLIT.train)[0]])
     columns = len(model.query.inventory)
-    assert not pool.candidate[:2, :columns].any()
+    assert not np.asarray(pool.candidate)[:2, :columns].any()
     assert pool.candidate[2].any()
 
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, Search, check_ids, check_vectors
-from langchain_rcr.index.rows import FloatArray, IntArray, growing, longest, taken
+from langchain_rcr.index.rows import FloatArray, Growing, IntArray, growing, longest, taken
 
 BoolArray = NDArray[np.bool_]
 
@@ -89,23 +89,24 @@ class LocalReader:
     Args:
         table: what can be found.
         rows: the rows of the table; may go on behind them.
+        programs: (N,) `Row.program` of each.
     """
 
-    def __init__(self, table: Table, rows: Sequence[Row]) -> None:
-        self._table, self._rows, self.size = table, rows, table.size
+    def __init__(self, table: Table, rows: Sequence[Row], programs: IntArray) -> None:
+        self.table, self.rows, self.programs, self.size = table, rows, programs, table.size
 
     async def search(self, search: Search) -> Hits:
         """See `Reader.search`."""
-        keys, logits, totals = self._table.found(search)
+        keys, logits, totals = self.table.found(search)
         there = keys >= 0
         contexts = np.zeros((*keys.shape, search.states.shape[1]), dtype=np.float32)
-        contexts[there] = self._table.vectors(keys[there])
-        rows = [[self._rows[key] for key in line if key >= 0] for line in keys.tolist()]
+        contexts[there] = self.table.vectors(keys[there])
+        rows = [[self.rows[key] for key in line if key >= 0] for line in keys.tolist()]
         return Hits(keys, logits, contexts, rows, totals)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
-        return self._table.candidates(keys)
+        return self.table.candidates(keys)
 
 
 class _Filters:
@@ -137,22 +138,25 @@ class _Snapshot:
     Args:
         table: the vectors of all rows, deleted ones too.
         rows: a list whose first N are the table's; later changes append to the same list.
+        programs: `Row.program` of these N.
         alive: which of them are not deleted, (N,).
         filters: of `rows`.
     """
 
-    def __init__(self, table: Table, rows: list[Row], alive: BoolArray, filters: _Filters) -> None:
-        self.table, self.rows, self.alive, self.filters = table, rows, alive, filters
+    def __init__(
+        self, table: Table, rows: list[Row], programs: Growing[np.int64], alive: BoolArray, filters: _Filters
+    ) -> None:
+        self.table, self.rows, self.programs, self.alive, self.filters = table, rows, programs, alive, filters
         self.everything = table if alive.all() else table.allowing(alive)
 
     def reader(self, where: Filter | None) -> LocalReader:
         if where is None:
-            return LocalReader(self.everything, self.rows)
+            return LocalReader(self.everything, self.rows, self.programs.rows)
         for field in fields_of(where):
             if not any(field in row.example for row in self._there()):
                 raise unknown_field(where, [*{field for row in self._there() for field in row.example}])
         allowed = self.filters.passing(where, len(self.table)) & self.alive
-        return LocalReader(self.table.allowing(allowed), self.rows)
+        return LocalReader(self.table.allowing(allowed), self.rows, self.programs.rows)
 
     def _there(self) -> Iterator[Row]:
         return itertools.compress(self.rows, self.alive)
@@ -228,7 +232,8 @@ class LocalIndex(InThisThread, ABC):
             table = now.table.extended(vectors) if start else self._table(vectors)
             del now.rows[start:]  # left by a change that failed half-way
             now.rows.extend(kept)
-            self._publish(table, np.append(now.alive, np.ones(len(kept), dtype=bool)), taken)
+            programs = now.programs.extended(_programs(kept))
+            self._publish(table, programs, np.append(now.alive, np.ones(len(kept), dtype=bool)), taken)
             self._keys.update(zip(ids, range(start, start + len(kept)), strict=True))
             self._compact()
 
@@ -237,7 +242,7 @@ class LocalIndex(InThisThread, ABC):
         with self._lock:
             there = self._keys.keys() & set(ids)
             if there:
-                self._publish(self._now.table, self._now.alive.copy(), there)
+                self._publish(self._now.table, self._now.programs, self._now.alive.copy(), there)
                 self._compact()
             return len(there)
 
@@ -265,12 +270,12 @@ class LocalIndex(InThisThread, ABC):
         """Begin with rows and their table; `alive` None: all are there."""
         alive = np.ones(len(rows), dtype=bool) if alive is None else alive
         self._keys = {rows[key].id: key for key in np.flatnonzero(alive).tolist()}
-        self._now = _Snapshot(table, rows, alive, _Filters(rows))
+        self._now = _Snapshot(table, rows, Growing(_programs(rows)), alive, _Filters(rows))
 
-    def _publish(self, table: Table, alive: BoolArray, gone: set[str]) -> None:
+    def _publish(self, table: Table, programs: Growing[np.int64], alive: BoolArray, gone: set[str]) -> None:
         """The one moment at which a change is there: another table, and the rows of some ids are gone."""
         alive[[self._keys[one] for one in gone]] = False
-        self._now = _Snapshot(table, self._now.rows, alive, self._now.filters)
+        self._now = _Snapshot(table, self._now.rows, programs, alive, self._now.filters)
         for one in gone:
             del self._keys[one]
 
@@ -287,6 +292,10 @@ class LocalIndex(InThisThread, ABC):
         else:
             return
         raise CheckpointError(f"{msg}: encode the examples again, into an index of their own")
+
+
+def _programs(rows: Sequence[Row]) -> IntArray:
+    return np.fromiter((row.program for row in rows), dtype=np.int64, count=len(rows))
 
 
 def _no_vectors(dim: int) -> PoolVectors:

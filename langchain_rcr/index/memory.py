@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Self
 
 import numpy as np
@@ -9,7 +10,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.index.base import PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
-from langchain_rcr.index.ranking import best, blocks, log_sums, nothing, slack
+from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, slack
 from langchain_rcr.index.rows import FloatArray, IntArray, growing, product
 
 
@@ -46,6 +47,38 @@ class MatrixTable(Table):
         if self._allowed is not None:
             np.copyto(scores, -np.inf, where=~self._allowed)
         return scores
+
+    def first(
+        self, states: FloatArray, exclude: Sequence[IntArray], masked: Sequence[IntArray], tau: float | None
+    ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+        """The best candidate of each state: what `found` does for one, without what several need.
+
+        Args:
+            states: state vectors, (B, D) float32.
+            exclude: for each state the rows that may not be found.
+            masked: for each state rows that are found only where there is no other.
+            tau: τ, where the log partition is wanted, too; masked rows are in it.
+
+        Returns:
+            Keys (B,), logits (B,) and, where there is a τ, log partitions (B,). Each state must have a candidate.
+        """
+        scores, margin = self.scores(states), slack(states, self._longest)
+        hidden = []
+        for line, barred, others in zip(scores, exclude, masked, strict=True):
+            line[barred] = -np.inf
+            hidden.append(line[others])
+            line[others] = -np.inf
+        keys = first_best(scores, margin)
+        logits = scores[np.arange(len(keys)), keys]
+        for row in np.flatnonzero(logits == -np.inf).tolist():
+            scores[row, masked[row]] = hidden[row]
+            keys[row] = first_best(scores[row : row + 1], margin[row : row + 1])[0]
+            logits[row] = scores[row, keys[row]]
+        if tau is None:
+            return keys, logits, None
+        for line, others, values in zip(scores, masked, hidden, strict=True):
+            line[others] = values
+        return keys, logits, log_sums(scores, tau, ())
 
     def candidates(self, keys: IntArray) -> FloatArray:
         """See `Table.candidates`."""

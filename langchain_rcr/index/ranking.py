@@ -85,7 +85,7 @@ def slack(states: FloatArray, longest: float) -> FloatArray:
         InputError: a state or a candidate is not finite.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        margin: FloatArray = TIE * longest * np.linalg.norm(states, axis=1)
+        margin: FloatArray = np.float32(TIE * longest) * np.sqrt(np.einsum("bd,bd->b", states, states))
     if not np.isfinite(margin).all():
         msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
         raise InputError(msg)
@@ -96,8 +96,8 @@ def log_sums(scores: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDA
     """Log Σ exp(score / τ) of each row of (B, N) scores without the excluded columns, (B,); overwrites the scores."""
     if not scores.shape[1]:
         return np.full(len(scores), -np.inf)
-    rows, columns = _places(exclude, scores.shape[1])
-    scores[rows, columns] = -np.inf
+    if len(exclude):
+        scores[_places(exclude, scores.shape[1])] = -np.inf
     top = scores.max(axis=1)
     shift = np.where(np.isfinite(top), top, np.float32(0.0))
     scores -= shift[:, None]

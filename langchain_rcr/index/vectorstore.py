@@ -272,7 +272,8 @@ class VectorStoreIndex(InThisThread):
             found = sorted(self._passing(where, header), key=lambda one: one.key)
             vectors = np.array([(one.candidate, one.context) for one in found], dtype=np.float32)
             candidate, context = np.ascontiguousarray(vectors.reshape(-1, 2, header.dim).swapaxes(0, 1))
-            yield LocalReader(MatrixTable(PoolVectors(candidate, context)), [one.row for one in found])
+            rows, programs = [one.row for one in found], np.array([one.row.program for one in found], dtype=np.int64)
+            yield LocalReader(MatrixTable(PoolVectors(candidate, context)), rows, programs)
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
         """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can be.
