@@ -385,13 +385,18 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             filter: overrides the field; `{}` for none.
             draft: a program that the question may have, such as a model's first answer: its structures count as likely
                 needed. One that doesn't parse changes nothing.
-            picked: a list that receives the picks.
+            picked: a list that receives the picks. Then nobody but callbacks sees the documents: without any there are
+                none, and no probabilities either.
 
         Returns:
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
-        return self._documents(self.store.select([query], *self._options(k, beam_width, filter), [draft])[0], picked)
+        seen = picked is None or bool(run_manager.handlers)
+        picks = self._ordered(self.store.select([query], *self._options(k, beam_width, filter, seen), [draft])[0])
+        if picked is not None:
+            picked.extend(picks)
+        return self._documents(picks) if seen else []
 
     async def _aget_relevant_documents(
         self,
@@ -405,8 +410,12 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         picked: list[Pick] | None = None,
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
-        picks = await self.store.aselect([query], *self._options(k, beam_width, filter), [draft])
-        return self._documents(picks[0], picked)
+        seen = picked is None or bool(run_manager.handlers)
+        found = await self.store.aselect([query], *self._options(k, beam_width, filter, seen), [draft])
+        picks = self._ordered(found[0])
+        if picked is not None:
+            picked.extend(picks)
+        return self._documents(picks) if seen else []
 
     def batch(
         self,
@@ -467,7 +476,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         try:
             given = [(drafts or {}).get(query) for query in valid]
             picks = iter(await _result(select(valid, *self._options(**overrides), given)) if valid else ())
-            results = [self._documents(next(picks)) if error is None else error for error in errors]
+            results = [self._documents(self._ordered(next(picks))) if error is None else error for error in errors]
         except Exception as error:
             results = [one or error for one in errors]
         for run, result in zip(runs, results, strict=True):
@@ -526,6 +535,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         k: int | None = None,
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
+        seen: bool = True,
     ) -> tuple[Options, Filter | None]:
         k = self.k if k is None else k
         beam_width = self.beam_width if beam_width is None else beam_width
@@ -543,7 +553,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             k=k,
             beam_width=beam_width,
             tau=self.store.encoder.config.tau,
-            probabilities=self.probabilities,
+            probabilities=self.probabilities and seen,
             min_probability=self.min_probability,
             stop_early=self.stop_early,
             constraints=tuple(constraints),
@@ -552,17 +562,16 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         )
         return options, parse_filter(where) if where else None
 
-    def _documents(self, picks: list[Pick], picked: list[Pick] | None = None) -> list[Document]:
+    def _ordered(self, picks: list[Pick]) -> list[Pick]:
         if self.order == "reversed":
-            picks = picks[::-1]
-        elif self.order == "relevance":
-            picks = sorted(picks, key=lambda pick: pick.relevance or 0.0)
-        if picked is not None:
-            picked.extend(picks)
+            return picks[::-1]
+        return sorted(picks, key=lambda pick: pick.relevance or 0.0) if self.order == "relevance" else picks
+
+    def _documents(self, picks: list[Pick]) -> list[Document]:
         return [
             Document(
                 id=pick.id,
-                page_content=pick.text,
+                page_content=self.store.schema.text(pick.example),
                 metadata={
                     **pick.example,
                     "step": pick.step,

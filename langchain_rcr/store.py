@@ -48,7 +48,6 @@ class Pick:
 
     Args:
         id: the example's id.
-        text: the example as a prompt shows it.
         example: its fields, a copy.
         step: 1 for the first pick, up to k.
         logit: of the pick in the state that it was picked in (Eq. 4).
@@ -57,7 +56,6 @@ class Pick:
     """
 
     id: str
-    text: str
     example: dict[str, Any]
     step: int
     logit: float
@@ -242,7 +240,6 @@ class ExampleStore:
             [
                 Pick(
                     hit.row.id,
-                    self.schema.text(hit.row.example),
                     hit.row.copied().example,
                     step,
                     hit.logit,

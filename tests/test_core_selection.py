@@ -23,10 +23,8 @@ def slow(queries, pool, lam, k, exclude=None, groups=None):
         masked, picks = set(barred), []
         for _ in range(k):
             state = query + lam * sum((context[pick] for pick in picks), np.zeros_like(query))
-            left = [n for n in range(len(candidate)) if n not in masked]
-            if not left:
-                masked = barred | set(picks)
-                left = [n for n in range(len(candidate)) if n not in masked]
+            open_ = [n for n in range(len(candidate)) if n not in barred and n not in picks]
+            left = [n for n in open_ if n not in masked] or open_
             best = max(left, key=lambda n: (float(candidate[n] @ state), -n))
             picks.append(best)
             masked |= {best} if groups is None else {n for n, group in enumerate(groups) if group == groups[best]}

@@ -63,6 +63,17 @@ class MatrixTable(Table):
             Keys (B,), logits (B,) and, where there is a τ, log partitions (B,). Each state must have a candidate.
         """
         scores, margin = self.scores(states), slack(states, self._longest)
+        if len(states) == 1 and tau is None:  # as below, without what more rows need
+            line = scores[0]
+            line[exclude[0]] = -np.inf
+            open_ = line
+            if len(masked[0]):
+                open_ = line.copy()
+                open_[masked[0]] = -np.inf
+            top = open_.max()
+            open_, top = (line, line.max()) if top == -np.inf else (open_, top)
+            key = (open_ >= top - margin[0]).argmax()
+            return key[None], line[key][None], None
         hidden = []
         for line, barred, others in zip(scores, exclude, masked, strict=True):
             line[barred] = -np.inf

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -84,11 +85,11 @@ def slack(states: FloatArray, longest: float) -> FloatArray:
     Raises:
         InputError: a state or a candidate is not finite.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        margin: FloatArray = np.float32(TIE * longest) * np.sqrt(np.einsum("bd,bd->b", states, states))
-    if not np.isfinite(margin).all():
+    squares = np.einsum("bd,bd->b", states, states)
+    if not math.isfinite(longest) or not math.isfinite(squares.sum()):
         msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
         raise InputError(msg)
+    margin: FloatArray = np.float32(TIE * longest) * np.sqrt(squares)
     return margin
 
 

@@ -189,7 +189,10 @@ def sparse(rows: Rows) -> SparseRows:
 
 def product(states: FloatArray, rows: Rows) -> FloatArray:
     """Inner products (B, N) of (B, D) with (N, D), in memory of their own."""
-    scores: FloatArray = rows.product(states) if isinstance(rows, SparseRows) else states @ rows.T
+    if isinstance(rows, SparseRows):
+        return rows.product(states)
+    # A vector alone is read along the rows of the matrix, as they lie in memory.
+    scores: FloatArray = (rows @ states[0])[None] if len(states) == 1 else states @ rows.T
     return scores
 
 
