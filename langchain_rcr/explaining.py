@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from langchain_rcr.index.base import Reader, Search
-from langchain_rcr.index.rows import FloatArray
+from langchain_rcr.rows import FloatArray
 from langchain_rcr.selection import Options, select
 from langchain_rcr.state import State
 

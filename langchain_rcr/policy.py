@@ -26,9 +26,9 @@ from langchain_rcr.files import atomic_directory, digest, read_json, write_json,
 from langchain_rcr.folds import Folds
 from langchain_rcr.hub import CARD, fetched, model_card, push
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.index.rows import same
 from langchain_rcr.items import Item
 from langchain_rcr.programs import TOKENS, ProgramSpec
+from langchain_rcr.rows import same
 from langchain_rcr.state import State, make_state
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from langchain_rcr.index.base import PoolVectors, Reader, Row, Search
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import blocks
-from langchain_rcr.index.rows import FloatArray, IntArray
+from langchain_rcr.rows import FloatArray, IntArray
 from langchain_rcr.state import State
 
 _NONE = np.empty(0, dtype=np.int64)

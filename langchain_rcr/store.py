@@ -19,9 +19,9 @@ from langchain_rcr.filters import Filter
 from langchain_rcr.index.base import Row
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.index.rows import FloatArray
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
+from langchain_rcr.rows import FloatArray
 from langchain_rcr.selection import Options, select
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from langchain_rcr.index.faiss import FaissIndex, FaissOptions, FaissTable
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import slack
-from langchain_rcr.index.rows import longest
+from langchain_rcr.rows import longest
 from langchain_rcr.selection import Options, greedy, select
 from langchain_rcr.state import AdditiveState
 

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from langchain_rcr.errors import CheckpointError, RCRError
 from langchain_rcr.files import digest, read_json, write_json
-from langchain_rcr.index.rows import Rows
 from langchain_rcr.items import Item
 from langchain_rcr.progress import track
+from langchain_rcr.rows import Rows
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone

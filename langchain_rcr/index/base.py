@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.filters import Filter
-from langchain_rcr.index.rows import FloatArray, IntArray, Rows, numbers, taken
+from langchain_rcr.rows import FloatArray, IntArray, Rows, numbers, taken
 
 T = TypeVar("T")
 

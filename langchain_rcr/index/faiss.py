@@ -15,7 +15,7 @@ from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.index.base import BEST, PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import blocks, in_order, log_sums, nothing, slack
-from langchain_rcr.index.rows import FloatArray, IntArray
+from langchain_rcr.rows import FloatArray, IntArray
 
 Kind = Literal["flat", "hnsw", "ivf"]
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from langchain_rcr.index.base import PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, slack
-from langchain_rcr.index.rows import FloatArray, IntArray, growing, product
+from langchain_rcr.rows import FloatArray, IntArray, growing, product
 
 
 class MatrixTable(Table):

@@ -17,7 +17,7 @@ from safetensors.numpy import save
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import write_bytes
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.index.rows import Rows, SparseRows, numbers
+from langchain_rcr.rows import Rows, SparseRows, numbers
 
 _FORMAT = "langchain-rcr pool vectors"
 _PARTS = ("starts", "columns", "values")

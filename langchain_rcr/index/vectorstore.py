@@ -31,7 +31,7 @@ from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Ro
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import in_order, log_sums, nothing, slack
-from langchain_rcr.index.rows import FloatArray, IntArray, longest
+from langchain_rcr.rows import FloatArray, IntArray, longest
 
 T = TypeVar("T")
 

@@ -31,8 +31,8 @@ from langchain_rcr.families.structure.kernel import Landmarks, Views, lexical_ev
 from langchain_rcr.families.structure.nets import Composition
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.folds import text_hash
-from langchain_rcr.index.rows import SparseRows
 from langchain_rcr.items import Item
+from langchain_rcr.rows import SparseRows
 
 NO_COST = 1e-3
 """The ε that stands for none: it still breaks ties in favour of the shorter example."""

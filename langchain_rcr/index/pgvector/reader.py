@@ -17,7 +17,7 @@ from langchain_rcr.index.pgvector.database import Transaction
 from langchain_rcr.index.pgvector.jsonb import compile_filter
 from langchain_rcr.index.pgvector.tables import Pool
 from langchain_rcr.index.ranking import in_order, log_sums, nothing, slack
-from langchain_rcr.index.rows import FloatArray, IntArray
+from langchain_rcr.rows import FloatArray, IntArray
 
 _STATES, _LOGITS = 64, 8_000_000
 """At most so many states are searched by one statement, and with so many logits: it has a time limit."""

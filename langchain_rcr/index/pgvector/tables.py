@@ -19,7 +19,7 @@ from langchain_rcr.errors import CheckpointError, EngineError, PoolError
 from langchain_rcr.index.base import PoolVectors, Row, check_ids, check_vectors
 from langchain_rcr.index.pgvector.database import Names, Transaction, names_in
 from langchain_rcr.index.pgvector.jsonb import shown, storable, to_json
-from langchain_rcr.index.rows import longest
+from langchain_rcr.rows import longest
 
 MIGRATIONS = (
     """

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from langchain_rcr import Item
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MatrixTable, MemoryIndex
-from langchain_rcr.index.rows import Growing, GrowingSparse, SparseRows, longest, product, same, sparse, taken
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.rows import Growing, GrowingSparse, SparseRows, longest, product, same, sparse, taken
 from langchain_rcr.selection import greedy
 from langchain_rcr.state import SaturatingState
 
@@ -45,7 +45,7 @@ def test_a_sparse_matrix_by_hand():
 def test_products_are_those_of_the_dense_matrix(monkeypatch, batch, mkl):
     if not mkl:
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    monkeypatch.setattr("langchain_rcr.index.rows._AT_ONCE", 7)
+    monkeypatch.setattr("langchain_rcr.rows._AT_ONCE", 7)
     dense = drawn(0)
     states = np.random.default_rng(1).normal(size=(batch, 13)).astype(np.float32)
     scores = product(states, sparse(dense))
