@@ -1,4 +1,8 @@
-"""Writes files, JSON and folders atomically: to a temporary path beside the target, which is then renamed."""
+"""Writes files, JSON and folders atomically: to a temporary path beside the target, which is then renamed.
+
+The writer locks its temporary path. What a killed writer left has no lock any more, and the next write of the same target
+removes it.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +10,16 @@ import ctypes
 import hashlib
 import json
 import os
+import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from safetensors import SafetensorError
 
 from langchain_rcr.errors import CheckpointError, InputError
 
@@ -34,15 +42,12 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     target = Path(os.path.realpath(path))
     with _input_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _beside(target)
-        try:
-            with temporary.open("xb") as file:
+        with _temporary(target, Path.touch) as temporary:
+            with temporary.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
             temporary.replace(target)
-        finally:
-            temporary.unlink(missing_ok=True)
         _sync(target.parent)
 
 
@@ -95,8 +100,8 @@ def digest(value: Any) -> str:
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Fill a temporary folder that replaces `path` if the block ends without an error.
 
-    A kill at any moment leaves the old folder or the new one, and perhaps a hidden folder `.NAME.…` beside it. On
-    systems that can't swap two folders (all but Linux), `path` is missing for a moment between two renames, while the
+    A kill at any moment leaves the old folder or the new one, and perhaps a hidden folder `.NAME.…` beside it, which the
+    next write removes. On systems that can't swap two folders (all but Linux), `path` is missing for a moment between two renames, while the
     hidden folder is the old one.
 
     Args:
@@ -114,14 +119,10 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
         raise InputError(msg)
     with _input_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = _beside(target)
-        temporary.mkdir()
-        try:
+        with _temporary(target, Path.mkdir) as temporary:
             yield temporary
             _settle(temporary)
             _put(temporary, target)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
         _sync(target.parent)
 
 
@@ -130,12 +131,80 @@ def _beside(target: Path) -> Path:
 
 
 @contextmanager
+def _temporary(target: Path, make: Callable[[Path], None]) -> Iterator[Path]:
+    """A new file or folder beside the target, locked until the block ends; what is still there then is removed."""
+    # If the target is missing, what is beside it may be the only copy: see `_put`.
+    if target.exists():
+        _remove_abandoned(target)
+    path, lock = _made(target, make)
+    try:
+        yield path
+        _remove_abandoned(target)
+    finally:
+        _remove(path)
+        if lock is not None:
+            os.close(lock)
+
+
+def _made(target: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]:
+    while True:
+        path = _beside(target)
+        make(path)
+        with suppress(FileNotFoundError, BlockingIOError):  # Another process took it for abandoned before it was locked.
+            lock = _lock(path)
+            if lock is None or path.exists():
+                return path, lock
+            os.close(lock)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove what killed writers of the target left beside it: temporary paths that nobody holds a lock on."""
+    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}")
+    for path in [Path(entry) for entry in os.scandir(target.parent) if ours.fullmatch(entry.name)]:
+        with suppress(OSError):
+            lock = _lock(path)
+            if lock is not None:
+                _remove(path)
+                os.close(lock)
+
+
+def _lock(path: Path) -> int | None:
+    """A handle that holds the lock of a file or folder; None if the system can't lock it.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        BlockingIOError: another handle holds the lock.
+    """
+    if sys.platform == "win32":
+        return None
+    import fcntl
+
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise
+    except OSError:  # A network file system without locks, say.
+        os.close(handle)
+        return None
+    return handle
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
 def _input_errors(target: Path) -> Iterator[None]:
-    """Turn an OSError into an `InputError` that names the user's path, not the temporary one."""
+    """Turn an error of the file system into an `InputError` that names the user's path, not the temporary one."""
     try:
         yield
-    except OSError as error:
-        msg = f"{target} can't be written: {error.strerror or error}"
+    except (OSError, SafetensorError) as error:
+        msg = f"{target} can't be written: {getattr(error, 'strerror', None) or error}"
         raise InputError(msg) from error
 
 

@@ -74,6 +74,7 @@ for at in range(1, 300):
     with files.atomic_directory(folder) as path:
         (path / "after").touch()
     assert [p.name for p in folder.iterdir()] == ["after"]
+    assert sorted(p.name for p in target.iterdir()) == ["file", "folder"]
 print(at, *sorted(seen_folders))
 """
 
@@ -146,6 +147,21 @@ def test_permissions_follow_the_umask(tmp_path, umask, file, folder):
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.rglob("*")}
     assert modes == {"text": file, "model.safetensors": file, "x.json": file, "folder": folder, "sub": folder}
+
+
+def test_a_write_removes_what_killed_ones_left_and_nothing_else(tmp_path):
+    for name in (".folder.0123abcd", ".folder.x", ".folder.0123abcde", ".other.0123abcd"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+    (tmp_path / ".folder.89abcdef").write_text("of a file")
+    (tmp_path / ".folder.00000000").symlink_to(tmp_path / ".other.0123abcd")
+    with atomic_directory(tmp_path / "folder") as one:
+        (one / "a").touch()
+        with atomic_directory(tmp_path / "folder") as two:  # as another process would, in the meantime
+            (two / "b").touch()
+        assert (one / "a").exists()
+    assert [path.name for path in (tmp_path / "folder").iterdir()] == ["a"]
+    kept = [".folder.00000000", ".folder.0123abcde", ".folder.x", ".other.0123abcd", "folder"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == kept
 
 
 def test_what_the_file_system_refuses_is_one_line_that_names_the_place(tmp_path):

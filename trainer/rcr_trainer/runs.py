@@ -164,7 +164,6 @@ class Run:
         write_text(folder / "config.yaml", to_yaml(config))
         for name in _RESULTS:
             _remove(folder / name)
-        run._remove_leftovers()
         return run
 
     @classmethod
@@ -182,7 +181,6 @@ class Run:
             msg = f"{folder} holds a run that was not finished: --resume continues it, --overwrite starts over"
             raise ConfigError(msg)
         run.config = config
-        run._remove_leftovers()
         return run
 
     @classmethod
@@ -334,13 +332,6 @@ class Run:
 
     def _save(self) -> None:
         write_json(self.path / "run.json", self._record)
-
-    def _remove_leftovers(self) -> None:
-        """Remove the temporary files (.NAME.…) of a write that was killed."""
-        names = ("run.json", "config.yaml", *_RESULTS)
-        mine = [entry for name in names for entry in self.path.glob(f".{name}.*")]
-        for entry in [*mine, *self.state.glob(".*")]:
-            _remove(entry)
 
 
 def _remove(entry: Path) -> None:
