@@ -1,7 +1,7 @@
 """Writes files, JSON and folders atomically: to a temporary path beside the target, which is then renamed.
 
-The writer locks its temporary path. What a killed writer left has no lock any more, and the next write of the same target
-removes it.
+The writer locks its temporary path. What a killed writer left has no lock any more, and the next write of the same
+target removes it.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def digest(value: Any) -> str:
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Fill a temporary folder that replaces `path` if the block ends without an error.
 
-    A kill at any moment leaves the old folder or the new one, and perhaps a hidden folder `.NAME.…` beside it, which the
-    next write removes. On systems that can't swap two folders (all but Linux), `path` is missing for a moment between two renames, while the
-    hidden folder is the old one.
+    A kill at any moment leaves the old folder or the new one, and perhaps a hidden folder `.NAME.…` beside it, which
+    the next write removes. On systems that can't swap two folders (all but Linux), `path` is missing for a moment
+    between two renames, while the hidden folder is the old one.
 
     Args:
         path: the folder to write; one that exists is replaced as a whole. A symbolic link is followed.
@@ -150,7 +150,8 @@ def _made(target: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]
     while True:
         path = _beside(target)
         make(path)
-        with suppress(FileNotFoundError, BlockingIOError):  # Another process took it for abandoned before it was locked.
+        # Before it was locked, another process may have taken it for abandoned.
+        with suppress(FileNotFoundError, BlockingIOError):
             lock = _lock(path)
             if lock is None or path.exists():
                 return path, lock

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.base import DEFAULT_BASE
+from langchain_rcr.manifest import FILES
 
 if TYPE_CHECKING:
     from langchain_rcr.families import ModelSettings
     from langchain_rcr.programs import ProgramSpec
 
 PREFIX = "hub:"
-CARD = "README.md"
-FILES = ("*.json", "*.jsonl", "*.safetensors", "*.txt", "*.model", CARD)
-"""What a checkpoint consists of, tokenizers included (vocab.txt, a sentencepiece model); never *.py, *.bin or *.pkl."""
 
 
 def fetched(where: str | os.PathLike[str]) -> Path:
@@ -37,6 +35,11 @@ def fetched(where: str | os.PathLike[str]) -> Path:
         CheckpointError: there is no such name, or it can't be downloaded.
     """
     if not isinstance(where, str) or not where.startswith(PREFIX):
+        try:
+            Path(where).exists()
+        except OSError as error:  # It is too long, or in a folder that can't be read.
+            msg = f"{str(where)[:200]} can't be opened: {error.strerror}"
+            raise CheckpointError(msg) from None
         return Path(where)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError

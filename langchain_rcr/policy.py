@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -24,9 +24,10 @@ from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBAC
 from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.files import atomic_directory, digest, read_json, write_json, write_text
 from langchain_rcr.folds import Folds
-from langchain_rcr.hub import CARD, fetched, model_card, push
+from langchain_rcr.hub import fetched, model_card, push
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
+from langchain_rcr.manifest import CARD, inside, seal, verify
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from langchain_rcr.rows import same
 from langchain_rcr.state import State, make_state
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 FEWEST = 20
 """Programs that `TriEncoder.fitted` predicts structures from."""
 
@@ -254,8 +255,9 @@ class TriEncoder(nn.Module):
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the checkpoint folder, whole or not at all; a checkpoint that is there is replaced as a whole.
 
-        Layout: tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/, README.md (the model card) and,
-        where there is a frozen encoder, backbone.json. Tensors are safetensors; nothing is pickled.
+        Layout: tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/, README.md (the model card),
+        manifest.json (sizes and digests) and, where there is a frozen encoder, backbone.json. Tensors are safetensors;
+        nothing is pickled.
 
         Raises:
             InputError: the folder can't be written, or holds other files than a checkpoint's.
@@ -280,11 +282,11 @@ class TriEncoder(nn.Module):
             "state": self.config.state,
             "spec": asdict(self.spec),
             "fingerprint": self.fingerprint(),
-            "files": sorted(file.relative_to(path).as_posix() for file in path.rglob("*") if file.is_file()),
             "versions": library_versions(),
         }
         write_json(path / "tri_encoder.json", meta)
         write_text(path / CARD, self.card or model_card(self.config, self.spec))
+        seal(path)
 
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
         """Upload the checkpoint, without any examples, to the Hugging Face hub, as you are logged in there.
@@ -304,16 +306,24 @@ class TriEncoder(nn.Module):
             return push(Path(folder), name, private=private)
 
     @classmethod
-    def from_pretrained(cls, folder: str | os.PathLike[str], *, embeddings: Embeddings | None = None) -> TriEncoder:
+    def from_pretrained(
+        cls,
+        folder: str | os.PathLike[str],
+        *,
+        embeddings: Embeddings | None = None,
+        trust: bool | Collection[str] = False,
+    ) -> TriEncoder:
         """Read a checkpoint folder.
 
         Args:
             folder: what `save_pretrained` wrote, or `hub:ORG/NAME[@REVISION]`.
             embeddings: the LangChain object, where the checkpoint was trained over one.
+            trust: whether a model that the checkpoint names and doesn't contain may be fetched from the Hugging Face
+                hub or opened in another folder; or the names of those that may.
 
         Raises:
             CheckpointError: the folder is not a checkpoint, is incomplete or foreign, was written in another format or
-                by a family that is not installed, or its weights are not the ones it was saved with.
+                by a family that is not installed, a file is not the one that was saved, or it needs `trust`.
         """
         path = fetched(folder)
         meta = _read_meta(path)
@@ -326,7 +336,7 @@ class TriEncoder(nn.Module):
             raise CheckpointError(msg) from error
         try:
             config = family.settings(**{**meta["settings"], "lam": meta["lam"], "tau": meta["tau"], "state": state})
-            model = cls(*family.load(path, embeddings=embeddings), config, spec)
+            model = cls(*family.load(path, embeddings=embeddings, trust=trust), config, spec)
         except CheckpointError:
             raise
         except (RCRError, TypeError, ValueError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
@@ -336,16 +346,16 @@ class TriEncoder(nn.Module):
             msg = f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
             raise CheckpointError(msg)
         if (path / CARD).is_file():
-            model.card = (path / CARD).read_text(encoding="utf-8", errors="replace")
+            model.card = inside(path, CARD).read_text(encoding="utf-8", errors="replace")
         return model.eval()
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """tri_encoder.json, once it is clear that this version reads it and that no file is missing."""
+    """tri_encoder.json, once it is clear that this version reads it and that all files are as they were saved."""
     if not path.is_dir():
         msg = f"{path} is not a checkpoint: {'a file, not a folder' if path.exists() else 'no such folder'}"
         raise CheckpointError(msg)
-    file = path / "tri_encoder.json"
+    file = inside(path, "tri_encoder.json")
     meta = read_json(file, ("format_version",))
     if meta["format_version"] != FORMAT_VERSION:
         versions = meta.get("versions")
@@ -357,15 +367,12 @@ def _read_meta(path: Path) -> dict[str, Any]:
             f"format {FORMAT_VERSION}: {advice}"
         )
         raise CheckpointError(msg)
-    meta = read_json(file, ("family", "settings", "dim", "lam", "tau", "state", "spec", "fingerprint", "files"))
-    for name, kind in (("files", list), ("settings", dict), ("spec", dict)):
+    verify(path)
+    meta = read_json(file, ("family", "settings", "dim", "lam", "tau", "state", "spec", "fingerprint"))
+    for name, kind in (("settings", dict), ("spec", dict)):
         if not isinstance(meta[name], kind):
             msg = f"{file} is damaged: '{name}' is no {kind.__name__}"
             raise CheckpointError(msg)
-    missing = next((str(name) for name in meta["files"] if not (path / str(name)).is_file()), None)
-    if missing is not None:
-        msg = f"{path} is not a complete checkpoint: {missing} is missing"
-        raise CheckpointError(msg)
     return meta
 
 

@@ -118,6 +118,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         source_key: str = "source",
         target_key: str = "target",
         embeddings: Embeddings | None = None,
+        trust: bool = False,
         **fields: Any,
     ) -> Self:
         """A retriever with a trained encoder.
@@ -131,6 +132,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             source_key: the key of an example's question.
             target_key: the key of its program.
             embeddings: the LangChain embeddings that the checkpoint was trained with, if any.
+            trust: whether a model that the checkpoint names and doesn't contain may be fetched from the Hugging Face
+                hub or opened in another folder.
             **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
 
         Raises:
@@ -145,7 +148,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             raise InputError("ids were given without examples: the checkpoint's own examples have theirs")
         # The user's own examples are checked before a large model is loaded.
         pool = None if examples is None else pool_of(examples, ids, source_key, target_key)
-        encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings)
+        encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings, trust=trust)
         if pool is not None:
             return cls(store=ExampleStore(encoder, pool, index), **fields)
         if index is not None:

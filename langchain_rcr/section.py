@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import reprlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo, field_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
+)
+"""Characters that move the cursor, change its colour, reverse a text's direction or can't be written at all."""
 
 
 class Section(BaseModel):
@@ -60,3 +66,8 @@ def show(value: object) -> str:
     if value is None:
         return "null"
     return reprlib.repr(str(value) if isinstance(value, Path) else value)
+
+
+def printable(text: str) -> str:
+    """A text of the data as a terminal or a plot may show it: with U+FFFD in place of control characters."""
+    return _CONTROL.sub("\ufffd", text)

@@ -20,6 +20,7 @@ from langchain_rcr.index.base import Row
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
+from langchain_rcr.manifest import seal, verify
 from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
 from langchain_rcr.rows import FloatArray
 from langchain_rcr.selection import Options, select
@@ -268,6 +269,7 @@ class ExampleStore:
                 pool = self.schema.extended([row.example for row in rows], [row.id for row in rows])
                 write_jsonl(path / POOL_FILE, pool)
                 save_vectors(path / VECTORS_FILE, self.encoder.fingerprint(), _signatures(pool), vectors)
+            seal(path)
 
 
 def check_query(query: object) -> None:
@@ -307,6 +309,7 @@ def stored_pool(folder: Path, source_key: str, target_key: str) -> ExamplePool:
     file = folder / POOL_FILE
     if not file.is_file():
         raise CheckpointError(f"{folder} has no {POOL_FILE}: pass the examples as examples=…")
+    verify(folder, pool=True)
     try:
         return read_jsonl(file, source_key=source_key, target_key=target_key)
     except PoolError as error:

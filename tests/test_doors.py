@@ -17,7 +17,7 @@ HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer
 # Rooms on one line may use each other as long as they don't do so in a circle.
 LEVELS = {
     "langchain_rcr": [
-        ["errors", "items", "files", "background", "section", "progress"],
+        ["errors", "items", "files", "manifest", "background", "section", "progress"],
         ["state", "programs", "filters", "answers", "folds", "clusters", "databases", "rows"],
         ["families"],
         ["pool", "index", "hub"],
@@ -43,8 +43,9 @@ LEVELS = {
             "runs",
             "settings",
             "layers",
+            "redaction",
         ],
-        ["tasks"],
+        ["tasks", "trust"],
         ["sft", "grpo", "evaluation"],
         ["pipeline"],
         ["budget"],

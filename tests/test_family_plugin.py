@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from toys import reseal
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import families, family_names, get_family
@@ -179,5 +180,6 @@ def test_a_checkpoint_names_no_import_path(tmp_path):
     text = file.read_text()
     assert "langchain_rcr.families" not in text
     file.write_text(text.replace('"lexical"', '"langchain_rcr.families.lexical:LexicalFamily"'))
+    reseal(tmp_path / "c")
     with pytest.raises(CheckpointError, match="unknown encoder family"):
         TriEncoder.from_pretrained(tmp_path / "c")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.data import Example, write_examples
-from toys import lexical
+from toys import lexical, reseal
 
 from langchain_rcr import (
     CheckpointError,
@@ -29,6 +29,7 @@ def run(tmp_path: Path) -> Path:
     encoder = lexical(EXAMPLES, dim=32, seed=1)
     encoder.save_pretrained(tmp_path / "run" / "checkpoint")
     write_jsonl(tmp_path / "run" / "checkpoint" / "pool.jsonl", ExamplePool(EXAMPLES, ids=list("abcde")))
+    reseal(tmp_path / "run" / "checkpoint")
     return tmp_path / "run"
 
 
@@ -97,6 +98,8 @@ def test_a_checkpoint_without_pool_says_what_to_pass(run: Path) -> None:
 def test_a_damaged_pool_is_named_by_line(run: Path) -> None:
     with (run / "checkpoint" / "pool.jsonl").open("a", encoding="utf-8") as file:
         file.write("{oops\n")
+    assert "pool.jsonl is not the file that was saved (4" in _one_line(run)
+    reseal(run / "checkpoint")
     assert "pool.jsonl, line 6: not JSON" in _one_line(run)
 
 

@@ -125,8 +125,10 @@ def test_the_offline_cache_of_the_library_is_enough(retriever, tmp_path, monkeyp
     # The rules are those of a folder.
     weights = repository / "snapshots" / SHA / "query_encoder" / "model.safetensors"
     weights.unlink()
-    (weights.parent / "pytorch_model.bin").write_text(CODE)
     with pytest.raises(CheckpointError, match=r"not a complete checkpoint: query_encoder/model.safetensors is missing"):
+        TriEncoder.from_pretrained("hub:me/cached")
+    (weights.parent / "pytorch_model.bin").write_text(CODE)
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin was not saved with this checkpoint"):
         TriEncoder.from_pretrained("hub:me/cached")
     with pytest.raises(CheckpointError, match=r"hub:me/other can't be fetched from the hub"):
         TriEncoder.from_pretrained("hub:me/other")

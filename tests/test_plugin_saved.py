@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from documents import same_documents
-from toys import lexical
+from toys import lexical, reseal
 
 from langchain_rcr import CheckpointError, InputError, PoolError, SequentialCompositionalRetriever, TriEncoder
 
@@ -78,6 +78,7 @@ def test_vectors_of_another_encoder_or_pool_are_refused_with_what_to_do(
     vectors = tmp_path / "saved" / "pool.safetensors"
     kept = vectors.read_bytes()
     vectors.write_bytes((tmp_path / "other" / "pool.safetensors").read_bytes())
+    reseal(tmp_path / "saved")
     with pytest.raises(CheckpointError, match=r"another encoder.*encode the examples again"):
         SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
     vectors.write_bytes(kept[:-7])
@@ -87,9 +88,13 @@ def test_vectors_of_another_encoder_or_pool_are_refused_with_what_to_do(
     pool = tmp_path / "saved" / "pool.jsonl"
     lines = pool.read_text().splitlines()
     pool.write_text("\n".join(lines[::-1]))
+    reseal(tmp_path / "saved")
     with pytest.raises(CheckpointError, match=r"pool\.safetensors"):
         SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
     pool.write_text("\n".join(lines).replace("cats", "bats"))
+    with pytest.raises(CheckpointError, match=r"pool\.jsonl is not the file that was saved"):
+        SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
+    reseal(tmp_path / "saved")
     with pytest.raises(CheckpointError, match=r"pool\.safetensors.*other examples"):
         SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
     vectors.unlink()
@@ -123,6 +128,7 @@ def test_a_filled_engine_serves_without_examples(retriever: SequentialCompositio
     served = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved", index=retriever.store.index, k=3)
     assert served.invoke(QUERY) == retriever.invoke(QUERY)
     (tmp_path / "saved" / "pool.jsonl").write_text(json.dumps({"source": "only"}))
+    reseal(tmp_path / "saved")
     assert served.invoke(QUERY) == retriever.invoke(QUERY)
     with pytest.raises(CheckpointError, match=r"pool\.jsonl, line 1.*'target'"):
         SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -11,9 +11,10 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.base import ModelSettings
-from langchain_rcr.families.pooled import Pooling, TransformerEncoder
+from langchain_rcr.families.pooled import Pooling, TransformerEncoder, check_saved_model
 from langchain_rcr.files import read_json, write_json
 from langchain_rcr.items import Item
+from langchain_rcr.section import show
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 _PROBE = "what is the number of states that border the largest one ?"
 """Embedded when saving and when loading: if the name now means another model, every vector would be wrong, silently."""
 
+_INSIDE = "checkpoint:backbone"
+"""The base of a model that lies in the checkpoint, in the folder backbone/."""
 
 Known = dict[tuple[bool, str], NDArray[np.float32]]
 """(is a query, text) → its frozen vector (d,)."""
@@ -74,7 +77,7 @@ class TransformerBackbone:
         base = self._encoder.text.base
         if Path(base).is_dir():
             self._encoder.text.save(folder / "backbone")
-            base = "checkpoint:backbone"
+            base = _INSIDE
         return {
             "kind": "transformer",
             "base": base,
@@ -184,12 +187,15 @@ def save_backbone(backbone: Backbone, folder: Path) -> None:
     write_json(folder / "backbone.json", value)
 
 
-def load_backbone(folder: Path, embeddings: Embeddings | None = None) -> Backbone:
+def load_backbone(
+    folder: Path, embeddings: Embeddings | None = None, trust: bool | Collection[str] = False
+) -> Backbone:
     """Load the backbone of a checkpoint.
 
     Args:
         folder: the checkpoint.
         embeddings: the LangChain object, if the checkpoint was trained over one.
+        trust: which models from elsewhere may be loaded, see `TriEncoder.from_pretrained`.
 
     Raises:
         CheckpointError: it can't be loaded, or is not the model of the training.
@@ -207,11 +213,18 @@ def load_backbone(folder: Path, embeddings: Embeddings | None = None) -> Backbon
     else:
         value = read_json(file, ("dim", "probe", "base", "pooling", "max_length"))
         base = str(value["base"])
-        if base.startswith("checkpoint:"):
-            base = str(folder / base.removeprefix("checkpoint:"))
+        if base == _INSIDE:
+            base = str(folder / "backbone")
+            check_saved_model(Path(base))
+        elif not base.startswith("package:") and not (trust is True or (trust and base in trust)):
+            msg = (
+                f"{folder} reads texts with the model {show(base)}, which it names but doesn't contain: trust=True "
+                "loads it, from the Hugging Face hub or from that folder"
+            )
+            raise CheckpointError(msg)
         try:
             backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=int(value["max_length"]))
-        except (InputError, TypeError) as error:
+        except (InputError, TypeError, ValueError, OverflowError) as error:
             msg = f"{folder}: {error}"
             raise CheckpointError(msg) from None
     if backbone.dim != value["dim"] or not _matches(_probe(backbone), value["probe"]):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -193,19 +193,22 @@ class Family(ABC):
         if encoders[0].backbone is not None:
             save_backbone(encoders[0].backbone, folder)
 
-    def load(self, folder: Path, *, embeddings: Embeddings | None = None) -> Encoders:
+    def load(
+        self, folder: Path, *, embeddings: Embeddings | None = None, trust: bool | Collection[str] = False
+    ) -> Encoders:
         """What `save` wrote.
 
         Args:
             folder: the checkpoint.
             embeddings: the LangChain object, where the checkpoint was trained over one.
+            trust: which models from elsewhere may be loaded, see `TriEncoder.from_pretrained`.
 
         Raises:
             CheckpointError: a file is missing or doesn't fit.
         """
         from langchain_rcr.families.backbone import load_backbone
 
-        backbone = load_backbone(folder, embeddings) if (folder / "backbone.json").is_file() else None
+        backbone = load_backbone(folder, embeddings, trust) if (folder / "backbone.json").is_file() else None
         parts = zip(PARTS, self.encoder_types(), strict=True)
         query, context, candidate = (kind.load(folder / f"{part}_encoder", backbone) for part, kind in parts)
         return query, context, candidate

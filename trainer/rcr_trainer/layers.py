@@ -26,11 +26,15 @@ from pydantic.fields import FieldInfo
 from langchain_rcr.families import Family, ModelSettings, families
 from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.redaction import HIDDEN, PLACES, redact, remember, without_secrets
 from rcr_trainer.settings import Settings
 
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
 """Variables with our prefix that are no settings: RCR_DATA tells the project's tests where the corpora lie."""
+
+_MOST_NODES = 100_000
+"""Values in a settings file, at most; there are some 150 settings."""
 
 _Given = dict[str, tuple[Any, str]]
 """Dotted path → value and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS", "--sft.epochs"."""
@@ -78,13 +82,15 @@ class Setting:
 
     @property
     def kind(self) -> str:
-        """The type as help texts name it: {one,other}, INT, FLOAT, BOOL, PATH, LIST or TEXT."""
+        """The type as help texts name it: {one,other}, INT, FLOAT, BOOL, PATH, LIST, MAPPING or TEXT."""
         if choices := self.choices:
             return f"{{{','.join(choices)}}}"
         annotation = self.info.annotation
         parts = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
         if any(get_origin(part) is list for part in parts):
             return "LIST"
+        if any(get_origin(part) is dict for part in parts):
+            return "MAPPING"
         names = {int: "INT", float: "FLOAT", bool: "BOOL", Path: "PATH"}
         return next((names[part] for part in parts if part in names), "TEXT")
 
@@ -188,14 +194,20 @@ def fresh_yaml(name: str = "rcr") -> str:
 
 
 def to_yaml(config: Settings) -> str:
-    """The settings of a run as YAML that `load_config` reads back to the same."""
-    text: str = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+    """The settings of a run as YAML that `load_config` reads back to the same but for secrets, which are left out."""
+    values = {
+        name: {key: without_secrets(inner) for key, inner in value.items()}
+        if isinstance(value, dict)
+        else without_secrets(value)
+        for name, value in config.model_dump(mode="json").items()
+    }
+    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return text
 
 
 def differences(one: Settings, other: Settings, *, ignore: Collection[str] = ()) -> list[str]:
     """The settings in which two configurations differ, each as "sft.epochs (3, now 5)"."""
-    before, now = _flat(one), _flat(other)
+    before, now = ({path: without_secrets(value) for path, value in _flat(each).items()} for each in (one, other))
     changed = [path for path in {**before, **now} if path not in ignore and before.get(path) != now.get(path)]
     return [f"{path} ({show(before.get(path))}, now {show(now.get(path))})" for path in changed]
 
@@ -230,6 +242,8 @@ def load_config(
             contradict each other, or the file can't be read. One line each.
     """
     given = _layers(path, flags, environ)
+    for place in PLACES:
+        remember(given.get(place, ("", ""))[0])
     if path is not None:
         stem = re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")
         given.setdefault("name", (stem or "rcr", str(path)))
@@ -262,7 +276,35 @@ def checked(nested: Mapping[str, Any], given: _Given | None = None) -> Settings:
     try:
         return Settings.model_validate(nested)
     except ValidationError as error:
-        raise ConfigError(_explain(error, given or {})) from None
+        raise ConfigError(redact(_explain(error, given or {}))) from None
+
+
+def run_config(path: str | os.PathLike[str], flags: Mapping[str, str] | None = None) -> Settings:
+    """The settings of a run folder's config.yaml, then flags.
+
+    The environment gives what the file must not hold, secrets, and nothing else: a variable that is set for the next
+    training doesn't alter this run.
+    """
+    config = load_config(path, flags, environ={})
+    names = {_variable(place) for place in hidden(config)}
+    return load_config(path, flags, {name: text for name, text in os.environ.items() if name in names})
+
+
+def hidden(config: Settings) -> list[str]:
+    """The settings that lack the secret which they were first given with."""
+    return [place for place, value in _flat(config).items() if place in PLACES and HIDDEN in str(value)]
+
+
+def check_hidden(config: Settings, section: str) -> None:
+    """Refuse to use settings of a section that lack their secret.
+
+    Raises:
+        ConfigError: naming the setting, and how to give it.
+    """
+    for place in hidden(config):
+        if place.startswith(f"{section}."):
+            msg = f"{place} had a secret, which no run folder keeps: give it again, as {_variable(place)} or --{place}"
+            raise ConfigError(msg)
 
 
 def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -291,12 +333,15 @@ def _nested(given: _Given) -> dict[str, Any]:
 
 
 def parse_text(setting: Setting, text: str) -> Any:
-    r"""The value of a flag or variable: null is None, a list is split at commas, the rest is left to the field.
+    r"""The value of a flag or variable: null is None, lists are split at commas, mappings are YAML, the rest is left.
 
     A list in brackets is read as YAML, so that "\n" in double quotes is a line break; its items stay texts.
     """
     if text.strip().lower() == "null":
         return None
+    if setting.kind == "MAPPING":
+        with suppress(yaml.YAMLError):
+            return yaml.safe_load(text)
     if setting.kind != "LIST":
         return text
     if text.lstrip().startswith("["):
@@ -304,6 +349,10 @@ def parse_text(setting: Setting, text: str) -> Any:
             return yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - it makes texts, lists and mappings alone
     inner = text.strip().removeprefix("[").removesuffix("]")
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
+
+
+def _variable(path: str) -> str:
+    return PREFIX + path.upper().replace(".", "__")
 
 
 def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
@@ -326,7 +375,7 @@ def _from_flags(flags: Mapping[str, str]) -> _Given:
 
 
 def _from_environment(environ: Mapping[str, str]) -> _Given:
-    variables = {PREFIX + path.upper().replace(".", "__"): setting for path, setting in settings().items()}
+    variables = {_variable(path): setting for path, setting in settings().items()}
     found: _Given = {}
     for name, text in environ.items():
         if not name.startswith(PREFIX) or name in RESERVED:
@@ -344,6 +393,7 @@ def _from_file(path: Path) -> _Given:
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
         root = loader.get_single_node()
+        _check_size(root)
         return dict(_flatten(loader, root, path)) if root is not None else {}
     except FileNotFoundError:
         msg = f"{path}: no such file (`rcr-train init {path}` writes one with all settings)"
@@ -353,11 +403,31 @@ def _from_file(path: Path) -> _Given:
         msg = f"{path}: can't be read: {error.strerror}"
     except RecursionError:
         msg = f"{path}: not a settings file: nested too deeply"
+    except ConfigError:
+        raise
+    except ValueError as error:  # a number of thousands of digits, a date that isn't
+        msg = f"{path}: not YAML: {redact(str(error))[:200]}"
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark is not None else ""
         msg = f"{path}{where}: not YAML: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
     raise ConfigError(msg) from None
+
+
+def _check_size(root: Any) -> None:
+    """Refuse YAML that aliases (`*name`) make endless, or larger than any settings when they are written out."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = _MOST_NODES  # what stands within itself
+            inner = node.value if isinstance(node.value, list) else []
+            pairs = (each if isinstance(each, tuple) else (each,) for each in inner)
+            sizes[id(node)] = 1 + sum(size(each) for pair in pairs for each in pair)
+        return sizes[id(node)]
+
+    if root is not None and size(root) > _MOST_NODES:
+        raise yaml.YAMLError(f"more than {_MOST_NODES:,} values, aliases written out")
 
 
 def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, tuple[Any, str]]]:

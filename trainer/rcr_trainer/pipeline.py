@@ -84,6 +84,7 @@ def run(
                     split = None if (config.folder / "run.json").is_file() else load_checked(config)[0]
                     holding.enter_context(hold(config.folder))
                     current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
+                    check_checkpoints(current)
                     _take(current, "data", lambda: write_split(current.path / "data", split or load_checked(config)[0]))
             if not processes.first:
                 current = Run.open(config.folder, config, writes=False)
@@ -188,14 +189,14 @@ def resumed(config: Settings, until: str = "evaluation") -> Run:
     others = [change for change in changed if not change.startswith("evaluation.")]
     if changed and not others:
         with hold(config.folder):
-            Run.open(config.folder).repeat("evaluation", config)
+            Run.open(config.folder, trust=True).repeat("evaluation", config)
     return run(config, until=until, resume=True, overwrite=bool(others))
 
 
 def is_done(config: Settings, until: str = "evaluation") -> bool:
     """Whether `resumed` would only read."""
     there = (config.folder / "run.json").is_file() and (config.folder / "config.yaml").is_file()
-    return there and not _changed(config) and Run.open(config.folder).done(until)
+    return there and not _changed(config) and Run.open(config.folder, trust=True).done(until)
 
 
 def _changed(config: Settings) -> list[str]:
@@ -248,6 +249,24 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
         save_checkpoint(run.checkpoint, model, task.pool, config)
 
 
+def check_checkpoints(run: Run) -> None:
+    """Check that the checkpoints that a run has, with their pools, are as they were written.
+
+    Raises:
+        CheckpointError: a file is missing or damaged; the message names it.
+    """
+    from langchain_rcr.manifest import verify
+
+    for folder in (run.checkpoint, run.sft_checkpoint):
+        if folder.is_dir():
+            try:
+                verify(folder)
+                verify(folder, pool=True)
+            except CheckpointError as error:
+                msg = f"{error}; --overwrite starts over"
+                raise CheckpointError(msg) from None
+
+
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
     """The policy that `sft.checkpoint` names, once it is certain that it is one for this run.
 
@@ -260,6 +279,7 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
         ConfigError: the policy differs from the settings.
         PoolError: it has another pool.
     """
+    from langchain_rcr.manifest import verify
     from rcr_trainer.data import read_examples
 
     start = folder = Path(str(config.sft.checkpoint))
@@ -269,7 +289,8 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
             msg = f"sft.checkpoint = {start} is a run that has no policy yet: finish it first"
             raise CheckpointError(msg)
         folder = other.sft_checkpoint if other.sft_checkpoint.is_dir() else other.checkpoint
-    model = load_model(config, folder)
+    model = load_model(config, folder, trust=[config.model.pretrained or ""])
+    verify(folder, pool=True)
     policy = {"family": model.family.name, "lam": model.config.lam, "tau": model.config.tau}
     for name, value in policy.items():
         if value != getattr(config.model, name):
@@ -293,6 +314,7 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], co
     """Write policy, model card and pool.jsonl as one folder, whole or not at all."""
     from langchain_rcr.files import atomic_directory
     from langchain_rcr.hub import model_card
+    from langchain_rcr.manifest import seal
     from rcr_trainer.data import write_examples
 
     model.card = model_card(
@@ -301,6 +323,7 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], co
     with atomic_directory(folder) as path:
         model.save_pretrained(path)
         write_examples(path / "pool.jsonl", pool)
+        seal(path)
 
 
 def _show(figures: Mapping[str, float]) -> None:
@@ -336,7 +359,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
             # Before anything replaces it: after a crash this stage begins from SFT's policy again.
             with atomic_directory(run.sft_checkpoint) as path:
                 shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
-    model = load_model(config, run.sft_checkpoint, run.vectors)
+    model = load_model(config, run.sft_checkpoint, run.vectors, trust=True)
     state = run.state / "grpo"
     if not state.is_dir():
         run.drop_metrics("grpo")

@@ -38,7 +38,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import write_json, write_text
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.layers import differences, load_config, to_yaml
+from rcr_trainer.layers import differences, run_config, settings, to_yaml
+from rcr_trainer.redaction import redact
 from rcr_trainer.settings import Settings
 
 if TYPE_CHECKING:
@@ -74,10 +75,10 @@ def hold(folder: Path) -> Iterator[None]:
     Raises:
         ConfigError: another process works on the run, or nothing can be written there.
     """
-    if folder.exists() and not folder.is_dir():
-        msg = f"{folder} is a file: give the run another name, or output"
-        raise ConfigError(msg)
     try:
+        if folder.exists() and not folder.is_dir():
+            msg = f"{folder} is a file: give the run another name, or output"
+            raise ConfigError(msg)
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
@@ -118,13 +119,23 @@ class Run:
         path: the folder.
         config: the run's settings.
         writes: whether this object writes into the folder.
+        foreign: the settings whose values the folder gave, not the caller: see `rcr_trainer.trust`.
         vectors: frozen text vectors that the stages of one process share: the base model reads every text once.
     """
 
-    def __init__(self, path: Path, config: Settings, record: dict[str, Any], *, writes: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        config: Settings,
+        record: dict[str, Any],
+        *,
+        writes: bool = True,
+        foreign: frozenset[str] = frozenset(),
+    ) -> None:
         self.path = path
         self.config = config
         self.writes = writes
+        self.foreign = foreign
         self.vectors: Known = {}
         self._record = record
         self._writers: dict[str, Any] = {}
@@ -168,7 +179,7 @@ class Run:
 
     @classmethod
     def _continue(cls, folder: Path, config: Settings, *, resume: bool) -> Run:
-        run = cls.open(folder)
+        run = cls.open(folder, trust=True)
         changed = differences(run.config, config, ignore=INCIDENTAL)
         if changed:
             more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
@@ -184,20 +195,33 @@ class Run:
         return run
 
     @classmethod
-    def open(cls, path: str | os.PathLike[str], config: Settings | None = None, *, writes: bool = True) -> Run:
+    def open(
+        cls,
+        path: str | os.PathLike[str],
+        config: Settings | None = None,
+        *,
+        flags: Mapping[str, str] | None = None,
+        trust: bool = False,
+        writes: bool = True,
+    ) -> Run:
         """A run that is there.
 
         Args:
             path: a run folder, or the checkpoint folder inside one.
             config: the settings; None: those that are written there.
+            flags: settings in place of those that are written there, as `load_config` takes them.
+            trust: whether what is written there counts as the caller's own word; see `rcr_trainer.trust`.
             writes: False where another process writes the same run.
 
         Raises:
-            CheckpointError: it is neither, is damaged, or was written by a newer version.
+            CheckpointError: it is neither, is damaged, was written by a newer version, or, without `trust`, has links
+                to what is outside.
         """
         folder = Path(path)
         if folder.name == "checkpoint" and not (folder / "run.json").exists():
             folder = folder.parent
+        if config is None and not trust:
+            _refuse_links(folder)
         if not (folder / "run.json").is_file():
             reason = f"neither a run folder nor its checkpoint: there is no {folder / 'run.json'}"
             msg = f"{path} is {reason if folder.is_dir() else 'not a run: no such folder'}"
@@ -206,7 +230,10 @@ class Run:
         if not (folder / "config.yaml").is_file():
             msg = f"{folder} is damaged: config.yaml is missing"
             raise CheckpointError(msg)
-        return cls(folder, config or load_config(folder / "config.yaml", environ={}), record, writes=writes)
+        if config is not None or trust:
+            return cls(folder, config or run_config(folder / "config.yaml", flags), record, writes=writes)
+        foreign = frozenset(settings().keys() - (flags or {}).keys())
+        return cls(folder, run_config(folder / "config.yaml", flags), record, writes=writes, foreign=foreign)
 
     @property
     def checkpoint(self) -> Path:
@@ -334,6 +361,16 @@ class Run:
         write_json(self.path / "run.json", self._record)
 
 
+def _refuse_links(folder: Path) -> None:
+    """Refuse a run folder with links to what is outside: reading shows it, writing results replaces it."""
+    for at, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            entry = Path(at, name)
+            if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
+                msg = f"{entry} is a link to a place outside of the run: --trust allows that in a run of your own"
+                raise CheckpointError(msg)
+
+
 def _remove(entry: Path) -> None:
     if entry.is_dir() and not entry.is_symlink():
         shutil.rmtree(entry)
@@ -368,7 +405,7 @@ def _provenance(config: Settings) -> dict[str, Any]:
         "format_version": FORMAT_VERSION,
         "name": config.name,
         "seed": config.seed,
-        "command": sys.argv,
+        "command": [redact(word) for word in sys.argv],
         "git": _git_revision(),
         "versions": versions,
         "platform": platform.platform(),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import PoolError
 from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.layers import check_hidden
 from rcr_trainer.settings import DataSettings, Settings
 
 if TYPE_CHECKING:
@@ -273,7 +274,9 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
     return model.to(device_of(config))
 
 
-def load_model(config: Settings, checkpoint: Path, known: Known | None = None) -> TriEncoder:
+def load_model(
+    config: Settings, checkpoint: Path, known: Known | None = None, *, trust: bool | Collection[str] = False
+) -> TriEncoder:
     """A policy from a checkpoint, on the run's device.
 
     Args:
@@ -281,11 +284,12 @@ def load_model(config: Settings, checkpoint: Path, known: Known | None = None) -
         checkpoint: the folder.
         known: the frozen vectors computed before, which the policy's backbone takes from here, and to which it adds;
             None: it computes each again.
+        trust: which models that the checkpoint names may be loaded, see `TriEncoder.from_pretrained`.
     """
     from langchain_rcr.families.backbone import RememberingBackbone
     from langchain_rcr.policy import TriEncoder
 
-    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config))
+    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config), trust=trust)
     if model.backbone is not None and known is not None:
         model.backbone = RememberingBackbone(model.backbone, known)
     return model.to(device_of(config))
@@ -340,6 +344,7 @@ def build_reward(config: Settings, spec: ProgramSpec) -> Reward:
     """
     from rcr_trainer.rewards import make_reward
 
+    check_hidden(config, "reward")
     settings = config.reward
     weights = settings.weights or [1.0] * len(settings.names)
     parts = dict(zip(settings.names, weights, strict=True))
@@ -380,6 +385,7 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
     from rcr_trainer.llm.settings import LLMSettings
     from rcr_trainer.llm.simulator import StructureBoundLLM
 
+    check_hidden(config, "llm")
     settings, spec = config.llm, task.spec
     examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
     programs = {example.source: example.target for example in examples}

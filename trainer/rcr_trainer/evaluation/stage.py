@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import write_text
-from langchain_rcr.hub import CARD, model_card
+from langchain_rcr.hub import model_card
 from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.manifest import CARD
 from langchain_rcr.selection import greedy
 from rcr_trainer.coverage import program_groups
 from rcr_trainer.data import read_split
@@ -26,6 +27,7 @@ from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_execution, divide, load_model, open_language_model
+from rcr_trainer.trust import check_foreign
 
 if TYPE_CHECKING:
     from langchain_rcr.policy import TriEncoder
@@ -48,7 +50,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
-        ConfigError: there are no queries of this split.
+        ConfigError: there are no queries of this split, or the run's folder names what the caller hasn't consented to.
         InputError: k is more than the pool offers.
         LLMError: the language model can't be asked. That its budget is spent is no error: see the report's `missing`.
     """
@@ -56,6 +58,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     if not run.checkpoint.is_dir() or not run.done("grpo" if config.grpo.enabled else "sft"):
         msg = f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
         raise CheckpointError(msg)
+    check_foreign(run)
     split = read_split(run.path / "data")
     task = divide(config, split)
     queries = task.held_out(evaluation.split)
@@ -63,11 +66,11 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
         msg = f"{run.path} has no {evaluation.split} queries"
         raise ConfigError(msg)
 
-    learns, model = bool(learners(config)), load_model(config, run.checkpoint)
+    learns, model = bool(learners(config)), load_model(config, run.checkpoint, trust=not run.foreign)
     policies = {"rcr": model}
     held_out = _held_out(config, task)
     if config.grpo.enabled:
-        policies["rcr_without_rl"] = before = load_model(config, run.sft_checkpoint)
+        policies["rcr_without_rl"] = before = load_model(config, run.sft_checkpoint, trust=not run.foreign)
         if model.backbone is not None:
             before.backbone = model.backbone  # One in memory is enough.
     ours = {

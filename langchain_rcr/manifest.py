@@ -1,0 +1,111 @@
+"""What a checkpoint folder consists of: manifest.json has the size and SHA-256 of every file, and is written last.
+
+So half-written files and flipped bits are noticed before they are used. It is no signature: whoever changes a file can
+change the manifest, too. That is why nothing that a checkpoint names is imported, fetched, or opened outside its folder
+(SECURITY.md), whatever the digests say.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.files import read_json, write_json
+
+MANIFEST = "manifest.json"
+CARD = "README.md"
+"""The model card is the only file without a digest: it is for people, who may change it."""
+FILES = ("*.json", "*.jsonl", "*.safetensors", "*.txt", "*.model", CARD)
+"""What a checkpoint consists of, tokenizers included (vocab.txt, a sentencepiece model); never *.py, *.bin or *.pkl."""
+_POOL, _VECTORS = "pool.*", "pool.safetensors"
+"""The examples and their vectors; without these the examples are encoded again."""
+
+
+def seal(folder: Path) -> None:
+    """Write the manifest of a checkpoint folder. What an earlier manifest lists is taken from there."""
+    known = _listed(folder) if (folder / MANIFEST).is_file() else {}
+    for name in sorted(_present(folder) - known.keys()):
+        with (folder / name).open("rb") as file:
+            known[name] = {"size": os.fstat(file.fileno()).st_size, "sha256": _sha256(file)}
+    write_json(folder / MANIFEST, {"files": dict(sorted(known.items()))})
+
+
+def verify(folder: Path, *, pool: bool = False) -> None:
+    """Check that the files of a checkpoint are those that were saved.
+
+    Args:
+        folder: the checkpoint.
+        pool: check the examples and their vectors, if there are any, rather than everything else.
+
+    Raises:
+        CheckpointError: a file is missing, damaged, of another checkpoint, outside the folder, or none that a
+            checkpoint consists of; the message names it.
+    """
+    listed = _listed(folder)
+    for name in sorted(_present(folder) - listed.keys()):
+        if fnmatch(name, _POOL) == pool and ("/" in name or _is_ours(name)):
+            raise CheckpointError(f"{folder / name} was not saved with this checkpoint: remove it")
+    for name, about in listed.items():
+        file = inside(folder, name)
+        if fnmatch(name, _POOL) != pool or (name == _VECTORS and not file.exists()):
+            continue
+        if not file.is_file():
+            raise CheckpointError(f"{folder} is not a complete checkpoint: {name} is missing")
+        try:
+            with file.open("rb") as opened:
+                found = {"size": os.fstat(opened.fileno()).st_size}
+                if found["size"] == about["size"]:
+                    found |= {"sha256": _sha256(opened)}
+        except OSError as error:
+            raise CheckpointError(f"{file} can't be read: {error.strerror}") from None
+        if found != about:
+            what = f"{found['size']:,} bytes, not {about['size']:,}" if len(found) == 1 else "its SHA-256 differs"
+            raise CheckpointError(f"{file} is not the file that was saved ({what}): damaged, or of another checkpoint?")
+
+
+def inside(folder: Path, name: str) -> Path:
+    """The path of a checkpoint's file.
+
+    Raises:
+        CheckpointError: it is outside the folder, by its name or by a symbolic link, or of no kind that we write.
+    """
+    path, real = folder / name, folder.resolve()
+    # In the hub's cache a file is a link to one of the repository's blobs.
+    roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
+    if not any(map(path.resolve().is_relative_to, roots)) or not _is_ours(path.name):
+        raise CheckpointError(f"{folder} names '{name}', which is no file of a checkpoint, or outside of it")
+    return path
+
+
+def _is_ours(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in FILES)
+
+
+def _listed(folder: Path) -> dict[str, Any]:
+    """The files of the manifest, each with its size and SHA-256."""
+    files = read_json(inside(folder, MANIFEST), ("files",))["files"]
+    sound = isinstance(files, dict) and all(
+        isinstance(about, dict) and about.keys() == {"size", "sha256"} and isinstance(about["size"], int)
+        for about in files.values()
+    )
+    if not sound:
+        raise CheckpointError(f"{folder / MANIFEST} is damaged: not the sizes and digests of a checkpoint's files")
+    return dict(files)
+
+
+def _present(folder: Path) -> set[str]:
+    """The names of all files that a digest belongs to, hidden ones left out."""
+    found = set()
+    for at, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        links = [name for name in folders if Path(at, name).is_symlink()]
+        found |= {Path(at, name).relative_to(folder).as_posix() for name in [*files, *links] if name[0] != "."}
+    return found - {MANIFEST, CARD}
+
+
+def _sha256(file: Any) -> str:
+    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,0 +1,87 @@
+"""Keeps keys and passwords of the settings out of files and messages, and control characters out of terminals.
+
+A run folder has HIDDEN in place of a secret. Whoever goes on with the run gives it again, as the first time: by the
+settings file, the environment or a flag.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+from urllib.parse import unquote
+
+from langchain_rcr.section import printable
+
+HIDDEN = "***HIDDEN***"
+PLACES = ("llm.base_url", "llm.extra_body", "reward.database")
+"""The settings whose values may hold secrets that are needed again."""
+
+_WORDS = "api[_-]?key|access[_-]?key|secret|token|password|passwd|pwd|authorization|auth|credentials?|cookie"
+_WORDS += "|sig(?:nature)?"
+_NAME = re.compile(rf"(?i)(?:^|[_.-])(?:key|{_WORDS})s?$")
+_PATTERNS = (
+    re.compile(r"(?<=://)(?P<secret>[^/\s:@]+(?::\S*)?|:\S+)(?=@)"),  # user:password@
+    re.compile(rf"(?i)(?<![\w-])[\w-]*(?:{_WORDS})=(?P<secret>[^&;,\s'\"]+)"),  # ?api_key=…, password=…
+    re.compile(rf"(?i)['\"][\w-]*(?:{_WORDS})['\"]: ?['\"](?P<secret>[^'\"]+)"),  # "api_key": "…"
+    re.compile(r"(?i)\bbearer\s+(?P<secret>[\w.~+/=-]{6,})"),
+    re.compile(r"\b(?P<secret>(?:sk-|hf_|gh[opsu]_|xox[a-z]-|AKIA|AIza)[\w-]{8,})"),
+)
+_known: set[str] = set()
+
+
+def remember(value: Any) -> None:
+    """From now on no message of this process shows the secrets in a setting's value."""
+    _known.update(secrets_in(value))
+
+
+def redact(text: str) -> str:
+    """A text without known secrets, and without what looks like one."""
+    for secret in sorted(_known, key=len, reverse=True):
+        text = text.replace(secret, HIDDEN)
+    return without_secrets(text)  # type: ignore[no-any-return]
+
+
+def shown(text: str) -> str:
+    """A text as a terminal may show it: `redact`, and control characters but line breaks visible."""
+    return "\n".join(map(printable, redact(text).split("\n")))
+
+
+def without_secrets(value: Any, name: str = "") -> Any:
+    """A setting's value with HIDDEN in place of what is secret in it.
+
+    Args:
+        value: JSON values.
+        name: the key that it stands under, which may tell that it is a secret.
+    """
+    if isinstance(value, Mapping):
+        return {key: without_secrets(inner, _below(name, key)) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [without_secrets(inner, name) for inner in value]
+    if not isinstance(value, str):
+        return value
+    if value and _NAME.search(name):
+        return HIDDEN
+    for pattern in _PATTERNS:
+        value = pattern.sub(lambda match: match[0].replace(match["secret"], HIDDEN), value)
+    return value
+
+
+def secrets_in(value: Any, name: str = "") -> Iterator[str]:
+    """The secrets that `without_secrets` hides; the shortest are left out, which would be found in any text."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from secrets_in(inner, _below(name, key))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from secrets_in(inner, name)
+    elif isinstance(value, str):
+        found = [value] if _NAME.search(name) else [each["secret"] for one in _PATTERNS for each in one.finditer(value)]
+        for secret in found:
+            for part in (secret, *secret.split(":", 1)[1:]):
+                yield from (text for text in {part, unquote(part)} if len(text) > 3 and text != HIDDEN)
+
+
+def _below(name: str, key: object) -> str:
+    """The name of an inner value: headers are secret, whatever they are called."""
+    return "authorization" if re.search("(?i)headers?$", name) else str(key)

@@ -1,0 +1,72 @@
+"""What a run folder may do where it is only read: compared again, or shown.
+
+A settings file that is given to `rcr-train run` is the caller's own word: what it names is imported, opened and asked.
+The settings in a run folder are data, since the folder may be somebody else's. What they name outside of it takes the
+caller's consent (`--trust`), or is given by a flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from langchain_rcr.families import get_family
+from rcr_trainer.baselines import get_baseline
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.redaction import redact
+from rcr_trainer.settings import Settings
+
+if TYPE_CHECKING:
+    from rcr_trainer.runs import Run
+
+_OPENS_MODELS = {"embed", "embed_tokens", "token_ids", "policy"}
+"""Needs of baselines for which a model is opened by its name."""
+
+
+def check_foreign(run: Run) -> None:
+    """Refuse to compare a run whose folder names what the caller hasn't consented to.
+
+    Raises:
+        ConfigError: naming all of it.
+    """
+    found = [f"{what} ({path})" for path, what in _named(run.config) if path in run.foreign]
+    if found:
+        msg = (
+            f"{run.path / 'config.yaml'} would {', '.join(found)}: --trust allows that in a run of your own or of "
+            "somebody you trust; a flag gives another value"
+        )
+        raise ConfigError(redact(msg))
+
+
+def _named(config: Settings) -> Iterator[tuple[str, str]]:
+    """What a comparison imports, opens and asks beyond the run folder: the setting, and what would happen."""
+    evaluation, base = config.evaluation, config.model.pretrained or ""
+    if base.startswith("langchain:") and get_family(config.model.family).frozen:
+        yield "model.base", f"import {base.removeprefix('langchain:')}"
+    kinds = {name: get_baseline(name) for name in evaluation.selectors}
+    needs = {need for kind in kinds.values() for need in kind.needs}
+    models = {f"evaluation.{name}": getattr(evaluation, name, "") for name in kinds if "encode" in kinds[name].needs}
+    if needs & _OPENS_MODELS:
+        models |= {"evaluation.embeddings": evaluation.embeddings} if evaluation.embeddings else {"model.base": base}
+    for path, model in models.items():
+        if model and not model.startswith(("package:", "langchain:")):
+            yield path, f"open the model {model}"
+    if "score" in needs or evaluation.asks(config.llm):
+        yield from _asked(config)
+
+
+def _asked(config: Settings) -> Iterator[tuple[str, str]]:
+    llm, reward = config.llm, config.reward
+    if llm.kind == "local":
+        yield "llm.model", f"open the model {llm.model}"
+    elif llm.kind != "simulator":
+        yield "llm.base_url", f"ask {llm.base_url or 'the server of OpenAI'}"
+        if llm.api_key_env != LLMSettings().api_key_env:
+            yield "llm.api_key_env", f"send it ${llm.api_key_env}"
+    if llm.cache is not None and llm.kind != "simulator":
+        yield "llm.cache", f"write {llm.cache}"
+    if reward.executor is not None:
+        yield "reward.executor", f"import {reward.executor}"
+    elif reward.database is not None:
+        yield "reward.database", f"open {reward.database}"
