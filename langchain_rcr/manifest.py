@@ -57,7 +57,7 @@ def verify(folder: Path, *, pool: bool = False) -> None:
             raise CheckpointError(f"{folder} is not a complete checkpoint: {name} is missing")
         try:
             with file.open("rb") as opened:
-                found = {"size": os.fstat(opened.fileno()).st_size}
+                found: dict[str, Any] = {"size": os.fstat(opened.fileno()).st_size}
                 if found["size"] == about["size"]:
                     found |= {"sha256": _sha256(opened)}
         except OSError as error:

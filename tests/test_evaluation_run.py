@@ -91,7 +91,7 @@ def test_a_run_with_the_simulator_says_simulated_and_scores_as_a_plain_loop_does
     assert values["selectors"]["bm25"]["exact_match"] == 100 * sum(right) / 8
 
 
-def test_answers_are_compared_by_their_results_where_programs_can_be_run(here):
+def test_answers_are_compared_by_their_results_where_programs_can_be_run(here, capsys):
     (here / "runner.py").write_text("def sizes(program):\n    return len(program.split())\n", encoding="utf-8")
     flags = ["--llm.kind=simulator", "--llm.simulator_size=1", "--reward.executor=runner:sizes"]
     assert cli.main(["run", "demo.yaml", *flags]) == 0
@@ -100,7 +100,9 @@ def test_answers_are_compared_by_their_results_where_programs_can_be_run(here):
         same = [len(row.answer.split()) == len(row.gold.split()) for row in picks[name] if row.answer is not None]
         assert [row.execution for row in picks[name] if row.answer is not None] == same
         assert scores.execution == 100 * sum(same) / 8 >= scores.exact_match
-    assert cli.main(["evaluate", "runs/demo"]) == 0  # its own settings have the executor
+    assert cli.main(["evaluate", "runs/demo"]) == 2
+    assert "would import runner:sizes (reward.executor): --trust" in capsys.readouterr().err
+    assert cli.main(["evaluate", "runs/demo", "--trust"]) == 0  # its own settings have the executor
     assert report().selectors["rcr"].execution is not None
     assert cli.main(["run", "demo.yaml", "--llm.kind=simulator", "--name=plain"]) == 0
     assert report("runs/plain").selectors["rcr"].execution is None

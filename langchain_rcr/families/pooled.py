@@ -85,7 +85,7 @@ def check_saved_model(folder: Path) -> None:
             msg = f"{folder / name} names other models or files: a checkpoint's model is whole without it"
             raise CheckpointError(msg)
     for name in ("config.json", "tokenizer_config.json"):
-        found = [read_json(folder / name, ())]
+        found: list[Any] = [read_json(folder / name, ())]
         while found:
             value = found.pop()
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
