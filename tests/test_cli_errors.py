@@ -64,12 +64,12 @@ def shown(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
 
 def test_without_arguments_the_help_is_shown(capsys):
     out = shown(capsys)
-    for command in ("init", "run", "sft", "evaluate", "check", "data"):
+    for command in ("init", "run", "sft", "evaluate", "data"):
         assert f"\n    {command} " in out
     assert out == shown(capsys, "--help")
 
 
-@pytest.mark.parametrize("command", [["init"], ["run"], ["sft"], ["evaluate"], ["check"], ["data", "text2sql"]])
+@pytest.mark.parametrize("command", [["init"], ["run"], ["sft"], ["evaluate"], ["data", "check"], ["data", "text2sql"]])
 def test_every_command_has_an_example_that_parses(capsys, command):
     out = shown(capsys, *command, "--help")
     example = out[out.index("example: ") :].removeprefix("example: ").split()
@@ -122,7 +122,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
 @pytest.mark.parametrize(
     ("arguments", "part"),
     [
-        (["run"], "`rcr-train init config.yaml`"),
+        (["run"], "`rcr-train init --train my.jsonl`"),
         (["run", "missing.yaml"], "missing.yaml: no such file (`rcr-train init missing.yaml`"),
         (["run", "tiny.yaml", "--sft.epocs=3"], "unknown setting 'sft.epocs': did you mean 'sft.epochs'?"),
         (["run", "tiny.yaml", "--sft.epochs=many"], "--sft.epochs: sft.epochs must be a valid integer, not 'many'"),
@@ -143,10 +143,10 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["evaluate", "nowhere"], "nowhere is not a run: no such folder"),
         (["evaluate", "."], "neither a run folder nor its checkpoint"),
         (["evaluate", ".", "--sft.k", "3"], "unknown setting 'sft.k'"),
-        (["check"], "required: FILE"),
-        (["check", "gone.jsonl"], "no such file: gone.jsonl"),
-        (["check", "train.jsonl", "--language", "sqll"], "sqll"),
-        (["data"], "required: FORM"),
+        (["data", "check"], "required: FILE"),
+        (["data", "check", "gone.jsonl"], "no such file: gone.jsonl"),
+        (["data", "check", "train.jsonl", "--language", "sqll"], "sqll"),
+        (["data"], "required: COMMAND"),
         (["data", "text2sql", "train.jsonl", "--out", "folder"], "train.jsonl is no JSON file"),
         (["data", "text2sql", "gone.json", "--out", "folder"], "can't read gone.json"),
         (["trian"], "invalid choice: 'trian'"),
@@ -189,17 +189,17 @@ def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch):
-    monkeypatch.setattr("rcr_trainer.data.read_examples", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("rcr_trainer.data.check.guess_keys", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        cli.main(["check", "rows.jsonl"])
+        cli.main(["data", "check", "rows.jsonl"])
 
 
 def test_control_c_exits_130_with_one_line(capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rcr_trainer.data.read_examples", interrupt)
-    assert cli.main(["check", "rows.jsonl"]) == 130
+    monkeypatch.setattr("rcr_trainer.data.check.guess_keys", interrupt)
+    assert cli.main(["data", "check", "rows.jsonl"]) == 130
     assert capsys.readouterr().err == "rcr-train: interrupted\n"
 
 
@@ -214,19 +214,3 @@ def test_a_signal_is_control_c(tiny, here):
     assert result.returncode == 130
     assert result.stderr.splitlines()[-1] == "rcr-train: interrupted (--resume continues the run)"
     assert json.loads((here / "runs" / "tiny" / "run.json").read_text())["status"] == "interrupted"
-
-
-def test_data_check_says_what_a_file_holds(capsys, here):
-    write_rows(here / "rows.jsonl", 4)
-    with (here / "rows.jsonl").open("a") as file:
-        file.write('{"source": "broken ?", "target": "f ( ( "}\n{"source": "empty ?", "target": " "}\n')
-    out = shown(capsys, "check", "rows.jsonl")
-    assert "6 rows, 5 examples kept" in out
-    assert "4 of 5 programs parse as functional" in out
-    assert "f ( (" in out
-
-
-def test_data_check_takes_keys_and_language(capsys, here):
-    (here / "rows.csv").write_text('question,sql\nhow many ?,"SELECT COUNT(*) FROM state"\n')
-    out = shown(capsys, "check", "rows.csv", "--source-key", "question", "--target-key", "sql", "--language", "sql")
-    assert "1 of 1 programs parse as sql" in out

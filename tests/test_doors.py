@@ -48,7 +48,7 @@ LEVELS = {
         ["tasks", "trust"],
         ["sft", "grpo", "evaluation"],
         ["pipeline"],
-        ["budget"],
+        ["budget", "own_files"],
         ["paper"],
         ["cli", "__main__"],
     ],

@@ -19,7 +19,6 @@ from langchain_rcr.errors import MissingExtraError, RCRError
 from rcr_trainer.console import PROG, Parser, add_settings, command, flags, logged, number, say, show
 
 if TYPE_CHECKING:
-    from rcr_trainer.data import Example
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.settings import Settings
 
@@ -45,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         given = parser.parse_args(arguments)
-        given.command(given)
+        return given.command(given) or 0
     except (RCRError, ModuleNotFoundError) as error:
         if isinstance(error, ModuleNotFoundError):
             package = (error.name or "").partition(".")[0]
@@ -57,33 +56,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         say(f"{PROG}: interrupted" + (" (--resume continues the run)" if {"run", "sft"} & set(arguments[:1]) else ""))
         return 130
-    return 0
 
 
 # ---------------------------------------------------------------- commands
 
 
 def _init(given: argparse.Namespace) -> None:
-    from langchain_rcr.files import write_text
-    from rcr_trainer.errors import ConfigError
-    from rcr_trainer.layers import fresh_yaml
+    from rcr_trainer.own_files import init
 
-    path: Path = given.path
-    if path.is_dir():
-        msg = f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say"
-        raise ConfigError(msg)
-    if path.exists() and not given.force:
-        msg = f"{path} exists: give another name, or --force to overwrite it"
-        raise ConfigError(msg)
-    write_text(path, fresh_yaml(path.stem))
-    show(f"{path} written. Next: {PROG} run {path}")
+    init(given)
 
 
 def _run(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
+    from rcr_trainer.errors import ConfigError
     from rcr_trainer.layers import load_config
 
     config = load_config(given.config, flags(given))
+    if "data" not in config.model_fields_set:
+        msg = f"{given.config} names no data: set data.task, or `{PROG} init --train my.jsonl` for your own files"
+        raise ConfigError(msg)
     _check_extra(config)
     if given.dry_run:
         from rcr_trainer.budget import plan
@@ -148,38 +140,16 @@ def _paper(given: argparse.Namespace) -> None:
     paper(given)
 
 
-def _check(given: argparse.Namespace) -> None:
-    from langchain_rcr.programs import ProgramSpec
-    from rcr_trainer.data import overlap, read_examples, unparsed
+def _check(given: argparse.Namespace) -> int:
+    from rcr_trainer.own_files import check
 
-    spec = ProgramSpec(language=given.language)
-    training: Sequence[Example] = ()
-    for path in given.files:
-        examples, report = read_examples(
-            path, source_key=given.source_key, target_key=given.target_key, id_key=given.id_key
-        )
-        broken = unparsed(examples, spec)
-        show(report.summary())
-        show(f"  {len(examples) - len(broken)} of {len(examples)} programs parse as {given.language}")
-        if broken:
-            targets = {example.id: example.target for example in examples}
-            show(f"  the first that doesn't (id {broken[0]}): {' '.join(targets[broken[0]].split())[:100]}")
-        if not training:
-            training = examples
-            continue
-        shared, names = overlap(examples, training, spec), (path.name, given.files[0].name)
-        for line in (shared.warning(*names), shared.note(*names)):
-            if line:
-                show(f"  {line}")
+    return check(given)
 
 
 def _text2sql(given: argparse.Namespace) -> None:
-    from rcr_trainer.data import text2sql_split, write_split
+    from rcr_trainer.own_files import text2sql
 
-    split = text2sql_split(given.file, given.split, given.fold)
-    write_split(given.out, split)
-    show(f"{given.out} written: {', '.join(f'{count} {part}' for part, count in split.counts().items())}.")
-    show(f"Next: {PROG} run CONFIG --data.task=files --data.directory={given.out} --program.language=sql")
+    text2sql(given)
 
 
 # ---------------------------------------------------------------- the parser
@@ -197,9 +167,14 @@ def _parser(arguments: Sequence[str]) -> Parser:
     # Only the command at hand gets its settings' flags: they cost an import.
     called = next((word for word in arguments if not word.startswith("-")), "")
 
-    init = command(commands, "init", _init, "write a YAML file with all settings, commented", "init demo.yaml")
+    init = command(commands, "init", _init, "write a YAML file with all settings, commented", "init --train my.jsonl")
     init.add_argument("path", nargs="?", type=Path, default=Path("config.yaml"), help="(default: config.yaml)")
     init.add_argument("--force", action="store_true", help="overwrite the file")
+    text = "your own questions and programs: the settings are written for them"
+    init.add_argument("--train", type=Path, metavar="FILE", help=text)
+    init.add_argument("--dev", type=Path, metavar="FILE", help="development questions (default: some of --train)")
+    init.add_argument("--test", type=Path, metavar="FILE", help="held-out questions (default: development questions)")
+    _add_keys(init)
 
     for name, until, text in (
         ("run", "evaluation", "data, training and evaluation, as a YAML file says"),
@@ -262,21 +237,28 @@ def _add_paper(commands: Any, called: str) -> None:
         add_settings(paper, lambda path: path not in ("name", "output", "seed"))
 
 
+def _add_keys(parser: argparse.ArgumentParser) -> None:
+    """What is guessed of a file unless it is given."""
+    parser.add_argument("--source-key", help="field of the question (default: guessed)")
+    parser.add_argument("--target-key", help="field of the program (default: guessed)")
+    languages = "functional, sexpr, sql, sql:DIALECT, json, python or tokens (default: guessed)"
+    parser.add_argument("--language", help=languages)
+
+
 def _add_data(commands: Any) -> None:
-    """The commands that read data: `check` and `data`."""
-    text = "read files as a run would, and say what is in them"
-    check = command(commands, "check", _check, text, "check train.jsonl test.jsonl --target-key sql --language sql")
+    """The commands below `data`."""
+    data = commands.add_parser(
+        "data", help="look at your files; turn public data into a folder that data.directory takes"
+    )
+    kinds = data.add_subparsers(metavar="COMMAND", title="commands", required=True)
+    text = "read files as a run would, and name the rows that want mending; exit code 1 if there are any"
+    check = command(kinds, "check", _check, text, "data check train.jsonl test.jsonl")
     check.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV; each is compared with the first"
     )
-    check.add_argument("--source-key", default="source", help="field of the question (default: source)")
-    check.add_argument("--target-key", default="target", help="field of the program (default: target)")
     check.add_argument("--id-key", help="field of the id (default: none, the row number)")
-    languages = "functional, sexpr, sql, sql:DIALECT, json, python or tokens"
-    check.add_argument("--language", default="functional", help=languages)
+    _add_keys(check)
 
-    data = commands.add_parser("data", help="turn public data into a folder that data.directory takes")
-    kinds = data.add_subparsers(metavar="FORM", title="forms", required=True)
     text = "questions with SQL of the text2sql-data collection (ATIS, Scholar, Geography, Academic, IMDB, Yelp, ...)"
     text2sql = command(kinds, "text2sql", _text2sql, text, "data text2sql scholar.json --split query --out scholar")
     text2sql.add_argument("file", type=Path, metavar="FILE", help="one JSON file of the collection")

@@ -25,7 +25,7 @@ class Parser(argparse.ArgumentParser):
         """Exit with one line."""
         hint = f"see {self.prog} --help"
         if message.endswith("required: CONFIG"):
-            hint = f"`{PROG} init config.yaml` writes a YAML file with all settings"
+            hint = f"`{PROG} init --train my.jsonl` writes one for your files"
         self.exit(2, f"{PROG}: error: {message} ({hint})\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:

@@ -170,12 +170,14 @@ def _plain(value: object) -> str:
 # ---------------------------------------------------------------- writing
 
 
-def fresh_yaml(name: str = "rcr") -> str:
-    """A YAML file of all settings with their defaults, each under a comment that explains it.
+def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> str:
+    """A YAML file of all settings, each under a comment that explains it.
 
     Args:
         name: the run's name.
+        values: dotted path → value, where that is not the default.
     """
+    values = {"name": name, **(values or {})}
     lines: list[str] = []
     section = ""
     for setting in settings().values():
@@ -187,7 +189,7 @@ def fresh_yaml(name: str = "rcr") -> str:
         lines += textwrap.wrap(
             setting.comment, 100, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False
         )
-        value = name if setting.path == "name" else setting.default
+        value = values.get(setting.path, setting.default)
         text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
         lines.append(f"{pad}{setting.name}: {text}")
     return "\n".join(lines) + "\n"

@@ -32,7 +32,7 @@ from rcr_trainer.tasks import (
     load_model,
     load_split,
     open_language_model,
-    say_overlap,
+    say_data,
 )
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     split.meta.pop(LANGUAGE, None)  # Of another run, where data.directory is its data.
     task = check_task(config, divide(config, split))
     split.meta[LANGUAGE] = task.spec.language
-    say_overlap(split, task.spec)
+    say_data(config.data, split, task.spec)
     if config.sft.checkpoint is not None:
         load_start(config, task.pool)
     asks = bool(learners(config)) or config.evaluation.asks(config.llm)

@@ -106,10 +106,7 @@ def _split_of_files(data: DataSettings) -> Split:
     for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
         if path is None:
             continue
-        examples, report = read_examples(
-            path, source_key=data.source_key, target_key=data.target_key, id_key=data.id_key
-        )
-        logger.info("%s", report.summary())
+        examples, _ = read_examples(path, source_key=data.source_key, target_key=data.target_key, id_key=data.id_key)
         # Row numbers restart in every file.
         prefix = "" if data.id_key else f"{part}-"
         parts[part] = [Example(f"{prefix}{e.id}", e.source, e.target) for e in examples]
@@ -195,10 +192,24 @@ def check_task(config: Settings, task: Task) -> Task:
     return replace(task, spec=spec)
 
 
-def say_overlap(split: Split, spec: ProgramSpec) -> None:
-    """Log what the development and test examples that a split brings share with its training data."""
-    from rcr_trainer.data import overlap
+def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
+    """Log what the data hold, in a line for the user's own files, and what test and training data share.
 
+    Args:
+        data: where the split comes from.
+        split: the examples.
+        spec: how programs are read.
+    """
+    from rcr_trainer.data import overlap
+    from rcr_trainer.data.check import Keys, check_files, in_one_line
+
+    files = [path for path in (data.train, data.dev, data.test) if path is not None]
+    if files:
+        keys = Keys(data.source_key, data.target_key, data.id_key)
+        checks = check_files(files, keys, spec, collect=False, near=False)
+        level = logging.WARNING if any(finding.mend for check in checks for finding in check.findings) else logging.INFO
+        logger.log(level, "%s", in_one_line(checks))
+        return
     for part, examples in (("dev", split.dev), ("test", split.test)):
         shared = overlap(examples, split.train, spec)
         if warning := shared.warning(part, "the training data"):
@@ -211,32 +222,33 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
     """The language by which the pool's programs are read; see `check_task`."""
     from langchain_rcr.programs import TOKENS
     from rcr_trainer.data import unparsed
+    from rcr_trainer.data.check import guess_language
 
     language, broken = spec.language, unparsed(pool, spec)
     if not broken:
         return language
     if len(broken) < len(pool):
-        hint = "; set program.language if they are of another" if 2 * len(broken) > len(pool) else ""
-        logger.warning(
-            "%d of %d programs don't parse as '%s' (id %s first): they stay in the pool, cover nothing and train "
-            "nothing%s",
-            len(broken),
-            len(pool),
-            language,
-            broken[0],
-            hint,
-        )
+        if not own:  # of the user's own files `say_data` says it
+            logger.warning(
+                "%d of %d programs don't parse as '%s' (id %s first): they stay in the pool, cover nothing and train "
+                "nothing",
+                len(broken),
+                len(pool),
+                language,
+                broken[0],
+            )
         return language
     first = " ".join(pool[0].target.split())[:80]
     if not own:
         msg = f"no program of the pool parses with program.language = '{language}' (the first: {first})"
         raise DataError(msg)
+    best, counts = guess_language([example.target for example in pool])
     logger.warning(
-        "none of the %d programs parses as '%s' (the first is '%s'): token n-grams stand for structures; "
-        "set program.language if they are of another language",
+        "none of the %d programs parses as '%s' (the first is '%s'): token n-grams stand for structures%s",
         len(pool),
         language,
         first,
+        "" if best == TOKENS else f"; {counts}: set program.language: {best}",
     )
     return TOKENS
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -18,8 +20,11 @@ if TYPE_CHECKING:
     from langchain_rcr.programs import ProgramSpec
 
 _Row = tuple[int, Any]
+"""Line or entry, and the row; a `DataError` instead of a row that can't be read."""
 
-_SHOWN = 5  # lines that a report names
+SHOWN = 10
+"""Lines that a report names."""
+DELIMITERS = ",\t;|"
 # The most that C's long holds everywhere.
 _FIELD_LIMIT = 2**31 - 1
 _KINDS = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", str: "text"}
@@ -33,29 +38,26 @@ class ReadReport:
         path: the file.
         unit: what places are counted in: line, or entry of a JSON list.
         rows: rows in it, blank lines not counted.
-        empty: where rows were dropped because source or target is empty or blank.
+        delimiter: of a table's fields; None: it is no table.
+        places: of each example, in the file's order.
+        empty: where rows were dropped because source or target is null, empty or blank.
         duplicates: where rows equal an earlier one in source and target; they are kept.
+        faults: what is wrong with each row that can't be used, with its place; empty where the first one raised.
     """
 
     path: str
     unit: str = "line"
     rows: int = 0
+    delimiter: str | None = None
+    places: list[int] = field(default_factory=list)
     empty: list[int] = field(default_factory=list)
     duplicates: list[int] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
 
-    def summary(self) -> str:
-        """The report as one paragraph of plain text."""
-        text = f"{self.path}: {_count(self.rows, 'row')}, {_count(self.rows - len(self.empty), 'example')} kept."
-        if self.empty:
-            text += f" {_count(len(self.empty), 'row')} without source or target dropped ({self._places(self.empty)})."
-        if self.duplicates:
-            count = _count(len(self.duplicates), "duplicate")
-            text += f" {count} of earlier rows kept ({self._places(self.duplicates)})."
-        return text
-
-    def _places(self, places: list[int]) -> str:
+    def at(self, places: Sequence[int]) -> str:
+        """Some places in words, as in "lines 2, 3"."""
         unit = self.unit if len(places) == 1 else {"line": "lines", "entry": "entries"}[self.unit]
-        return f"{unit} {', '.join(map(str, places[:_SHOWN]))}{', …' if len(places) > _SHOWN else ''}"
+        return f"{unit} {', '.join(map(str, places[:SHOWN]))}{', …' if len(places) > SHOWN else ''}"
 
 
 def read_examples(
@@ -64,10 +66,12 @@ def read_examples(
     source_key: str = "source",
     target_key: str = "target",
     id_key: str | None = None,
+    collect: bool = False,
 ) -> tuple[list[Example], ReadReport]:
     """Read examples from a file; its extension says how: .jsonl, .ndjson, .json (one list), .csv or .tsv.
 
-    Text is UTF-8, with or without a byte order mark. CSV and TSV begin with a line of field names.
+    Text is UTF-8, with or without a byte order mark. CSV and TSV begin with a line of field names. Where that line has
+    no comma (or tab) but a semicolon, a tab or a bar, this separates the fields.
 
     Args:
         path: the file.
@@ -75,6 +79,7 @@ def read_examples(
         target_key: the field that holds the program.
         id_key: the field that holds the id (text or a whole number); without it, an example's id is the number of
             its row, the first being 1.
+        collect: go on after a row that can't be used, and put it into the report, instead of raising.
 
     Returns:
         The examples in the file's order, and a report of what was dropped or repeated.
@@ -82,58 +87,93 @@ def read_examples(
     Raises:
         DataError: the file or one of its rows can't be used; the message is one line with file and place.
     """
+    keys = {"source_key": source_key, "target_key": target_key} | ({"id_key": id_key} if id_key else {})
+    report = ReadReport(str(path))
+    examples = _collect(_rows(path, report), keys, report, collect)
+    if not report.rows:
+        raise DataError(f"{path} holds no examples")
+    if not examples and not report.faults:
+        raise DataError(f"{path} holds no examples: source or target is empty in each of its {report.rows} rows")
+    return examples, report
+
+
+def text_fields(path: str | Path, sample: int) -> list[str]:
+    """The fields that hold text wherever they hold anything, in as many of the first rows as `sample` says.
+
+    Raises:
+        DataError: the file can't be read.
+    """
+    rows = [row for _, row in islice(_rows(path, ReadReport(str(path))), sample) if isinstance(row, dict)]
+    names = dict.fromkeys(name for row in rows for name in row)
+    return [
+        name
+        for name in names
+        if any(row.get(name) for row in rows) and all(isinstance(row.get(name), str | None) for row in rows)
+    ]
+
+
+def unparsed(examples: Sequence[Example], spec: ProgramSpec) -> list[str]:
+    """The ids of the examples whose target isn't a program of the language of `spec`."""
+    return [example.id for example in examples if not spec.structures(example.target)]
+
+
+def _rows(path: str | Path, report: ReadReport) -> Iterator[_Row]:
+    """The rows of a file, as far as they are asked for; what is found out about it goes into the report."""
     path = Path(path)
     reader = _READERS.get(path.suffix.lower())
     if path.is_dir():
         raise DataError(f"{path} is a folder; give a file ({', '.join(_READERS)})")
     if reader is None:
         raise DataError(f"{path}: unknown extension {path.suffix!r}; examples are read from {', '.join(_READERS)}")
-    keys = {"source_key": source_key, "target_key": target_key} | ({"id_key": id_key} if id_key else {})
-    report = ReadReport(str(path), unit="entry" if reader is _read_json else "line")
     try:
         with path.open("rb") as file:
-            examples = _collect(reader(file, path), keys, report)
+            yield from reader(file, path, report)
     except FileNotFoundError:
         raise DataError(f"no such file: {path}") from None
     except OSError as error:
         raise DataError(f"can't read {path}: {error.strerror or error}") from error
-    if not report.rows:
-        raise DataError(f"{path} holds no examples")
-    if not examples:
-        raise DataError(f"{path} holds no examples: source or target is empty in each of its {report.rows} rows")
-    return examples, report
 
 
-def unparsed(examples: Sequence[Example], spec: ProgramSpec) -> list[str]:
-    """The ids of the examples whose target isn't a program of the language of `spec`."""
-    return [example.id for example in examples if spec.tree(example.target) is None]
-
-
-def _collect(rows: Iterator[_Row], keys: Mapping[str, str], report: ReadReport) -> list[Example]:
+def _collect(rows: Iterator[_Row], keys: Mapping[str, str], report: ReadReport, collect: bool) -> list[Example]:
     examples: list[Example] = []
-    lines_of_ids: dict[str, int] = {}
+    ids: dict[str, int] = {}
     pairs: set[tuple[str, str]] = set()
-    for line, row in rows:
+    for place, row in rows:
         report.rows += 1
-        where = f"{report.path}, {report.unit} {line}"
-        if not isinstance(row, dict):
-            hint = "; a file that is one JSON list is named .json" if isinstance(row, list) else ""
-            raise DataError(f"{where}: expected a JSON object, got {_kind(row)}{hint}")
-        source, target = _text(row, keys, "source_key", where), _text(row, keys, "target_key", where)
-        id_ = str(report.rows)
-        if "id_key" in keys:
-            id_ = _id(row, keys, where)
-            first = lines_of_ids.setdefault(id_, line)
-            if len(lines_of_ids) < report.rows:
-                raise DataError(f"{where}: id {id_!r} was used before, in {report.unit} {first}")
-        if not source.strip() or not target.strip():
-            report.empty.append(line)
+        try:
+            example = _example(row, keys, report, place, ids)
+        except DataError as error:
+            if not collect:
+                raise
+            report.faults.append(str(error).removeprefix(f"{report.path}, "))
             continue
-        if (source, target) in pairs:
-            report.duplicates.append(line)
-        pairs.add((source, target))
-        examples.append(Example(id_, source, target))
+        if not example.source.strip() or not example.target.strip():
+            report.empty.append(place)
+            continue
+        pair = (example.source, example.target)
+        if pair in pairs:
+            report.duplicates.append(place)
+        pairs.add(pair)
+        examples.append(example)
+        report.places.append(place)
     return examples
+
+
+def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, ids: dict[str, int]) -> Example:
+    """The example in a row; `ids` holds the ids so far with their places."""
+    if isinstance(row, DataError):
+        raise row
+    where = f"{report.path}, {report.unit} {place}"
+    if not isinstance(row, dict):
+        hint = "; a file that is one JSON list is named .json" if isinstance(row, list) else ""
+        raise DataError(f"{where}: expected a JSON object, got {_kind(row)}{hint}")
+    source, target = _text(row, keys, "source_key", where), _text(row, keys, "target_key", where)
+    id_ = str(report.rows)
+    if "id_key" in keys:
+        id_ = _id(row, keys, where)
+        if (first := ids.setdefault(id_, place)) != place:
+            raise DataError(f"{where}: id {id_!r} was used before, in {report.unit} {first}")
+    return Example(id_, source, target)
 
 
 def _value(row: Mapping[str, Any], keys: Mapping[str, str], setting: str, where: str) -> Any:
@@ -149,6 +189,8 @@ def _value(row: Mapping[str, Any], keys: Mapping[str, str], setting: str, where:
 
 def _text(row: Mapping[str, Any], keys: Mapping[str, str], setting: str, where: str) -> str:
     value = _value(row, keys, setting, where)
+    if value is None:
+        return ""
     if not isinstance(value, str):
         raise DataError(f"{where}: field {keys[setting]!r} must hold text, got {_kind(value)}")
     try:
@@ -168,25 +210,33 @@ def _id(row: Mapping[str, Any], keys: Mapping[str, str], where: str) -> str:
     return id_
 
 
-def _read_jsonl(file: BinaryIO, path: Path) -> Iterator[_Row]:
+def _read_jsonl(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
     for line, text in _decoded_lines(file, path):
-        if text.strip():
-            yield line, _parsed(text, path, line)
+        if isinstance(text, DataError):
+            yield line, text
+        elif text.strip():
+            try:
+                yield line, _parsed(text, path, line)
+            except DataError as error:
+                yield line, error
 
 
-def _read_json(file: BinaryIO, path: Path) -> Iterator[_Row]:
-    rows = _parsed("".join(line for _, line in _decoded_lines(file, path)), path, 1)
+def _read_json(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
+    report.unit = "entry"
+    rows = _parsed("".join(_texts(file, path)), path, 1)
     if not isinstance(rows, list):
         hint = "; a file with one object a line is named .jsonl" if isinstance(rows, dict) else ""
         raise DataError(f"{path}: must hold one JSON list of objects{hint}")
-    return enumerate(rows, start=1)
+    yield from enumerate(rows, start=1)
 
 
-def _read_table(file: BinaryIO, path: Path, delimiter: str) -> Iterator[_Row]:
+def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: str) -> Iterator[_Row]:
     # The limit is the process's; it is only ever raised, since lowering it again could fail another thread.
     if csv.field_size_limit() < _FIELD_LIMIT:
         csv.field_size_limit(_FIELD_LIMIT)
-    reader = csv.reader((text for _, text in _decoded_lines(file, path)), delimiter=delimiter, strict=True)
+    report.delimiter = _delimiter(file.readline(), delimiter)
+    file.seek(0)
+    reader = csv.reader(_texts(file, path), delimiter=report.delimiter, strict=True)
     header: list[str] = []
     line = 1
     try:
@@ -194,17 +244,24 @@ def _read_table(file: BinaryIO, path: Path, delimiter: str) -> Iterator[_Row]:
             where, begins, line = f"{path}, line {line}", line, reader.line_num + 1
             if not header:
                 header = [cell.strip() for cell in cells]
-                if repeated := sorted({name for name in header if header.count(name) > 1}):
+                if repeated := sorted(name for name, count in Counter(header).items() if count > 1):
                     raise DataError(f"{where}: the field name {repeated[0]!r} occurs more than once")
             elif cells and len(cells) != len(header):
-                raise DataError(f"{where}: {_count(len(cells), 'field')}, where the first line names {len(header)}")
+                expected = f"where the first line names {len(header)}"
+                yield begins, DataError(f"{where}: {_count(len(cells), 'field')}, {expected}")
             elif cells:
                 yield begins, dict(zip(header, cells, strict=True))
     except csv.Error as error:
         raise DataError(f"{path}, line {line}: not readable as a table ({error})") from error
 
 
-_READERS: Mapping[str, Callable[[BinaryIO, Path], Iterator[_Row]]] = {
+def _delimiter(header: bytes, usual: str) -> str:
+    """What separates the fields of a table's first line: the usual sign, or, where it has none, the commonest other."""
+    counts = {sign: header.count(sign.encode()) for sign in DELIMITERS}
+    return usual if counts[usual] or not any(counts.values()) else max(counts, key=lambda sign: counts[sign])
+
+
+_READERS: Mapping[str, Callable[[BinaryIO, Path, ReadReport], Iterator[_Row]]] = {
     ".jsonl": _read_jsonl,
     ".ndjson": _read_jsonl,
     ".json": _read_json,
@@ -213,15 +270,22 @@ _READERS: Mapping[str, Callable[[BinaryIO, Path], Iterator[_Row]]] = {
 }
 
 
-def _decoded_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str]]:
+def _texts(file: BinaryIO, path: Path) -> Iterator[str]:
+    """Lines with their endings; one that is no text raises."""
+    for _, text in _decoded_lines(file, path):
+        if isinstance(text, DataError):
+            raise text
+        yield text
+
+
+def _decoded_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str | DataError]]:
     """Lines with their endings; decoded one by one, so that bad bytes are found in their line."""
     line = 0
     for line, data in enumerate(file, start=1):
         try:
-            text = data.decode("utf-8-sig" if line == 1 else "utf-8")
+            yield line, data.decode("utf-8-sig" if line == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise DataError(f"{path}, line {line}: not UTF-8 text (byte {error.start + 1} of the line)") from error
-        yield line, text
+            yield line, DataError(f"{path}, line {line}: not UTF-8 text (byte {error.start + 1} of the line)")
     if not line:
         raise DataError(f"{path} is empty")
 

@@ -61,21 +61,40 @@ def overlap(held_out: Sequence[Example], training: Sequence[Example], spec: Prog
         training: the pool and whatever else is trained on.
         spec: decides what the same program is.
     """
-    questions = {_plain(example.source) for example in training}
+    pairs, questions = shared(held_out, training)
     programs = {spec.key(target) for target in {example.target for example in training}}
     return Overlap(
         n=len(held_out),
-        pairs=shared_pairs(held_out, training),
-        questions=sum(_plain(example.source) in questions for example in held_out),
+        pairs=len(pairs),
+        questions=len(pairs) + len(questions),
         programs=sum(spec.key(example.target) in programs for example in held_out),
     )
 
 
+def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
+    """Which held-out examples are in the training data, too, up to case and spaces.
+
+    Returns:
+        Positions of those with question and program, and of those with their question but another program.
+    """
+    pairs = {(plain(example.source), plain(example.target)) for example in training}
+    questions = {source for source, _ in pairs}
+    both: list[int] = []
+    question: list[int] = []
+    for number, example in enumerate(held_out):
+        source = plain(example.source)
+        if (source, plain(example.target)) in pairs:
+            both.append(number)
+        elif source in questions:
+            question.append(number)
+    return both, question
+
+
 def shared_pairs(held_out: Sequence[Example], training: Sequence[Example]) -> int:
     """How many held-out examples are in the training data with question and program, up to case and spaces."""
-    pairs = {(_plain(example.source), _plain(example.target)) for example in training}
-    return sum((_plain(example.source), _plain(example.target)) in pairs for example in held_out)
+    return len(shared(held_out, training)[0])
 
 
-def _plain(text: str) -> str:
+def plain(text: str) -> str:
+    """A text without its case and with one space wherever it has some."""
     return " ".join(text.split()).casefold()

@@ -1,0 +1,206 @@
+"""`rcr-train data check` and `rcr-train init --train`: what is guessed of files, and what wants mending."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from rcr_trainer import cli
+from rcr_trainer.data import check
+from rcr_trainer.data.similar import near_repeats
+from rcr_trainer.errors import DataError
+from rcr_trainer.layers import load_config
+
+NAMES = (("city", "river"), ("iowa", "ohio", "utah"), ("largest", "smallest", "oldest"))
+QUESTIONS = [f"which {thing} of {place} is the {word}" for thing, place, word in itertools.product(*NAMES)]
+
+
+def write(path: Path, rows: Iterable[object]) -> None:
+    path.write_text("".join(f"{row if isinstance(row, str) else json.dumps(row)}\n" for row in rows), encoding="utf-8")
+
+
+@pytest.fixture
+def files(here: Path) -> Path:
+    rows = [
+        {"question": question, "query": f"SELECT a{n} FROM t WHERE b = {n}"} for n, question in enumerate(QUESTIONS)
+    ]
+    write(here / "train.jsonl", rows[:12])
+    (here / "test.csv").write_text(
+        "".join(
+            f"{row['question']};{row['query']}\n" for row in [{"question": "question", "query": "query"}, *rows[12:]]
+        )
+    )
+    return here
+
+
+def said(capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> list[str]:
+    assert cli.main(list(arguments)) == code
+    return capsys.readouterr().out.splitlines()
+
+
+def test_fields_language_and_delimiter_are_guessed_and_said(capsys, files):
+    lines = said(capsys, "data", "check", "train.jsonl", "test.csv")
+    assert lines[0] == (
+        "question: field 'question'; program: field 'query'; language: sql (12 of 12 programs parse as sql, "
+        "12 as functional)"
+    )
+    assert "train.jsonl: 12 rows, 12 examples" in lines
+    assert "test.csv: 6 rows, 6 examples, fields between ';'" in lines
+    assert lines[-1] == "Nothing wants mending."
+
+
+def test_every_row_that_wants_mending_is_named_up_to_ten(capsys, files):
+    with (files / "train.jsonl").open("a") as file:
+        file.write("no json\n[1]\n" + '{"question": "x"}\n' * 10)
+        file.write('{"question": null, "query": "SELECT a"}\n{"question": "w", "query": "SELECT FROM ("}\n')
+    lines = said(capsys, "data", "check", "train.jsonl", "--language", "sql", code=1)
+    at = lines.index("! rows that can't be read: 12")
+    assert lines[at + 1] == "      line 13: invalid JSON (Expecting value, column 1)"
+    assert lines[at + 2].startswith("      line 14: expected a JSON object, got a list")
+    assert lines[at + 11] == "      … and 2 more"
+    at = lines.index("! rows without question or program, which are left out: 1")
+    assert lines[at + 1] == "      line 25"
+    at = lines.index("! programs that don't parse as sql, which cover and train nothing: 1 of 13")
+    assert lines[at + 1] == "      line 26: SELECT FROM ("
+    assert lines[-1] == "To be mended: 3, marked with !"
+
+
+def test_what_both_files_hold_is_found(capsys, files):
+    with (files / "test.csv").open("a") as file:
+        file.write(f"{QUESTIONS[0].upper()};select  a0 from T where b = 0\n{QUESTIONS[1]};SELECT other\n")
+        file.write("which city of iowa, is the oldest?;SELECT q\n")
+    lines = said(capsys, "data", "check", "train.jsonl", "test.csv", code=1)
+    flatters = "figures on them say nothing about new questions"
+    at = lines.index(f"! pairs that are also in train.jsonl: 1 of 9; {flatters}")
+    assert lines[at + 1] == f"      line 8: {QUESTIONS[0].upper()}"
+    at = lines.index(f"! questions that train.jsonl has with another program: 1 of 9; {flatters}")
+    assert lines[at + 1] == f"      line 9: {QUESTIONS[1]}"
+    at = lines.index("  questions that nearly repeat one of train.jsonl: 1 of 9")
+    assert lines[at + 1] == f"      line 10: which city of iowa, is the oldest? ~ train.jsonl, line 3: {QUESTIONS[2]}"
+
+
+def test_programs_behind_many_questions_and_questions_with_several(capsys, here):
+    rows = [{"source": question, "target": "f ( x )"} for question in QUESTIONS[:5]]
+    write(here / "a.jsonl", [*rows, {"source": QUESTIONS[0], "target": "g ( x )"}, rows[1]])
+    lines = said(capsys, "data", "check", "a.jsonl")
+    at = lines.index("  different programs, values aside: 2; the commonest is behind 6 questions")
+    assert lines[at + 1] == "      line 1: f ( x )"
+    assert f"      line 1: {QUESTIONS[0]} (2 programs)" in lines
+    assert lines[lines.index("  rows that repeat an earlier one: 1 of 7") + 1] == "      line 7"
+
+
+@pytest.mark.parametrize(
+    ("fields", "keys"),
+    [
+        (["Question", "SQL", "db"], ("Question", "SQL")),
+        (["query", "program"], ("query", "program")),
+        (["question", "query"], ("question", "query")),
+        (["utterance", "formula"], ("utterance", "formula")),  # the other one of two
+    ],
+)
+def test_keys_are_known_by_their_names(tmp_path, fields, keys):
+    write(tmp_path / "a.jsonl", [dict.fromkeys(fields, "text") | {"n": 3}])
+    found = check.guess_keys(tmp_path / "a.jsonl")
+    assert (found.source, found.target) == keys
+
+
+def test_keys_that_nobody_can_guess_are_asked_for(tmp_path):
+    write(tmp_path / "a.jsonl", [{"a": "x", "b": "y", "c": "z"}])
+    with pytest.raises(DataError, match=r"question \(--source-key\); fields with text: a, b, c"):
+        check.guess_keys(tmp_path / "a.jsonl")
+    with pytest.raises(DataError, match=r"program \(--target-key\)"):
+        check.guess_keys(tmp_path / "a.jsonl", source="a")
+    assert check.guess_keys(tmp_path / "a.jsonl", "a", "c") == check.Keys("a", "c")
+
+
+@pytest.mark.parametrize(
+    ("program", "language"),
+    [
+        ("SELECT a FROM b WHERE c = 3", "sql"),
+        ("count ( river ( loc ( 'x' ) ) )", "functional"),
+        ("(lambda $0 e (state:t $0))", "sexpr"),
+        ('{"tool": "find", "n": 3}', "json"),
+        ("[x for x in rivers(state='texas')]", "python"),
+        ("]] nothing ((", "tokens"),
+    ],
+)
+def test_languages_are_known_by_what_parses(program, language):
+    assert check.guess_language([program] * 3)[0] == language
+
+
+def test_init_writes_settings_for_these_files(capsys, files):
+    lines = said(capsys, "init", "--train", "train.jsonl", "--test", "test.csv", "mine.yaml")
+    assert lines == [
+        "mine.yaml written (train: train.jsonl, test: test.csv, source_key: question, target_key: query, "
+        "language: sql)",
+        "Next: rcr-train data check train.jsonl test.csv",
+        "then: rcr-train run mine.yaml",
+    ]
+    config = load_config(files / "mine.yaml")
+    assert (config.data.task, str(config.data.train), str(config.data.test)) == ("files", "train.jsonl", "test.csv")
+    assert (config.data.source_key, config.data.target_key, config.program.language) == ("question", "query", "sql")
+    said(capsys, "init", "--train", "train.jsonl")
+    assert load_config(files / "config.yaml").evaluation.split == "dev"
+    assert cli.main(["init", "--test", "test.csv", "other.yaml"]) == 2
+
+
+@pytest.mark.slow
+def test_a_run_says_the_same_in_one_line(capsys, files):
+    with (files / "train.jsonl").open("a") as file:
+        file.write('{"question": null, "query": "SELECT a"}\n')
+    said(capsys, "init", "--train", "train.jsonl", "--test", "test.csv", "--language", "sexpr")
+    assert cli.main(["run", "config.yaml", "--dry-run", "--program.language=sql"]) == 0
+    assert capsys.readouterr().err.splitlines() == [
+        "train.jsonl 12 examples, test.csv 6 examples; to be mended: train.jsonl: rows without question or program, "
+        "which are left out: 1 (`rcr-train data check` names the rows)"
+    ]
+    assert cli.main(["run", "config.yaml", "--dry-run"]) == 0
+    assert "12 of 12 programs parse as sql, 12 as functional: set program.language: sql" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ["", "# nothing\n", "seed: 3\n"])
+def test_settings_that_name_no_data_are_no_run_of_covr(capsys, here, text):
+    (here / "my.yaml").write_text(text)
+    assert cli.main(["run", "my.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "rcr-train: error: my.yaml names no data: set data.task, or `rcr-train init --train my.jsonl` for your own "
+        "files\n"
+    )
+
+
+# ---------------------------------------------------------------- questions that nearly repeat others
+
+
+def test_near_repeats_by_hand():
+    texts = [
+        "What is the population of the capital of the largest state?",
+        "which rivers run through texas",
+        "what is the population of the capital of the largest  state",
+        "what is the population of the capitals of the largest state, please tell me in one number if you can",
+        "which rivers run through kansas",
+        "what is the population of the capital of the largest state, please tell me in one number if you can",
+    ]
+    assert near_repeats(texts) == [(0, 2), (3, 5)]
+    assert near_repeats([]) == []
+
+
+def test_near_repeats_finds_what_comparing_each_with_each_finds():
+    draw = random.Random(0)
+    words = [f"word{n}" for n in range(300)]
+    texts = [" ".join(draw.choices(words, k=15)) for _ in range(150)]
+    for text in texts[:40]:
+        at = draw.randrange(20, 60)
+        texts.append(text[:at] + "x" + text[at + 1 :])
+    groups = [{f"   {text}   "[at : at + 4] for at in range(len(text) + 3)} for text in texts]
+    like = [
+        (earlier, later)
+        for later in range(len(texts))
+        for earlier in range(later)
+        if len(groups[earlier] & groups[later]) >= 0.9 * len(groups[earlier] | groups[later])
+    ]
+    assert len(like) > 20
+    assert near_repeats(texts) == like

@@ -1,0 +1,123 @@
+"""The commands for a user's own files: `data check`, `init --train` and `data text2sql`."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_rcr.files import write_text
+from rcr_trainer.console import PROG, show
+from rcr_trainer.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rcr_trainer.data.check import FileCheck, Keys
+
+
+def check(given: argparse.Namespace) -> int:
+    """Say what is in files, and which rows want mending.
+
+    Returns:
+        The exit code: 1 where something does.
+
+    Raises:
+        DataError: a file can't be read at all.
+    """
+    from langchain_rcr.programs import ProgramSpec
+    from rcr_trainer.data.check import check_files, guess_keys, guess_language
+
+    keys = replace(guess_keys(given.files[0], given.source_key, given.target_key), id=given.id_key)
+    guessed, counts = guess_language(_programs(given.files[0], keys))
+    language = given.language or guessed
+    checks = check_files(given.files, keys, ProgramSpec(language=language))
+    show(f"question: field {keys.source!r}; program: field {keys.target!r}; language: {language} ({counts})")
+    for each in checks:
+        _show(each)
+    faults = sum(finding.mend for each in checks for finding in each.findings)
+    show("Nothing wants mending." if not faults else f"To be mended: {faults}, marked with !")
+    return min(1, faults)
+
+
+def _programs(path: Path, keys: Keys) -> list[str]:
+    """The programs in a file, bad rows aside."""
+    from rcr_trainer.data import read_examples
+
+    examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=True)
+    return [example.target for example in examples]
+
+
+def _show(check: FileCheck) -> None:
+    from rcr_trainer.data.files import SHOWN
+
+    delimiter = check.report.delimiter
+    between = f", fields between {delimiter!r}" if delimiter not in (None, ",") else ""
+    show(f"{check.report.path}: {check.report.rows:,} rows, {len(check.examples):,} examples{between}")
+    for finding in check.findings:
+        show(f"{'!' if finding.mend else ' '} {finding.text}")
+        for place in finding.places[:SHOWN]:
+            show(f"      {place}")
+        if len(finding.places) > SHOWN:
+            show(f"      … and {len(finding.places) - SHOWN:,} more")
+
+
+def init(given: argparse.Namespace) -> None:
+    """Write a settings file: for the user's own files, where they are given.
+
+    Raises:
+        ConfigError: there is such a file already.
+        DataError: a file can't be read, or it isn't clear which fields are meant.
+    """
+    path: Path = given.path
+    if path.is_dir():
+        msg = f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say"
+        raise ConfigError(msg)
+    if path.exists() and not given.force:
+        msg = f"{path} exists: give another name, or --force to overwrite it"
+        raise ConfigError(msg)
+    if given.train is None and (given.test or given.dev):
+        raise ConfigError("--test and --dev need --train, the pool and the training questions")
+    from rcr_trainer.layers import fresh_yaml
+
+    values: dict[str, Any] = {} if given.train is None else _settings_of(given)
+    write_text(path, fresh_yaml(path.stem, values))
+    if given.train is None:
+        show(f"{path} written, with all settings, for COVR-10, which is made up here. Next: {PROG} run {path}")
+        show(f"For your own questions and programs: {PROG} init --train my.jsonl --test test.jsonl {path} --force")
+        return
+    found = [f"{name.rpartition('.')[2]}: {value}" for name, value in values.items() if name != "data.task"]
+    files = shlex.join(str(file) for file in (given.train, given.dev, given.test) if file is not None)
+    show(f"{path} written ({', '.join(found)})")
+    show(f"Next: {PROG} data check {files}")
+    show(f"then: {PROG} run {path}")
+
+
+def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
+    """What differs from the defaults for these files: dotted path → value."""
+    from rcr_trainer.data.check import guess_keys, guess_language
+
+    keys = guess_keys(given.train, given.source_key, given.target_key)
+    values: dict[str, Any] = {"data.task": "files", "data.train": str(given.train)}
+    for part, file in (("dev", given.dev), ("test", given.test)):
+        if file is not None:
+            values[f"data.{part}"] = str(file)
+    values |= {"data.source_key": keys.source, "data.target_key": keys.target}
+    values["program.language"] = given.language or guess_language(_programs(given.train, keys))[0]
+    if given.test is None:
+        values["evaluation.split"] = "dev"
+    return values
+
+
+def text2sql(given: argparse.Namespace) -> None:
+    """Turn a file of the text2sql-data collection into a split folder.
+
+    Raises:
+        DataError: the file is no such file, or the folder holds others.
+    """
+    from rcr_trainer.data import text2sql_split, write_split
+
+    split = text2sql_split(given.file, given.split, given.fold)
+    write_split(given.out, split)
+    show(f"{given.out} written: {', '.join(f'{count} {part}' for part, count in split.counts().items())}.")
+    show(f"Next: {PROG} run CONFIG --data.task=files --data.directory={given.out} --program.language=sql")
