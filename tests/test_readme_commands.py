@@ -148,13 +148,13 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (tmp_path / ".venv" / entry.name).symlink_to(entry)
     for name in ("use", "work"):
         (tmp_path / ".venv" / f".installed-for-{name}").touch()
-    for name, size in (("train", 60), ("test", 8)):
-        shown = block_of("json").splitlines()
+    for name, numbers in (("train", range(60)), ("test", range(100, 108))):
+        shown = block_of("json").splitlines() if name == "train" else []
         made = [
             json.dumps(
                 {"question": f"how many cities are in state {i}", "sql": f"SELECT a{i % 7} FROM city WHERE s = {i}"}
             )
-            for i in range(size)
+            for i in numbers
         ]
         (tmp_path / f"{name}.jsonl").write_text("\n".join(shown + made) + "\n", encoding="utf-8")
     sentence = {"text": "a ?", "variables": {}, "question-split": "train"}
