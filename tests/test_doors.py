@@ -41,6 +41,8 @@ LEVELS = {
             "folds",
             "training",
             "runs",
+            "locking",
+            "provenance",
             "settings",
             "layers",
             "redaction",

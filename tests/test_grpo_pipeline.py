@@ -27,6 +27,7 @@ grpo: {enabled: true, epochs: 2, group_size: 8, lr: 0.001}
 reward: {names: [context_coverage]}
 evaluation: {steps: 4, selectors: [random]}
 tensorboard: false
+keep_state: false
 threads: 1
 """
 

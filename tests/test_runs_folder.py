@@ -12,7 +12,8 @@ from threading import Thread
 import pytest
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import load_config
-from rcr_trainer.runs import LOCK, Run, hold
+from rcr_trainer.locking import LOCK, hold
+from rcr_trainer.runs import Run
 from rcr_trainer.settings import DataSettings, Settings
 
 from langchain_rcr.errors import CheckpointError
@@ -264,10 +265,10 @@ CRASHES = """
 import os, signal, sys
 from pathlib import Path
 from langchain_rcr.files import atomic_directory
-from rcr_trainer import runs
+from rcr_trainer import provenance, runs
 from rcr_trainer.settings import Settings
 
-runs._git_revision = lambda: None
+provenance._git_revision = lambda: None
 TOUCHES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"}
 
 def work(folder, config, **options):

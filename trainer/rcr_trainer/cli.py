@@ -108,7 +108,8 @@ def _show_report(report: EvaluationReport) -> None:
 
 def _evaluate(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
-    from rcr_trainer.runs import Run, hold
+    from rcr_trainer.locking import hold
+    from rcr_trainer.runs import Run
 
     run = Run.open(given.run, flags=flags(given), trust=given.trust)
     _check_extra(run.config)

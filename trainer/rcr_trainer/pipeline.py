@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 from langchain_rcr.errors import CheckpointError, PoolError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import differences, load_config
-from rcr_trainer.runs import INCIDENTAL, Run, hold
+from rcr_trainer.locking import hold
+from rcr_trainer.runs import INCIDENTAL, Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
     LANGUAGE,
@@ -235,7 +236,8 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
             logger.info("no SFT: the policy is as it was built")
             save_checkpoint(run.checkpoint, model, task.pool, config)
         return
-    if not run.state.is_dir():
+    state = run.state / "sft"
+    if not state.is_dir():
         run.drop_metrics("sft")
 
     def log(epoch: int, figures: dict[str, float]) -> None:
@@ -244,7 +246,7 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
             _show(figures)
 
     data = (task.pool, task.queries, task.dev, task.spec)
-    sft.train(Job(model, *data, config.seed, run.state, log, processes), config.sft)
+    sft.train(Job(model, *data, config.seed, state, log, processes), config.sft)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool, config)
 

@@ -5,7 +5,7 @@
     data/             the split that the run uses (`rcr_trainer.data.read_split`)
     metrics.jsonl     one JSON object a line: stage, step, time and the metrics
     tensorboard/      the same for TensorBoard, a folder a stage
-    state/            while a stage trains: what it needs to go on after a kill
+    state/            of each stage of training what it needs to go on, after a kill or to more epochs
     checkpoint/       the trained policy and pool.jsonl, its candidates
     checkpoint-sft/   where GRPO follows: the policy that SFT left, from which GRPO began
     evaluation.json   the comparison; coverage.png, its plot
@@ -23,23 +23,19 @@ import json
 import logging
 import math
 import os
-import platform
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import write_json, write_text
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import differences, run_config, settings, to_yaml
-from rcr_trainer.redaction import redact
+from rcr_trainer.locking import LOCK
+from rcr_trainer.provenance import FORMAT_VERSION, now, provenance
 from rcr_trainer.settings import Settings
 
 if TYPE_CHECKING:
@@ -47,69 +43,18 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 1
-LOCK = "run.lock"
-_LIBRARIES = ("langchain-rcr", "langchain-core", "numpy", "torch", "transformers")
 _RESULTS = (
     *("data", "metrics.jsonl", "tensorboard", "state", "checkpoint", "checkpoint-sft"),
     *("evaluation.json", "coverage.png", "picks.jsonl", "report.html"),
 )
 INCIDENTAL = (
-    *("name", "output", "threads", "tensorboard"),
+    *("name", "output", "threads", "tensorboard", "keep_state"),
     *("llm.api_key_env", "llm.timeout", "llm.concurrency", "llm.attempts", "llm.backoff", "llm.cache"),
     *("llm.price_prompt", "llm.price_completion", "llm.budget_calls", "llm.budget_tokens", "llm.budget_money"),
 )
 """Settings that change no result: a run may be continued with other values, such as a larger budget."""
-
-
-@contextmanager
-def hold(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into a run folder until the block ends.
-
-    The kernel frees the lock once its process is gone, however that ended. On a file system without locks (NFS has
-    them) a warning takes their place.
-
-    Args:
-        folder: the run folder; made if it is missing.
-
-    Raises:
-        ConfigError: another process works on the run, or nothing can be written there.
-    """
-    try:
-        if folder.exists() and not folder.is_dir():
-            msg = f"{folder} is a file: give the run another name, or output"
-            raise ConfigError(msg)
-        folder.mkdir(parents=True, exist_ok=True)
-        file = (folder / LOCK).open("a+", encoding="utf-8")
-    except OSError as error:
-        msg = f"{folder} can't be written: {error.strerror}"
-        raise ConfigError(msg) from None
-    with file:
-        try:
-            _lock(file)
-        except (BlockingIOError, PermissionError):
-            file.seek(0)
-            holder = file.read() or "another process"
-            msg = f"{folder} is in use by {holder}: wait until that ends, or give this run another name"
-            raise ConfigError(msg) from None
-        except OSError as error:
-            logger.warning("%s can't be locked (%s): don't start a second run in it", folder, error.strerror)
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()} (since {_now()})")
-        file.flush()
-        yield
-
-
-def _lock(file: TextIO) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        file.seek(1 << 20)  # Behind the text, which others could not read otherwise.
-        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
-    else:
-        import fcntl
-
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+_LENGTHS = {"sft": ("sft.epochs", "sft.max_steps"), "grpo": ("grpo.epochs", "grpo.max_steps")}
+"""By stage the settings that a run may be continued with larger values of."""
 
 
 class Run:
@@ -170,7 +115,7 @@ class Run:
         elif any(name not in ("run.json", LOCK) and not name.startswith(".") for name in names):
             msg = f"{folder} is not empty and no run folder: give the run another name, or output"
             raise ConfigError(msg)
-        run = cls(folder, config, _provenance(config))
+        run = cls(folder, config, provenance(config))
         run._save()
         write_text(folder / "config.yaml", to_yaml(config))
         for name in _RESULTS:
@@ -180,7 +125,9 @@ class Run:
     @classmethod
     def _continue(cls, folder: Path, config: Settings, *, resume: bool) -> Run:
         run = cls.open(folder, trust=True)
-        changed = differences(run.config, config, ignore=INCIDENTAL)
+        lengths = [path for paths in _LENGTHS.values() for path in paths]
+        changed = differences(run.config, config, ignore=(*INCIDENTAL, *lengths))
+        longer = _longer(run.config, config)
         if changed:
             more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
             msg = (
@@ -191,6 +138,14 @@ class Run:
         if run.status != "finished" and not resume:
             msg = f"{folder} holds a run that was not finished: --resume continues it, --overwrite starts over"
             raise ConfigError(msg)
+        if longer and not resume:
+            what = ", ".join(differences(run.config, config, ignore=INCIDENTAL))
+            msg = f"{folder} holds a run that ends earlier: {what}; --resume goes on, --overwrite starts over"
+            raise ConfigError(msg)
+        if longer:
+            run._reopen(longer[0], config)
+        if differences(run.config, config):
+            write_text(folder / "config.yaml", to_yaml(config))
         run.config = config
         return run
 
@@ -247,7 +202,7 @@ class Run:
 
     @property
     def state(self) -> Path:
-        """The folder for the training state of the stage at work; removed when the stage is done."""
+        """The folder for the training states, one for each stage."""
         return self.path / "state"
 
     @property
@@ -286,9 +241,10 @@ class Run:
             if name in self._writers:
                 self._writers.pop(name).close()
         seconds = round(time.perf_counter() - began, 2)
-        self._record["stages"][name] = {"finished": _now(), "seconds": seconds, **about}
+        self._record["stages"][name] = {"finished": now(), "seconds": seconds, **about}
         self._save()
-        _remove(self.state)
+        if not self.config.keep_state:
+            _remove(self.state)
 
     def repeat(self, stage: str, config: Settings) -> None:
         """Let a stage be done again, under other settings, which become the run's."""
@@ -296,6 +252,38 @@ class Run:
         self._save()
         self.config = config
         write_text(self.path / "config.yaml", to_yaml(config))
+
+    def _reopen(self, stage: str, config: Settings) -> None:
+        """Let a stage that has begun go on to a later end; what followed it will be done again.
+
+        Raises:
+            ConfigError: there is nothing to go on from.
+        """
+        was, state = getattr(self.config, stage), self.state / stage
+        if was.epochs and self.done(stage) and not state.is_dir():
+            msg = (
+                f"{self.path} keeps no training state of {stage} to go on from (keep_state: false, or it was deleted): "
+                "give the run another name, or --overwrite"
+            )
+            raise ConfigError(msg)
+        if state.is_dir() and not (was.schedule == "constant" and was.warmup == 0 and not getattr(was, "on_policy", 0)):
+            logger.warning(
+                "%s goes on with the learning rates of its new length, but has learnt so far with those of the old "
+                "one: the result is not that of a run of this length (%s.schedule: constant, warmup: 0 and "
+                "sft.on_policy: 0 would have made it the same)",
+                stage,
+                stage,
+            )
+        if not self.done(stage):
+            return
+        # In this order: if this is killed in between, the same call does it again.
+        following = [name for name in ("grpo", "evaluation") if name != stage and self.done(name)]
+        if "grpo" in following:
+            _remove(self.state / "grpo")
+            _remove(self.sft_checkpoint)
+        for name in (*following, stage):
+            self._record["stages"].pop(name)
+        self._set_status("interrupted")
 
     def finish(self) -> None:
         """Mark the run as finished: every stage that was asked for is done."""
@@ -371,6 +359,26 @@ def _refuse_links(folder: Path) -> None:
                 raise CheckpointError(msg)
 
 
+def _longer(before: Settings, now: Settings) -> list[str]:
+    """The stages that are to end later than before, in their order.
+
+    Raises:
+        ConfigError: one is to end earlier.
+    """
+    longer = []
+    for stage, paths in _LENGTHS.items():
+        for path in paths:
+            was, wanted = (getattr(getattr(each, stage), path.partition(".")[2]) for each in (before, now))
+            ends = [math.inf if value is None else value for value in (was, wanted)]
+            if ends[1] < ends[0]:
+                msg = (
+                    f"{path} can't be lowered in a run that was begun ({was}, now {wanted}): give this one another name"
+                )
+                raise ConfigError(msg)
+            longer += [stage] if ends[1] > ends[0] else []
+    return longer
+
+
 def _remove(entry: Path) -> None:
     if entry.is_dir() and not entry.is_symlink():
         shutil.rmtree(entry)
@@ -394,35 +402,3 @@ def _read_record(path: Path) -> dict[str, Any]:
         msg = f"{path} is damaged: not the record of a run"
         raise CheckpointError(msg) from None
     return dict(record)
-
-
-def _provenance(config: Settings) -> dict[str, Any]:
-    versions: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(_LIBRARIES)}
-    for library in _LIBRARIES:
-        with suppress(PackageNotFoundError):
-            versions[library] = version(library)
-    return {
-        "format_version": FORMAT_VERSION,
-        "name": config.name,
-        "seed": config.seed,
-        "command": [redact(word) for word in sys.argv],
-        "git": _git_revision(),
-        "versions": versions,
-        "platform": platform.platform(),
-        "started": _now(),
-        "status": "running",
-        "stages": {},
-    }
-
-
-def _git_revision() -> str | None:
-    """The commit of the working directory, with "+changes" where tracked files differ; None outside a repository."""
-    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return None
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")

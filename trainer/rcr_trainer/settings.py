@@ -377,6 +377,11 @@ class Settings(Section):
     )
     device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
     tensorboard: bool = Field(True, description="Also write the metrics for TensorBoard.")
+    keep_state: bool = Field(
+        True,
+        description="Keep the training state of finished stages, up to four times the size of what they train, so that "
+        "--resume can go on to more epochs.",
+    )
     data: DataSettings = Field(default_factory=DataSettings)
     program: ProgramSettings = Field(default_factory=ProgramSettings)
     model: Annotated[SerializeAsAny[ModelSettings], BeforeValidator(_of_its_family)] = Field(

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from rcr_trainer.evaluation import Picked
 
 # Appendix A: 110 questions are held out for GRPO.
-_DEFAULTS: dict[str, Any] = {"tensorboard": False, "grpo": {"queries": 110}}
+_DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_state": False, "grpo": {"queries": 110}}
 _OF_THE_SPLIT = ("split", "directory", "train", "dev", "test", "corpus", "ids")
 """What the settings say of data that a split says itself."""
 
@@ -221,7 +221,7 @@ class Sweep:
         """The policy of SFT that variants share: only what it depends on is in its settings."""
         kept = {
             name: settings[name]
-            for name in ("tensorboard", "threads", "data", "program", "model", "sft")
+            for name in ("tensorboard", "keep_state", "threads", "data", "program", "model", "sft")
             if name in settings
         }
         return Cell(split, seed, None, self._checked(split, seed, "sft", merged(kept, _untouched(settings))))

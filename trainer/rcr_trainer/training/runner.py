@@ -117,7 +117,10 @@ class Runner:
 
     @property
     def _decay(self) -> float:
-        return linear(self.result.steps, self.planned, self.config.warmup)
+        step: float = self.result.steps
+        if self.config.schedule == "constant":
+            step = min(step, self.config.warmup * self.planned)
+        return linear(step, self.planned, self.config.warmup)
 
     def run(
         self,
@@ -248,7 +251,7 @@ class Runner:
             raise CheckpointError(msg)
 
 
-def linear(step: int, planned: int, warmup: float) -> float:
+def linear(step: float, planned: int, warmup: float) -> float:
     """Factor on the learning rate: a climb over the first `warmup` share of the steps, then linear decay to 0.
 
     Args:

@@ -24,6 +24,11 @@ class StageSettings(Section):
     weight_decay: float
     max_grad_norm: float | None = Field(1.0, gt=0, description="Gradients are scaled down to this norm; null: never.")
     warmup: Share
+    schedule: Literal["linear", "constant"] = Field(
+        "linear",
+        description="The learning rate after the warm-up: linear falls to 0 at the last step (paper: linear), constant "
+        "stays. With constant and warmup 0, a run whose epochs --resume raised ends like one of that length.",
+    )
     exclude_own_program: bool = Field(
         True,
         description="A training query gets no candidate with its own program, as held-out queries of a compositional "

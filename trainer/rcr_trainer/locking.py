@@ -1,0 +1,69 @@
+"""The lock of a run folder: one process writes into it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.provenance import now
+
+logger = logging.getLogger(__name__)
+
+LOCK = "run.lock"
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing into a run folder until the block ends.
+
+    The kernel frees the lock once its process is gone, however that ended. On a file system without locks (NFS has
+    them) a warning takes their place.
+
+    Args:
+        folder: the run folder; made if it is missing.
+
+    Raises:
+        ConfigError: another process works on the run, or nothing can be written there.
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            msg = f"{folder} is a file: give the run another name, or output"
+            raise ConfigError(msg)
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        msg = f"{folder} can't be written: {error.strerror}"
+        raise ConfigError(msg) from None
+    with file:
+        try:
+            _lock(file)
+        except (BlockingIOError, PermissionError):
+            file.seek(0)
+            holder = file.read() or "another process"
+            msg = f"{folder} is in use by {holder}: wait until that ends, or give this run another name"
+            raise ConfigError(msg) from None
+        except OSError as error:
+            logger.warning("%s can't be locked (%s): don't start a second run in it", folder, error.strerror)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()} (since {now()})")
+        file.flush()
+        yield
+
+
+def _lock(file: TextIO) -> None:
+    if sys.platform == "win32":
+        import msvcrt
+
+        file.seek(1 << 20)  # Behind the text, which others could not read otherwise.
+        msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+    else:
+        import fcntl
+
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
