@@ -126,7 +126,7 @@ cli.main(['run', 'demo.yaml', '--resume', '--name', 'killed'])
     [
         "log = runs.Run.log\nruns.Run.log = lambda self, *a: kill() if a[:2] == ('grpo', 1) else log(self, *a)",
         "log = runs.Run.log\nruns.Run.log = lambda self, *a: kill() if a[:2] == ('grpo', 3) else log(self, *a)",
-        "load = pipeline.load_model\npipeline.load_model = lambda *a: kill()",
+        "load = pipeline.load_model\npipeline.load_model = kill",
         "save = pipeline.save_checkpoint\npipeline.save_checkpoint = "
         "lambda folder, *a: (save(folder, *a), kill() if (folder.parent / 'checkpoint-sft').exists() else None)",
         "from pathlib import Path\nremove = runs._remove\nruns._remove = "
