@@ -110,6 +110,7 @@ def test_the_schema_of_postgresql_has_tables_columns_and_keys(postgres_url: str)
     import psycopg
 
     with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS city, river")
         connection.execute('CREATE TABLE river (id int PRIMARY KEY, name text, "the length" numeric(6, 1))')
         connection.execute("CREATE TABLE city (name text, river_id int REFERENCES river (id))")
     try:

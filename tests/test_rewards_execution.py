@@ -224,7 +224,8 @@ for program in json.load(sys.stdin):
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     found.append({"rows": rows, "alive": alive, "cpu": cpu, "kilobytes": after.ru_maxrss})
-own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+# Not ru_maxrss, which begins with the parent's.
+own = int(open("/proc/self/status").read().partition("VmHWM:")[2].split()[0])
 print(json.dumps({"own": own, "found": found}))
 """
 
