@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from langchain_rcr.items import Item
     from langchain_rcr.policy import TriEncoder
     from langchain_rcr.pool import ExamplePool
+    from langchain_rcr.prompt import Prompt
     from langchain_rcr.prompting import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
     from langchain_rcr.retriever import SequentialCompositionalRetriever
     from langchain_rcr.store import ExampleStore
@@ -53,6 +54,7 @@ __all__ = [
     "PgVectorIndex",
     "PoolError",
     "ProgramError",
+    "Prompt",
     "RCRError",
     "SemanticParsingChain",
     "SequentialCompositionalRetriever",
@@ -76,6 +78,7 @@ _HOME = {
     "MemoryIndex": "index.memory",
     "ParsedProgram": "chains",
     "PgVectorIndex": "index.pgvector",
+    "Prompt": "prompt",
     "SemanticParsingChain": "chains",
     "SequentialCompositionalRetriever": "retriever",
     "TriEncoder": "policy",

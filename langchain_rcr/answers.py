@@ -7,18 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from langchain_rcr.programs import get_parser
-
-STOP = ("\nSource:",)
-"""Where a completion model's answer ends: without a stop sequence it continues with questions that it invents.
-
-A line break would cut a model's thoughts, or a program of several lines.
-"""
+from langchain_rcr.prompt import APPENDIX_D
 
 # Chat templates often open the thoughts in the prompt, so that the answer has the closing tag alone.
 _THOUGHTS = re.compile(r"\A(?:.*</think(?:ing)?>|\s*<think(?:ing)?>.*)", re.DOTALL)
-_NEXT_QUESTION = re.compile(r"\nSource:")
 _FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
-_LABEL = re.compile(r"(?:^|\n)[ \t]*Target:[ \t]*")
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 
 _ON_ONE_LINE = frozenset({"functional", "sexpr", "json"})
@@ -38,7 +31,7 @@ class Reading(NamedTuple):
     complaint: str | None
 
 
-def program_of(answer: str, language: str) -> str | None:
+def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.labels) -> str | None:
     """The program in an answer; None if there is no text that could be one.
 
     If nothing parses, it is the most likely text: the database may accept what the parser doesn't.
@@ -46,21 +39,28 @@ def program_of(answer: str, language: str) -> str | None:
     Args:
         answer: what the model wrote.
         language: the programs' language, see `langchain_rcr.programs.get_parser`.
+        labels: what precedes a question and a program in the prompt (`Prompt.labels`).
     """
-    found = candidates(answer, language)
-    return read_answer(answer, get_parser(language).parse, language).program or (found[0] if found else None)
+    found = candidates(answer, language, labels)
+    return read_answer(answer, get_parser(language).parse, language, labels).program or (found[0] if found else None)
 
 
-def read_answer(answer: str, parse: Callable[[str], Any], language: str | None = None) -> Reading:
+def read_answer(
+    answer: str,
+    parse: Callable[[str], Any],
+    language: str | None = None,
+    labels: tuple[str, str] = APPENDIX_D.labels,
+) -> Reading:
     """The program in an answer with what a parser makes of it, or why there is none.
 
     Args:
         answer: what the model wrote.
         parse: raises any exception, or returns None or False, if a text is not a program.
         language: the programs' language, see `candidates`.
+        labels: as in `program_of`.
     """
     complaint = ""
-    for text in candidates(answer, language):
+    for text in candidates(answer, language, labels):
         try:
             tree = parse(text)
         except Exception as error:  # a user's parser may raise anything
@@ -72,7 +72,7 @@ def read_answer(answer: str, parse: Callable[[str], Any], language: str | None =
     return Reading(None, None, complaint or "it is empty")
 
 
-def candidates(answer: str, language: str | None = None) -> list[str]:
+def candidates(answer: str, language: str | None = None, labels: tuple[str, str] = APPENDIX_D.labels) -> list[str]:
     """The texts in an answer that may be its program, most likely first; the first that parses is the program.
 
     Dropped are a model's thoughts before the answer, whatever follows it (a next "Source:"), a leading "Target:" and
@@ -83,12 +83,15 @@ def candidates(answer: str, language: str | None = None) -> list[str]:
     Args:
         answer: what the model wrote.
         language: the programs' language, see `langchain_rcr.programs.get_parser`; None: unknown.
+        labels: those of the prompt in the place of "Source:" and "Target:".
 
     Returns:
         Different texts, none blank.
     """
-    text = _NEXT_QUESTION.split(answer[_thoughts(answer) :].strip(), maxsplit=1)[0]
-    found = [part for place in _FENCE.findall(text) or [text] for part in _parts(place, language)]
+    text = answer[_thoughts(answer) :].strip()
+    if labels[0]:
+        text = text.split(f"\n{labels[0]}", 1)[0]
+    found = [part for place in _FENCE.findall(text) or [text] for part in _parts(place, language, labels)]
     return [*dict.fromkeys(part for part in map(_bare, found) if part)]
 
 
@@ -112,10 +115,13 @@ def _thoughts(answer: str) -> int:
     return found.end() if found else 0
 
 
-def _parts(text: str, language: str | None) -> list[str]:
-    # A label in the middle of a line is a part of the program, or of prose.
-    text = _LABEL.split(text, maxsplit=1)[-1].strip()
-    if text.startswith("Source:"):
+def _parts(text: str, language: str | None, labels: tuple[str, str]) -> list[str]:
+    question, program = labels
+    if program:
+        # A label in the middle of a line is a part of the program, or of prose.
+        text = re.split(rf"(?:^|\n)[ \t]*{re.escape(program)}[ \t]*", text, maxsplit=1)[-1]
+    text = text.strip()
+    if question and text.startswith(question):
         return []
     line, paragraph = text.split("\n", 1)[0], _BLANK_LINE.split(text, maxsplit=1)[0]
     return [line, text, paragraph] if language in _ON_ONE_LINE else [text, paragraph, line]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, TypeAlias
 
 from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
@@ -16,6 +16,7 @@ from langchain_core.prompts import (
     ChatPromptTemplate,
     FewShotChatMessagePromptTemplate,
     FewShotPromptTemplate,
+    HumanMessagePromptTemplate,
 )
 from langchain_core.runnables import (
     Runnable,
@@ -29,11 +30,12 @@ from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnabl
 from langchain_core.runnables.configurable import DynamicRunnable
 from pydantic import ConfigDict, Field
 
-from langchain_rcr.answers import STOP, Reading, candidates, read_answer
+from langchain_rcr.answers import Reading, candidates, read_answer
 from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.programs import ProgramParser, get_parser
-from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt, prompt_keys
+from langchain_rcr.prompt import APPENDIX_D, Prompt
+from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt, prompt_keys, prompt_of
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"
@@ -76,7 +78,7 @@ def semantic_parsing_chain(
     retriever: BaseExampleSelector | Runnable[str, list[Document]],
     parser: str | ProgramParser | Callable[[str], Any],
     *,
-    prompt: BasePromptTemplate[Any] | None = None,
+    prompt: Prompt | BasePromptTemplate[Any] | None = None,
     instructions: str = "",
     execute: Callable[[str], Any] | None = None,
     retries: int = 1,
@@ -100,9 +102,12 @@ def semantic_parsing_chain(
         parser: a language (see `langchain_rcr.programs.get_parser`; note that "functional" and "sexpr" accept nearly
             any words, and "tokens" any text), an object with `parse`, or a function. If it raises, or returns None or
             False, the text is not a program.
-        prompt: a prompt with a place for selected examples: `few_shot_prompt`, `chat_few_shot_prompt`, or one made of
-            LangChain's classes; the picks replace those of its selector. None: one of our two, by the kind of `llm`.
-        instructions: without `prompt`, the text before the examples: a chat model's system message.
+        prompt: a `Prompt`, or a LangChain prompt with a place for selected examples: `few_shot_prompt`,
+            `chat_few_shot_prompt`, or one made of LangChain's classes; the picks replace those of its selector. None:
+            the one that the retriever's checkpoint was trained with; without one, that of the paper's appendix D, or
+            two messages an example for a chat model.
+        instructions: without a LangChain prompt, what is said first, in place of the `Prompt`'s own: a chat model's
+            system message.
         execute: runs a program, such as `open_database("books.sqlite")`; what it gives is the answer's `result`. If it
             raises a `ProgramError`, the model is asked again with the message; any other exception propagates.
         retries: how many times to ask again, at most, after an answer that is not a program: a chat model gets the
@@ -136,16 +141,19 @@ def semantic_parsing_chain(
     if query_key is None and len(variables) == 1:
         query_key = variables[0]
     keys = prompt_keys(_innermost(retriever), source_key, target_key, query_key)
-    if prompt is None:
+    labels = APPENDIX_D.labels
+    if prompt is None or isinstance(prompt, Prompt):
         picked, names = _PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
         completes = isinstance(_innermost(model), BaseLLM)
-        front = instructions.replace("{", "{{").replace("}", "}}")
-        if completes:
-            prompt = few_shot_prompt(picked, prefix=front, **names)
+        own = prompt or prompt_of(_innermost(retriever)) or Prompt(name="appendix_d" if completes else "chat")
+        front = instructions.replace("{", "{{").replace("}", "}}") or None
+        if completes and own.form == "text":
+            prompt = few_shot_prompt(picked, prompt=own, prefix=front, **names)
         else:
-            prompt = chat_few_shot_prompt(picked, system=front or None, **names)
+            prompt = chat_few_shot_prompt(picked, prompt=own, system=front, **names)
+        labels = own.labels if own.form == "text" else labels
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
-            model = model.bind(stop=list(STOP))
+            model = model.bind(stop=list(own.stop))
     language = parser if isinstance(parser, str) else None
     return SemanticParsingChain(
         llm=model,
@@ -157,6 +165,7 @@ def semantic_parsing_chain(
         retries=retries,
         drafts=drafts,
         query_key=keys.query,
+        labels=labels,
     )
 
 
@@ -174,6 +183,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     retries: int = Field(default=1, ge=0)
     drafts: int = Field(default=0, ge=0)
     query_key: str = "source"
+    labels: tuple[str, str] = APPENDIX_D.labels
 
     def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> ParsedProgram:
         """Answer one question; see `semantic_parsing_chain`."""
@@ -289,11 +299,11 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     def _read(self, output: Any) -> tuple[str, Reading, Any]:
         """The answer, the program in it, and what running that gave."""
         answer = _text(output)
-        reading = read_answer(answer, self.parse, self.language)
+        reading = read_answer(answer, self.parse, self.language, self.labels)
         if self.execute is None:
             return answer, reading, None
         # The database may accept what the parser doesn't.
-        program = reading.program or next(iter(candidates(answer, self.language)), None)
+        program = reading.program or next(iter(candidates(answer, self.language, self.labels)), None)
         if program is None:
             return answer, reading, None
         try:
@@ -416,17 +426,28 @@ def _fed_with_picks(prompt: BasePromptTemplate[Any]) -> BasePromptTemplate[Any]:
     Raises:
         InputError: it has no selector, and so no place for the picks.
     """
-    if isinstance(prompt, FewShotPromptTemplate | FewShotChatMessagePromptTemplate) and prompt.example_selector:
-        return prompt.model_copy(update={"example_selector": _PickedExamples()})
+    if _selects(prompt):
+        fed: BasePromptTemplate[Any] = _fed(prompt)
+        return fed
     if isinstance(prompt, ChatPromptTemplate) and any(map(_selects, prompt.messages)):
-        messages = [_fed_with_picks(part) if _selects(part) else part for part in prompt.messages]
-        return prompt.model_copy(update={"messages": messages})
+        return prompt.model_copy(update={"messages": [_fed(part) for part in prompt.messages]})
     msg = "prompt has no place for the picks: give one with an example_selector, as few_shot_prompt makes it"
     raise InputError(msg)
 
 
-def _selects(part: object) -> TypeGuard[FewShotChatMessagePromptTemplate]:
-    return isinstance(part, FewShotChatMessagePromptTemplate) and part.example_selector is not None
+def _selects(part: object) -> bool:
+    within = part.prompt if isinstance(part, HumanMessagePromptTemplate) else part
+    kinds = FewShotPromptTemplate | FewShotChatMessagePromptTemplate
+    return isinstance(within, kinds) and within.example_selector is not None
+
+
+def _fed(part: Any) -> Any:
+    """A part of a chat prompt, with `_PickedExamples` in the place of its selector."""
+    if not _selects(part):
+        return part
+    if isinstance(part, HumanMessagePromptTemplate):
+        return part.model_copy(update={"prompt": _fed(part.prompt)})
+    return part.model_copy(update={"example_selector": _PickedExamples()})
 
 
 def _parse_function(parser: object) -> Callable[[str], Any]:

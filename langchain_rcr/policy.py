@@ -29,6 +29,7 @@ from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item
 from langchain_rcr.manifest import CARD, inside, seal, verify
 from langchain_rcr.programs import TOKENS, ProgramSpec
+from langchain_rcr.prompt import Prompt
 from langchain_rcr.rows import same
 from langchain_rcr.state import State, make_state
 
@@ -54,6 +55,7 @@ class TriEncoder(nn.Module):
 
     Attributes:
         card: the text of the checkpoint's README.md; empty: one that `save_pretrained` makes.
+        prompt: by which the language model was asked that taught or judged it; None: there was none.
 
     Raises:
         InputError: the three encoders differ in the length of their vectors, or there is no such family.
@@ -74,6 +76,7 @@ class TriEncoder(nn.Module):
         self.query, self.context, self.candidate = query, context, candidate
         self.config, self.spec = config, spec or ProgramSpec()
         self.card = ""
+        self.prompt: Prompt | None = None
         get_family(config.family)
 
     @property
@@ -281,6 +284,7 @@ class TriEncoder(nn.Module):
             "tau": self.config.tau,
             "state": self.config.state,
             "spec": asdict(self.spec),
+            "prompt": None if self.prompt is None else self.prompt.model_dump(),
             "fingerprint": self.fingerprint(),
             "versions": library_versions(),
         }
@@ -337,6 +341,7 @@ class TriEncoder(nn.Module):
         try:
             config = family.settings(**{**meta["settings"], "lam": meta["lam"], "tau": meta["tau"], "state": state})
             model = cls(*family.load(path, embeddings=embeddings, trust=trust), config, spec)
+            model.prompt = None if meta.get("prompt") is None else Prompt.model_validate(meta["prompt"])
         except CheckpointError:
             raise
         except (RCRError, TypeError, ValueError, KeyError, AttributeError, OverflowError, RuntimeError) as error:

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.files import write_text
-from langchain_rcr.items import EXAMPLE_TEMPLATE, Item
+from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.prompt import APPENDIX_D
 
 Example = Mapping[str, Any]
 """One example: a question under the source key, its program under the target key, any other fields beside them."""
@@ -106,8 +107,7 @@ class ExamplePool:
 
     def text(self, example: Example) -> str:
         """An example as a prompt shows it: "Source: …", line break, "Target: …" (the paper's appendix D)."""
-        item = self.item(example)
-        return EXAMPLE_TEMPLATE.format(source=item.source, target=item.target)
+        return APPENDIX_D.shown(self.item(example))
 
     @cached_property
     def programs(self) -> NDArray[np.int64]:

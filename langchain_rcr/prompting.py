@@ -1,4 +1,4 @@
-"""Few-shot prompts: as one text in the format of the paper's appendix D, and as chat messages."""
+"""A `Prompt` as LangChain's prompts: one text, or the messages of a chat, with a place for selected examples."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from langchain_core.prompts import (
     ChatPromptTemplate,
     FewShotChatMessagePromptTemplate,
     FewShotPromptTemplate,
+    HumanMessagePromptTemplate,
     PromptTemplate,
 )
 from langchain_core.prompts.string import DEFAULT_FORMATTER_MAPPING
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.items import EXAMPLE_TEMPLATE
+from langchain_rcr.prompt import APPENDIX_D, Prompt, renamed
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 
@@ -95,73 +96,121 @@ class PromptKeys(NamedTuple):
 def few_shot_prompt(
     selector: BaseExampleSelector,
     *,
+    prompt: Prompt | None = None,
     source_key: str | None = None,
     target_key: str | None = None,
     query_key: str | None = None,
-    prefix: str = "",
+    prefix: str | None = None,
 ) -> FewShotPrompt:
-    """A prompt of selected examples and the question, as in the paper's appendix D.
-
-    Lines of "Source: …" and "Target: …" for each example, then "Source: " with the question, then "Target:".
+    """A prompt of selected examples and the question as one text.
 
     Args:
         selector: any LangChain example selector.
+        prompt: how it is written. None: as the selector's checkpoint was trained with, if it was with one, otherwise as
+            in the paper's appendix D: lines of "Source: …" and "Target: …" for each example, then "Source: " with the
+            question, then "Target:".
         source_key: the key of an example's question; None for the retriever's own, "source" for other selectors.
         target_key: the key of its program; None for the retriever's own, "target" for other selectors.
         query_key: the prompt variable with the question; None for the selector's input key, if it has exactly one,
             otherwise the source key.
-        prefix: a template before the examples, on lines of its own (literal braces doubled).
+        prefix: takes the place of the prompt's.
 
     Returns:
-        A prompt with one variable: `few_shot_prompt(retriever).invoke({"source": question})`.
+        A prompt whose variables are the question and what the prompt's templates name:
+        `few_shot_prompt(retriever).invoke({"source": question})`.
 
     Raises:
-        InputError: the selector is not an example selector, or a key can't be the name of a template variable.
+        InputError: the selector is not an example selector, a key can't be the name of a template variable, or the
+            prompt is one of chat messages.
     """
-    keys = prompt_keys(selector, source_key, target_key, query_key)
-    example = EXAMPLE_TEMPLATE.format(source=f"{{{keys.source}}}", target=f"{{{keys.target}}}")
-    suffix = EXAMPLE_TEMPLATE.format(source=f"{{{keys.query}}}", target="").rstrip()
-    return FewShotPrompt(
-        example_selector=_asked_by(selector, keys.query),
-        example_prompt=PromptTemplate.from_template(example),
-        prefix=prefix,
-        suffix=suffix,
-        example_separator="\n",
-        input_variables=[keys.query],
-    )
+    prompt = prompt or prompt_of(selector) or APPENDIX_D
+    if prompt.form != "text":
+        raise InputError(f"the prompt '{prompt.name}' consists of chat messages: use chat_few_shot_prompt")
+    if prefix is not None:
+        prompt = Prompt.model_validate({**prompt.model_dump(), "prefix": prefix})
+    return _text(prompt, selector, prompt_keys(selector, source_key, target_key, query_key), prompt.system or "")
 
 
 def chat_few_shot_prompt(
     selector: BaseExampleSelector,
     *,
+    prompt: Prompt | None = None,
     system: str | None = None,
     source_key: str | None = None,
     target_key: str | None = None,
     query_key: str | None = None,
 ) -> ChatPromptTemplate:
-    """A chat prompt: a human message and an AI message for each selected example, then the question.
+    """A prompt for a chat model: a human and an AI message for each selected example, or one text with all of them.
 
     Args:
         selector: any LangChain example selector.
-        system: a template for a system message in front (literal braces doubled); None for no such message.
+        prompt: how it is written. None: as the selector's checkpoint was trained with, if it was with one, otherwise
+            two messages for each example, then the question.
+        system: takes the place of the prompt's: a template for a system message in front (literal braces doubled).
         source_key: see `few_shot_prompt`.
         target_key: see `few_shot_prompt`.
         query_key: see `few_shot_prompt`.
 
     Returns:
-        A prompt with one variable, and those of `system`: `chat_few_shot_prompt(retriever) | model`.
+        A prompt whose variables are the question and what the prompt's templates name:
+        `chat_few_shot_prompt(retriever) | model`.
 
     Raises:
         InputError: as `few_shot_prompt`.
     """
+    prompt = prompt or prompt_of(selector) or Prompt(name="chat")
     keys = prompt_keys(selector, source_key, target_key, query_key)
-    shots = FewShotMessages(
+    system = prompt.system if system is None else system
+    if prompt.form == "text":
+        system = _braced(prompt.instruction) if system is None else system
+        asked: list[Any] = [HumanMessagePromptTemplate(prompt=_text(prompt, selector, keys))]
+    else:
+        shown = [("human", renamed(prompt.question, {"source": keys.source}))]
+        shown += [("ai", renamed(prompt.answer, {"target": keys.target}))]
+        shots = FewShotMessages(
+            example_selector=_asked_by(selector, keys.query),
+            example_prompt=ChatPromptTemplate(shown),
+            input_variables=[keys.query],
+        )
+        asked = [shots, ("human", _asked(prompt, keys))]
+    front = [("system", system)] if system else []
+    return ChatPromptTemplate([*front, *asked], partial_variables=_known(prompt))
+
+
+def prompt_of(selector: object) -> Prompt | None:
+    """The prompt that a retriever's checkpoint was trained with."""
+    return selector.store.encoder.prompt if isinstance(selector, SequentialCompositionalRetriever) else None
+
+
+def _text(prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str = "") -> FewShotPrompt:
+    """The one text of a prompt, after what is said first to a completion model."""
+    example = f"{renamed(prompt.question, {'source': keys.source})}\n{renamed(prompt.answer, {'target': keys.target})}"
+    before = f"{system}\n\n{prompt.prefix}" if prompt.prefix else f"{system}\n"
+    return FewShotPrompt(
         example_selector=_asked_by(selector, keys.query),
-        example_prompt=ChatPromptTemplate([("human", f"{{{keys.source}}}"), ("ai", f"{{{keys.target}}}")]),
-        input_variables=[keys.query],
+        example_prompt=PromptTemplate.from_template(example),
+        prefix=before if system else prompt.prefix,
+        suffix=f"{_asked(prompt, keys)}\n{_braced(prompt.cue)}",
+        example_separator="\n",
+        input_variables=[keys.query, *prompt.variables],
+        partial_variables=_known(prompt),
     )
-    front = [] if system is None else [("system", system)]
-    return ChatPromptTemplate([*front, shots, ("human", f"{{{keys.query}}}")])
+
+
+def _asked(prompt: Prompt, keys: PromptKeys) -> str:
+    """The template of the question to answer."""
+    question = renamed(prompt.question, {"source": keys.query})
+    return f"{prompt.suffix}\n{question}" if prompt.suffix else question
+
+
+def _known(prompt: Prompt) -> dict[str, Any]:
+    """The variables that the prompt itself sets."""
+    return {"schema": prompt.db_schema} if prompt.db_schema else {}
+
+
+def _braced(text: str) -> str:
+    """A template of this text."""
+    return text.replace("{", "{{").replace("}", "}}")
 
 
 def prompt_keys(

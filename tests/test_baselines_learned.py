@@ -22,7 +22,7 @@ from rcr_trainer.training.runner import linear
 
 from langchain_rcr import Item, TriEncoder
 from langchain_rcr.errors import InputError
-from langchain_rcr.items import compose
+from langchain_rcr.prompt import APPENDIX_D
 
 LEARNED = ["epr", "se2", "se2_tri", "ceil", "iterr"]
 WORDS = ["river", "state", "city", "largest", "longest", "border", "capital", "population"]
@@ -70,7 +70,7 @@ def nearest(row):
 
 
 def likelihood(row, shown):
-    return Scores().of(compose([ITEMS[each] for each in shown], ITEMS[row].source), f" {ITEMS[row].target}\n")
+    return Scores().of(APPENDIX_D.text([ITEMS[each] for each in shown], ITEMS[row].source), f" {ITEMS[row].target}\n")
 
 
 @pytest.mark.slow
@@ -293,7 +293,7 @@ def test_iterr_picks_by_a_recurrent_state_and_learns_what_is_rewarded():
     selector = make("iterr", Wanted(), epochs=30, lr=0.05, candidates=12, sets=8)
     before = make("iterr", Wanted(), epochs=1, lr=1e-9)
     shown = [
-        np.mean([Wanted().of(compose([ITEMS[pick] for pick in own], ""), "") for own in each.pick(QUERIES, 3)])
+        np.mean([Wanted().of(APPENDIX_D.text([ITEMS[pick] for pick in own], ""), "") for own in each.pick(QUERIES, 3)])
         for each in (before, selector)
     ]
     assert shown[1] > shown[0] + 0.5
@@ -330,7 +330,8 @@ def test_trained_with_a_small_language_model_it_helps_that_more_than_untrained(n
         selector, rows = get_baseline(name).build(examples, resources, k=2), training_rows(60, 30).tolist()
         picks = selector.pick([pool[row].source for row in rows], 2, [[row] for row in rows])
         prompts = [
-            compose([pool[pick].item for pick in own], pool[row].source) for row, own in zip(rows, picks, strict=True)
+            APPENDIX_D.text([pool[pick].item for pick in own], pool[row].source)
+            for row, own in zip(rows, picks, strict=True)
         ]
         return np.mean(parser.log_likelihoods(prompts, [f" {pool[row].target}\n" for row in rows]))
 

@@ -11,7 +11,8 @@ import torch
 from rcr_trainer.data import covr_split
 from rcr_trainer.data.covr_grammar import Sampler
 
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
+from langchain_rcr.prompt import APPENDIX_D
 
 FOLDER = Path(__file__).parents[1] / "examples" / "models" / "covr-parser"
 sys.path.insert(0, str(FOLDER))
@@ -68,7 +69,7 @@ def test_tokens_give_back_the_program_in_its_own_spacing(pairs, vocabulary):
 def test_an_episode_with_own_names_is_the_paper_s_prompt(pairs, vocabulary, first):
     chosen = pairs[:5]
     episode = episodes.assemble([episodes.encode(*pair, vocabulary) for pair in chosen], episodes.OWN, first)
-    prompt = compose([Item(*pair) for pair in chosen[:4]], chosen[4][0])
+    prompt = APPENDIX_D.text([Item(*pair) for pair in chosen[:4]], chosen[4][0])
     tokenizer = episodes.build_tokenizer(vocabulary)
     assert tokenizer.encode(f"{prompt} {chosen[4][1]}\n").ids == episode.ids.tolist()
     assert len(tokenizer.encode(prompt).ids) == episode.query

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
+from langchain_rcr.prompt import APPENDIX_D
 
 FOLDER = Path(__file__).parents[1] / "examples" / "models" / "covr-parser"
 pytestmark = pytest.mark.skipif(
@@ -61,13 +62,13 @@ def test_the_folder_is_small_and_complete():
 
 @pytest.mark.slow
 def test_it_answers_with_a_program_and_stops(answer):
-    programs = answer([compose(SHOWN, question) for question in ASKED])
+    programs = answer([APPENDIX_D.text(SHOWN, question) for question in ASKED])
     assert [program.strip() for program in programs] == list(ASKED.values())
 
 
 @pytest.mark.slow
 def test_it_uses_the_names_that_the_prompt_shows(answer):
     shown = [Item(item.source, renamed(item.target)) for item in SHOWN]
-    programs = answer([compose(shown, question) for question in ASKED])
+    programs = answer([APPENDIX_D.text(shown, question) for question in ASKED])
     named = [re.findall(r"\w+(?= [(\[])", program) for program in programs]
     assert named == [re.findall(r"\w+(?= [(\[])", renamed(program)) for program in ASKED.values()]

@@ -12,7 +12,7 @@ from rcr_trainer.errors import DataError
 from langchain_rcr.programs import ProgramSpec
 
 ROWS = [("how, many?", 'count("a")'), ("line\nbreak", "f\tg"), ("größer 本", "h()")]
-EXAMPLES = [Example(str(number), *row) for number, row in enumerate(ROWS, start=1)]
+EXAMPLES = [Example(str(number), *row, {"db_id": "geo"}) for number, row in enumerate(ROWS, start=1)]
 
 
 def _write(path: Path, text: str | bytes) -> Path:
@@ -21,14 +21,14 @@ def _write(path: Path, text: str | bytes) -> Path:
 
 
 def _write_rows(path: Path) -> Path:
-    objects = [{"source": source, "target": target, "extra": None} for source, target in ROWS]
+    objects = [{"source": source, "target": target, "db_id": "geo"} for source, target in ROWS]
     if path.suffix in {".jsonl", ".ndjson"}:
         return _write(path, "".join(json.dumps(row) + "\n" for row in objects))
     if path.suffix == ".json":
         return _write(path, json.dumps(objects, indent=1))
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter="\t" if path.suffix == ".tsv" else ",")
-        writer.writerows([("source", "target"), *ROWS])
+        writer.writerows([("source", "target", "db_id"), *((*row, "geo") for row in ROWS)])
     return path
 
 

@@ -14,8 +14,9 @@ from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import load_split
 
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec, Tree
+from langchain_rcr.prompt import APPENDIX_D
 
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parents[2] / "shared" / "data")) / "geoquery"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no GeoQuery corpus at {DATA}")
@@ -245,7 +246,7 @@ def test_examples_as_the_paper_prints_them(tmp_path: Path) -> None:
     split, plain = (load_split(DataSettings(**where, anonymize_values=on), 0) for on in (True, False))
     programs = {example.source: example.target for example in split.train + split.test}
     assert [(question, programs.get(question)) for question, _ in PRINTED] == PRINTED
-    prompt = compose([Item(question, program) for question, program in PRINTED[:1]], "x")
+    prompt = APPENDIX_D.text([Item(question, program) for question, program in PRINTED[:1]], "x")
     assert prompt.startswith(
         "Source: which capitals are in the states that border texas\nTarget: answer(capital(loc_2("
     )

@@ -19,8 +19,9 @@ from rcr_trainer.runs import Run
 from rcr_trainer.settings import EvaluationSettings, Settings
 from tiny_bert import tiny_bert
 
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.prompt import APPENDIX_D
 
 pytestmark = pytest.mark.slow
 
@@ -83,7 +84,9 @@ def test_a_run_with_the_simulator_says_simulated_and_scores_as_a_plain_loop_does
         [e.source for e in split.test], 4
     )
     right = [
-        simulator.answer(compose([Item(split.train[i].source, split.train[i].target) for i in row], query.source))
+        simulator.answer(
+            APPENDIX_D.text([Item(split.train[i].source, split.train[i].target) for i in row], query.source)
+        )
         == query.target
         for query, row in zip(split.test, picks, strict=True)
     ]
@@ -203,7 +206,7 @@ def test_a_budget_that_was_spent_before_leaves_coverage_alone(capsys, here, monk
 
 def test_a_model_that_cannot_be_asked_fails_the_stage_and_leaves_coverage(capsys, here, monkeypatch):
     class Broken:
-        name = "m"
+        name, prompt = "m", APPENDIX_D
 
         def __enter__(self):
             return self

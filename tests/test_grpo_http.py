@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_openai import ChatOpenAI
 from openai_server import OpenAIServer, echo_of
+from pydantic import SecretStr
 from rcr_trainer import pipeline
 from rcr_trainer.llm.local import LocalLM
+from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
+
+from langchain_rcr import SequentialCompositionalRetriever, semantic_parsing_chain
 
 pytestmark = pytest.mark.slow
 
@@ -141,6 +146,41 @@ def test_sql_of_several_lines_arrives_whole(
         assert all(request.body.get("stop") == stop for request in server.requests)
     assert [row["reward"] for row in found[1:]] == [1.0] * len(found[1:])
     assert found[-1]["dev_reward"] == 1.0
+
+
+def test_training_evaluation_and_a_chain_from_the_checkpoint_ask_with_the_prompt_of_the_settings(
+    queries: tuple[dict[str, Any], dict[str, str]], tmp_path: Path
+) -> None:
+    data, programs = queries
+    for path in (data["train"], data["test"]):
+        examples = [json.loads(line) | {"schema": "city(name, state)"} for line in path.read_text().splitlines()]
+        path.write_text("\n".join(map(json.dumps, examples)), encoding="utf-8")
+    prompt = {"name": "chat", "system": "Tables: {schema}", "question": "{source} (SQL)"}
+    with OpenAIServer(lambda prompt: "SELECT 1") as server:
+        server.answer = lambda prompt: programs[prompt.splitlines()[-1].removesuffix(" (SQL)")]
+        llm = {"kind": "chat", "model": "m", "base_url": server.base_url}
+        options: dict[str, Any] = {
+            "prompt": prompt,
+            "program": {"language": "sql"},
+            "reward": {"names": ["correctness"]},
+        }
+        rows(tmp_path / "run", data, llm, **options, evaluation={"answers": True, "selectors": ["random"], "k": 2})
+        grpo = len(server.requests)
+        pipeline.run(Run.open(tmp_path / "run").config, resume=True)
+        evaluated = len(server.requests)
+        assert 0 < grpo < evaluated
+        chain = semantic_parsing_chain(
+            ChatOpenAI(model="m", base_url=server.base_url, api_key=SecretStr("x"), temperature=0),
+            SequentialCompositionalRetriever.from_pretrained(tmp_path / "run"),
+            "sql",
+        )
+        chain.invoke({"source": "names in 3 ?", "schema": "city(name, state)"})
+    for request in server.requests:
+        system, *turns = request.body["messages"]
+        assert system == {"role": "system", "content": "Tables: city(name, state)"}
+        assert {turn["role"] for turn in turns[1::2]} == {"assistant"}
+        assert all(turn["content"].endswith(" ? (SQL)") for turn in turns[::2])
+    assert len(server.requests) == evaluated + 1
 
 
 def test_the_simulator_answers_programs_of_several_lines(

@@ -21,9 +21,10 @@ from training import train_sft
 
 from langchain_rcr.answers import program_of
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.prompt import APPENDIX_D
 
 torch.set_num_threads(1)
 
@@ -217,6 +218,8 @@ def test_no_question_draws_itself_or_its_own_program():
 class Parrot:
     """Answers what a function makes of the prompt."""
 
+    prompt = APPENDIX_D
+
     def __init__(self, answer):
         self.answer, self.prompts = answer, []
 
@@ -248,7 +251,7 @@ def test_answers_become_rewards():
     assert first.count("Source: ") == first.count("Target:") == 5
     sources = [line.removeprefix("Source: ") for line in first.splitlines() if line.startswith("Source: ")]
     by_source = {e.source: e for e in SPLIT.train}
-    assert first == compose(items([by_source[source] for source in sources[:4]]), sources[4])
+    assert first == APPENDIX_D.text(items([by_source[source] for source in sources[:4]]), sources[4])
 
 
 @pytest.mark.slow

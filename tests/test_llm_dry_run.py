@@ -14,8 +14,9 @@ from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, open_language_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.prompt import APPENDIX_D
 
 pytestmark = pytest.mark.slow
 
@@ -76,7 +77,7 @@ def cost(settings: Settings) -> tuple[str, list[str]]:
     """What is told of 10 calls, and all prompts that they could have."""
     task = Task(POOL, [], [], [], QUERIES, ProgramSpec())
     prompts = [
-        compose([Item(e.source, e.target) for e in picks], query.source)
+        APPENDIX_D.text([Item(e.source, e.target) for e in picks], query.source)
         for picks in itertools.permutations(POOL, 2)
         for query in QUERIES
     ]

@@ -12,9 +12,10 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.llm.opening import open_llm
-from rcr_trainer.llm.scoring import gold
 from rcr_trainer.llm.settings import LLMSettings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
+from langchain_rcr.prompt import APPENDIX_D
 
 pytestmark = pytest.mark.slow
 
@@ -102,10 +103,13 @@ def test_likelihoods_are_those_of_one_token_at_a_time(folder: str, batch_size: i
     programs = [*(f"{word} ( {word} )" for word in "abcdefgh"), "h", "a", "b", "c ( d )", "e", "f"]
     settings = LLMSettings(kind="local", model=folder, max_tokens=12, batch_size=batch_size, device="cpu")
     with open_llm(settings, None) as llm:
-        found = llm.log_likelihoods(prompts, [gold(program) for program in programs])
+        found = llm.log_likelihoods(prompts, [APPENDIX_D.continuation(program) for program in programs])
         assert found == pytest.approx(by_hand(folder, prompts, programs), abs=1e-4)
         assert llm.log_likelihoods([f"Source: {'a ' * 50}\nTarget:"], [" a\n"]) == [float("-inf")]  # doesn't fit
-        assert llm.log_likelihoods(prompts[:2], [gold(program) for program in programs[:2]]) == found[:2]
+        assert (
+            llm.log_likelihoods(prompts[:2], [APPENDIX_D.continuation(program) for program in programs[:2]])
+            == found[:2]
+        )
 
 
 def test_what_texts_have_in_common_is_computed_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,11 +145,11 @@ def test_a_server_and_this_machine_agree_and_pay_once(folder: str, tmp_path: Pat
         settings |= {"device": "cpu"} if kind == "local" else {"base_url": server.base_url}
         for paid in (13, 0):
             with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite", account="run") as llm:
-                found = llm.log_likelihoods(prompts, [gold(program) for program in programs])
+                found = llm.log_likelihoods(prompts, [APPENDIX_D.continuation(program) for program in programs])
                 assert found == pytest.approx(expected, abs=1e-4)
                 assert (llm.stats.paid, llm.spent.calls) == (paid, 13)
                 with pytest.raises(BudgetExceeded, match="13 calls"):
-                    llm.log_likelihoods(["Source: d d d\nTarget:"], [gold("d")])
+                    llm.log_likelihoods(["Source: d d d\nTarget:"], [APPENDIX_D.continuation("d")])
         assert len(server.paid) == (0 if kind == "local" else 13)
 
 

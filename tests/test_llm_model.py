@@ -27,6 +27,8 @@ from rcr_trainer.llm.ledger import Answer, Use
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 
+from langchain_rcr.prompt import Conversation
+
 
 class Echo(BaseLLM):
     """Answers a prompt by itself in capitals; asynchronous, and counts."""
@@ -182,8 +184,8 @@ def test_a_chat_model_and_bound_parameters() -> None:
 
 def test_an_instruction_precedes_the_prompt() -> None:
     echo = Echo()
-    with wrap(echo, instruction="Parse.") as llm:
-        llm.generate(["a"])
+    with wrap(echo) as llm:
+        llm.generate([Conversation("Parse.", ("a",))])
     assert list(echo.asked) == ["Parse.\n\na"]
 
 
@@ -207,7 +209,6 @@ def test_what_is_sent_along_parts_the_cache_and_so_does_the_identity(tmp_path: P
     assert paid(concurrency=3, timeout=5) == 0
     assert paid("another") == 1
     assert paid(stop=["x"]) == 1
-    assert paid(instruction="x") == 1
     assert paid(model=Echo().bind(top_k=1)) == 1
     assert paid() == 0
 
@@ -349,16 +350,28 @@ def test_an_answer_that_cannot_be_kept_is_not_used(tmp_path: Path) -> None:
             llm.generate(["a", "b"])
 
 
-def test_a_model_that_never_answers_is_worth_one_warning(caplog: pytest.LogCaptureFixture) -> None:
-    class Mute(Echo):
+@pytest.mark.parametrize(("useful", "stops"), [(0, True), (24, True), (25, False)])
+def test_a_model_of_whose_first_answers_over_half_are_no_programs_is_given_up(useful: int, stops: bool) -> None:
+    class Prose(Echo):
         async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
-            return LLMResult(generations=[[Generation(text="")] for _ in prompts])
+            self.asked.update(prompts)
+            texts = ["f(x)" if int(prompt[1:]) < useful else "Sorry, (I can't" for prompt in prompts]
+            return LLMResult(generations=[[Generation(text=text)] for text in texts])
 
-    with wrap(Mute()) as llm:
-        assert {answer.reason for answer in llm.generate([f"p{n}" for n in range(60)])} == {"empty"}
-        llm.generate([f"q{n}" for n in range(60)])
-        assert llm.stats.failures == {"empty": 120}
-    assert [record.levelname for record in caplog.records].count("WARNING") == 1
+    prose = Prose()
+    with wrap(prose) as llm:
+        if stops:
+            with pytest.raises(LLMError) as raised:
+                llm.generate([f"p{n}" for n in range(600)])
+            message = str(raised.value)
+            assert f"{50 - useful} of the first 50 answers of 'Prose' hold no program that parses as 'func" in message
+            assert "The end of a prompt: 'p49'; its answer: \"Sorry, (I can't\"" in message
+            assert len(message.splitlines()) == 1
+            assert len(prose.asked) == 50
+        else:
+            assert len(llm.generate([f"p{n}" for n in range(60)])) == 60
+            llm.generate([f"q{n}" for n in range(60)])
+            assert len(prose.asked) == 120
 
 
 def test_the_random_numbers_of_the_caller_are_left_alone() -> None:

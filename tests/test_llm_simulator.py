@@ -10,8 +10,9 @@ from rcr_trainer.llm.opening import wrap
 from rcr_trainer.llm.simulator import StructureBoundLLM, _all_structures, _parse, read_prompt
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec, Tree, local_structures
+from langchain_rcr.prompt import APPENDIX_D
 
 GOLD = "answer(river(loc_2(stateid('texas'))))"
 CAPITAL = "answer(capital(loc_2(stateid('utah'))))"
@@ -41,7 +42,7 @@ PYTHON = ["f(a, b=g(1))", "g(a)[0]", "f(x.y, 2)", "g(b=f(x))"]
 
 
 def prompt(shown: list[str], question: str = "q") -> str:
-    return compose([Item(f"s {n}", program) for n, program in enumerate(shown)], question)
+    return APPENDIX_D.text([Item(f"s {n}", program) for n, program in enumerate(shown)], question)
 
 
 def simulator(gold: str = GOLD, **options: object) -> StructureBoundLLM:

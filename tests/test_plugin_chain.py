@@ -558,7 +558,7 @@ async def test_composing_and_streaming(retriever: SequentialCompositionalRetriev
 def test_schemas_clones_and_settings(retriever: SequentialCompositionalRetriever) -> None:
     chain = semantic_parsing_chain(FakeListLLM(responses=[GOOD]), retriever, "sql")
     assert {kind["type"] for kind in chain.get_input_jsonschema()["anyOf"]} == {"string", "object"}
-    assert {"program", "tree", "picks", "answers", "error"} == set(
+    assert {"program", "tree", "picks", "answers", "error", "result"} == set(
         chain.get_output_jsonschema()["$defs"]["ParsedProgram"]["properties"]
     )
     for clone in (copy.deepcopy(chain), pickle.loads(pickle.dumps(chain))):

@@ -23,7 +23,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from run_tree import RunTree
 
 from langchain_rcr import FewShotPrompt, InputError, Item, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
-from langchain_rcr.items import compose
+from langchain_rcr.prompt import APPENDIX_D
 
 GEO = [
     {"source": "which capitals are in texas", "target": "answer(capital(loc_2(texas)))"},
@@ -69,7 +69,7 @@ def test_compose_makes_the_same_prompt() -> None:
     question = "what is the largest capital in texas"
     retriever = _retriever(GEO)
     picks = [Item(example["source"], example["target"]) for example in retriever.select_examples({"source": question})]
-    assert compose(picks, question) == few_shot_prompt(retriever).format(source=question)
+    assert APPENDIX_D.text(picks, question) == few_shot_prompt(retriever).format(source=question)
 
 
 def test_the_plain_drop_in_makes_the_same_prompt() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from functools import partial
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
+from langchain_rcr.prompt import Request
 from rcr_trainer.pipeline import load_checked
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_reward, open_language_model
@@ -87,15 +89,13 @@ def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> 
         return model.estimate_calls(calls, longest_prompt(model, task.pool, queries, shown))
 
 
-def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> str:
+def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> Request:
     """A prompt with at least as many tokens as any that shows so many examples of the pool and asks one of the queries.
 
     It is the one of the longest examples and query, each measured by itself: no tokenizer in use has a token that spans
     the line break between two of them.
     """
-    from langchain_rcr.items import compose
-
-    items = [example.item for example in pool]
-    longest = nlargest(shown, items, key=lambda item: llm.count_tokens(compose([item], "")))
-    query = max({query.source for query in queries}, key=lambda source: llm.count_tokens(compose([], source)))
-    return compose(longest, query)
+    prompt = llm.prompt
+    longest = nlargest(shown, [e.item for e in pool], key=lambda item: llm.count_tokens(prompt.shown(item)))
+    asked = (partial(prompt.request, question=query.source, fields=query.fields) for query in queries)
+    return max(asked, key=lambda ask: llm.count_tokens(ask([])))(longest)

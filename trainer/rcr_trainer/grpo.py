@@ -36,14 +36,13 @@ from torch import Tensor
 
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.encoder import Features
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.selection import greedy
 from rcr_trainer.coverage import program_groups
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
-from rcr_trainer.llm.scoring import gold
 from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
@@ -314,11 +313,15 @@ class _GRPO:
         predictions: list[str | None] = [None] * len(queries)
         tally: _Tally = {}
         if self.reward.needs_llm and self.llm is not None:
-            shown = [[e.item for e in context] for context in contexts]
-            prompts = [compose(items, query.source) for items, query in zip(shown, queries, strict=True)]
+            prompt = self.llm.prompt
+            prompts = [
+                prompt.request([e.item for e in context], query.source, query.fields)
+                for context, query in zip(contexts, queries, strict=True)
+            ]
             tally["distinct_prompts"] = (len(set(prompts)), len(prompts))
             if self.reward.likelihood:
-                return np.exp(self.llm.log_likelihoods(prompts, [gold(query.target) for query in queries])), tally
+                wanted = [prompt.continuation(query.target) for query in queries]
+                return np.exp(self.llm.log_likelihoods([*map(str, prompts)], wanted)), tally
             predictions = [answer.program for answer in self.llm.generate(prompts)]
             tally["no_program"] = (predictions.count(None), len(predictions))
         return score(self.reward, predictions, queries, contexts), tally

@@ -17,8 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from langchain_rcr.errors import CheckpointError, PoolError
-from rcr_trainer.errors import ConfigError
+from langchain_rcr.errors import CheckpointError, InputError, PoolError
+from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.locking import hold
 from rcr_trainer.runs import INCIDENTAL, Run
@@ -170,6 +170,11 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         check_reward(reward, task.reinforced)
         asks = asks or reward.needs_llm
     if asks and config.llm.kind != "simulator":
+        for query in (*task.queries, *task.reinforced, *task.dev, *task.test):
+            try:
+                config.prompt.request([], query.source, query.fields)
+            except InputError as error:
+                raise DataError(f"question {query.id!r}: {error}") from None
         open_language_model(config, task, keep=False).close()
     return split, task
 
@@ -317,11 +322,14 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], co
     from langchain_rcr.files import atomic_directory
     from langchain_rcr.hub import model_card
     from langchain_rcr.manifest import seal
+    from langchain_rcr.prompt import APPENDIX_D
     from rcr_trainer.data import write_examples
 
     model.card = model_card(
         model.config, model.spec, name=config.name, datasets=config.data.public, k=config.evaluation.k
     )
+    taught = config.grpo.enabled and config.llm.given
+    model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None
     with atomic_directory(folder) as path:
         model.save_pretrained(path)
         write_examples(path / "pool.jsonl", pool)

@@ -11,6 +11,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, mo
 from pydantic_core import PydanticCustomError
 
 from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, family_names, get_family
+from langchain_rcr.prompt import Prompt
 from langchain_rcr.section import OneOf, Section, contradiction, show
 from rcr_trainer import baselines
 from rcr_trainer.baselines.options import LearnedSettings
@@ -391,6 +392,7 @@ class Settings(Section):
     grpo: GRPOSettings = Field(default_factory=GRPOSettings)
     reward: RewardSettings = Field(default_factory=RewardSettings)
     llm: LLMSettings = Field(default_factory=LLMSettings)
+    prompt: Prompt = Field(default_factory=Prompt)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     baselines: LearnedSettings = Field(default_factory=LearnedSettings)
 
@@ -439,6 +441,8 @@ class Settings(Section):
         elif self.sft.epochs == 0 and not get_family(self.model.family).fits and self.sft.checkpoint is None:
             advice = "without training it would pick at random"
             raise contradiction("sft.epochs", 0, "model.family", self.model.family, advice)
+        if self.prompt.form == "chat" and self.llm.kind in ("completion", "local") and self.llm.given:
+            raise contradiction("prompt.form", "chat", "llm.kind", self.llm.kind, "take one with form: text")
         if self.evaluation.answers and not self.llm.given:
             advice = "name a model, or set llm.kind: simulator"
             raise contradiction("evaluation.answers", True, "llm.model", None, advice)

@@ -100,7 +100,7 @@ def download_corpus(destination: Path = CORPUS) -> Path:
 
 
 def _split_of_files(data: DataSettings) -> Split:
-    from rcr_trainer.data import Example, Split, read_examples
+    from rcr_trainer.data import Split, read_examples
 
     parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
     for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
@@ -109,7 +109,7 @@ def _split_of_files(data: DataSettings) -> Split:
         examples, _ = read_examples(path, source_key=data.source_key, target_key=data.target_key, id_key=data.id_key)
         # Row numbers restart in every file.
         prefix = "" if data.id_key else f"{part}-"
-        parts[part] = [Example(f"{prefix}{e.id}", e.source, e.target) for e in examples]
+        parts[part] = [replace(example, id=f"{prefix}{example.id}") for example in examples]
     return Split("files", parts["train"], parts["dev"], parts["test"], {"task": "files"})
 
 
@@ -407,4 +407,11 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         return wrap(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
     cache = settings.cache or config.folder.parent / "answers.sqlite"
     account = str(config.folder.resolve())
-    return open_llm(settings, cache if keep else None, language=spec.language, account=account, guesses=programs)
+    return open_llm(
+        settings,
+        cache if keep else None,
+        language=spec.language,
+        prompt=config.prompt,
+        account=account,
+        guesses=programs,
+    )

@@ -28,8 +28,9 @@ from rcr_trainer.data import Split, covr_split
 from rcr_trainer.data.covr import HELD_OUT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.prompt import APPENDIX_D
 
 SELECTORS = ("oracle", "random", "bm25")
 
@@ -132,7 +133,7 @@ def prompts_of(selector: Baseline, split: Split, queries: int, k: int) -> tuple[
     picks = selector.pick(sources, k, references=targets if selector.needs_references else None)
     items = [Item(example.source, example.target) for example in split.train]
     return [
-        compose([items[place] for place in row], source) for row, source in zip(picks, sources, strict=True)
+        APPENDIX_D.text([items[place] for place in row], source) for row, source in zip(picks, sources, strict=True)
     ], targets
 
 

@@ -13,6 +13,7 @@ from langchain_core.example_selectors import BaseExampleSelector
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.prompt import APPENDIX_D, Prompt
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.coverage import checked_exclude, excluded_entries, row_blocks
 
@@ -45,6 +46,7 @@ class Resources:
         learning: how they are trained.
         encode: opens a pretrained model by the name of a selector and that of the model it brings.
         token_ids: which token is which, for `embed_tokens`' vectors.
+        prompt: how the scoring language model is asked.
     """
 
     spec: ProgramSpec = field(default_factory=ProgramSpec)
@@ -56,6 +58,7 @@ class Resources:
     learning: LearnedSettings = field(default_factory=LearnedSettings)
     encode: Callable[[str, str], Embed] | None = None
     token_ids: Callable[[Sequence[str]], list[list[int]]] | None = None
+    prompt: Prompt = APPENDIX_D
 
     def missing(self, baseline: type[Baseline]) -> str:
         """Why the baseline can't be built; empty: it can."""

@@ -17,12 +17,13 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.items import Item, compose
+from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.prompt import APPENDIX_D, Prompt
 from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.coverage import row_blocks
-from rcr_trainer.llm.scoring import Scorer, gold
+from rcr_trainer.llm.scoring import Scorer
 from rcr_trainer.okapi import BM25Scorer
 from rcr_trainer.training.runner import Job, Runner
 from rcr_trainer.training.stage import StageSettings
@@ -108,7 +109,7 @@ class LearnedSelector(Baseline):
     def _scores(self, rows: Sequence[int], sets: Iterable[Sequence[int]]) -> FloatArray:
         """(R,) log-likelihoods of the programs of R examples behind prompts that show others, in this order."""
         scorer: Any = self.resources.score
-        return likelihoods(scorer, self._items, rows, sets)
+        return likelihoods(scorer, self._items, rows, sets, self.resources.prompt, self._examples)
 
     def _near(self, rows: IntArray) -> IntArray:
         """(Q, L) candidates of questions, see `shortlist`; L is at least k."""
@@ -124,13 +125,20 @@ def training_rows(pool: int, most: int | None) -> IntArray:
 
 
 def likelihoods(
-    scorer: Scorer, items: Sequence[Item], rows: Sequence[int], sets: Iterable[Sequence[int]]
+    scorer: Scorer,
+    items: Sequence[Item],
+    rows: Sequence[int],
+    sets: Iterable[Sequence[int]],
+    prompt: Prompt = APPENDIX_D,
+    fields: Sequence[Mapping[str, Any]] = (),
 ) -> FloatArray:
     """(R,) log-likelihoods of the programs of items[rows] behind prompts with the items of a set each, in its order."""
     prompts = [
-        compose([items[each] for each in shown], items[row].source) for row, shown in zip(rows, sets, strict=True)
+        str(prompt.request([items[each] for each in shown], items[row].source, fields[row] if fields else None))
+        for row, shown in zip(rows, sets, strict=True)
     ]
-    return np.array(scorer.log_likelihoods(prompts, [gold(items[row].target) for row in rows]), dtype=np.float64)
+    wanted = [prompt.continuation(items[row].target) for row in rows]
+    return np.array(scorer.log_likelihoods(prompts, wanted), dtype=np.float64)
 
 
 def shortlist(programs: Sequence[str], rows: IntArray, size: int) -> IntArray:

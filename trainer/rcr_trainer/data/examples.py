@@ -23,11 +23,13 @@ class Example:
         id: unique within its split; stable from one reading of the data to the next.
         source: the question, as a user would ask it.
         target: the program that answers it.
+        fields: what else its row has, such as `db_id`: JSON values by name, none called id, source or target.
     """
 
     id: str
     source: str
     target: str
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @property
     def item(self) -> Item:
@@ -59,7 +61,7 @@ class Split:
 
 
 def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
-    """Write examples as JSON lines (UTF-8; keys id, source, target); the file appears whole or not at all.
+    """Write examples as JSON lines (UTF-8; id, source, target, their fields); the file appears whole or not at all.
 
     Raises:
         InputError: the file can't be written.
@@ -67,7 +69,7 @@ def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
     """
     with atomic_file(path) as file:
         for example in examples:
-            row = {"id": example.id, "source": example.source, "target": example.target}
+            row = {"id": example.id, "source": example.source, "target": example.target, **example.fields}
             try:
                 file.write((json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8"))
             except UnicodeEncodeError as error:

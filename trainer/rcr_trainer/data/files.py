@@ -71,7 +71,8 @@ def read_examples(
     """Read examples from a file; its extension says how: .jsonl, .ndjson, .json (one list), .csv or .tsv.
 
     Text is UTF-8, with or without a byte order mark. CSV and TSV begin with a line of field names. Where that line has
-    no comma (or tab) but a semicolon, a tab or a bar, this separates the fields.
+    no comma (or tab) but a semicolon, a tab or a bar, this separates the fields. Further fields go along
+    (`Example.fields`), save empty ones and those called id, source or target, which would hide our own.
 
     Args:
         path: the file.
@@ -173,7 +174,9 @@ def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, 
         id_ = _id(row, keys, where)
         if (first := ids.setdefault(id_, place)) != place:
             raise DataError(f"{where}: id {id_!r} was used before, in {report.unit} {first}")
-    return Example(id_, source, target)
+    hidden = {*keys.values(), "id", "source", "target"}
+    fields = {name: value for name, value in row.items() if name not in hidden and value not in (None, "")}
+    return Example(id_, source, target, fields)
 
 
 def _value(row: Mapping[str, Any], keys: Mapping[str, str], setting: str, where: str) -> Any:

@@ -73,9 +73,9 @@ def text2sql_split(json_path: str | Path, kind: str = "query", fold: int | None 
         examples = {variable.name: variable.example for variable in query.variables}
         for place, sentence in enumerate(query.sentences):
             values = examples | sentence.variables  # The question doesn't name every value of some queries.
-            filled = (_filled(text, values) for text in (sentence.text, query.sql[0]))
+            source, target = (_filled(text, values) for text in (sentence.text, query.sql[0]))
             label = query.label if kind == "query" else sentence.label
-            parts[part_of.get(label, "exclude")].append(Example(f"{number}-{place}", *filled))
+            parts[part_of.get(label, "exclude")].append(Example(f"{number}-{place}", source, target))
     name = kind + "".join(f"-{label}" for label, part in part_of.items() if part == "test" != label)
     meta = {"task": path.stem, "split": name, "how": f"the {kind} split of {path.name}"}
     return Split(f"{path.stem}-{name}", parts["train"], parts["dev"], parts["test"], meta)

@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.items import compose
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.prompt import APPENDIX_D, Prompt, Request
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.intervals import paired_intervals
 from rcr_trainer.evaluation.picks import Picked, Picks
@@ -22,7 +22,7 @@ from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
 
 logger = logging.getLogger(__name__)
 
-AnswerFunction: TypeAlias = Callable[[Sequence[str]], Sequence[Answer]]
+AnswerFunction: TypeAlias = Callable[[Sequence[Request]], Sequence[Answer]]
 """Prompts → their answers, whose `program` is None where they hold none."""
 
 
@@ -34,6 +34,7 @@ class Answerer:
         answer: asks it; each prompt comes once. It may raise BudgetExceeded, on which the comparison goes on with
             what there is; any other error stops it.
         name: of the model, for the report.
+        prompt: how it is asked.
         simulated: it is no language model, but the offline simulator of one.
         queries: how many queries it is asked, spread evenly over those that count; None: all.
         execution: scores answers by their results (`rcr_trainer.rewards.execution`); None: there is no database.
@@ -42,6 +43,7 @@ class Answerer:
 
     answer: AnswerFunction
     name: str
+    prompt: Prompt = APPENDIX_D
     simulated: bool = False
     queries: int | None = None
     execution: Reward | None = None
@@ -70,7 +72,7 @@ class Answerer:
         n = len(asked)
         rows = {name: [own[i] for i in asked] for name, own in picks.items()}
         prompts = {
-            name: [compose([example.item for example in row.picks], row.question) for row in own]
+            name: [self.prompt.request([e.item for e in row.picks], row.question, row.fields) for row in own]
             for name, own in rows.items()
         }
         logger.info("%d answers for each of %s", n, ", ".join(picks))
@@ -106,9 +108,9 @@ class Answerer:
         scores.cost = None if money is None else 1000 * money / n
         return exact
 
-    def _answers(self, prompts: Mapping[str, Sequence[str]]) -> tuple[dict[str, list[Answer]], str]:
+    def _answers(self, prompts: Mapping[str, Sequence[Request]]) -> tuple[dict[str, list[Answer]], str]:
         """By selector an answer per prompt, and why some selectors have none ("" where all have)."""
-        given: dict[str, Answer] = {}
+        given: dict[Request, Answer] = {}
 
         def fetch(names: Sequence[str]) -> None:
             wanted = list(dict.fromkeys(prompt for name in names for prompt in prompts[name]))

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from pydantic import TypeAdapter, ValidationError
@@ -39,6 +39,7 @@ class Picked:
         exact: whether that is the gold program; None: it was not asked.
         jaccard: similarity of the local structures of answer and gold program (Eq. 7), 0 to 1; None: not asked.
         execution: whether both programs give the same result; None: not asked, no database, or it can't be told.
+        fields: the question's further fields; not in the file.
     """
 
     id: str
@@ -54,12 +55,15 @@ class Picked:
     exact: bool | None = None
     jaccard: float | None = None
     execution: bool | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
 
 
 Picks: TypeAlias = Mapping[str, Sequence[Picked]]
 """By selector, one for each question; every selector has the same questions in the same order."""
 
 _ADAPTER = TypeAdapter(Picked)
+_LEFT_OUT: Any = {"fields": True, "picks": {"__all__": {"fields"}}}
+"""Of picks.jsonl: the schema of a database, say, once for each question and selector."""
 
 
 def rows_of(
@@ -99,7 +103,8 @@ def rows_of(
         needed = gold.indices[gold.indptr[i] : gold.indptr[i + 1]].tolist()
         missing = [names[j] for j in sorted(needed) if j not in first]
         picks = [pool[p] for p in positions[i].tolist()]
-        rows.append(Picked(query.id, query.source, query.target, programs[i], name, kind, picks, covered, missing))
+        about = (query.id, query.source, query.target, programs[i])
+        rows.append(Picked(*about, name, kind, picks, covered, missing, fields=query.fields))
     return rows
 
 
@@ -115,7 +120,7 @@ def write_picks(directory: str | Path, picks: Picks) -> Path:
     with atomic_file(path) as file:
         for rows in zip(*picks.values(), strict=True):
             for row in rows:
-                file.write(_ADAPTER.dump_json(row) + b"\n")
+                file.write(_ADAPTER.dump_json(row, exclude=_LEFT_OUT) + b"\n")
     return path
 
 

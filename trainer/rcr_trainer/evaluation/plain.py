@@ -57,7 +57,7 @@ def plain_selectors(
         gold: which structures of the dev queries' programs count for that choice.
         names: those to build; None: all. Nothing is spent on the others.
     """
-    examples = [{"source": example.source, "target": example.target} for example in pool]
+    examples = [{"source": example.source, "target": example.target, **example.fields} for example in pool]
     plain = PlainSelectors()
     wanted = [name for name in baselines.names() if names is None or name in names]
     for name in track(wanted, "preparing plain selectors"):

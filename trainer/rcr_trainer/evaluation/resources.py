@@ -54,6 +54,7 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
         learning=config.baselines,
         encode=_opener(config),
         token_ids=None if tokens is None else tokens.ids,
+        prompt=config.prompt,
     )
 
 

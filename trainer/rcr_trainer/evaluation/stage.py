@@ -196,6 +196,7 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None) -> Answer
     return Answerer(
         llm.generate,
         llm.name,
+        llm.prompt,
         simulated=settings.kind == "simulator",
         queries=evaluation.answer_queries,
         execution=build_execution(config, task.spec),

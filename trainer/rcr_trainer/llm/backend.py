@@ -6,18 +6,20 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from langchain_core.caches import BaseCache
 from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
-from langchain_core.messages import HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.runnables import RunnableBinding
 from pydantic import SecretStr
 
-from langchain_rcr.answers import STOP, cut
+from langchain_rcr.answers import cut
+from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
 from rcr_trainer.llm.ledger import Answer, Use, token_count
@@ -25,14 +27,8 @@ from rcr_trainer.llm.openai_ import detached, is_openai
 from rcr_trainer.llm.scoring import PARAMETERS, Scored, from_echo
 from rcr_trainer.llm.settings import LLMSettings
 
-Request: TypeAlias = str | Scored
+Request: TypeAlias = str | Conversation | Scored
 """A prompt to answer, or a text to score."""
-
-CHAT_INSTRUCTION = (
-    "The text shows questions, each after 'Source:', and their programs, each after 'Target:'. "
-    "Answer with the program of the last question alone, in the same form, without explanation."
-)
-"""What a chat model is told, since it doesn't go on with a text by itself."""
 
 _FORMAT = 2
 """Part of every key of the cache: raised when an answer's text would be kept in another form."""
@@ -52,8 +48,9 @@ class Backend:
 
     Args:
         model: a `BaseLLM` or `BaseChatModel`, also one with parameters bound (`model.bind(…)`).
-        settings: stop sequences, instruction, longest answer, batch size.
+        settings: stop sequences, longest answer, batch size.
         identity: what the cache knows the model by, without what is sent along with each prompt.
+        prompt: how prompts are written, which says where answers end and what a chat model is told before a text.
         count_tokens: the model's tokenizer, text → number; None: an upper bound, the number of bytes.
         name: the model's, for messages; None: its own.
         place: where it is served, for messages; "" if unknown.
@@ -74,6 +71,7 @@ class Backend:
         settings: LLMSettings,
         *,
         identity: Mapping[str, Any],
+        prompt: Prompt = APPENDIX_D,
         count_tokens: Callable[[str], int] | None = None,
         name: str | None = None,
         place: str = "",
@@ -87,13 +85,11 @@ class Backend:
             raise ConfigError(msg)
         self._chat = isinstance(model, BaseChatModel)
         # A chat model ends by itself; models that think refuse stop sequences, or stop inside their thoughts.
-        stop = bound.pop("stop", None) or (() if self._chat else STOP)
+        stop = bound.pop("stop", None) or (() if self._chat else prompt.stop)
         self.stop = list(stop if settings.stop is None else settings.stop)
-        default = CHAT_INSTRUCTION if self._chat else ""
-        self.instruction = default if settings.instruction is None else settings.instruction
-        self._bound = bound
-        sent = {"stop": self.stop, "instruction": self.instruction, "bound": bound}
-        self._identity = json.dumps({"format": _FORMAT, **identity, **sent}, sort_keys=True, default=repr)
+        self.instruction = prompt.instruction if self._chat else ""
+        self._bound, self._sent = bound, {"format": _FORMAT, **identity, "stop": self.stop, "bound": bound}
+        self._identity = lru_cache(maxsize=256)(self._identity_with)
         self.batch_size = settings.batch_size if settings.kind == "local" else 1
         self.longest = settings.max_tokens if "max_tokens" in settings.model_fields_set else _longest(model, bound)
         self.exact_tokens = count_tokens is not None
@@ -118,12 +114,11 @@ class Backend:
         """
         if isinstance(requests[0], Scored):
             return await self._score([each for each in requests if isinstance(each, Scored)])
-        prompts = [str(each) for each in requests]
-        values = [self._prompt(prompt) for prompt in prompts]
+        values = [self._prompt(each) for each in requests if not isinstance(each, Scored)]
         result = await self._model.agenerate_prompt(values, stop=self.stop or None, **self._bound)
-        if len(result.generations) != len(prompts) or not all(result.generations):
+        if len(result.generations) != len(values) or not all(result.generations):
             raise MalformedResponseError("no choices")
-        whole = result.llm_output if len(prompts) == 1 else None
+        whole = result.llm_output if len(values) == 1 else None
         return [answer_of(row[0], self.stop, whole) for row in result.generations]
 
     async def _score(self, requests: Sequence[Scored]) -> list[Answer]:
@@ -142,36 +137,49 @@ class Backend:
 
     def key(self, request: Request) -> bytes:
         """The cache's key of a request."""
-        identity, scored = self._identity, isinstance(request, Scored)
-        text = f"{len(request.prompt)}:{request}" if isinstance(request, Scored) else request
-        marked = f"score:{len(identity)}:{identity}{text}" if scored else f"{len(identity)}:{identity}{text}"
+        if isinstance(request, Scored):
+            identity, text = self._identity(self.instruction), f"{len(request.prompt)}:{request}"
+            marked = f"score:{len(identity)}:{identity}{text}"
+        else:
+            system, turns = self._parts(request)
+            identity, text = self._identity(system), turns[0] if len(turns) == 1 else f"chat:{json.dumps(turns)}"
+            marked = f"{len(identity)}:{identity}{text}"
         return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
 
     def worst(self, requests: Sequence[Request]) -> Use:
         """What a call uses at most. A scored text is read, and one token written behind it."""
-        read = sum(self.count_tokens(str(each)) for each in requests)
+        read = sum(self.count_tokens(str(each) if isinstance(each, Scored) else each) for each in requests)
         written = sum(1 if isinstance(each, Scored) else self.longest or 0 for each in requests)
         return Use(len(requests), read, written)
 
-    def count_tokens(self, text: str) -> int:
+    def count_tokens(self, request: str | Conversation) -> int:
         """Tokens of a prompt with all that is sent along, at least as many as there are."""
+        system, turns = self._parts(request)
+        texts = [*([system] if system else []), *turns]
         around = _MESSAGE_TOKENS if self._chat else 0
-        if self.instruction:
-            around += self._count(self.instruction) + _MESSAGE_TOKENS
-        return self._count(text) + around
+        return sum(map(self._count, texts)) + around * len(turns) + (_MESSAGE_TOKENS if system else 0)
 
     async def close(self) -> None:
         """Close the connections that were opened for this object."""
         if self._owned is not None:
             await self._owned.aclose()
 
-    def _prompt(self, prompt: str) -> PromptValue:
-        prompt = plain(prompt)
-        if not self.instruction:
-            return StringPromptValue(text=prompt)
-        if self._chat:
-            return ChatPromptValue(messages=[SystemMessage(self.instruction), HumanMessage(prompt)])
-        return StringPromptValue(text=f"{self.instruction}\n\n{prompt}")
+    def _parts(self, request: str | Conversation) -> tuple[str, tuple[str, ...]]:
+        """The system message ("": none) and the turns, without what can't be sent."""
+        asked = request if isinstance(request, Conversation) else Conversation(self.instruction, (request,))
+        return plain(asked.system), tuple(map(plain, asked.turns))
+
+    def _identity_with(self, system: str) -> str:
+        """What the cache knows a model by that is told this first."""
+        return json.dumps({**self._sent, "instruction": system}, sort_keys=True, default=repr)
+
+    def _prompt(self, request: str | Conversation) -> PromptValue:
+        system, turns = self._parts(request)
+        if not self._chat or (len(turns) == 1 and not system):
+            return StringPromptValue(text=str(Conversation(system, turns)))
+        kinds: list[type[BaseMessage]] = [HumanMessage, AIMessage]
+        messages = [kinds[n % 2](turn) for n, turn in enumerate(turns)]
+        return ChatPromptValue(messages=[*([SystemMessage(system)] if system else []), *messages])
 
 
 def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, Any] | None = None) -> Answer:

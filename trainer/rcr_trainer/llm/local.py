@@ -18,7 +18,8 @@ from pydantic import Field, PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging as transformers_logging
 
-from langchain_rcr.answers import STOP, cut
+from langchain_rcr.answers import cut
+from langchain_rcr.prompt import APPENDIX_D
 from rcr_trainer.errors import ConfigError
 
 _HASHED = 256 * 2**20
@@ -51,7 +52,7 @@ class LocalLM(BaseLLM):
 
     model: str
     max_new_tokens: int = Field(256, ge=1)
-    stop: list[str] = Field(default_factory=lambda: list(STOP))
+    stop: list[str] = Field(default_factory=lambda: list(APPENDIX_D.stop))
     batch_size: int = Field(16, ge=1)
     device: str = "auto"
     dtype: str = "auto"

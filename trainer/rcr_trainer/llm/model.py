@@ -17,7 +17,9 @@ from typing import Self
 
 from langchain_rcr.answers import program_of
 from langchain_rcr.background import background
+from langchain_rcr.programs import get_parser
 from langchain_rcr.progress import bar
+from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.backend import Backend, Request
 from rcr_trainer.llm.caller import Batch, Caller
@@ -28,8 +30,10 @@ from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
 
-_NEVER_A_PROGRAM = 50
-"""Answers without a single program after which a warning is logged."""
+_FIRST = 50
+"""Different prompts after which a model is given up if over half of the answers hold no program that parses."""
+_QUOTED = 400
+"""Characters of a prompt's end, and of an answer's beginning, that the error shows."""
 _SCORED_TOGETHER = 32
 """Batches of texts that a local model scores before they are kept: it puts those side by side that begin alike."""
 
@@ -42,11 +46,13 @@ class LanguageModel:
         cache: where answers are kept; closed with this object.
         settings: concurrency, attempts, budget, prices.
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
+        prompt: how it is asked.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
             restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
 
     Attributes:
         name: the model's.
+        prompt: how it is asked.
         stats: counts since the model was opened.
     """
 
@@ -57,18 +63,19 @@ class LanguageModel:
         settings: LLMSettings,
         *,
         language: str = "functional",
+        prompt: Prompt = APPENDIX_D,
         account: str | None = None,
     ) -> None:
-        self.name = backend.name
+        self.name, self.prompt = backend.name, prompt
         self.stats = Stats(settings)
         self._backend, self._cache, self._account = backend, cache, account
         # Answers to a group's prompts are often the same.
-        self._program_of = lru_cache(maxsize=1 << 16)(partial(program_of, language=language))
+        self._program_of = lru_cache(maxsize=1 << 16)(partial(program_of, language=language, labels=prompt.labels))
         self._ledger = Ledger(settings, cache.spent(account) if account is not None else Use())
         self._caller = Caller(backend, settings, self._ledger, self.stats, lambda used: self._write({}, used))
         self._slots = asyncio.Semaphore(1 if settings.kind == "local" else settings.concurrency)
         self._writing = asyncio.Lock()
-        self._without: int | None = 0
+        self._language, self._looked_at, self._useless = language, 0, 0
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
         self._seen: set[bytes] = set()
         self._scores = settings.kind == "local"
@@ -79,14 +86,14 @@ class LanguageModel:
         """What counts against the budget so far."""
         return self._ledger.total
 
-    def generate(self, prompts: Sequence[str]) -> list[Answer]:
+    def generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         """Answer prompts, in their order.
 
         Identical prompts are sent once: within the call, while another thread waits for the same, and ever, as long
         as the cache file is kept. An answer is on disk before it is returned. May be called from several threads.
 
         Args:
-            prompts: in the paper's format or any other.
+            prompts: as `self.prompt` writes them, or any others.
 
         Returns:
             An answer for each, with its program. Empty, refused, truncated and malformed ones have a reason.
@@ -94,11 +101,17 @@ class LanguageModel:
         Raises:
             BudgetExceeded: the next call could exceed the budget.
             AccessError: key, quota or model name: calling again can't help.
-            LLMError: no answer in all attempts. In all three cases the calls that were running have been finished,
+            LLMError: no answer in all attempts, or over half of the first answers hold no program that parses, of
+                which the message shows an example. In all cases the calls that were running have been finished,
                 and their answers are in the cache.
             DataError: the cache can't be written.
         """
-        return background().run(self._generate(list(prompts)))
+        answers: list[Answer] = []
+        # Some first, so that a useless model costs no more.
+        while self._looked_at < _FIRST < len(prompts) - len(answers):
+            some = prompts[len(answers) : len(answers) + _FIRST]
+            answers += background().run(self._generate(some))
+        return answers + background().run(self._generate(prompts[len(answers) :]))
 
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
         """See `Scorer.log_likelihoods`; kept, counted and paid for as answers are.
@@ -122,11 +135,11 @@ class LanguageModel:
             raise LLMError(f"the model {self.name!r} gave no probabilities of a text: the response is malformed")
         return [float(text or "nan") for text in texts]
 
-    def count_tokens(self, prompt: str) -> int:
+    def count_tokens(self, prompt: str | Conversation) -> int:
         """Tokens of a prompt with all that is sent along, at least as many as there are."""
         return self._backend.count_tokens(prompt)
 
-    def estimate_calls(self, calls: int, longest_prompt: str) -> Estimate:
+    def estimate_calls(self, calls: int, longest_prompt: str | Conversation) -> Estimate:
         """What a number of calls costs at most, before the prompts are known. The model is not called.
 
         Args:
@@ -195,7 +208,7 @@ class LanguageModel:
         programs = {each: self._read(answer) for each, answer in read.items()}
         answers = [programs[each] for each in keys]
         self.stats.failures.update([answer.reason for answer in answers if answer.program is None])
-        self._warn_if_useless(answers)
+        self._stop_if_useless(prompts, answers)
         logger.debug("%s: %s", self.name, self.stats)
         return answers
 
@@ -209,15 +222,21 @@ class LanguageModel:
             return answer
         return replace(answer, program=program, reason=answer.reason if program else answer.reason or "empty")
 
-    def _warn_if_useless(self, answers: Sequence[Answer]) -> None:
-        if self._without is None:
+    def _stop_if_useless(self, prompts: Sequence[Request], answers: Sequence[Answer]) -> None:
+        """Raise an error if over half of the first answers hold no program: a run would learn and compare nothing."""
+        if self._looked_at >= _FIRST:
             return
-        self._without += len(answers)
-        if any(answer.program is not None for answer in answers):
-            self._without = None
-        elif self._without >= _NEVER_A_PROGRAM:
-            logger.warning("%s: none of the first %d answers has a program: %s", self.name, self._without, self.stats)
-            self._without = None
+        parse, distinct = get_parser(self._language).parse, dict(zip(prompts, answers, strict=True))
+        useless = [pair for pair in distinct.items() if pair[1].program is None or parse(pair[1].program) is None]
+        self._looked_at, self._useless = self._looked_at + len(distinct), self._useless + len(useless)
+        if self._looked_at >= _FIRST and 2 * self._useless > self._looked_at and useless:
+            prompt, answer = str(useless[-1][0]), useless[-1][1]
+            raise LLMError(
+                f"{self._useless} of the first {self._looked_at} answers of {self.name!r} hold no program that parses "
+                f"as '{self._language}': change the section prompt, llm.max_tokens, program.language or the model. The "
+                f"end of a prompt: {prompt[-_QUOTED:]!r}; its answer{f' ({answer.reason})' if answer.reason else ''}: "
+                f"{(answer.text or '')[:_QUOTED]!r}"
+            )
 
     async def _answer(self, prompts: Mapping[bytes, Request], batch: Batch) -> None:
         """Settle the futures of these prompts, from the cache or from the model."""

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from langchain_rcr.prompt import APPENDIX_D, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.backend import Backend
 from rcr_trainer.llm.ledger import AnswerCache
@@ -18,6 +19,7 @@ def open_llm(
     cache_path: str | os.PathLike[str] | None,
     *,
     language: str = "functional",
+    prompt: Prompt = APPENDIX_D,
     account: str | None = None,
     guesses: Mapping[str, str] | None = None,
 ) -> LanguageModel:
@@ -27,6 +29,7 @@ def open_llm(
         settings: kind completion, chat or local; for the simulator see `wrap`.
         cache_path: the file with the answers, kept over runs; None: in memory.
         language: of the programs in the answers.
+        prompt: how it is asked.
         account: under which the file keeps what is spent; see `LanguageModel`.
         guesses: question → program. A local model answers faster where it would write just that; no answer changes.
 
@@ -54,7 +57,7 @@ def open_llm(
             batch_size=settings.batch_size,
             device=settings.device,
             dtype=settings.dtype,
-            guess=lambda prompt: (guesses or {}).get(prompt.rpartition("Source: ")[2].removesuffix("\nTarget:")),
+            guess=lambda text: (guesses or {}).get(prompt.question_of(text)),
         )
         identity |= model.identity
         options["count_tokens"] = model.count_tokens
@@ -69,9 +72,8 @@ def open_llm(
             "temperature": settings.temperature,
             "extra_body": settings.extra_body,
         }
-    return wrap(
-        model, settings, cache_path=cache_path, identity=identity, language=language, account=account, **options
-    )
+    options |= {"language": language, "prompt": prompt, "account": account}
+    return wrap(model, settings, cache_path=cache_path, identity=identity, **options)
 
 
 def wrap(
@@ -81,6 +83,7 @@ def wrap(
     cache_path: str | os.PathLike[str] | None = None,
     identity: str | Mapping[str, Any] | None = None,
     language: str = "functional",
+    prompt: Prompt = APPENDIX_D,
     account: str | None = None,
     count_tokens: Callable[[str], int] | None = None,
     name: str | None = None,
@@ -91,12 +94,13 @@ def wrap(
     Args:
         model: a `BaseLLM` or `BaseChatModel`, also `model.bind(…)`. What the settings say of temperature and longest
             answer is not sent: the model is as it is.
-        settings: stop sequences, instruction, retries, concurrency, budget and prices; kind "local" for a model that
+        settings: stop sequences, retries, concurrency, budget and prices; kind "local" for a model that
             computes on this machine: one call at a time with `batch_size` prompts. A budget of tokens or money needs
             `max_tokens` if the model doesn't have it.
         cache_path: the file with the answers, kept over runs; None: in memory. It needs `identity`.
         identity: a name, or a JSON object, that changes whenever the model or its parameters do.
         language: of the programs in the answers.
+        prompt: how it is asked.
         account: under which the file keeps what is spent; see `LanguageModel`.
         count_tokens: the model's tokenizer, text → number of tokens; None: bytes, an upper bound.
         name: the model's, for messages; None: its own.
@@ -114,10 +118,10 @@ def wrap(
         raise ConfigError(msg)
     settings = settings or LLMSettings()
     known = identity if isinstance(identity, Mapping) else {"named": identity}
-    backend = Backend(model, settings, identity=known, count_tokens=count_tokens, name=name, place=place)
+    backend = Backend(model, settings, identity=known, prompt=prompt, count_tokens=count_tokens, name=name, place=place)
     cache = AnswerCache(cache_path)
     try:
-        return LanguageModel(backend, cache, settings, language=language, account=account)
+        return LanguageModel(backend, cache, settings, language=language, prompt=prompt, account=account)
     except BaseException:
         cache.close()
         raise

@@ -44,14 +44,6 @@ class Scored:
         return self.prompt + self.continuation
 
 
-def gold(program: str) -> str:
-    """The continuation that makes a prompt of `compose` complete: the program, and the line break that ends it.
-
-    The rest of a stop sequence is none of it: many a model ends where another one goes on with a further question.
-    """
-    return f" {program}\n"
-
-
 def from_echo(response: Mapping[str, Any], request: Scored) -> float:
     """The log-likelihood in a completions server's response to a `Scored` request.
 

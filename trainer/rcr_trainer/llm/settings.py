@@ -27,11 +27,9 @@ class LLMSettings(Section):
     max_tokens: int = Field(256, ge=1, description="Tokens of the longest answer, a model's thoughts included.")
     stop: list[Annotated[str, Field(min_length=1)]] | None = Field(
         None,
-        description="Texts at which an answer ends. null: a line break with Source: after it; for chat none, since "
-        "models that think refuse such texts, or stop inside their thoughts. An empty list: none.",
-    )
-    instruction: str | None = Field(
-        None, description="What is said before the prompt; null: for chat a sentence about its form, else nothing."
+        description="Texts at which an answer ends. null: a line break with what precedes a question in the prompt "
+        "(Source:); for chat none, since models that think refuse such texts, or stop inside their thoughts. An empty "
+        "list: none.",
     )
     timeout: float = Field(60.0, gt=0, description="Seconds for an attempt.")
     concurrency: int = Field(16, ge=1, description="Calls that run at the same time.")

@@ -1,0 +1,235 @@
+"""How a language model is asked: one object that serving, training and evaluation share."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, model_validator
+
+from langchain_rcr.errors import InputError
+from langchain_rcr.items import Item
+from langchain_rcr.section import OneOf, Section, contradiction, show
+
+PROMPTS: Mapping[str, Mapping[str, str]] = {
+    "appendix_d": {"form": "text", "question": "Source: {source}", "answer": "Target: {target}"},
+    "chat": {"form": "chat", "question": "{source}", "answer": "{target}"},
+    "sql": {
+        "form": "text",
+        "prefix": "Each question is answered by one SQL query. The database:\n\n{schema}\n",
+        "question": "Question: {source}",
+        "answer": "SQL: {target}",
+    },
+}
+"""Name → what it sets of the fields of `Prompt`; the first is the default."""
+
+_BY_NAME: Any = None
+"""The default of what the named prompt sets."""
+
+_ABOUT = {
+    "appendix_d": "the paper's, Source: and Target: (appendix D)",
+    "chat": "a human and an AI message for each example",
+    "sql": "the schema of the database, then Question: and SQL:",
+}
+
+
+def _names(template: str) -> Iterator[str]:
+    """The names in a template: plain ones, as an attribute or a format could do more than show a text."""
+    for _, name, spec, conversion in string.Formatter().parse(template):
+        if name is not None:
+            if not name.isidentifier() or spec or conversion:
+                raise ValueError(f"{{{name}}} is no plain name in braces (literal braces are doubled)")
+            yield name
+
+
+def _around(template: str) -> tuple[str, str]:
+    """The texts before and after the only name in a template."""
+    head, _, tail = template.format(source="\0", target="\0").partition("\0")
+    return head, tail
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a chat model is asked.
+
+    Args:
+        system: the system message; empty: none.
+        turns: a human message, an AI message, …, a human message.
+    """
+
+    system: str
+    turns: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """As one text, for a completion model."""
+        return "\n\n".join(filter(None, (self.system, *self.turns)))
+
+
+Request: TypeAlias = str | Conversation
+"""A prompt for one question. A text leaves it to what kind of model is asked whether an instruction precedes it."""
+
+
+class Prompt(Section):
+    """How a prompt is written: one text, or the messages of a chat.
+
+    `system`, `prefix` and `suffix` are templates: `{schema}`, `{db_id}` and so on stand for the question's further
+    fields, or, in a chain, for variables of these names. Literal braces are doubled. The text of an example is never a
+    template.
+
+    Raises:
+        ValidationError: a template that can't be.
+    """
+
+    name: Annotated[str, OneOf(lambda: _ABOUT)] = Field(
+        "appendix_d", description="The prompt by which the language model is asked; what is null below is as it says."
+    )
+    form: Literal["text", "chat"] = Field(
+        _BY_NAME, description="text: examples and question as one text; chat: as messages, which needs llm.kind: chat."
+    )
+    system: str | None = Field(
+        None,
+        description="What is said first, to a chat model as a system message. null: for one text to a chat model a "
+        "sentence about its form, else nothing.",
+    )
+    prefix: str = Field(_BY_NAME, description="form text: lines before the examples.")
+    question: str = Field(_BY_NAME, description="How a question is shown, of an example too: a text with {source}.")
+    answer: str = Field(
+        _BY_NAME, description="How a program is shown: a text with {target}, on lines after the question."
+    )
+    suffix: str = Field(_BY_NAME, description="Lines between the examples and the question to answer.")
+    db_schema: str = Field(_BY_NAME, description="What {schema} stands for, unless a question brings a field schema.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, values: Any) -> Any:
+        """Where a field is left out or null, the named prompt's value goes in."""
+        if not isinstance(values, Mapping):
+            return values
+        texts = dict.fromkeys(("prefix", "suffix", "db_schema"), "")
+        named = PROMPTS.get(str(values.get("name") or "appendix_d"), PROMPTS["appendix_d"])
+        return {**texts, **named, **{name: value for name, value in values.items() if value is not None}}
+
+    @model_validator(mode="after")
+    def _agree(self) -> Prompt:
+        for field in ("system", "prefix", "suffix", "question", "answer"):
+            wanted = {"question": ["source"], "answer": ["target"]}.get(field)
+            template = getattr(self, field) or ""
+            try:
+                names = list(_names(template))
+            except ValueError as error:
+                raise ValueError(f"prompt.{field} = {show(template)}: {error}") from None
+            if wanted is None and {"source", "target"} & {*names}:
+                raise ValueError(f"prompt.{field} = {show(template)}: the question is prompt.question's alone")
+            if wanted is not None and names != wanted:
+                raise ValueError(
+                    f"prompt.{field} = {show(template)}: must have {{{wanted[0]}}} once, and no other name"
+                )
+        if self.form == "chat" and self.prefix:
+            raise contradiction("prompt.prefix", self.prefix, "prompt.form", "chat", "put it into prompt.system")
+        return self
+
+    @property
+    def variables(self) -> list[str]:
+        """The names of fields that it wants of a question, beside the question itself; sorted."""
+        templates = (self.system or "", self.prefix, self.suffix)
+        names = {name for template in templates for name in _names(template)}
+        return sorted(names - ({"schema"} if self.db_schema else set()))
+
+    @property
+    def labels(self) -> tuple[str, str]:
+        """What precedes a question and a program in a text: "Source:" and "Target:"."""
+        return _around(self.question)[0].strip(), self.cue.strip()
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Where a completion model's answer ends: without it, the model continues with questions that it invents.
+
+        A line break alone would cut a model's thoughts, or a program of several lines.
+        """
+        label = self.labels[0]
+        return (f"\n{label}",) if label else ()
+
+    @property
+    def instruction(self) -> str:
+        """What a chat model is told before one text, since it doesn't go on with a text by itself."""
+        asked, answered = (repr(label) if label else "on a line of its own" for label in self.labels)
+        return (
+            f"The text shows questions, each after {asked}, and their programs, each after {answered}. "
+            "Answer with the program of the last question alone, in the same form, without explanation."
+        )
+
+    def shown(self, item: Item) -> str:
+        """An example in a text."""
+        return f"{self.question.format(source=item.source)}\n{self.answer.format(target=item.target)}"
+
+    def text(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None = None) -> str:
+        """The whole as one text, without `system`.
+
+        Args:
+            picks: the examples, first to last.
+            question: the question.
+            fields: its further fields.
+
+        Raises:
+            InputError: a field is missing.
+        """
+        before = [self._filled("prefix", fields)] if self.prefix else []
+        return "\n".join([*before, *map(self.shown, picks), self._asked(question, fields), self.cue])
+
+    def request(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None = None) -> Request:
+        """What a language model is asked; arguments, errors: see `text`."""
+        system = None if self.system is None else self._filled("system", fields)
+        if self.form == "text":
+            text = self.text(picks, question, fields)
+            return text if system is None else Conversation(system, (text,))
+        shown = [(self.question.format(source=item.source), self.answer.format(target=item.target)) for item in picks]
+        turns = [turn for pair in shown for turn in pair]
+        return Conversation(system or "", (*turns, self._asked(question, fields)))
+
+    def continuation(self, program: str) -> str:
+        """What makes a text complete: the rest of the program's lines, and the line break that ends it.
+
+        Of a stop sequence no more: many a model ends where another one goes on with a further question.
+        """
+        return self.answer.format(target=program)[len(self.cue) :] + "\n"
+
+    def question_of(self, text: str) -> str:
+        """The question that a text of this form asks."""
+        head, tail = _around(self.question)
+        return text.rpartition(head or "\n")[2].removesuffix(f"{tail}\n{self.cue}")
+
+    @property
+    def cue(self) -> str:
+        """How the last line of a text begins the answer."""
+        return _around(self.answer)[0].rstrip()
+
+    def _asked(self, question: str, fields: Mapping[str, Any] | None) -> str:
+        before = f"{self._filled('suffix', fields)}\n" if self.suffix else ""
+        return before + self.question.format(source=question)
+
+    def _filled(self, field: str, fields: Mapping[str, Any] | None) -> str:
+        given = {**({"schema": self.db_schema} if self.db_schema else {}), **(fields or {})}
+        template: str = getattr(self, field)
+        try:
+            return template.format(**given)
+        except KeyError as error:
+            has = ", ".join(map(repr, given)) or "none"
+            how = "set prompt.db_schema" if error.args == ("schema",) else "bring it, or write another prompt"
+            raise InputError(
+                f"prompt.{field} shows {{{error.args[0]}}}, and a question's fields are {has}: {how}"
+            ) from None
+
+
+APPENDIX_D = Prompt()
+"""The prompt of the paper: `Source: …` and `Target: …` for each example, then the question."""
+
+
+def renamed(template: str, names: Mapping[str, str]) -> str:
+    """A template with some of its names replaced."""
+    parts = []
+    for text, name, _, _ in string.Formatter().parse(template):
+        parts.append(text.replace("{", "{{").replace("}", "}}"))
+        parts += [] if name is None else [f"{{{names.get(name, name)}}}"]
+    return "".join(parts)
