@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from functools import cached_property
@@ -131,7 +130,7 @@ class ExamplePool:
         if not sized or isinstance(examples, (str, bytes, Mapping)):
             raise InputError(f"examples must be a sequence of mappings, not {_kind(examples)}")
         items = tuple(self.item(example, f"examples[{n}]") for n, example in enumerate(examples))
-        self.ids += tuple(uuid.uuid4().hex for _ in items) if ids is None else self._checked(ids, len(items))
+        self.ids += random_ids(len(items)) if ids is None else self._checked(ids, len(items))
         self.examples += tuple(dict(example) for example in examples)
         self._items += items
 
@@ -213,7 +212,7 @@ def read_jsonl(
             continue
         where = f"{os.fspath(path)}, line {number}"
         row = _row(line, where)
-        example_id = row.pop("id", None) or uuid.uuid4().hex
+        example_id = row.pop("id", None) or random_ids(1)[0]
         if not isinstance(example_id, str) or example_id in ids:
             raise PoolError(f"{where}: the id {example_id!r} is not a string or not the only one of its kind")
         example = row["example"] if row.keys() == {"example"} and isinstance(row["example"], dict) else row
@@ -244,6 +243,12 @@ def _text(example: Example, key: str, where: str, what: str = "") -> str:
         return check_text(value)
     except ValueError as error:
         raise PoolError(f"{where}: '{key}'{what} {error}") from None
+
+
+def random_ids(count: int) -> tuple[str, ...]:
+    """Ids that no other example has: 128 random bits each."""
+    digits = os.urandom(16 * count).hex()
+    return tuple(digits[at : at + 32] for at in range(0, len(digits), 32))
 
 
 def check_text(text: str) -> str:

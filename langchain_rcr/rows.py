@@ -7,6 +7,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ _BETA = threading.Lock()
 """Held while PyTorch may warn that its sparse matrices are in beta: filters of warnings are the whole process's."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class SparseRows:
     """An (N, D) matrix most of whose numbers are 0: of each row the others, rows one after the other (CSR).
 
@@ -42,6 +43,9 @@ class SparseRows:
     columns: NDArray[np.int32]
     values: FloatArray
     dim: int
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SparseRows, (self.starts, self.columns, self.values, self.dim)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -58,7 +62,10 @@ class SparseRows:
 
     def __getitem__(self, keys: IntArray) -> FloatArray:
         """Some rows (M,), dense: (M, D)."""
-        return np.asarray(self.take(keys))
+        out = np.zeros((len(keys), self.dim), dtype=np.float32)
+        for line, start, end in zip(out, self.starts[keys].tolist(), self.starts[keys + 1].tolist(), strict=True):
+            line[self.columns[start:end]] = self.values[start:end]
+        return out
 
     def __iter__(self) -> Iterator[FloatArray]:
         """The rows, dense: (D,) each."""
@@ -84,7 +91,7 @@ class SparseRows:
         import torch
 
         if len(states) == 1 and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
-            alone: FloatArray = (self._tensor() @ torch.from_numpy(states[0])).numpy()[None]
+            alone: FloatArray = (self._tensor @ torch.from_numpy(states[0])).numpy()[None]
             return alone
         table = torch.from_numpy(np.ascontiguousarray(states.T))
         out = np.empty((len(states), len(self)), dtype=np.float32)
@@ -101,6 +108,7 @@ class SparseRows:
             out[:, first : first + _AT_ONCE] = bags.numpy().T
         return out
 
+    @cached_property
     def _tensor(self) -> torch.Tensor:
         """The matrix in PyTorch, which shares its memory."""
         import torch

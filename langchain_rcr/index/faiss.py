@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.index.base import BEST, PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
-from langchain_rcr.index.ranking import blocks, in_order, log_sums, nothing, slack
+from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.ranking import in_order, log_sums, nothing, slack
 from langchain_rcr.rows import FloatArray, IntArray
 
 Kind = Literal["flat", "hnsw", "ivf"]
@@ -37,8 +38,9 @@ class FaissOptions:
     """Which FAISS index, and its parameters.
 
     Args:
-        kind: `flat`: exact. `hnsw`: a graph; approximate, fast, slow to add to. `ivf`: inverted lists; approximate.
-            Both are exact up to 4,096 rows, and `ivf` until there are enough to train on.
+        kind: `flat`: exact; without `fp16` it is the engine in memory, and FAISS has no part in it. `hnsw`: a graph;
+            approximate, fast, slow to add to. `ivf`: inverted lists; approximate. Both are exact up to 4,096 rows, and
+            `ivf` until there are enough to train on.
         fp16: keep E_c in half precision: half the memory, logits to about three digits.
         m: neighbours of a vector in the graph (hnsw).
         ef_construction: candidates looked at when a vector is added (hnsw).
@@ -104,8 +106,9 @@ class FaissIndex(LocalIndex):
         self.options = FaissOptions(kind, fp16, m, ef_construction, ef_search, nlist, nprobe, train_from)
         super().__init__()
 
-    def _table(self, vectors: PoolVectors) -> FaissTable:
-        return FaissTable(vectors, self.options)
+    def _table(self, vectors: PoolVectors) -> Table:
+        # FAISS's exact search is one product a question; a matrix product for all of them does less work.
+        return MatrixTable(vectors) if self.options.exact else FaissTable(vectors, self.options)
 
 
 class FaissTable(Table):
@@ -173,22 +176,9 @@ class FaissTable(Table):
         return keys, logits
 
     def _log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
-        """Log Σ exp(logit / τ), (B,): exact for `flat` in float32, else over the `BEST` best that are left.
-
-        The exact sum is a product with FAISS's own matrix, as much work as a search.
-        """
-        totals = np.empty(len(states))
-        if not self._options.exact:
-            _, scores = self._best(states, min(BEST, max(1, self.size)), exclude)
-            return log_sums(scores, tau, [np.empty(0, dtype=np.int64)] * len(states))
-        with self._shared.reading() as index:
-            rows = _faiss().rev_swig_ptr(index.get_xb(), len(self) * index.d).reshape(len(self), index.d)
-            for block in blocks(len(states), len(self)):
-                scores = states[block] @ rows.T
-                if self._allowed is not None:
-                    np.copyto(scores, -np.inf, where=~self._allowed)
-                totals[block] = log_sums(scores, tau, exclude[block])
-        return totals
+        """Log Σ exp(logit / τ) over the `BEST` best that are left, (B,)."""
+        _, scores = self._best(states, min(BEST, max(1, self.size)), exclude)
+        return log_sums(scores, tau, ())
 
     def _fetch(self, states: FloatArray, width: int) -> tuple[IntArray, FloatArray]:
         """The `width` best of each state, (B, width) each, best first; −1 and any score where there are fewer."""

@@ -1,0 +1,414 @@
+"""What the calls cost that a user makes, beside LangChain's: `select_examples`, `batch`, adding, loading.
+
+    python benchmarks/serving.py --out serving.json
+    python benchmarks/serving.py --sizes 440,3000,100000,1000000 --out large.json
+
+All sides of a row run in one process, in turns, one thread each; a figure is the median of their CPU time, and what is
+claimed is the ratio to the peer. Vectors of dense rows are drawn as in engines.py and looked up, so that encoding costs
+next to nothing; those of sparse rows have one number in forty, as those of the `structure` family have. The rows with a
+real encoder read questions with the model of the extra `offline`. The peer is LangChain's
+`MaxMarginalRelevanceExampleSelector` over its FAISS store: rows that need it are left out where the package
+langchain-community is not installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median, quantiles
+from typing import TYPE_CHECKING, Any
+
+from common import limit_threads
+from engines import drawn
+
+if TYPE_CHECKING:
+    import numpy as np
+    from langchain_core.embeddings import Embeddings
+
+    from langchain_rcr import SequentialCompositionalRetriever
+    from langchain_rcr.index.base import PoolVectors
+
+K, LAM, BATCH, COLUMNS, FULL = 4, -0.3, 64, 2_000, 40
+SIZES = (440, 3_000, 100_000)
+_ASKED = "a question"
+_ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds for a side, and turns
+
+
+def examples(size: int) -> list[dict[str, str]]:
+    """A pool whose questions are their positions."""
+    return [{"source": f"{n}", "target": f"f({n})"} for n in range(size)]
+
+
+def timed(sides: Mapping[str, Callable[[], Any]]) -> dict[str, dict[str, float]]:
+    """Milliseconds of CPU time of each side: median and quartiles over turns in which each runs once."""
+    spent: dict[str, list[float]] = {name: [] for name in sides}
+    start = time.process_time()
+    for call in sides.values():
+        call()
+    slowest = time.process_time() - start
+    turns = int(min(_MOST, max(_LEAST, _ENOUGH * len(sides) / max(slowest, 1e-6))))
+    for _ in range(turns):
+        for name, call in sides.items():
+            start = time.process_time()
+            call()
+            spent[name].append(1e3 * (time.process_time() - start))
+    return {name: dict(zip(("low", "ms", "high"), quantiles(times, n=4), strict=True)) for name, times in spent.items()}
+
+
+def retriever(vectors: PoolVectors, query: np.ndarray, index: Any = None) -> SequentialCompositionalRetriever:
+    """Ours over given vectors; any text that is no position is the query (D,)."""
+    import numpy as np
+    import torch
+
+    from langchain_rcr import SequentialCompositionalRetriever, TriEncoder
+    from langchain_rcr.families import get_family
+    from langchain_rcr.families.encoder import Encoder
+    from langchain_rcr.rows import Rows, taken
+
+    class Looked(Encoder):
+        """Vectors that are looked up."""
+
+        def __init__(self, rows: Rows) -> None:
+            super().__init__()
+            self.table, self.dim = rows, rows.shape[1]
+            self.none = torch.nn.Parameter(torch.zeros(1))
+
+        def featurize(self, items: Sequence[Any]) -> Any:
+            return [item.source for item in items]
+
+        def forward(self, features: Any) -> Any:
+            raise NotImplementedError
+
+        def vectors(self, features: Any, batch_size: int | None = None) -> Any:
+            return np.repeat(query[None], len(features), axis=0)
+
+        def rows(self, features: Any) -> Rows:
+            return taken(self.table, np.array([int(text) % len(self.table) for text in features], dtype=np.int64))
+
+    sparse = vectors.candidate is vectors.context
+    family = get_family("structure" if sparse else "embeddings")
+    settings = family.settings(**({} if sparse else {"lam": LAM}))
+    candidate = Looked(vectors.candidate)
+    model = TriEncoder(Looked(vectors.candidate), candidate if sparse else Looked(vectors.context), candidate, settings)
+    return SequentialCompositionalRetriever.from_encoder(
+        model, examples(len(vectors.candidate)), index=index, k=K, input_keys=["source"]
+    )
+
+
+def structures(size: int) -> tuple[PoolVectors, np.ndarray]:
+    """Sparse vectors as those of the `structure` family, and a need (COLUMNS,)."""
+    import numpy as np
+
+    from langchain_rcr.index.base import PoolVectors
+    from langchain_rcr.rows import SparseRows
+
+    rng = np.random.default_rng(0)
+    many = COLUMNS // FULL
+    first = rng.integers(0, COLUMNS - 2 * many, size)[:, None]
+    columns = first + np.sort(rng.permuted(np.tile(np.arange(2 * many), (size, 1)), axis=1)[:, :many], axis=1)
+    starts = np.arange(0, size * many + 1, many, dtype=np.int32)
+    rows = SparseRows(starts, columns.astype(np.int32).ravel(), np.ones(size * many, dtype=np.float32), COLUMNS)
+    return PoolVectors(rows, rows), rng.random(COLUMNS).astype(np.float32)
+
+
+def plain(candidate: np.ndarray, context: np.ndarray, query: np.ndarray, *, saturating: bool = False) -> list[int]:
+    """The loop of the paper as one would write it first: all candidates scored again at each step."""
+    import numpy as np
+
+    state, picks = query, list[int]()
+    for _ in range(K):
+        scores = candidate @ state
+        scores[picks] = -np.inf
+        picks.append(int(scores.argmax()))
+        state = state * (1 - context[picks[-1]]) if saturating else state + LAM * context[picks[-1]]
+    return picks
+
+
+def given(pool: np.ndarray, query: np.ndarray) -> Embeddings:
+    """LangChain embeddings that look vectors up."""
+    from langchain_core.embeddings import Embeddings
+
+    class Given(Embeddings):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            vectors: list[list[float]] = pool[[int(text.split()[0]) for text in texts]].tolist()
+            return vectors
+
+        def embed_query(self, text: str) -> list[float]:
+            vector: list[float] = query.tolist()
+            return vector
+
+    return Given()
+
+
+def langchain_mmr(pool: np.ndarray, query: np.ndarray) -> Any:
+    """LangChain's selector; None where its FAISS store is not installed."""
+    from langchain_core.example_selectors import MaxMarginalRelevanceExampleSelector
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from langchain_community.vectorstores import FAISS
+    except ImportError:
+        return None
+    texts, of = [str(n) for n in range(len(pool))], examples(len(pool))
+    store = FAISS.from_embeddings(zip(texts, pool, strict=True), given(pool, query), metadatas=of)
+    return MaxMarginalRelevanceExampleSelector(vectorstore=store, k=K, fetch_k=20, input_keys=["source"])
+
+
+def selecting(size: int) -> dict[str, dict[str, float]]:
+    """One question and 64 of them, beyond encoding."""
+    import faiss
+    import numpy as np
+
+    from langchain_rcr.index.faiss import FaissIndex
+
+    vectors, queries = drawn(size, 0)
+    pool, query, asked = np.asarray(vectors.candidate), queries[0], {"source": _ASKED}
+    flat = faiss.IndexFlatIP(pool.shape[1])
+    flat.add(pool)
+    ours, mmr = retriever(vectors, query), langchain_mmr(pool, query)
+    over_faiss = retriever(vectors, query, FaissIndex())
+    need, has = structures(size)[::-1]
+    sparse, dense = retriever(has, need), np.asarray(has.candidate)
+    sides: dict[str, Callable[[], Any]] = {
+        "ours, dense": lambda: ours.select_examples(asked),
+        "ours, dense, in FAISS": lambda: over_faiss.select_examples(asked),
+        "ours, structures": lambda: sparse.select_examples(asked),
+        "one exact FAISS scan": lambda: flat.search(query[None], K),
+        "plain loop, dense": lambda: plain(pool, np.asarray(vectors.context), query),
+        "plain loop, structures as a dense matrix": lambda: plain(dense, dense, need, saturating=True),
+    }
+    if mmr is not None:
+        sides["LangChain MMR"] = lambda: mmr.select_examples(asked)
+    many = [_ASKED] * BATCH
+    return timed(sides) | timed(
+        {
+            "ours, dense, 64 together": lambda: ours.batch(many),
+            "ours, dense, in FAISS, 64 together": lambda: over_faiss.batch(many),
+            "ours, structures, 64 together": lambda: sparse.batch(many),
+        }
+    )
+
+
+def adding(size: int) -> dict[str, dict[str, float]]:
+    """Adding 1,000 examples to a pool, deleting them again; loading a pool and its first answer, in a process each."""
+    import faiss
+    import numpy as np
+
+    vectors, queries = drawn(size, 0)
+    ours = retriever(vectors, queries[0])
+    new = [{"source": str(n), "target": f"g({n})"} for n in range(1_000)]
+    some = np.asarray(vectors.candidate)[:1_000]
+
+    def add() -> None:
+        ours.delete(ours.add_examples(new))
+
+    flat = faiss.IndexFlatIP(some.shape[1])
+    flat.add(np.asarray(vectors.candidate))
+    copies: list[Any] = []
+
+    def add_raw() -> None:
+        if not np.isfinite(some).all():
+            raise ValueError
+        kept = [dict(one) for one in new if one["source"].strip() and one["target"].strip()]
+        ids = {f"{n}": n for n in range(len(kept))}
+        copies[:] = [kept, ids]
+        flat.add(some)
+        flat.remove_ids(np.arange(flat.ntotal - len(some), flat.ntotal))
+
+    return timed({"ours, adding 1,000": add, "FAISS with the same checks, adding 1,000": add_raw})
+
+
+def reading() -> dict[str, dict[str, float]]:
+    """Whole calls with the model of the extra `offline`, one question: each family against the bare forward pass."""
+    from rcr_trainer.data import covr_split
+
+    from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
+    from langchain_rcr.families.backbone import TransformerBackbone
+    from langchain_rcr.families.base import DEFAULT_BASE
+
+    split = covr_split("110", 0, 600, 20)
+    rows = [{"source": e.source, "target": e.target} for e in split.train]
+    items = [Item(row["source"], row["target"]) for row in rows]
+    backbone = TransformerBackbone(DEFAULT_BASE)
+    embeddings = TriEncoder.build("embeddings", items, backbone=backbone)
+    fitted = SequentialCompositionalRetriever.from_examples(rows, language="functional", k=K, input_keys=["source"])
+    learned = SequentialCompositionalRetriever.from_encoder(embeddings, rows, k=K, input_keys=["source"])
+    questions = [e.source for e in split.test]
+    turn = {"at": 0}
+
+    def asked() -> dict[str, str]:
+        turn["at"] += 1
+        return {"source": questions[turn["at"] % len(questions)]}
+
+    def one(of: SequentialCompositionalRetriever) -> Callable[[], Any]:
+        first = of.model_copy(update={"k": 1})
+        return lambda: first.select_examples(asked())
+
+    return timed(
+        {
+            "the model's forward pass": lambda: backbone.embed([asked()["source"]]),
+            "embeddings": lambda: learned.select_examples(asked()),
+            "embeddings, k = 1": one(learned),
+            "structure": lambda: fitted.select_examples(asked()),
+            "structure, k = 1": one(fitted),
+        }
+    )
+
+
+def loading(size: int) -> dict[str, dict[str, float]]:
+    """Reading a saved pool and answering once: CPU milliseconds and peak MB of a process for each side."""
+    import numpy as np
+
+    vectors, queries = drawn(size, 0)
+    out: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        ours = retriever(vectors, queries[0])
+        rows, kept = ours.store.index.content()  # type: ignore[attr-defined]
+        from langchain_rcr.index.vectors_file import save_vectors
+        from langchain_rcr.pool import write_jsonl
+
+        pool = ours.store.schema.extended([row.example for row in rows], [row.id for row in rows])
+        write_jsonl(Path(folder) / "pool.jsonl", pool)
+        save_vectors(Path(folder) / "pool.safetensors", "f", list(pool.ids), kept)
+        np.save(Path(folder) / "query.npy", queries[0])
+        mmr = langchain_mmr(np.asarray(vectors.candidate), queries[0])
+        if mmr is not None:
+            mmr.vectorstore.save_local(folder)
+        del ours, mmr, rows, kept, pool, vectors
+        for side in ("nothing", "ours", "FAISS.load_local"):
+            command = [sys.executable, __file__, "--load", folder, "--side", side, "--out", "-"]
+            runs = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(3)]
+            figures = [run.stdout.split() for run in runs if not run.returncode]
+            if figures:
+                ms, mb = (median(float(figure[at]) for figure in figures) for at in (0, 1))
+                out[f"loading: {side}"] = {"ms": ms, "mb": mb}
+    return out
+
+
+def load(folder: Path, side: str) -> None:
+    """One side of `loading`: prints CPU milliseconds, and peak MB with what was imported."""
+    import numpy as np
+
+    from langchain_rcr.index.base import Row
+    from langchain_rcr.index.memory import MemoryIndex
+    from langchain_rcr.index.vectors_file import load_vectors
+    from langchain_rcr.pool import read_jsonl
+    from langchain_rcr.selection import Options, select
+    from langchain_rcr.state import AdditiveState
+
+    query = np.load(folder / "query.npy")
+    community: Any = None
+    if side != "ours":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            from langchain_community.vectorstores import FAISS as community  # noqa: N811
+    start = time.process_time()
+    if side == "ours":
+        pool = read_jsonl(folder / "pool.jsonl")
+        vectors: PoolVectors = load_vectors(folder / "pool.safetensors", "f", list(pool.ids))
+        index = MemoryIndex()
+        index.bind("f", len(query))
+        index.add([Row(*row) for row in zip(pool.ids, pool.examples, pool.programs.tolist(), strict=True)], vectors)
+
+        async def picks() -> Any:
+            async with index.read() as reader:
+                return await select(query[None], AdditiveState(LAM), Options(K), reader)
+
+        index.run(picks())
+    elif side != "nothing":
+        store = community.load_local(str(folder), given(query[None], query), allow_dangerous_deserialization=True)
+        store.similarity_search(_ASKED, K)
+    spent = time.process_time() - start
+    print(1e3 * spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+
+
+RATIOS = (
+    ("ours, dense", "LangChain MMR"),
+    ("ours, structures", "LangChain MMR"),
+    ("ours, dense", "one exact FAISS scan"),
+    ("ours, dense, in FAISS", "one exact FAISS scan"),
+    ("ours, dense", "plain loop, dense"),
+    ("ours, structures", "plain loop, structures as a dense matrix"),
+    ("ours, dense, 64 together", "LangChain MMR"),
+    ("ours, dense, in FAISS, 64 together", "LangChain MMR"),
+    ("ours, structures, 64 together", "LangChain MMR"),
+    ("ours, adding 1,000", "FAISS with the same checks, adding 1,000"),
+    ("loading: ours", "loading: FAISS.load_local"),
+    ("embeddings", "the model's forward pass"),
+    ("structure", "the model's forward pass"),
+    ("embeddings", "embeddings, k = 1"),
+    ("structure", "structure, k = 1"),
+)
+"""What is claimed: a side, and the peer by which its time is divided (64 together: by 64 calls of it)."""
+
+
+def ratios(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[str, dict[str, float]]]:
+    """Of each of `RATIOS` its figures by pool size, as far as both sides were measured."""
+    out = []
+    for side, peer in RATIOS:
+        times = BATCH if "64 together" in side else 1
+        each = {
+            size: of[side]["ms"] / (times * of[peer]["ms"]) for size, of in results.items() if side in of and peer in of
+        }
+        if each:
+            out.append((f"{side} : {f'{times} × ' if times > 1 else ''}{peer}", each))
+    return out
+
+
+def markdown(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
+    """Milliseconds, with the quartiles, and ratios; a pool size a column."""
+    sizes = list(results)
+    lines = ["| CPU ms (quartiles) | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+    for name in dict.fromkeys(name for of in results.values() for name in of):
+        cells = []
+        for size in sizes:
+            row = results[size].get(name)
+            if row is None:
+                cells.append("–")
+            else:
+                spread = f" ({row['low']:.3g}–{row['high']:.3g})" if "low" in row else f", {row['mb']:.0f} MB at most"
+                cells.append(f"{row['ms']:.3g}{spread}")
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    lines += ["", "| ratio | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+    for name, each in ratios(results):
+        lines.append(f"| {name} | " + " | ".join(f"{each[s]:.2f}" if s in each else "–" for s in sizes) + " |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="comma-separated pool sizes")
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    parser.add_argument("--out", required=True, help="JSON file to write")
+    options = parser.parse_args()
+    limit_threads(options.threads)
+    logging.disable(logging.WARNING)
+    if options.load:
+        load(options.load, options.side)
+        return 0
+    from langchain_rcr.files import write_json
+
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for size in options.sizes.split(","):
+        results[size] = selecting(int(size)) | adding(int(size)) | loading(int(size))
+        print(f"{size} done", file=sys.stderr)
+    results["600, whole calls"] = reading()
+    write_json(Path(options.out), {"threads": options.threads, "results": results})
+    print(markdown(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
