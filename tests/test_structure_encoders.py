@@ -235,7 +235,7 @@ def test_new_candidates_with_structures_of_their_own_have_no_column_of_training(
     pool = model.encode_pool([Item("q", "never_seen(before)"), Item("q", "no ( program"), items(SPLIT.train)[0]])
     columns = len(model.query.inventory)
     assert not np.asarray(pool.candidate)[:2, :columns].any()
-    assert pool.candidate[2].any()
+    assert np.asarray(pool.candidate)[2].any()
 
 
 def test_text_families_have_no_saturating_state():

@@ -22,7 +22,7 @@ from scipy.sparse import csr_array
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NO_COST, NeedEncoder, Needs
 from langchain_rcr.families.structure.inventory import dense
-from langchain_rcr.families.structure.nets import INPUTS, NETS, Composition
+from langchain_rcr.families.structure.nets import INPUTS, NETS, Composition, padded
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
 from langchain_rcr.progress import track
@@ -235,7 +235,7 @@ def without_folds(
 
 def _together(composition: Composition, have: NDArray[np.bool_], fold: _Ints) -> _Floats:
     """(F + 1, S) how often each structure is there where all its parts are, without each fold; the last: of all."""
-    parts = composition.parts.cpu().numpy()
+    parts = padded(composition.pairs.cpu().numpy(), have.shape[1])
     whole = np.ones_like(have)
     for place in parts.T:
         more = place >= 0

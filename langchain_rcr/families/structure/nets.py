@@ -38,8 +38,10 @@ class Composition(nn.Module):
 
     owner: Tensor
     lengths: Tensor
-    parts: Tensor
-    labels: Tensor
+    parts_index: Tensor
+    parts_share: Tensor
+    labels_index: Tensor
+    labels_share: Tensor
     pairs: Tensor
     small: Tensor
 
@@ -50,10 +52,10 @@ class Composition(nn.Module):
             "owner": torch.from_numpy(inventory.owner),
             "lengths": torch.from_numpy(inventory.lengths),
             "pairs": torch.from_numpy(inventory.parts),
-            "parts": torch.from_numpy(_padded(inventory.parts, len(inventory.names))),
-            "labels": torch.from_numpy(_padded(inventory.words[1], len(inventory.names))),
             "small": torch.from_numpy(inventory.small),
         }
+        for name, pairs in (("parts", inventory.parts), ("labels", inventory.words[1])):
+            derived |= {f"{name}_{what}": tensor for what, tensor in _each(pairs, len(inventory.names)).items()}
         for name, tensor in derived.items():
             self.register_buffer(name, tensor, persistent=False)
         widths = (INPUTS, _HIDDEN, _HIDDEN, 1)
@@ -108,7 +110,7 @@ class Composition(nn.Module):
         q_most, q_total = self._wholes(q)
         by_label: list[Tensor] = []
         for kind in range(2):
-            by_label += self._over(evidence[:, kind], self.labels)
+            by_label += _over(evidence[:, kind], self.labels_index, self.labels_share)
         return [
             p,
             (p + _ROOT_FLOOR).sqrt(),  # tells small likelihoods apart
@@ -157,22 +159,9 @@ class Composition(nn.Module):
         """(B, S) summed over the structures of each column, (B, D): how many of them there should be."""
         return likelihoods.new_zeros(len(likelihoods), self.columns).index_add(1, self.owner, likelihoods)
 
-    def _over(self, values: Tensor, parts: Tensor) -> tuple[Tensor, Tensor]:
-        """The least and the mean (B, S) of the values (B, V) of each structure's parts (S, most), −1: none."""
-        first, there = parts[:, 0], (parts >= 0).to(values.dtype)
-        share = there / there.sum(-1, keepdim=True)
-        least = values[:, first]
-        mean = least * share[:, 0]
-        for place in range(1, parts.shape[1]):
-            taken = values[:, torch.where(parts[:, place] < 0, first, parts[:, place])]
-            least = torch.minimum(least, taken)
-            mean = mean + taken * share[:, place]
-        return least, mean
-
     def over_parts(self, values: Tensor) -> tuple[Tensor, Tensor]:
         """The least and the mean of the values (B, S) of each structure's parts; its own where it has none."""
-        itself = torch.arange(len(self.parts), device=self.parts.device)[:, None]
-        return self._over(values, torch.where((self.parts[:, :1] < 0) & (self.parts < 0), itself, self.parts))
+        return _over(values, self.parts_index, self.parts_share)
 
     def _wholes(self, p: Tensor) -> tuple[Tensor, Tensor]:
         """The largest and the sum of the likelihoods (B, S) of the wholes that each is a part of; 0 without any."""
@@ -183,7 +172,31 @@ class Composition(nn.Module):
         return most, total
 
 
-def _padded(pairs: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+def _over(values: Tensor, index: Tensor, share: Tensor) -> tuple[Tensor, Tensor]:
+    """The least and the mean (B, S) of the values (B, V) that each structure is paired with; see `_each`."""
+    least = values[:, index[0]]
+    mean = least * share[0]
+    for others, part in zip(index[1:], share[1:], strict=True):
+        taken = values[:, others]
+        least = torch.minimum(least, taken)
+        mean = mean + taken * part
+    return least, mean
+
+
+def _each(pairs: NDArray[np.int64], size: int) -> dict[str, Tensor]:
+    """What each structure is paired with, and the share of each of these in their mean; (most, S) both.
+
+    Where there is no further one the first stands, with no share; where there is none at all, the structure itself.
+    """
+    paired = torch.from_numpy(padded(pairs, size))
+    paired[:, 0] = torch.where(paired[:, 0] < 0, torch.arange(size), paired[:, 0])
+    share = (paired >= 0).to(torch.float32)
+    share /= share.sum(1, keepdim=True)
+    index = torch.where(paired < 0, paired[:, :1], paired)
+    return {"index": index.T.contiguous(), "share": share.T.contiguous()}
+
+
+def padded(pairs: NDArray[np.int64], size: int) -> NDArray[np.int64]:
     """(size, most) what each number is paired with, from pairs (2, P) sorted by the first; −1: nothing further."""
     owner, value = pairs
     counts = np.bincount(owner, minlength=size)
