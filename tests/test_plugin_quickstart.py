@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from toys import reseal
 
 from langchain_rcr import ExamplePool, TriEncoder
 from langchain_rcr.pool import write_jsonl
@@ -32,6 +33,7 @@ def test_it_shows_the_prompt_and_finds_what_it_adds(tmp_path: Path) -> None:
     encoder = TriEncoder.build("lexical", pool.items(), dim=64)
     encoder.save_pretrained(tmp_path / "runs" / "demo" / "checkpoint")
     write_jsonl(tmp_path / "runs" / "demo" / "checkpoint" / "pool.jsonl", pool)
+    reseal(tmp_path / "runs" / "demo" / "checkpoint")
     done = _quickstart("there is a square mouse", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     prompt, picks = done.stdout.split("One example added.")

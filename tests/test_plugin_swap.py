@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+from toys import reseal
 
 from langchain_rcr import ExamplePool, TriEncoder
 from langchain_rcr.pool import write_jsonl
@@ -39,6 +40,7 @@ def test_both_prompts_and_what_changed(tmp_path: Path) -> None:
     folder = tmp_path / "runs" / "demo" / "checkpoint"
     TriEncoder.build("lexical", pool.items(), dim=64).save_pretrained(folder)
     write_jsonl(folder / "pool.jsonl", pool)
+    reseal(folder)
 
     done = _swap(cwd=tmp_path)
     assert done.returncode == 0, done.stderr

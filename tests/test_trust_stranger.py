@@ -1,0 +1,243 @@
+"""A checkpoint and a run folder of a stranger, read by a child process under an audit hook.
+
+Nothing of it is imported, nothing is connected to, no token and no file outside is opened.
+"""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rcr_trainer.data import Example, Split, write_examples, write_split
+from rcr_trainer.layers import to_yaml
+from rcr_trainer.runs import Run
+from rcr_trainer.settings import Settings
+from toys import reseal
+
+from langchain_rcr import CheckpointError, Item, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr.manifest import verify
+
+WATCHED = """
+import json, sys
+from pathlib import Path
+
+root = Path(sys.argv[1])
+NETWORK = ("socket.connect", "socket.bind", "socket.getaddrinfo", "socket.gethostby", "socket.sendto", "urllib.")
+PROCESSES = ("subprocess.Popen", "os.exec", "os.fork", "os.posix_spawn", "os.system")
+seen = None
+
+def hook(event, arguments):
+    if seen is None:
+        return
+    if event.startswith(NETWORK + PROCESSES):
+        seen.append(f"{event} {arguments!r}"[:200])
+    if event == "import" and "evil" in arguments[0]:
+        seen.append(f"import {arguments[0]}")
+    if event == "open" and isinstance(arguments[0], (str, bytes)):
+        path = str(Path(arguments[0] if isinstance(arguments[0], str) else arguments[0].decode()).resolve())
+        allowed = (str(root / inside), str(root / "package" / "evil" / "m"))
+        if path.startswith(str(root)) and not path.startswith(allowed):
+            seen.append(f"open {path}")
+
+sys.addaudithook(hook)
+import rcr_trainer.cli, rcr_trainer.evaluation.stage, transformers  # what they read themselves is no matter
+from langchain_rcr import RCRError, SequentialCompositionalRetriever
+
+def checkpoint(folder):
+    SequentialCompositionalRetriever.from_pretrained(folder)
+
+def run(folder):
+    run_of = rcr_trainer.runs.Run.open(folder)
+    rcr_trainer.evaluation.stage.evaluation_stage(run_of, only_picks=True)
+
+for inside in sorted(path.name for path in root.iterdir() if path.name.startswith(("checkpoint", "run"))):
+    seen, said = [], "fine"
+    try:
+        (checkpoint if inside.startswith("checkpoint") else run)(root / inside)
+    except RCRError as error:
+        said = str(error)
+    found, seen = seen, None
+    print(json.dumps([inside, said, found]))
+"""
+
+EXAMPLES = [Example(f"e{n}", f"how many {word} are there", f"count({word})") for n, word in enumerate("abcdefgh")]
+
+
+def checkpoint(folder: Path, **options: Any) -> Path:
+    items = [Item(example.source, example.target) for example in EXAMPLES]
+    TriEncoder.build(options.pop("family", "lexical"), items, **({"dim": 4} | options)).save_pretrained(folder)
+    write_examples(folder / "pool.jsonl", EXAMPLES)
+    reseal(folder)
+    return folder
+
+
+def changed(file: Path, **values: Any) -> None:
+    """Change a JSON file, and the digests with it."""
+    file.write_text(json.dumps(json.loads(file.read_text()) | values))
+    reseal(next(folder for folder in file.parents if (folder / "tri_encoder.json").exists()))
+
+
+def over(base: str) -> Callable[[Path], None]:
+    return lambda folder: changed(folder / "backbone.json", base=base)
+
+
+def named(name: str) -> Callable[[Path], None]:
+    """The manifest has a file of this name."""
+
+    def change(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"][name] = {"size": 1, "sha256": "0" * 64}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return change
+
+
+def linked(name: str) -> Callable[[Path], None]:
+    def change(folder: Path) -> None:
+        (folder / name).unlink(missing_ok=True)
+        (folder / name).symlink_to(folder.parent / "outside" / "secret.json")
+
+    return change
+
+
+def keyed(name: str, key: str, value: Any) -> Callable[[Path], None]:
+    """A JSON file of the model in the checkpoint has this key, however deep."""
+    return lambda folder: changed(folder / "backbone" / name, inner=[{key: value}])
+
+
+CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "package": (over("package:evil"), "fine"),
+    "package-dotted": (over("package:evil.x"), "Python package 'evil.x' is not installed"),
+    "hub": (over("somebody/model"), "which it names but doesn't contain: trust=True"),
+    "folder": (over("../outside"), "which it names but doesn't contain: trust=True"),
+    "inside": (over("checkpoint:../outside"), "which it names but doesn't contain: trust=True"),
+    "pooling": (lambda folder: changed(folder / "backbone.json", pooling="evil"), "pooling must be one of mean, cls"),
+    "length": (lambda folder: changed(folder / "backbone.json", max_length="x" * 9), "invalid literal for int"),
+    "family": (lambda folder: changed(folder / "tri_encoder.json", family="evil:run"), "unknown encoder family"),
+    "absolute": (named("/etc/passwd.json"), "names '/etc/passwd.json', which is no file of a checkpoint"),
+    "parent": (named("../outside/secret.json"), "names '../outside/secret.json'"),
+    "code": (named("modeling.py"), "names 'modeling.py'"),
+    "link": (linked("backbone.json"), "names 'backbone.json'"),
+    "link-meta": (linked("tri_encoder.json"), "names 'tri_encoder.json'"),
+    "link-manifest": (linked("manifest.json"), "names 'manifest.json'"),
+    "link-card": (linked("README.md"), "names 'README.md'"),
+    "link-pool": (linked("pool.jsonl"), "names 'pool.jsonl'"),
+    "remote-code": (keyed("config.json", "auto_map", {"AutoModel": "evil.Model"}), "'auto_map'"),
+    "kernel": (keyed("config.json", "attn_implementation", "evil/kernel"), "'attn_implementation'"),
+    "vocabulary": (keyed("tokenizer_config.json", "vocab_file", "/etc/passwd"), "'vocab_file'"),
+    "adapter": (
+        lambda folder: ((folder / "backbone" / "adapter_config.json").write_text("{}"), reseal(folder))[-1],
+        "adapter_config.json names other models",
+    ),
+}
+
+SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
+    "base": ({"model": {"family": "embeddings", "base": "langchain:evil:make"}}, "import evil:make (model.base)"),
+    "embeddings": ({"evaluation": {"embeddings": "somebody/model"}}, "open the model somebody/model (evaluation.emb"),
+    "contriever": ({"evaluation": {"selectors": ["contriever"]}}, "facebook/contriever (evaluation.contriever)"),
+    "server": (
+        {"llm": {"kind": "chat", "model": "m", "base_url": "http://localhost:9", "api_key_env": "HOME", "cache": "x"}},
+        "ask http://localhost:9 (llm.base_url), send it $HOME (llm.api_key_env), write x (llm.cache)",
+    ),
+    "local": ({"llm": {"kind": "local", "model": "/outside"}}, "open the model /outside (llm.model)"),
+    "executor": ({"llm": {"kind": "simulator"}, "reward": {"executor": "evil:run"}}, "import evil:run (reward.exec"),
+    "database": ({"llm": {"kind": "simulator"}, "reward": {"database": "x.db"}}, "open x.db (reward.database)"),
+    "reward": ({"grpo": {"enabled": True}, "reward": {"names": ["evil:score"]}}, "fine"),
+}
+
+
+def run_folder(folder: Path, settings: dict[str, Any]) -> None:
+    values: dict[str, Any] = {
+        "tensorboard": False,
+        "model": {"family": "lexical", "dim": 4},
+        "evaluation": {"k": 2, "steps": 2, **settings.pop("evaluation", {"selectors": ["random"]})},
+    }
+    config = Settings.model_validate(values | settings)
+    if config.llm.kind in ("chat", "completion") and config.llm.given:
+        config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"answers": True})})
+    run = Run.create(folder, config)
+    write_split(folder / "data", Split("s", EXAMPLES[:4], EXAMPLES[4:6], EXAMPLES[6:], {"task": "files"}))
+    checkpoint(folder / "checkpoint")
+    checkpoint(folder / "checkpoint-sft")
+    for stage in ("data", "sft", "grpo"):
+        with run.stage(stage):
+            pass
+    (folder / "config.yaml").write_text(to_yaml(config))
+
+
+@pytest.mark.slow
+def test_a_strangers_checkpoint_and_run_are_data(tmp_path: Path, bert: str) -> None:
+    evil = tmp_path / "package" / "evil"
+    shutil.copytree(bert, evil / "m")
+    for name in ("__init__.py", "x.py"):
+        (evil / name).write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.json").write_text('{"secret": 1}')
+    home = tmp_path / "home"
+    for token in (home / ".cache" / "huggingface" / "token", home / ".huggingface" / "token"):
+        token.parent.mkdir(parents=True)
+        token.write_text("hf_a_token_of_the_user")
+    model = checkpoint(tmp_path / "sound", family="embeddings", base=bert, dim=None)
+    for name, (change, _) in CHECKPOINTS.items():
+        change(Path(shutil.copytree(model, tmp_path / f"checkpoint-{name}", symlinks=True)))
+    shutil.move(model, tmp_path / "checkpoint-sound")
+    for name, (settings, _) in SETTINGS.items():
+        run_folder(tmp_path / f"run-{name}", dict(settings))
+    for name in ("evaluation.json", "run.lock", "config.yaml"):
+        run_folder(tmp_path / f"run-link-{name}", {})
+        linked(name)(tmp_path / f"run-link-{name}")
+
+    script = tmp_path / "watched.py"
+    script.write_text(WATCHED)
+    path = [str(tmp_path / "package"), *(entry for entry in sys.path if entry)]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "OPENAI_"))}
+    environment |= {"PYTHONPATH": os.pathsep.join(path), "HOME": str(home), "OPENAI_API_KEY": "sk-of-the-user"}
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = {name: (message, seen) for name, message, seen in map(json.loads, done.stdout.splitlines())}
+    expected = {f"checkpoint-{name}": words for name, (_, words) in CHECKPOINTS.items()} | {"checkpoint-sound": "fine"}
+    expected |= {f"run-{name}": words for name, (_, words) in SETTINGS.items()}
+    expected |= {f"run-link-{name}": f"{name} is a link" for name in ("evaluation.json", "run.lock", "config.yaml")}
+    assert said.keys() == expected.keys()
+    for name, words in expected.items():
+        message, seen = said[name]
+        assert seen == [], name
+        assert words in message, name
+        assert "\n" not in message, name
+    assert not (tmp_path / "ran").exists()
+    assert (tmp_path / "outside" / "secret.json").read_text() == '{"secret": 1}'
+
+
+def test_trust_names_the_models_that_may_be_loaded(tmp_path: Path, bert: str) -> None:
+    folder = checkpoint(tmp_path / "c", family="embeddings", base=bert, dim=None)
+    over(bert)(folder)
+    shutil.rmtree(folder / "backbone")
+    reseal(folder)
+    for trust in (False, [], ["another"], "x"):
+        with pytest.raises(CheckpointError, match="which it names but doesn't contain: trust=True"):
+            TriEncoder.from_pretrained(folder, trust=trust)
+    for trust in (True, [bert]):
+        assert TriEncoder.from_pretrained(folder, trust=trust).dim == 16
+    assert SequentialCompositionalRetriever.from_pretrained(folder, trust=True, k=2).invoke("how many")
+
+
+@pytest.mark.parametrize("damage", ["half", "bit", "empty", "gone"])
+def test_a_half_written_pool_and_a_flipped_bit_are_noticed_by_loading(tmp_path: Path, damage: str) -> None:
+    folder = checkpoint(tmp_path / "c")
+    pool = folder / "pool.jsonl"
+    content = bytearray(pool.read_bytes())
+    content[40] ^= 1  # still JSON
+    damaged = {"half": content[: len(content) // 2], "bit": content, "empty": b""}
+    pool.unlink() if damage == "gone" else pool.write_bytes(damaged[damage])
+    verify(folder)  # the encoder is whole
+    with pytest.raises(CheckpointError, match=r"pool\.jsonl"):
+        verify(folder, pool=True)
+    with pytest.raises(CheckpointError, match=r"pool\.jsonl"):
+        SequentialCompositionalRetriever.from_pretrained(folder)
