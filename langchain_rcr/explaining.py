@@ -11,6 +11,7 @@ import numpy as np
 
 from langchain_rcr.index.base import Reader, Search
 from langchain_rcr.rows import FloatArray
+from langchain_rcr.section import printable
 from langchain_rcr.selection import Options, select
 from langchain_rcr.state import State
 
@@ -59,7 +60,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why the picks for a question were picked. `str()` is a table for the terminal.
+    """Why the picks for a question were picked. `str()` is a table for the terminal, without control characters.
 
     Args:
         query: the question.
@@ -74,14 +75,17 @@ class Explanation:
         return asdict(self)
 
     def __str__(self) -> str:
-        lines = [f"Picks for: {self.query}", f"{'step':>4}  {'logit':>8} = {'relevance':>9} {'+ context':>9}  {'π':>6}"]
+        lines = [
+            f"Picks for: {' '.join(self.query.split())}",
+            f"{'step':>4}  {'logit':>8} = {'relevance':>9} {'+ context':>9}  {'π':>6}",
+        ]
         for number, step in enumerate(self.steps, start=1):
             lines.append(_line(str(number), step.pick))
             lines += [_line("·", other) for other in step.runner_ups]
             if step.covered:
                 names = shorten(", ".join(step.covered), 90, placeholder=" …")
                 lines.append(f"{'':>4}  {len(step.covered)} structures more: {names}")
-        return "\n".join(lines)
+        return printable("\n".join(lines))
 
 
 async def explain(

@@ -31,6 +31,7 @@ from langchain_rcr.manifest import CARD, inside, seal, verify
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from langchain_rcr.prompt import Prompt
 from langchain_rcr.rows import same
+from langchain_rcr.section import printable
 from langchain_rcr.state import State, make_state
 
 if TYPE_CHECKING:
@@ -236,7 +237,7 @@ class TriEncoder(nn.Module):
                 "none of the %d programs parses as '%s' (the first is '%.80s'): token n-grams stand for structures",
                 len(items),
                 spec.language,
-                " ".join(items[0].target.split()),
+                printable(" ".join(items[0].target.split())),
             )
             spec, parsed = replace(spec, language=TOKENS), len(items)
         elif parsed < len(items):

@@ -13,13 +13,13 @@ from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 _CONTROL = re.compile(
-    "[\x00-\x08\x0a-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
 )
-"""Characters that move the cursor, change its colour, reverse a text's direction or can't be written at all."""
+"""Characters that move the cursor, change its colour, turn a text's direction or can't be written; not tab, newline."""
 
 
 class Section(BaseModel):
-    """A group of settings: frozen, no unknown keys, numbers may stand for names, true is no number."""
+    """A group of settings: frozen, no unknown keys; numbers may stand for names, true is no number, nor is 10^19."""
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False, protected_namespaces=()
@@ -31,6 +31,13 @@ class Section(BaseModel):
         field = cls.model_fields.get(info.field_name or "")
         if isinstance(value, bool) and field is not None and field.annotation in (int, float):
             raise PydanticCustomError("number", "Input should be a number")
+        return value
+
+    @field_validator("*")
+    @classmethod
+    def _fits_64_bits(cls, value: Any) -> Any:
+        if isinstance(value, int) and abs(value) >= 1 << 63:
+            raise PydanticCustomError("number", "Input should be a number of at most 18 digits")
         return value
 
 

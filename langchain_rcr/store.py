@@ -23,6 +23,7 @@ from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.manifest import seal, verify
 from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
 from langchain_rcr.rows import FloatArray
+from langchain_rcr.section import printable
 from langchain_rcr.selection import Options, select
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ class ExampleStore:
             if unread:
                 logger.warning(
                     "%d of %d added programs don't parse as '%s', so they are picked last (the first: '%.80s')",
-                    *(len(unread), len(pool), spec.language, " ".join(unread[0].split())),
+                    *(len(unread), len(pool), spec.language, printable(" ".join(unread[0].split()))),
                 )
         return list(pool.ids)
 

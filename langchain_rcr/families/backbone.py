@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 _PROBE = "what is the number of states that border the largest one ?"
 """Embedded when saving and when loading: if the name now means another model, every vector would be wrong, silently."""
 
+_LARGEST = 1e15
+"""Numbers below can be squared and added up in single precision."""
 _INSIDE = "checkpoint:backbone"
 """The base of a model that lies in the checkpoint, in the folder backbone/."""
 
@@ -95,10 +97,13 @@ class LangChainBackbone:
 
     def __init__(self, embeddings: Embeddings) -> None:
         self._embeddings = embeddings
-        query, [entry] = embeddings.embed_query(_PROBE), embeddings.embed_documents([_PROBE])
-        self.dim = len(query)
+        query, entry = _vectors([embeddings.embed_query(_PROBE)], 1), _vectors(embeddings.embed_documents([_PROBE]), 1)
+        self.dim = query.shape[1]
+        if not query.any() or not entry.any():
+            msg = f"embeddings returned zeros alone for '{_PROBE}': they can't tell texts apart"
+            raise InputError(msg)
         # Most embeddings read both in the same way: then questions, too, can be sent in batches.
-        self.symmetric = np.shape(entry) == np.shape(query) and bool(np.allclose(query, entry, atol=1e-3))
+        self.symmetric = entry.shape == query.shape and bool(np.allclose(query, entry, atol=1e-3))
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """(N, d) unit vectors; queries go through `embed_query`, pool entries through `embed_documents`."""
@@ -110,13 +115,7 @@ class LangChainBackbone:
             if queries and (len(distinct) == 1 or not self.symmetric)
             else self._embeddings.embed_documents(distinct)
         )
-        vectors = np.asarray(rows, dtype=np.float32)
-        if vectors.shape != (len(distinct), self.dim):
-            msg = f"embeddings returned shape {vectors.shape}, expected {(len(distinct), self.dim)}"
-            raise InputError(msg)
-        if not np.isfinite(vectors).all():
-            msg = "embeddings returned values that are not finite numbers"
-            raise InputError(msg)
+        vectors = _vectors(rows, len(distinct), self.dim)
         number = {text: row for row, text in enumerate(distinct)}
         return _unit(vectors[[number[text] for text in texts]])
 
@@ -246,6 +245,29 @@ def _matches(probe: NDArray[np.float32], saved: Any) -> bool:
         return bool(np.allclose(probe, np.asarray(saved, dtype=np.float64).reshape(probe.shape), atol=5e-3))
     except (TypeError, ValueError):
         return False
+
+
+def _vectors(rows: Any, count: int, dim: int | None = None) -> NDArray[np.float32]:
+    """What embeddings returned for `count` texts, as an array (count, dim).
+
+    Raises:
+        InputError: it is something else.
+    """
+    try:
+        found = np.asarray(rows)
+        sound = found.ndim == 2 and found.dtype.kind in "fiu"
+    except (TypeError, ValueError):  # rows of several lengths
+        sound = False
+    if not sound:
+        msg = "embeddings returned something else than real numbers, as many for each text"
+        raise InputError(msg)
+    if found.shape != (count, dim or found.shape[1]) or not found.shape[1]:
+        msg = f"embeddings returned shape {found.shape}, expected {(count, dim or 'any number above 0')}"
+        raise InputError(msg)
+    if not (np.abs(found) < _LARGEST).all():
+        msg = "embeddings returned values that are not finite numbers, or too large to compute with"
+        raise InputError(msg)
+    return found.astype(np.float32)
 
 
 def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import sys
 import textwrap
+import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -26,6 +27,9 @@ EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "ric
 """What the extra `train` brings, as it is imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size", "time")
 """Those of `rcr_trainer.paper`, which takes its time to import."""
+
+_LONGEST = 900
+"""Characters of an error: a setting may be as long as its file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -45,17 +49,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         given = parser.parse_args(arguments)
         return given.command(given) or 0
-    except (RCRError, ModuleNotFoundError) as error:
-        if isinstance(error, ModuleNotFoundError):
-            package = (error.name or "").partition(".")[0]
-            if package not in EXTRA:
-                raise
-            error = MissingExtraError(package, "train")
-        say(f"{PROG}: error: {' '.join(str(error).split())}")
-        return 2
     except KeyboardInterrupt:
         say(f"{PROG}: interrupted" + (" (--resume continues the run)" if {"run", "sft"} & set(arguments[:1]) else ""))
         return 130
+    except Exception as error:
+        line = _mended_by_the_user(error)
+        if line is None:
+            say(traceback.format_exc().rstrip())
+            return 1
+        line = " ".join(line.split())
+        half = _LONGEST // 2
+        say(f"{PROG}: error: {line if len(line) <= _LONGEST else f'{line[:half]} … {line[-half:]}'}")
+        return 2
+
+
+def _mended_by_the_user(error: Exception) -> str | None:
+    """What to say of an error about which the user can do something; None for a bug."""
+    if isinstance(error, RCRError):
+        return str(error)
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").partition(".")[0]
+        return str(MissingExtraError(package, "train")) if package in EXTRA else None
+    if isinstance(error, OSError):  # The disk is full, a name too long, a folder not ours.
+        return f"{str(error.filename)[:200]}: {error.strerror}" if error.filename else str(error.strerror or error)
+    return None
 
 
 # ---------------------------------------------------------------- commands

@@ -23,10 +23,12 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line."""
+        from rcr_trainer.redaction import shown
+
         hint = f"see {self.prog} --help"
         if message.endswith("required: CONFIG"):
             hint = f"`{PROG} init --train my.jsonl` writes one for your files"
-        self.exit(2, f"{PROG}: error: {message} ({hint})\n")
+        self.exit(2, shown(f"{PROG}: error: {message} ({hint})\n"))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """As argparse does it, but for what is said of unknown arguments."""
@@ -96,14 +98,18 @@ def flags(given: argparse.Namespace) -> dict[str, str]:
 
 
 def show(line: str) -> None:
-    """Write a line of results."""
-    sys.stdout.write(f"{line}\n")
+    """Write a line of results, without secrets and control characters."""
+    from rcr_trainer.redaction import shown
+
+    sys.stdout.write(f"{shown(line)}\n")
 
 
 def say(line: str) -> None:
-    """Write a line for the user's eyes; of several processes on a machine the first does."""
+    """Write a line for the user's eyes, as `show` does; of several processes on a machine the first does."""
+    from rcr_trainer.redaction import shown
+
     if number("LOCAL_RANK") == 0:
-        sys.stderr.write(f"{line}\n")
+        sys.stderr.write(f"{shown(line)}\n")
 
 
 def number(variable: str) -> int:
@@ -113,23 +119,27 @@ def number(variable: str) -> int:
 
 
 class _AboveBars(logging.Handler):
-    """Log lines on stderr, above the progress bars that are shown there."""
+    """Log lines on stderr, above the progress bars that are shown there, without secrets and control characters."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
 
-        tqdm.write(self.format(record), file=sys.stderr)
+        from rcr_trainer.redaction import shown
+
+        tqdm.write(shown(self.format(record)), file=sys.stderr)
 
 
 @contextmanager
 def logged() -> Iterator[None]:
     """Show what the trainer logs; of several processes the first alone does."""
-    log, handler = logging.getLogger("rcr_trainer"), _AboveBars()
+    log, library, handler = logging.getLogger("rcr_trainer"), logging.getLogger("langchain_rcr"), _AboveBars()
     level = log.level
     log.addHandler(handler)
+    library.addHandler(handler)
     log.setLevel(logging.ERROR if number("RANK") else logging.INFO)
     try:
         yield
     finally:
+        library.removeHandler(handler)
         log.removeHandler(handler)
         log.setLevel(level)

@@ -35,6 +35,12 @@ def remember(value: Any) -> None:
     _known.update(secrets_in(value))
 
 
+def remember_key(key: str) -> None:
+    """As `remember`, for a key alone."""
+    if len(key) > 3:
+        _known.add(key)
+
+
 def redact(text: str) -> str:
     """A text without known secrets, and without what looks like one."""
     for secret in sorted(_known, key=len, reverse=True):
@@ -43,8 +49,8 @@ def redact(text: str) -> str:
 
 
 def shown(text: str) -> str:
-    """A text as a terminal may show it: `redact`, and control characters but line breaks visible."""
-    return "\n".join(map(printable, redact(text).split("\n")))
+    """A text as a terminal may show it: without secrets and control characters."""
+    return printable(redact(text))
 
 
 def without_secrets(value: Any, name: str = "") -> Any:

@@ -404,8 +404,8 @@ class Settings(Section):
     @field_validator("name")
     @classmethod
     def _is_folder_name(cls, name: str) -> str:
-        if re.fullmatch(r"\w[\w.\-]*", name) is None:
-            raise PydanticCustomError("name", "Input should be letters, digits, '.', '_' and '-'")
+        if re.fullmatch(r"\w[\w.\-]{,199}", name) is None:
+            raise PydanticCustomError("name", "Input should be at most 200 letters, digits, '.', '_' and '-'")
         return name
 
     @model_validator(mode="before")

@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -55,7 +55,7 @@ WRITING = "READ COMMITTED"
 class Settings:
     """How to reach the database; the arguments of `PgVectorIndex`."""
 
-    url: str
+    url: str = field(repr=False)  # with its password
     schema: str | None
     max_connections: int
     connect_timeout_s: float

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.files import write_bytes
+from langchain_rcr.section import printable
 from rcr_trainer.evaluation.report import OURS, EvaluationReport
 from rcr_trainer.evaluation.table import label
 
@@ -60,7 +61,7 @@ def coverage_figure(report: EvaluationReport) -> Figure:
         axes.plot(
             range(1, report.steps + 1),
             scores.coverage_by_step,
-            label=label(name, scores.kind),
+            label=_plain(label(name, scores.kind)),
             color=colour,
             marker=marker,
             linestyle="--" if oracle else "-",
@@ -68,15 +69,19 @@ def coverage_figure(report: EvaluationReport) -> Figure:
             zorder=4 if ours else 3,
         )
     axes.axvline(report.k, color="black", alpha=0.4, linewidth=0.8, linestyle=":", zorder=1)
-    axes.set_title(
-        f"split {report.split}: {report.n} {report.part} queries, pool of {report.pool_size}", loc="left", fontsize=9
-    )
+    title = f"split {report.split}: {report.n} {report.part} queries, pool of {report.pool_size}"
+    axes.set_title(_plain(title), loc="left", fontsize=9)
     axes.set_xlabel(f"examples picked (the table has k = {report.k})")
     axes.set_ylabel("coverage of the gold program's structures (%)")
     axes.set_xticks(range(1, report.steps + 1))
     tidy(axes)
     figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
     return figure
+
+
+def _plain(text: str) -> str:
+    """A text of the data, which is no formula, whatever its signs."""
+    return printable(text).replace("$", r"\$")
 
 
 def learning_figures(metrics: Sequence[Mapping[str, Any]], stage: str) -> dict[str, Figure]:

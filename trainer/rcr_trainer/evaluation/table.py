@@ -8,6 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from langchain_rcr.section import printable
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Kind
 
 WIDTH = 100
@@ -18,9 +19,9 @@ _STYLES = {"trained": "green", "oracle": "dim"}
 def build_table(report: EvaluationReport) -> Table:
     """A rich table: selectors by rows, ours and the oracle marked; what it is about in the title and the caption."""
     table = Table(
-        title=f"split {report.split}: {report.n} {report.part} queries of {report.programs} programs, "
+        title=f"split {printable(report.split)}: {report.n} {report.part} queries of {report.programs} programs, "
         f"pool of {report.pool_size}, k = {report.k}",
-        caption=_caption(report),
+        caption=printable(_caption(report)),
         title_justify="left",
         caption_justify="left",
         title_style="bold",
@@ -48,6 +49,7 @@ def build_table(report: EvaluationReport) -> Table:
 
 def label(name: str, kind: Kind) -> str:
     """A selector's name with a note on what it is."""
+    name = printable(name)
     note = "sees gold" if kind == "oracle" else _NOTES.get(name)
     return f"{name} ({note})" if note else name
 
@@ -55,7 +57,9 @@ def label(name: str, kind: Kind) -> str:
 def write_table(report: EvaluationReport, stream: TextIO) -> None:
     """Write the table to a stream: with colours on a terminal, as plain text elsewhere."""
     terminal = stream.isatty()
-    console = Console(file=stream, force_terminal=terminal, no_color=None if terminal else True, width=WIDTH)
+    console = Console(
+        file=stream, force_terminal=terminal, no_color=None if terminal else True, width=WIDTH, markup=False
+    )
     console.print(build_table(report), highlight=False)
 
 

@@ -26,6 +26,7 @@ from rcr_trainer.llm.ledger import Answer, Use, token_count
 from rcr_trainer.llm.openai_ import detached, is_openai
 from rcr_trainer.llm.scoring import PARAMETERS, Scored, from_echo
 from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.redaction import secrets_in
 
 Request: TypeAlias = str | Conversation | Scored
 """A prompt to answer, or a text to score."""
@@ -230,10 +231,10 @@ def _counts(
 
 
 def _secrets(model: BaseLanguageModel[Any]) -> frozenset[str]:
-    """The keys that a model holds."""
-    values = [getattr(model, name, None) for name in type(model).model_fields]
-    found = {value.get_secret_value() for value in values if isinstance(value, SecretStr)}
-    return frozenset(secret for secret in found if len(secret) > 3)
+    """The keys that a model holds, in its address, headers and parameters, too."""
+    values = {name: getattr(model, name, None) for name in type(model).model_fields}
+    found = {value.get_secret_value() for value in values.values() if isinstance(value, SecretStr)}
+    return frozenset({secret for secret in found if len(secret) > 3}.union(secrets_in(values)))
 
 
 def _longest(model: BaseLanguageModel[Any], bound: Mapping[str, Any]) -> int | None:

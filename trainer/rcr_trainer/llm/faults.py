@@ -13,6 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from langchain_rcr.errors import RCRError
+from rcr_trainer.redaction import HIDDEN, redact
 
 _NO_MONEY = frozenset(
     {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "insufficient_balance"}
@@ -118,7 +119,8 @@ class Diagnosis:
     def redact(self, text: str) -> str:
         """A text on one line, not long, and without secrets."""
         for secret in self._secrets:
-            text = text.replace(secret, "***")
+            text = text.replace(secret, HIDDEN)
+        text = redact(text)
         text = " ".join(text.split())
         return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
 

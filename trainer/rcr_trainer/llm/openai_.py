@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +13,7 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import MalformedResponseError
 from rcr_trainer.llm.ledger import token_count
 from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.redaction import HIDDEN, remember_key, without_secrets
 
 LONGEST_BODY = 16 << 20
 """Bytes of a response, decompressed; the log-probabilities of a prompt of 100,000 tokens have some 10 MB."""
@@ -35,8 +35,8 @@ def address_of(settings: LLMSettings) -> str:
 
 
 def public(address: str) -> str:
-    """An address without user name and password."""
-    return re.sub(r"//[^/@]*@", "//", address).rstrip("/")
+    """An address without user name, password and keys."""
+    return str(without_secrets(address)).replace(f"{HIDDEN}@", "").rstrip("/")
 
 
 def make(settings: LLMSettings) -> BaseLanguageModel[Any]:
@@ -48,6 +48,7 @@ def make(settings: LLMSettings) -> BaseLanguageModel[Any]:
     from langchain_openai import ChatOpenAI, OpenAI
 
     key, address = os.environ.get(settings.api_key_env, ""), address_of(settings)
+    remember_key(key)
     is_openais_own = urlsplit(address).hostname == urlsplit(_OPENAI).hostname
     if not key and is_openais_own:
         msg = (

@@ -12,6 +12,7 @@ from rcr_trainer.llm.backend import Backend
 from rcr_trainer.llm.ledger import AnswerCache
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.redaction import without_secrets
 
 
 def open_llm(
@@ -70,7 +71,7 @@ def open_llm(
             "model": settings.model,
             "place": options["place"],
             "temperature": settings.temperature,
-            "extra_body": settings.extra_body,
+            "extra_body": without_secrets(settings.extra_body),  # with another key the answers are the same
         }
     options |= {"language": language, "prompt": prompt, "account": account}
     return wrap(model, settings, cache_path=cache_path, identity=identity, **options)

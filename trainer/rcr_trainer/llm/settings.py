@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from langchain_rcr.section import Section
 
@@ -68,6 +70,13 @@ class LLMSettings(Section):
         if self.price_prompt is None or self.price_completion is None:
             return None
         return (prompt_tokens * self.price_prompt + completion_tokens * self.price_completion) / 1e6
+
+    @field_validator("api_key_env")
+    @classmethod
+    def _is_a_variable(cls, name: str) -> str:
+        if re.fullmatch(r"\w+", name) is None:
+            raise PydanticCustomError("variable", "Input should be the name of an environment variable")
+        return name
 
     @model_validator(mode="after")
     def _agree(self) -> LLMSettings:
