@@ -257,8 +257,9 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     async def _answer(self, tasks: Sequence[_Task], options: Mapping[str, Any], call: _Call) -> None:
         """Pick examples and ask the model, until there is a program or no attempt left."""
         picker, question = self._picker()
-        for task, picks in await _stage(tasks, call, picker, question, options):
-            task.take_picks(picks)
+        for some, where in self._by_group(tasks, options):
+            for task, picks in await _stage(some, call, picker, question, {**options, **where}):
+                task.take_picks(picks)
         for task, value in await _stage(tasks, call, self.prompt, _Task.prompt_input):
             task.prompt = task.asked = value
         reading = RunnableLambda(self._read, name="parse_program")
@@ -286,6 +287,24 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     def _input_keys(self) -> list[str]:
         """The variables that make up the retriever's query, as LangChain's selectors order them."""
         return sorted(getattr(_innermost(self.retriever), "input_keys", None) or [self.query_key])
+
+    def _by_group(
+        self, tasks: Sequence[_Task], options: Mapping[str, Any]
+    ) -> list[tuple[Sequence[_Task], dict[str, Any]]]:
+        """The tasks whose examples are picked within one database, say, with the option that says so."""
+        ours = _innermost(self.retriever)
+        if not isinstance(ours, SequentialCompositionalRetriever) or not ours.picks_within or "filter" in options:
+            return [(tasks, {})]
+        parts: dict[str, tuple[list[_Task], dict[str, Any]]] = {}
+        for task in tasks:
+            if task.result is None:
+                try:
+                    where = {"filter": ours.filter_for(task.variables)}
+                except InputError as error:
+                    task.result = error
+                else:
+                    parts.setdefault(repr(where), ([], where))[0].append(task)
+        return list(parts.values())
 
     def _picker(self) -> tuple[Runnable[Any, Any], Callable[[_Task], Any]]:
         """What picks the examples, and its input for a task."""

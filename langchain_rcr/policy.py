@@ -57,6 +57,7 @@ class TriEncoder(nn.Module):
     Attributes:
         card: the text of the checkpoint's README.md; empty: one that `save_pretrained` makes.
         prompt: by which the language model was asked that taught or judged it; None: there was none.
+        group: the field, `db_id` say, of which questions and their examples had the same value; None: any examples.
 
     Raises:
         InputError: the three encoders differ in the length of their vectors, or there is no such family.
@@ -78,6 +79,7 @@ class TriEncoder(nn.Module):
         self.config, self.spec = config, spec or ProgramSpec()
         self.card = ""
         self.prompt: Prompt | None = None
+        self.group: str | None = None
         get_family(config.family)
 
     @property
@@ -286,6 +288,7 @@ class TriEncoder(nn.Module):
             "state": self.config.state,
             "spec": asdict(self.spec),
             "prompt": None if self.prompt is None else self.prompt.model_dump(),
+            "group": self.group,
             "fingerprint": self.fingerprint(),
             "versions": library_versions(),
         }
@@ -343,6 +346,7 @@ class TriEncoder(nn.Module):
             config = family.settings(**{**meta["settings"], "lam": meta["lam"], "tau": meta["tau"], "state": state})
             model = cls(*family.load(path, embeddings=embeddings, trust=trust), config, spec)
             model.prompt = None if meta.get("prompt") is None else Prompt.model_validate(meta["prompt"])
+            model.group = None if meta.get("group") is None else str(meta["group"])
         except CheckpointError:
             raise
         except (RCRError, TypeError, ValueError, KeyError, AttributeError, OverflowError, RuntimeError) as error:

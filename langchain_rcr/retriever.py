@@ -59,6 +59,9 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         example_keys: the fields of an example that `select_examples` returns. None: all.
         filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
             `langchain_rcr.filters.parse_filter`.
+        group: a field, such as `db_id`, of which question and examples must have the same value: a variable of
+            `select_examples` and of chains, a part of the filter of `invoke`. None: as the policy was trained
+            (`data.group`); "": none.
         beam_width: how many sequences of picks the beam search keeps; 1: greedy.
         order: the order of the picks in the prompt: as picked, the last pick first ("reversed"), or the most relevant
             to the question alone last, next to the question ("relevance").
@@ -85,6 +88,7 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     input_keys: list[str] | None = None
     example_keys: list[str] | None = None
     filter: dict[str, Any] | None = None
+    group: str | None = None
     beam_width: int = 1
     order: Order = "picked"
     mask_same_program: bool | None = None
@@ -298,6 +302,11 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         """The key of an example's program."""
         return self.store.schema.target_key
 
+    @property
+    def picks_within(self) -> str:
+        """The field of which a question and its examples have the same value; "": none."""
+        return (self.store.encoder.group or "") if self.group is None else self.group
+
     # ------------------------------------------------------------------ the selector
 
     def select_examples(self, input_variables: Mapping[str, str], *, draft: str | None = None) -> list[dict[str, Any]]:
@@ -308,10 +317,10 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             draft: a program that the query may have; see `invoke`'s.
 
         Raises:
-            InputError: the query is missing; the message names the keys.
+            InputError: the query, or the value of `group`, is missing; the message names the keys.
         """
         picks: list[Pick] = []
-        self.invoke(query_of(input_variables, self.input_keys, self.source_key), picked=picks, draft=draft)
+        self.invoke(self._query(input_variables), filter=self.filter_for(input_variables), picked=picks, draft=draft)
         return [self._shown(pick) for pick in picks]
 
     async def aselect_examples(
@@ -319,8 +328,23 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
     ) -> list[dict[str, Any]]:
         """`select_examples`, awaited."""
         picks: list[Pick] = []
-        await self.ainvoke(query_of(input_variables, self.input_keys, self.source_key), picked=picks, draft=draft)
+        where = self.filter_for(input_variables)
+        await self.ainvoke(self._query(input_variables), filter=where, picked=picks, draft=draft)
         return [self._shown(pick) for pick in picks]
+
+    def filter_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The filter for a prompt's variables: the field `filter`, and the value that they have for `group`.
+
+        Raises:
+            InputError: they have none.
+        """
+        group = self.picks_within
+        if not group:
+            return self.filter
+        if group not in input_variables:
+            names = ", ".join(map(repr, input_variables))
+            raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
+        return {**(self.filter or {}), group: input_variables[group]}
 
     def add_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
         """Add an example; the next query can pick it.
@@ -543,7 +567,9 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         k = self.k if k is None else k
         beam_width = self.beam_width if beam_width is None else beam_width
         check_fields(k=k, beam_width=beam_width)
-        where = self.filter if filter is None else filter
+        where, group = self.filter if filter is None else filter, self.picks_within
+        if group and group not in (where or {}):
+            raise InputError(f"examples are picked within one {group!r}: pass filter={{{group!r}: …}}")
         constraints: list[Constraint] = []
         by_family = self.store.encoder.family.masks_same_program
         if by_family if self.mask_same_program is None else self.mask_same_program:
@@ -564,6 +590,9 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             k_min=self.k_min,
         )
         return options, parse_filter(where) if where else None
+
+    def _query(self, input_variables: Mapping[str, Any]) -> str:
+        return query_of(input_variables, self.input_keys, self.source_key)
 
     def _ordered(self, picks: list[Pick]) -> list[Pick]:
         if self.order == "reversed":

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec, parse
 
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).resolve().parents[2] / "shared" / "data"))
@@ -184,3 +185,39 @@ def test_geography_queries_parse_whatever_their_aliases() -> None:
         assert "alias" not in str(tree), text
         renamed = re.sub(r"(\w+?)alias(\d+)", lambda m: f"x{m[2]}_{m[1].lower()}", text)
         assert tree == parse(renamed, "sql"), text
+
+
+SHAPES = {
+    "select name from state": "select(ANON_COLUMN, from(ANON_TABLE))",
+    "select t.*, db.u.b from db.t as t join db.u using (k)": (
+        "select(*, ANON_COLUMN, from(ANON_TABLE), join(ANON_TABLE, ANON_COLUMN))"
+    ),
+    "select b, count(*) as n from t group by b having n > 3 order by n desc, b": (
+        "select(ANON_COLUMN, count(*), from(ANON_TABLE), group(ANON_COLUMN), having(gt(count, ANON_NUMBER)), "
+        "order(desc(count), ANON_COLUMN))"
+    ),
+    "with w as (select a as b from t) select w.b from w where w.b = 'x'": (
+        "select(with(cte(select(ANON_COLUMN, from(ANON_TABLE)))), ANON_COLUMN, from(cte), "
+        "where(eq(ANON_COLUMN, ANON_STRING)))"
+    ),
+    "select max(d.n) from (select count(distinct t.a) as n from t) as d": (
+        "select(max(ANON_COLUMN), from(select(count(distinct(ANON_COLUMN)), from(ANON_TABLE))))"
+    ),
+    "delete from t where a = 1": "delete(ANON_TABLE, where(eq(ANON_COLUMN, ANON_NUMBER)))",
+}
+
+
+@pytest.mark.parametrize("text", SHAPES)
+def test_without_names_queries_to_different_databases_have_one_shape(text: str) -> None:
+    shapes = ProgramSpec("sql", anonymize="names")
+    assert str(shapes.tree(text)) == SHAPES[text]
+    renamed = re.sub(r"\b([abknst]|name|state)\b(?!\()", r"other_\1", text)
+    assert renamed != text
+    assert shapes.key(renamed) == shapes.key(text)
+    assert shapes.structures(renamed) == shapes.structures(text)
+    assert shapes.named.key(renamed) != shapes.named.key(text)
+
+
+def test_only_a_language_with_tables_has_shapes() -> None:
+    with pytest.raises(InputError, match="anonymize: names: programs in 'functional' have no tables and columns"):
+        ProgramSpec("functional", anonymize="names")

@@ -14,6 +14,8 @@ from langchain_rcr.programs.tree import Tree
 ANON_STRING = "ANON_STRING"
 ANON_NUMBER = "ANON_NUMBER"
 ANON_VALUE = "ANON_VALUE"
+ANON_TABLE = "ANON_TABLE"
+ANON_COLUMN = "ANON_COLUMN"
 
 COVR_CLASSES: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("black", "white", "brown", "gray", "round", "square", "triangle"), "ANON_TYPE_VALUE")

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from sys import intern
+from typing import Any, Literal
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize
@@ -19,7 +20,8 @@ class ProgramSpec:
 
     Attributes:
         language: the program language, see `get_parser`.
-        anonymize: replace strings, numbers and `_` by constants (section 3).
+        anonymize: replace strings, numbers and `_` by constants (section 3); "names": those of tables and columns, too,
+            in a language whose parser can tell them (sql), for pools of several databases.
         covr_classes: while anonymising, also replace COVR's symbols by their classes (appendix B).
         max_size: the size of the largest local structures, the paper's l = 4.
 
@@ -29,20 +31,28 @@ class ProgramSpec:
     """
 
     language: str = "functional"
-    anonymize: bool = True
+    anonymize: bool | Literal["names"] = True
     covr_classes: bool = False
     max_size: int = 4
 
     def __post_init__(self) -> None:
-        get_parser(self.language)
+        parser = get_parser(self.language)
+        if self.anonymize == "names" and not hasattr(parser, "shape"):
+            raise InputError(f"anonymize: names: programs in '{self.language}' have no tables and columns; sql has")
         if self.max_size < 1:
             raise InputError(f"max_size: must be at least 1, got {self.max_size}")
         if self.covr_classes and not self.anonymize:
             raise InputError("covr_classes: needs anonymize to be on")
 
+    @property
+    def named(self) -> ProgramSpec:
+        """The same with the names of tables and columns, by which answers are judged."""
+        return replace(self, anonymize=bool(self.anonymize))
+
     def tree(self, text: str) -> Tree | None:
         """Return the program's tree, anonymised if the spec says so, or None for what is not a program."""
-        tree = get_parser(self.language).parse(text)
+        parser: Any = get_parser(self.language)
+        tree: Tree | None = parser.shape(text) if self.anonymize == "names" else parser.parse(text)
         if tree is None or not self.anonymize:
             return tree
         return anonymize(tree, COVR_CLASSES if self.covr_classes else None, everywhere=self.language == TOKENS)

@@ -48,12 +48,20 @@ class SqlParser:
 
     def parse(self, text: str) -> Tree | None:
         """Return the statement's tree; None for what is not one query or data change, or is too long or deep."""
+        return self._tree(text, names=True)
+
+    def shape(self, text: str) -> Tree | None:
+        """`parse`, with constants for the names of tables and columns."""
+        return self._tree(text, names=False)
+
+    def _tree(self, text: str, *, names: bool) -> Tree | None:
         if not _is_tractable(text):
             return None
         statement = self._statement(text)
         if statement is None:
             return None
-        expander = SqlExpander(self._dialect.NORMALIZATION_STRATEGY.name, self._double_quotes_are_strings)
+        strategy = self._dialect.NORMALIZATION_STRATEGY.name
+        expander = SqlExpander(strategy, self._double_quotes_are_strings, names=names)
         try:
             return expander.tree(statement)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):

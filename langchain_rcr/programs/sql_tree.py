@@ -22,6 +22,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from langchain_rcr.programs.anonymize import ANON_COLUMN, ANON_TABLE
 from langchain_rcr.programs.tree import Tree, unfold
 
 _COMPARISONS = ("eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "glob", "is", "in", "between")
@@ -72,17 +73,19 @@ class SqlExpander:
     Args:
         strategy: the name of the dialect's normalisation strategy in sqlglot.
         double_quotes_are_strings: read a double-quoted name as a string where it is compared with something.
+        names: keep the names of tables and columns; without them, queries to different databases look the same if they
+            do the same.
     """
 
-    def __init__(self, strategy: str, double_quotes_are_strings: bool) -> None:
-        self._strategy = strategy
+    def __init__(self, strategy: str, double_quotes_are_strings: bool, *, names: bool = True) -> None:
+        self._strategy, self._names = strategy, names
         self._strings = double_quotes_are_strings
         self._opened: dict[int, _Scope] = {}
         self._rules: dict[str, Callable[[Any, _Scope], _Node]] = {
             "select": self._query,
-            "column": lambda node, scope: (".".join(filter(None, self._column(node, scope))), []),
+            "column": lambda node, scope: (self._column_label(node, scope), []),
             "table": lambda node, scope: (self._table(node, scope).label, []),
-            "identifier": lambda node, _: (self._fold(node), []),
+            "identifier": lambda node, _: (self._fold(node) if names else ANON_COLUMN, []),
             "literal": lambda node, _: (_string(node.this) if node.is_string else node.this, []),
             "neg": self._negative,
             "null": lambda _node, _scope: ("null", []),
@@ -186,6 +189,11 @@ class SqlExpander:
             return name
         return name.lower()
 
+    def _column_label(self, node: Any, scope: _Scope) -> str:
+        parts = self._column(node, scope)
+        is_alias = not parts[0] and parts[1] in scope.aliases.values()
+        return ".".join(filter(None, parts)) if self._names or is_alias else "*" if parts[1] == "*" else ANON_COLUMN
+
     def _column(self, node: Any, scope: _Scope) -> tuple[str, str]:
         name = "*" if isinstance(node.this, exp.Star) else self._fold(node.this)
         if node.args.get("table") is not None:
@@ -199,7 +207,7 @@ class SqlExpander:
 
     def _table(self, node: Any, scope: _Scope) -> _Source:
         parts = [self._fold(part) for part in node.parts]
-        return (len(parts) == 1 and scope.ctes.get(parts[0])) or _Source(".".join(parts))
+        return (len(parts) == 1 and scope.ctes.get(parts[0])) or _Source(".".join(parts) if self._names else ANON_TABLE)
 
     def _open(self, query: Any, outer: _Scope) -> _Scope:
         """Return what a query, and what is inside it, sees."""
@@ -253,6 +261,8 @@ class SqlExpander:
 
     def _meaning(self, item: Any, scope: _Scope, with_table: bool = False) -> str:
         node = _bare(item)
+        if node.key == "column" and not self._names:
+            return self._column_label(node, scope)
         if node.key == "column":
             return ".".join(part for part in self._column(node, scope)[0 if with_table else 1 :] if part)
         return "literal" if node.key == "literal" else self._expand((node, scope))[0]

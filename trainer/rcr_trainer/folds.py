@@ -14,13 +14,14 @@ from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 
 _MOST = 0.5
-"""The share of the pool that a fold may bar. One program may have most of the questions: it bars itself alone."""
+"""The share of the pool, or of a query's group, that a fold may bar. One program may have most of the questions: it
+bars itself alone."""
 
 
 def own_positions(
     queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool = False
 ) -> list[NDArray[np.int64]]:
-    """For each query the pool positions that are the query itself or, as an option, have its own program.
+    """For each query the pool positions that are the query itself, of another group or, as an option, of its program.
 
     Args:
         queries: examples; one that is also in the pool shares its id, or its question and program, with it.
@@ -38,7 +39,15 @@ def own_positions(
         for identity in identities(example):
             positions.setdefault(identity, []).append(position)
     barred = ([n for identity in identities(query) for n in positions.get(identity, ())] for query in queries)
-    return [np.unique(np.array(row, dtype=np.int64)) for row in barred]
+    own = [np.unique(np.array(row, dtype=np.int64)) for row in barred]
+    others = {group: np.flatnonzero(~inside) for group, inside in _groups(queries, pool).items()}
+    return [np.union1d(row, others[query.group]) for row, query in zip(own, queries, strict=True)]
+
+
+def _groups(queries: Sequence[Example], pool: Sequence[Example]) -> dict[str | None, NDArray[np.bool_]]:
+    """Group of a query → (N,) which candidates are in it."""
+    group_of = np.array([example.group for example in pool], dtype=object)
+    return {group: group_of == group for group in {query.group for query in queries}}
 
 
 class HeldOut:
@@ -68,11 +77,13 @@ class HeldOut:
     def barred(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
         """For each training question the pool positions that it may not get: its own, and those of its fold."""
         own = own_positions(queries, self.pool, self.spec, same_program=not self.own_program)
-        items = [query.item for query in queries]
+        items, groups = [query.item for query in queries], _groups(queries, self.pool)
         out = []
-        for positions, way, numbers in zip(own, self.folds.ways(items), self.folds.numbers(items), strict=True):
-            mates = np.flatnonzero(self._numbers[:, way] == numbers[way])
-            few = numbers[way] >= 0 and len(mates) <= _MOST * len(self.pool)
+        folds = zip(own, queries, self.folds.ways(items), self.folds.numbers(items), strict=True)
+        for positions, query, way, numbers in folds:
+            inside = groups[query.group]
+            mates = np.flatnonzero(inside & (self._numbers[:, way] == numbers[way]))
+            few = numbers[way] >= 0 and len(mates) <= _MOST * inside.sum()
             out.append(np.union1d(positions, mates) if few else positions)
         return out
 

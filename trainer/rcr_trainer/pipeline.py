@@ -330,6 +330,7 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], co
     )
     taught = config.grpo.enabled and config.llm.given
     model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None
+    model.group = config.data.group
     with atomic_directory(folder) as path:
         model.save_pretrained(path)
         write_examples(path / "pool.jsonl", pool)

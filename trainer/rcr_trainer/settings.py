@@ -55,6 +55,11 @@ class DataSettings(Section):
     source_key: str = Field("source", min_length=1, description="task files: key or column of the question.")
     target_key: str = Field("target", min_length=1, description="task files: key or column of the program.")
     id_key: str | None = Field(None, description="task files: key or column of the id; null: the row number.")
+    group: str | None = Field(
+        None,
+        description="Key or column, db_id say, by which questions pick: only examples with the same value, in "
+        "training, in the comparison and where the policy is served. null: any example.",
+    )
     dev_size: int | None = Field(
         None,
         ge=0,
@@ -100,7 +105,11 @@ class ProgramSettings(Section):
         "which reads any text as its words, numbers and symbols, and which is used if no program of your own "
         "files parses.",
     )
-    anonymize: bool = Field(True, description="Replace strings and numbers by constants (paper: yes).")
+    anonymize: bool | Literal["names"] = Field(
+        True,
+        description="Replace strings and numbers by constants (paper: yes). names: those of tables and columns, too, "
+        "so that questions to one database find examples of others (language sql).",
+    )
     covr_classes: bool = Field(
         False, description="Also replace COVR's animals, colours and so on by their class (paper appendix B)."
     )
@@ -112,6 +121,9 @@ class ProgramSettings(Section):
             raise contradiction(
                 "program.covr_classes", True, "program.anonymize", False, "classes are a part of anonymising"
             )
+        if self.anonymize == "names" and self.language.partition(":")[0] != "sql":
+            advice = "its programs have no tables and columns"
+            raise contradiction("program.anonymize", "names", "program.language", self.language, advice)
         if self.covr_classes and self.language != "functional":
             raise contradiction("program.covr_classes", True, "program.language", self.language, "COVR is functional")
         return self

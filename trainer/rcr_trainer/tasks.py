@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -135,11 +136,54 @@ def divide(config: Settings, split: Split) -> Task:
     if not split.dev and size:
         dev, queries = _drawn(split.train, size, config.seed, "data.dev_size")
     if not config.grpo.enabled or config.grpo.queries is None:
-        return Task(split.train, queries, dev, split.test, queries, spec)
+        return _in_groups(config, Task(split.train, queries, dev, split.test, queries, spec))
     reinforced, queries = _drawn(queries, config.grpo.queries, [config.seed, 1], "grpo.queries")
     gone = {id(example) for example in reinforced}
     pool = [example for example in split.train if id(example) not in gone]
-    return Task(pool, queries, dev, split.test, reinforced, spec)
+    return _in_groups(config, Task(pool, queries, dev, split.test, reinforced, spec))
+
+
+def _in_groups(config: Settings, task: Task) -> Task:
+    """The task with the groups of `data.group`; queries whose group has too few candidates are left out.
+
+    A query to train on needs k candidates with other programs, and k more, since its fold may bar half of its group.
+    """
+    key = config.data.group
+    if key is None:
+        return task
+
+    def member(example: Example) -> Example:
+        if key not in example.fields:
+            has = ", ".join(map(repr, example.fields)) or "none"
+            raise DataError(f"data.group = '{key}': example {example.id!r} has no such field (fields: {has})")
+        return replace(example, group=str(example.fields[key]))
+
+    pool = [member(example) for example in task.pool]
+    k = max(config.sft.k, config.evaluation.k, config.grpo.k if config.grpo.enabled else 0)
+    sizes = Counter(example.group for example in pool)
+    programs = Counter((example.group, task.spec.key(example.target)) for example in pool)
+
+    def kept(part: str, queries: Sequence[Example]) -> list[Example]:
+        members = [member(query) for query in queries]
+        if part == "test":
+            found = [query for query in members if sizes[query.group] > k]
+        else:
+            found = [
+                query
+                for query in members
+                if sizes[query.group] >= max(2 * k, k + programs[query.group, task.spec.key(query.target)])
+            ]
+        if queries and not found:
+            msg = f"no {part} query has enough candidates with its own {key} for k = {k}: data.group: null picks across"
+            raise DataError(msg)
+        if len(found) < len(queries):
+            gone = len(queries) - len(found)
+            logger.warning("%d of %d %s queries have too few candidates of their %s", gone, len(queries), part, key)
+        return found
+
+    queries = kept("training", task.queries)
+    reinforced = queries if task.reinforced is task.queries else kept("training", task.reinforced)
+    return Task(pool, queries, kept("dev", task.dev), kept("test", task.test), reinforced, task.spec)
 
 
 def _drawn(
@@ -402,7 +446,7 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
     examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
     programs = {example.source: example.target for example in examples}
     if settings.kind == "simulator":
-        simulator = StructureBoundLLM(programs=programs, spec=spec, size=settings.simulator_size)
+        simulator = StructureBoundLLM(programs=programs, spec=spec.named, size=settings.simulator_size)
         # Prices and budget are the real model's: this one costs nothing.
         return wrap(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
     cache = settings.cache or config.folder.parent / "answers.sqlite"

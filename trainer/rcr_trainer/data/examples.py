@@ -24,12 +24,14 @@ class Example:
         source: the question, as a user would ask it.
         target: the program that answers it.
         fields: what else its row has, such as `db_id`: JSON values by name, none called id, source or target.
+        group: within which it is picked or may pick, the value of its field `data.group`; None: there are no groups.
     """
 
     id: str
     source: str
     target: str
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    group: str | None = field(default=None, compare=False)
 
     @property
     def item(self) -> Item:

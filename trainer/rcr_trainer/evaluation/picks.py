@@ -62,7 +62,7 @@ Picks: TypeAlias = Mapping[str, Sequence[Picked]]
 """By selector, one for each question; every selector has the same questions in the same order."""
 
 _ADAPTER = TypeAdapter(Picked)
-_LEFT_OUT: Any = {"fields": True, "picks": {"__all__": {"fields"}}}
+_LEFT_OUT: Any = {"fields": True, "picks": {"__all__": {"fields", "group"}}}
 """Of picks.jsonl: the schema of a database, say, once for each question and selector."""
 
 

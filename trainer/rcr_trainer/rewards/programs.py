@@ -20,9 +20,9 @@ def structure_coverage(spec: ProgramSpec) -> Reward:
     without structures can't be scored.
 
     Args:
-        spec: how programs are read.
+        spec: how programs are read; names of tables and columns count in any case.
     """
-    structures = _remembered(spec.structures)
+    structures = _remembered(spec.named.structures)
 
     def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
         gold = structures(reference)

@@ -1,0 +1,181 @@
+"""Several databases in one pool: further fields go along, and questions pick within their own database."""
+
+import json
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.language_models import FakeListLLM
+from rcr_trainer import pipeline
+from rcr_trainer.data import Example, Split, read_split
+from rcr_trainer.errors import DataError
+from rcr_trainer.evaluation.picks import read_picks
+from rcr_trainer.folds import HeldOut, own_positions
+from rcr_trainer.rewards import score, structure_coverage
+from rcr_trainer.settings import Settings
+from rcr_trainer.tasks import divide
+from toys import lexical
+
+from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder, semantic_parsing_chain
+from langchain_rcr.programs import ProgramSpec
+
+SPEC, SHAPES = ProgramSpec("sql"), ProgramSpec("sql", anonymize="names")
+TABLES = {"geo": ("river", "city", "state"), "shop": ("order", "client", "item")}
+ASKS = {
+    "how many {}": "SELECT COUNT(*) FROM {}",
+    "list all {}": "SELECT * FROM {}",
+    "newest {}": "SELECT MAX(a) FROM {}",
+}
+ROWS = [
+    {"source": asked.format(f"{table}s"), "target": sql.format(f'"{table}"'), "db_id": db}
+    for db, tables in TABLES.items()
+    for table, (asked, sql) in product(tables, ASKS.items())
+]
+
+
+def examples(rows: list[dict[str, Any]]) -> list[Example]:
+    return [Example(str(n), row["source"], row["target"], {"db_id": row["db_id"]}) for n, row in enumerate(rows)]
+
+
+def settings(**sections: Any) -> Settings:
+    values: dict[str, Any] = {
+        "data": {"task": "files", "train": "train.jsonl", "test": "test.jsonl", "dev_size": 4, "group": "db_id"},
+        "program": {"language": "sql"},
+        "model": {"family": "lexical", "dim": 8},
+        "sft": {"epochs": 1, "k": 2},
+        "evaluation": {"k": 2, "steps": 3, "selectors": ["random", "bm25", "fixed", "oracle"]},
+        "tensorboard": False,
+        "threads": 1,
+    }
+    return Settings.model_validate({**values, **sections})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run over two databases, trained and compared."""
+    here = tmp_path_factory.mktemp("run")
+    for name, rows in (("train", ROWS), ("test", ROWS[::2])):
+        (here / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    data = {
+        "task": "files",
+        "train": here / "train.jsonl",
+        "test": here / "test.jsonl",
+        "dev_size": 4,
+        "group": "db_id",
+    }
+    pipeline.run(settings(data=data, output=here / "demo"))
+    return here / "demo"
+
+
+@pytest.mark.parametrize("own_program", [False, True])
+def test_nothing_of_another_group_is_ever_left(own_program: bool) -> None:
+    task = divide(settings(), Split("files", examples(ROWS), test=examples(ROWS)))
+    group_of = np.array([example.group for example in task.pool])
+    held_out = HeldOut(task.pool, task.queries, SPEC, own_program=own_program)
+    every = [
+        (task.queries, held_out.barred(task.queries)),
+        (task.dev, held_out.barred(task.dev)),
+        (task.test, own_positions(task.test, task.pool, SPEC)),
+    ]
+    for queries, barred in every:
+        assert queries
+        for query, positions in zip(queries, barred, strict=True):
+            left = np.setdiff1d(np.arange(len(task.pool)), positions)
+            assert set(group_of[left]) == {query.group}
+            assert len(left) >= 2
+
+
+def test_without_groups_any_example_may_be_picked() -> None:
+    across = settings(data={"task": "files", "train": "x.jsonl", "dev_size": 4})
+    task = divide(across, Split("files", examples(ROWS)))
+    assert all(len(row) == 1 for row in own_positions(task.queries, task.pool, SPEC))
+
+
+def test_queries_whose_group_is_too_small_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    few = [{"source": f"rare {n}", "target": "SELECT 1", "db_id": "rare"} for n in range(3)]
+    task = divide(settings(), Split("files", examples([*ROWS, *few]), test=examples(few[:1] + ROWS)))
+    assert {query.group for query in [*task.queries, *task.dev]} == {"geo", "shop"}
+    assert len(task.test) == len(ROWS) + 1  # three candidates are enough for k = 2
+    assert "training queries have too few candidates of their db_id" in caplog.text
+    with pytest.raises(DataError, match="no training query has enough candidates with its own db_id for k = 2"):
+        divide(settings(), Split("files", examples(3 * few)))
+
+
+def test_an_example_without_the_field_is_named() -> None:
+    split = Split("files", [*examples(ROWS), Example("x", "q", "SELECT 1", {"db": "geo"})])
+    with pytest.raises(DataError, match=r"data.group = 'db_id': example 'x' has no such field \(fields: 'db'\)"):
+        divide(settings(), split)
+
+
+@pytest.mark.slow
+def test_a_run_compares_and_serves_within_each_database(run: Path) -> None:
+    db_of = {
+        example.id: example.fields["db_id"]
+        for part in ("train", "test")
+        for example in getattr(read_split(run / "data"), part)
+    }
+    picks = read_picks(run)
+    assert set(picks) == {"rcr", "random", "bm25", "fixed", "oracle"}
+    assert all({db_of[pick.id] for pick in row.picks} == {db_of[row.id]} for rows in picks.values() for row in rows)
+
+    retriever = SequentialCompositionalRetriever.from_pretrained(run, k=5)
+    assert retriever.picks_within == "db_id"
+    for row in ROWS:
+        picked = retriever.select_examples({"source": row["source"], "db_id": row["db_id"]})
+        assert len(picked) == 5
+        assert {one["db_id"] for one in picked} == {row["db_id"]}
+    documents = retriever.invoke("how many rivers", filter={"db_id": "shop"})
+    assert {document.metadata["db_id"] for document in documents} == {"shop"}
+    across = SequentialCompositionalRetriever.from_pretrained(run, k=18, group="")
+    assert len(across.invoke("how many rivers")) == 18
+
+
+@pytest.fixture
+def within() -> SequentialCompositionalRetriever:
+    encoder = lexical(ROWS, 16)
+    return SequentialCompositionalRetriever.from_encoder(encoder, ROWS, k=4, group="db_id")
+
+
+def test_the_question_has_to_say_its_database(within: SequentialCompositionalRetriever) -> None:
+    with pytest.raises(
+        InputError, match="examples are picked within one 'db_id', but the input variables are 'source'"
+    ):
+        within.select_examples({"source": "how many rivers"})
+    with pytest.raises(InputError, match=r"examples are picked within one 'db_id': pass filter=\{'db_id': …\}"):
+        within.invoke("how many rivers")
+    assert within.select_examples({"source": "how many rivers", "db_id": "none"}) == []
+    narrow = within.model_copy(update={"filter": {"source": {"$ne": "how many rivers"}, "db_id": "shop"}})
+    picked = narrow.select_examples({"source": "how many rivers", "db_id": "geo"})
+    assert {one["db_id"] for one in picked} == {"geo"}
+    assert "how many rivers" not in [one["source"] for one in picked]
+
+
+async def test_a_chain_asks_each_question_with_examples_of_its_database(
+    within: SequentialCompositionalRetriever,
+) -> None:
+    chain = semantic_parsing_chain(FakeListLLM(responses=["SELECT 1"]), within, "sql")
+    asked = [{"source": row["source"], "db_id": row["db_id"]} for row in ROWS[::4]]
+    for answers in (chain.batch(asked), await chain.abatch(asked)):
+        for question, answer in zip(asked, answers, strict=True):
+            assert len(answer.picks) == 4
+            assert {pick.metadata["db_id"] for pick in answer.picks} == {question["db_id"]}
+    one, lacking = chain.batch([asked[0], {"source": "how many rivers"}], return_exceptions=True)
+    assert one.ok
+    assert "within one 'db_id'" in str(lacking)
+
+
+def test_across_databases_examples_are_found_by_the_shape_of_their_queries() -> None:
+    encoder = TriEncoder.build("structure", [Item(row["source"], row["target"]) for row in ROWS], spec=SHAPES)
+    retriever = SequentialCompositionalRetriever.from_encoder(encoder, ROWS, k=18)
+    by_shape = {SHAPES.key(row["target"]) for row in ROWS}
+    assert len(by_shape) == len(ASKS)
+    assert len({SHAPES.key(row["target"]) for row in retriever.select_examples({"source": "newest rivers"})[:3]}) == 3
+
+
+def test_answers_are_judged_by_their_names_all_the_same() -> None:
+    reward = structure_coverage(SHAPES)
+    asked = Example("1", "how many rivers", "SELECT COUNT(*) FROM river")
+    right, other = score(reward, ["SELECT COUNT(*) FROM river", "SELECT COUNT(*) FROM city"], [asked] * 2, [[], []])
+    assert right == 1 > other
