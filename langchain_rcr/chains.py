@@ -79,7 +79,6 @@ def semantic_parsing_chain(
     parser: str | ProgramParser | Callable[[str], Any],
     *,
     prompt: Prompt | BasePromptTemplate[Any] | None = None,
-    instructions: str = "",
     execute: Callable[[str], Any] | None = None,
     retries: int = 1,
     drafts: int = 0,
@@ -106,8 +105,6 @@ def semantic_parsing_chain(
             `chat_few_shot_prompt`, or one made of LangChain's classes; the picks replace those of its selector. None:
             the one that the retriever's checkpoint was trained with; without one, that of the paper's appendix D, or
             two messages an example for a chat model.
-        instructions: without a LangChain prompt, what is said first, in place of the `Prompt`'s own: a chat model's
-            system message.
         execute: runs a program, such as `open_database("books.sqlite")`; what it gives is the answer's `result`. If it
             raises a `ProgramError`, the model is asked again with the message; any other exception propagates.
         retries: how many times to ask again, at most, after an answer that is not a program: a chat model gets the
@@ -144,13 +141,10 @@ def semantic_parsing_chain(
     labels = APPENDIX_D.labels
     if prompt is None or isinstance(prompt, Prompt):
         picked, names = _PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
-        completes = isinstance(_innermost(model), BaseLLM)
-        own = prompt or prompt_of(_innermost(retriever)) or Prompt(name="appendix_d" if completes else "chat")
-        front = instructions.replace("{", "{{").replace("}", "}}") or None
-        if completes and own.form == "text":
-            prompt = few_shot_prompt(picked, prompt=own, prefix=front, **names)
-        else:
-            prompt = chat_few_shot_prompt(picked, prompt=own, system=front, **names)
+        own = prompt or prompt_for(llm, retriever, "appendix_d", "chat")
+        as_text = completes(llm) and own.form == "text"
+        written = few_shot_prompt if as_text else chat_few_shot_prompt
+        prompt = written(picked, prompt=own, **names)
         labels = own.labels if own.form == "text" else labels
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
             model = model.bind(stop=list(own.stop))
@@ -167,6 +161,16 @@ def semantic_parsing_chain(
         query_key=keys.query,
         labels=labels,
     )
+
+
+def prompt_for(llm: Any, retriever: object, text: str, chat: str) -> Prompt:
+    """The prompt that a retriever's checkpoint was trained with, else the one of the name for this kind of model."""
+    return prompt_of(_innermost(retriever)) or Prompt(name=text if completes(llm) else chat)
+
+
+def completes(llm: Any) -> bool:
+    """Whether a model goes on with a text, unlike a chat model."""
+    return isinstance(_innermost(coerce_to_runnable(llm)), BaseLLM)
 
 
 class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProgram]):

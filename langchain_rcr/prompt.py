@@ -13,15 +13,18 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.items import Item
 from langchain_rcr.section import OneOf, Section, contradiction, show
 
+_SQL = "Write one SQL query that answers the last question. Answer with the query alone. The database:\n\n{schema}"
+
 PROMPTS: Mapping[str, Mapping[str, str]] = {
     "appendix_d": {"form": "text", "question": "Source: {source}", "answer": "Target: {target}"},
     "chat": {"form": "chat", "question": "{source}", "answer": "{target}"},
     "sql": {
         "form": "text",
-        "prefix": "Each question is answered by one SQL query. The database:\n\n{schema}\n",
+        "prefix": f"{_SQL}\n",
         "question": "Question: {source}",
         "answer": "SQL: {target}",
     },
+    "sql_chat": {"form": "chat", "system": _SQL, "question": "{source}", "answer": "{target}"},
 }
 """Name → what it sets of the fields of `Prompt`; the first is the default."""
 
@@ -32,6 +35,7 @@ _ABOUT = {
     "appendix_d": "the paper's, Source: and Target: (appendix D)",
     "chat": "a human and an AI message for each example",
     "sql": "the schema of the database, then Question: and SQL:",
+    "sql_chat": "the schema as a system message, then chat",
 }
 
 

@@ -9,13 +9,9 @@ from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
-from langchain_rcr.chains import SemanticParsingChain, semantic_parsing_chain
+from langchain_rcr.chains import SemanticParsingChain, prompt_for, semantic_parsing_chain
 from langchain_rcr.databases import is_postgresql, open_database
-
-INSTRUCTIONS = (
-    "Write one {dialect} query that answers the last question. Answer with the query alone. The database:\n\n{schema}"
-)
-"""What the model is told before the examples."""
+from langchain_rcr.prompt import Prompt
 
 _SQLITE = "SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
 
@@ -40,7 +36,7 @@ def text_to_sql_chain(
     database: str,
     *,
     schema: str | None = None,
-    prompt: BasePromptTemplate[Any] | None = None,
+    prompt: Prompt | BasePromptTemplate[Any] | None = None,
     repairs: int = 1,
     drafts: int = 0,
     timeout_s: float = 5.0,
@@ -56,8 +52,9 @@ def text_to_sql_chain(
         llm: a chat or completion model; see `semantic_parsing_chain`.
         retriever: our retriever, or any other example selector.
         database: `postgresql://…`, or the path of a SQLite file. Give PostgreSQL a role that may do nothing but SELECT.
-        schema: what the prompt says of the database; None: `schema_text(database)`.
-        prompt: as in `semantic_parsing_chain`, instead of one that begins with `INSTRUCTIONS`.
+        schema: what the prompt says of the database; None: what a `Prompt` says itself, else `schema_text(database)`.
+        prompt: as in `semantic_parsing_chain`; a `Prompt`'s `{schema}` is filled in. None: the one that the retriever's
+            checkpoint was trained with, else the one named `sql`, or `sql_chat` for a chat model.
         repairs: how often an error goes back to the model, at most.
         drafts: as in `semantic_parsing_chain`.
         timeout_s: seconds a query may take.
@@ -69,12 +66,14 @@ def text_to_sql_chain(
         MissingExtraError: PostgreSQL without psycopg.
     """
     name, language = ("PostgreSQL", "sql:postgres") if is_postgresql(database) else ("SQLite", "sql:sqlite")
+    prompt = prompt or prompt_for(llm, retriever, "sql", "sql_chat")
+    if isinstance(prompt, Prompt) and (schema or not prompt.db_schema):
+        prompt = prompt.model_copy(update={"db_schema": f"-- {name}\n{schema or schema_text(database)}"})
     return semantic_parsing_chain(
         llm,
         retriever,
         language,
         prompt=prompt,
-        instructions=INSTRUCTIONS.format(dialect=name, schema=schema or schema_text(database)),
         execute=open_database(database, timeout_s=timeout_s, max_rows=max_rows),
         retries=repairs,
         drafts=drafts,

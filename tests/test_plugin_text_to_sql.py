@@ -89,7 +89,7 @@ async def test_many_questions_together_and_awaited(rivers: str, selector) -> Non
 def test_a_completion_model_reads_the_schema_before_the_examples(rivers: str, selector) -> None:
     chain = text_to_sql_chain(FakeListLLM(responses=[""]), selector, rivers)
     text = chain.prompt.invoke({"source": "q", "picked_examples": selector.examples}).to_string()
-    assert text.index(TABLE) < text.index("Source: how many") < text.index("Source: q")
+    assert text.index(TABLE) < text.index("Question: how many") < text.index("Question: q")
 
 
 def test_an_executor_that_breaks_is_no_error_of_the_model(selector) -> None:

@@ -22,6 +22,7 @@ from langchain_rcr import (
     TriEncoder,
     semantic_parsing_chain,
 )
+from langchain_rcr.manifest import MANIFEST, seal
 from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
 from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt
 
@@ -159,7 +160,7 @@ def test_answers_are_read_by_the_prompts_labels() -> None:
         ({"system": "{a:>999999999}"}, "is no plain name in braces"),
         ({"prefix": "{"}, "prompt.prefix = '{': Single '{'"),
         ({"name": "chat", "prefix": "x"}, "prompt.prefix = 'x' contradicts prompt.form = 'chat'"),
-        ({"name": "paper"}, "Input should be 'appendix_d', 'chat' or 'sql'"),
+        ({"name": "paper"}, "Input should be 'appendix_d', 'chat', 'sql' or 'sql_chat'"),
     ],
 )
 def test_templates_that_cannot_be(fields: dict[str, str], message: str) -> None:
@@ -173,11 +174,13 @@ def test_a_field_that_the_question_lacks_is_named() -> None:
         Prompt(name="sql").text([], "q", {"db_id": "geo"})
 
 
-def test_a_damaged_prompt_is_a_damaged_checkpoint(tmp_path: Path) -> None:
+def test_a_template_that_cannot_be_in_a_strangers_checkpoint_is_refused(tmp_path: Path) -> None:
     encoder = lexical(ROWS, 16)
     encoder.prompt = Prompt(system="hello")
     encoder.save_pretrained(tmp_path / "saved")
     file = tmp_path / "saved" / "tri_encoder.json"
     file.write_text(file.read_text(encoding="utf-8").replace("hello", "{a.b}"), encoding="utf-8")
+    (file.parent / MANIFEST).unlink()
+    seal(file.parent)
     with pytest.raises(CheckpointError, match=r"is damaged: .*\{a.b\} is no plain name"):
         TriEncoder.from_pretrained(tmp_path / "saved")
