@@ -348,3 +348,19 @@ def test_the_choice_respects_exclusion():
     # Only four are left, so that every trade-off picks the same ones.
     assert len(set(choice.coverage.values())) == 1
     assert choice.value == 0.3
+
+
+def test_the_same_selector_twice_takes_the_same_time(monkeypatch):
+    """On a machine that gets faster while they are timed: one after the other, the second would seem much faster."""
+    now = [0.0, 0]
+
+    def pick(queries, k, exclude, references):
+        now[1] += 1
+        now[0] += 0.001 + 0.01 / now[1]
+        return np.array([[0, 1, 2][:k]] * len(queries))
+
+    monkeypatch.setattr("rcr_trainer.evaluation.harness.time.perf_counter", lambda: now[0])
+    report = run({"rcr": pick, "same": pick}, k=3, steps=3)
+    ours, same = report.selectors["rcr"], report.selectors["same"]
+    assert ours.latency_ms == pytest.approx(same.latency_ms, rel=0.1)
+    assert ours.latency_batch_ms == pytest.approx(same.latency_batch_ms, rel=0.1)

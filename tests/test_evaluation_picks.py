@@ -75,19 +75,28 @@ def test_what_is_written_is_read_back(tmp_path):
     (picks,) = picked()
     path = write_picks(tmp_path, picks)
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    assert [(line["id"], line["selector"]) for line in lines] == [
-        ("t0", "rcr"), ("t0", "random"), ("t2", "rcr"), ("t2", "random"),
-    ]  # fmt: skip
-    assert lines[0]["picks"][0] == {"id": "1", "source": "q1", "target": "c"}
+    assert lines[:3] == [
+        {"example": {"id": e.id, "source": e.source, "target": e.target}} for e in (POOL[i] for i in (1, 2, 3))
+    ]
+    assert [line["id"] for line in lines[3:]] == ["t0", "t2"]
+    assert lines[3]["structures"] == ["<root> -> a", "<root> -> a -> b", "a", "a -> b", "b"]
+    assert lines[3]["selectors"] == {
+        "rcr": {"kind": "trained", "picks": [0, 1], "covered": [2, 0, 2, 0, 0]},
+        "random": {"kind": "trained", "picks": [2, 0], "covered": [0, 0, 0, 0, 0]},
+    }
     assert read_picks(tmp_path) == read_picks(path) == picks
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda text: text.replace('"kind":"trained"', '"kind":"great"', 1), r"picks.jsonl, line 1: kind: "),
-        (lambda text: text + '{"id": "t9', r"picks.jsonl, line 5: "),
-        (lambda text: "".join(text.splitlines(True)[:3]), "damaged: the selectors don't have the same questions"),
+        (
+            lambda text: text.replace('"kind":"trained"', '"kind":"great"', 1),
+            "line 4: selectors.rcr.kind: ",
+        ),
+        (lambda text: text + '{"id": "t9', r"picks.jsonl, line 6: "),
+        (lambda text: text.replace('"random"', '"other"', 1), "damaged: the selectors don't have the same questions"),
+        (lambda text: "".join(text.splitlines(True)[1:]), "damaged: it lacks examples that were picked"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, damage, message):
@@ -128,7 +137,16 @@ def test_evaluate_can_write_only_the_picks(here, capsys):
     assert all(row.exact is not None for rows in first.values() for row in rows)
     before = {name: (folder / name).stat().st_mtime_ns for name in ("evaluation.json", "coverage.png", "run.json")}
     capsys.readouterr()
-    assert cli.main(["evaluate", "runs/demo", "--only-picks", "--k=2"]) == 0
+    (folder / "picks.jsonl").unlink()
+    assert cli.main(["evaluate", "runs/demo", "--only-picks"]) == 0
     assert capsys.readouterr().out == "written: runs/demo/picks.jsonl\n"
     assert {name: (folder / name).stat().st_mtime_ns for name in before} == before
-    assert {len(row.picks) for rows in read_picks(folder).values() for row in rows} == {2}
+    assert read_picks(folder) == first
+    for flag, differs in (
+        ("--k=2", "k (4, now 2)"),
+        ("--evaluation.answers=false", "answers"),
+        ("--split=dev", "part"),
+    ):
+        assert cli.main(["evaluate", "runs/demo", "--only-picks", flag]) == 2
+        assert f"evaluation.json has other settings: {differs}" in capsys.readouterr().err
+    assert read_picks(folder) == first

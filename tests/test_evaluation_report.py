@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import sys
 
 import pytest
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import Choice, EvaluationReport, plot_coverage, write_table
+from rcr_trainer.evaluation.plot import coverage_figure
 from reports import report as report_on
 from reports import scores as scores_of
 
@@ -196,6 +198,27 @@ def test_every_selector_has_its_own_look(tmp_path, monkeypatch):
     monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: drawn.append(k) or plot(self, *a, **k))
     selectors = {**make().selectors, "dense": scores(40.0), "mine": scores(41.0), "yours": scores(42.0)}
     plot_coverage(make(selectors=selectors), tmp_path / "a.png")
-    assert [options["label"] for options in drawn][:2] == ["oracle (sees gold)", "rcr (ours)"]
+    assert [options["label"] for options in drawn][-2:] == ["rcr (ours)", "oracle (sees gold)"]
     looks = {(options["color"], options["marker"]) for options in drawn}
     assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 9
+
+
+@pytest.mark.slow
+def test_each_line_has_its_label_at_its_end_and_none_covers_another():
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    ends = {"rcr": 60.0, "bm25": 59.9, "dense": 59.8, "mmr": 59.8, "random": 20.0, "oracle": 60.1}
+    selectors = {name: scores_of(end, by_step=[10.0] * 7 + [end]) for name, end in ends.items()}
+    figure = coverage_figure(make(selectors=selectors, steps=8))
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    labels = sorted(figure.axes[0].texts, key=lambda text: Text.get_window_extent(text).y0)
+    assert [text.get_text() for text in labels] == [
+        "random", "dense", "mmr", "bm25", "rcr (ours)", "oracle (sees gold)",
+    ]  # fmt: skip
+    boxes = [Text.get_window_extent(text) for text in labels]  # without the lines that lead to them
+    assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
+    assert all(box.x1 <= canvas.get_width_height()[0] and box.y0 >= 0 for box in boxes)
+    heights = [figure.axes[0].transData.transform((8, end))[1] for end in sorted(ends.values())]
+    assert heights[0] == pytest.approx((boxes[0].y0 + boxes[0].y1) / 2, abs=3)  # at its line where nothing is near

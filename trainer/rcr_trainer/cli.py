@@ -131,14 +131,15 @@ def _evaluate(given: argparse.Namespace) -> None:
     run = Run.open(given.run, flags=flags(given), trust=given.trust)
     _check_extra(run.config)
     pipeline.set_threads(run.config.threads)
+    from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.evaluation.stage import evaluation_stage
 
     with logged(), hold(run.path), nullcontext() if given.only_picks else run.stage("evaluation"):
-        report = evaluation_stage(run, only_picks=given.only_picks)
+        evaluation_stage(run, only_picks=given.only_picks)
     if given.only_picks:
         show(f"written: {run.path / 'picks.jsonl'}")
         return
-    _show_report(report)
+    _show_report(EvaluationReport.read(run.path))
     show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'coverage.png', 'picks.jsonl'))}")
 
 
@@ -214,7 +215,7 @@ def _parser(arguments: Sequence[str]) -> Parser:
     options = "[--only-picks] [--trust] [--split {test,dev}] [--k INT] [--SECTION.FIELD VALUE ...]"
     evaluate.usage = f"{PROG} evaluate [-h] {options} RUN"
     evaluate.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its checkpoint folder")
-    text = "write picks.jsonl alone; the run's evaluation.json and coverage.png stay as they are"
+    text = "write picks.jsonl alone, for the evaluation.json that is there"
     evaluate.add_argument("--only-picks", action="store_true", help=text)
     text = "the run is yours: import, open and ask what its settings name; without, they are only data"
     evaluate.add_argument("--trust", action="store_true", help=text)

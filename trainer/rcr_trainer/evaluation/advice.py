@@ -81,8 +81,8 @@ def advise(report: EvaluationReport) -> str:
 
 
 def _shown(value: float) -> float:
-    """Rounded to one decimal, never −0."""
-    return round(value, 1) + 0.0
+    """Rounded to two decimals, as evaluation.json has it, then to one, as the table shows what is there; never −0."""
+    return round(round(value, 2), 1) + 0.0
 
 
 def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | None:

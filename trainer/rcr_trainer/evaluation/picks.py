@@ -1,4 +1,9 @@
-"""What every selector picked for every question, and what came of it: the lines of picks.jsonl."""
+"""What every selector picked for every question, and what came of it: picks.jsonl.
+
+The file has the examples that anyone picked, a line each, then a line for each question with its structures and, by
+selector, the numbers of the picked examples, from 0, and for each structure the number of the first pick that has it,
+from 1, or 0.
+"""
 
 from __future__ import annotations
 
@@ -61,9 +66,40 @@ class Picked:
 Picks: TypeAlias = Mapping[str, Sequence[Picked]]
 """By selector, one for each question; every selector has the same questions in the same order."""
 
-_ADAPTER = TypeAdapter(Picked)
-_LEFT_OUT: Any = {"fields": True, "picks": {"__all__": {"fields", "group"}}}
-"""Of picks.jsonl: the schema of a database, say, once for each question and selector."""
+
+@dataclass(slots=True)
+class _Own:
+    """What a line says of one selector; see `Picked`."""
+
+    kind: Kind
+    picks: list[int]
+    covered: list[int]
+    answer: str | None = None
+    exact: bool | None = None
+    jaccard: float | None = None
+    execution: bool | None = None
+
+
+@dataclass(slots=True)
+class _Line:
+    """A question in the file; see `Picked`."""
+
+    id: str
+    question: str
+    gold: str
+    program: str
+    structures: list[str]
+    selectors: dict[str, _Own]
+
+
+@dataclass(slots=True)
+class _ExampleLine:
+    example: Example
+
+
+_LINE, _EXAMPLE = TypeAdapter(_Line), TypeAdapter(_ExampleLine)
+_LEFT_OUT: Any = {"example": {"fields", "group"}}
+"""Of an example's line: the schema of a database, say."""
 
 
 def rows_of(
@@ -109,18 +145,32 @@ def rows_of(
 
 
 def write_picks(directory: str | Path, picks: Picks) -> Path:
-    """Write picks.jsonl into the directory, whole or not at all: a line for each question and selector.
-
-    The selectors' lines for one question stand together, in the selectors' order.
+    """Write picks.jsonl into the directory, whole or not at all.
 
     Raises:
         InputError: it can't be written.
     """
     path = Path(directory) / FILE_NAME
+    numbers: dict[Example, int] = {}
+    lines = []
+    for rows in zip(*picks.values(), strict=True):
+        first = rows[0]
+        names = sorted([*first.covered, *first.missing])
+        own = {
+            row.selector: _Own(
+                row.kind,
+                [numbers.setdefault(example, len(numbers)) for example in row.picks],
+                [row.covered.get(name, 0) for name in names],
+                *(row.answer, row.exact, row.jaccard, row.execution),
+            )
+            for row in rows
+        }
+        lines.append(_Line(first.id, first.question, first.gold, first.program, names, own))
     with atomic_file(path) as file:
-        for rows in zip(*picks.values(), strict=True):
-            for row in rows:
-                file.write(_ADAPTER.dump_json(row, exclude=_LEFT_OUT) + b"\n")
+        for example in numbers:
+            file.write(_EXAMPLE.dump_json(_ExampleLine(example), exclude=_LEFT_OUT) + b"\n")
+        for line in lines:
+            file.write(_LINE.dump_json(line, exclude_defaults=True) + b"\n")
     return path
 
 
@@ -132,21 +182,38 @@ def read_picks(path: str | Path) -> dict[str, list[Picked]]:
     """
     path = Path(path)
     path = path / FILE_NAME if path.is_dir() else path
+    examples: list[Example] = []
     picks: dict[str, list[Picked]] = {}
-    for row in _read(path):
-        picks.setdefault(row.selector, []).append(row)
-    asked = [[row.id for row in rows] for rows in picks.values()]
-    if any(ids != asked[0] for ids in asked):
-        raise DataError(f"{path} is damaged: the selectors don't have the same questions")
+    for line in _read(path):
+        if isinstance(line, _ExampleLine):
+            examples.append(line.example)
+            continue
+        picks = picks or {name: [] for name in line.selectors}
+        if picks.keys() != line.selectors.keys():
+            raise DataError(f"{path} is damaged: the selectors don't have the same questions")
+        for name, own in line.selectors.items():
+            if max(own.picks, default=0) >= len(examples):
+                raise DataError(f"{path} is damaged: it lacks examples that were picked")
+            first = dict(zip(line.structures, own.covered, strict=True))
+            picks[name].append(
+                Picked(
+                    *(line.id, line.question, line.gold, line.program, name, own.kind),
+                    [examples[number] for number in own.picks],
+                    {structure: at for structure, at in first.items() if at},
+                    [structure for structure, at in first.items() if not at],
+                    *(own.answer, own.exact, own.jaccard, own.execution),
+                )
+            )
     return picks
 
 
-def _read(path: Path) -> Iterator[Picked]:
+def _read(path: Path) -> Iterator[_ExampleLine | _Line]:
     try:
         with path.open("rb") as file:
             for number, line in enumerate(file, 1):
+                kind: TypeAdapter[Any] = _EXAMPLE if line.startswith(b'{"example":') else _LINE
                 try:
-                    yield _ADAPTER.validate_json(line)
+                    yield kind.validate_json(line)
                 except ValidationError as error:
                     first = error.errors()[0]
                     where = ".".join(map(str, first["loc"]))

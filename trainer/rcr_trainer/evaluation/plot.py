@@ -50,15 +50,15 @@ def plot_coverage(report: EvaluationReport, path: str | Path) -> Path:
 
 
 def coverage_figure(report: EvaluationReport) -> Figure:
-    """Coverage of the gold program against the number of picks, a line for each selector."""
-    figure = new_figure(4.8, 5)
+    """Coverage of the gold program against the number of picks, a line for each selector with its name at the end."""
+    figure = new_figure(6.4, 4.4)
     axes = figure.add_subplot()
     styles = cycle(STYLES)
-    # The legend lists the lines from top to bottom, as they end.
-    for name, scores in sorted(report.selectors.items(), key=lambda item: -item[1].coverage_by_step[-1]):
+    lines = []
+    for name, scores in sorted(report.selectors.items(), key=lambda item: item[1].coverage_by_step[-1]):
         ours, oracle = name == OURS, scores.kind == "oracle"
         colour, marker = _OURS if ours else _ORACLE if oracle else next(styles)
-        axes.plot(
+        lines += axes.plot(
             range(1, report.steps + 1),
             scores.coverage_by_step,
             label=_plain(label(name, scores.kind)),
@@ -75,13 +75,46 @@ def coverage_figure(report: EvaluationReport) -> Figure:
     axes.set_ylabel("coverage of the gold program's structures (%)")
     axes.set_xticks(range(1, report.steps + 1))
     tidy(axes)
-    figure.legend(loc="outside lower left", ncols=2, frameon=False, fontsize=8)
+    _label_ends(axes, lines)
     return figure
 
 
 def _plain(text: str) -> str:
     """A text of the data, which is no formula, whatever its signs."""
     return printable(text).replace("$", r"\$")
+
+
+def _label_ends(axes: Any, lines: Sequence[Any]) -> None:
+    """Write each line's label at its end, in its colour, as near as they can stand without overlapping.
+
+    Args:
+        axes: of the lines.
+        lines: in ascending order of their last values.
+    """
+    import numpy as np
+    from scipy.optimize import isotonic_regression
+
+    (low, high), size = axes.get_ylim(), 8
+    height = 0.8 * axes.figure.get_figheight() * 72  # of the axes, in points
+    gaps = np.arange(len(lines)) * (high - low) * 1.4 * size / height
+    ends = np.array([line.get_ydata()[-1] for line in lines])
+    # The positions nearest to the ends, by least squares, of which each is a gap above the one before.
+    places = isotonic_regression(ends - gaps).x + gaps
+    for line, end, place in zip(lines, ends, places, strict=True):
+        axes.annotate(
+            line.get_label(),
+            (line.get_xdata()[-1], end),
+            (20, (place - end) / (high - low) * height),
+            textcoords="offset points",
+            arrowprops={
+                **{"arrowstyle": "-", "color": line.get_color(), "linewidth": 0.6},
+                **{"relpos": (0, 0.5), "shrinkA": 0, "shrinkB": 3},
+            },
+            color=line.get_color(),
+            fontsize=size,
+            fontweight="bold" if line.get_linewidth() > 2 else "normal",
+            va="center",
+        )
 
 
 def learning_figures(metrics: Sequence[Mapping[str, Any]], stage: str) -> dict[str, Figure]:

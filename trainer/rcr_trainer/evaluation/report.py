@@ -41,8 +41,9 @@ class SelectorScores:
         duplicate_rate: queries whose picks hold the same program twice or more, %.
         hub_share: the part of all picks that the ten most picked examples make up, %.
         prompt_length: characters of the picks' questions and programs, mean over queries.
-        latency_ms: one query alone, its encoding included, that of the pool not; median, ms.
-        latency_batch_ms: a query among 64 picked together, ms.
+        latency_ms: one query alone, its encoding included, that of the pool not; median of 25, each the shortest of
+            three calls, ms.
+        latency_batch_ms: a query among 64 picked together, likewise the shortest, ms.
         coverage_by_step: coverage of the first 1, 2, … picks, %.
         full_coverage_by_step: the same for full coverage, %.
         duplicate_rate_by_step: the same for the duplicate rate, %.

@@ -46,11 +46,12 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
 
     Args:
         run: a run with a checkpoint.
-        only_picks: write nothing but picks.jsonl.
+        only_picks: write nothing but picks.jsonl, which then belongs to the evaluation.json that is there.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
-        ConfigError: there are no queries of this split, or the run's folder names what the caller hasn't consented to.
+        ConfigError: there are no queries of this split, the run's folder names what the caller hasn't consented to, or,
+            with `only_picks`, evaluation.json has other settings.
         InputError: k is more than the pool offers.
         LLMError: the language model can't be asked. That its budget is spent is no error: see the report's `missing`.
     """
@@ -86,6 +87,8 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     }
 
     def keep(report: EvaluationReport, picks: Picks) -> None:
+        if only_picks:
+            _check_same(run, report, asks=evaluation.asks(config.llm))
         write_picks(run.path, picks)
         if not only_picks:
             plot_coverage(report, run.path / "coverage.png")
@@ -119,6 +122,27 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             answerer=_answerer(config, task, llm),
             keep=keep,
         )
+
+
+def _check_same(run: Run, report: EvaluationReport, *, asks: bool) -> None:
+    """Refuse picks that are not those of the run's evaluation.json.
+
+    Raises:
+        ConfigError: naming what differs.
+    """
+    if not (run.path / "evaluation.json").is_file():
+        return
+    before = EvaluationReport.read(run.path)
+    pairs = {
+        name: (getattr(before, name), getattr(report, name)) for name in ("k", "part", "n", "gold", "split", "seed")
+    }
+    pairs["answers"] = before.answers is not None, asks
+    was, now = ({name: round(scores.coverage, 2) for name, scores in r.selectors.items()} for r in (before, report))
+    pairs["coverage"] = was, now
+    changed = [f"{name} ({one}, now {other})" for name, (one, other) in pairs.items() if one != other]
+    if changed:
+        msg = f"{run.path / 'evaluation.json'} has other settings: {changed[0]}; without --only-picks both are written"
+        raise ConfigError(msg)
 
 
 def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:
