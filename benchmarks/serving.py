@@ -44,7 +44,7 @@ _ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds for a side, and turns
 
 def examples(size: int) -> list[dict[str, str]]:
     """A pool whose questions are their positions."""
-    return [{"source": f"{n}", "target": f"f({n})"} for n in range(size)]
+    return [{"source": f"{n}", "target": f"f{n}(x)"} for n in range(size)]
 
 
 def timed(sides: Mapping[str, Callable[[], Any]]) -> dict[str, dict[str, float]]:
@@ -205,7 +205,7 @@ def adding(size: int) -> dict[str, dict[str, float]]:
 
     vectors, queries = drawn(size, 0)
     ours = retriever(vectors, queries[0])
-    new = [{"source": str(n), "target": f"g({n})"} for n in range(1_000)]
+    new = [{"source": str(n), "target": f"g{n}(x)"} for n in range(1_000)]
     some = np.asarray(vectors.candidate)[:1_000]
 
     def add() -> None:
@@ -278,7 +278,7 @@ def loading(size: int) -> dict[str, dict[str, float]]:
 
         pool = ours.store.schema.extended([row.example for row in rows], [row.id for row in rows])
         write_jsonl(Path(folder) / "pool.jsonl", pool)
-        save_vectors(Path(folder) / "pool.safetensors", "f", list(pool.ids), kept)
+        save_vectors(Path(folder) / "pool.safetensors", "f", list(pool.ids), kept, pool.programs)
         np.save(Path(folder) / "query.npy", queries[0])
         mmr = langchain_mmr(np.asarray(vectors.candidate), queries[0])
         if mmr is not None:
@@ -292,6 +292,15 @@ def loading(size: int) -> dict[str, dict[str, float]]:
                 ms, mb = (median(float(figure[at]) for figure in figures) for at in (0, 1))
                 out[f"loading: {side}"] = {"ms": ms, "mb": mb}
     return out
+
+
+def peak() -> float:
+    """MB that this process had in use at most; on Linux without the parent's, which `ru_maxrss` counts there."""
+    status = Path("/proc/self/status")
+    if status.is_file():
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
 def load(folder: Path, side: str) -> None:
@@ -314,10 +323,10 @@ def load(folder: Path, side: str) -> None:
     start = time.process_time()
     if side == "ours":
         pool = read_jsonl(folder / "pool.jsonl")
-        vectors: PoolVectors = load_vectors(folder / "pool.safetensors", "f", list(pool.ids))
+        vectors, programs = load_vectors(folder / "pool.safetensors", "f", list(pool.ids))
         index = MemoryIndex()
         index.bind("f", len(query))
-        index.add([Row(*row) for row in zip(pool.ids, pool.examples, pool.programs.tolist(), strict=True)], vectors)
+        index.add([Row(*row) for row in zip(pool.ids, pool.examples, programs.tolist(), strict=True)], vectors)
 
         async def picks() -> Any:
             async with index.read() as reader:
@@ -328,7 +337,7 @@ def load(folder: Path, side: str) -> None:
         store = community.load_local(str(folder), given(query[None], query), allow_dangerous_deserialization=True)
         store.similarity_search(_ASKED, K)
     spent = time.process_time() - start
-    print(1e3 * spent, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(1e3 * spent, peak())
 
 
 RATIOS = (

@@ -207,6 +207,7 @@ def read_jsonl(
     probe = ExamplePool(source_key=source_key, target_key=target_key)
     ids: dict[str, None] = {}
     examples: list[dict[str, Any]] = []
+    items: list[Item] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -216,10 +217,11 @@ def read_jsonl(
         if not isinstance(example_id, str) or example_id in ids:
             raise PoolError(f"{where}: the id {example_id!r} is not a string or not the only one of its kind")
         example = row["example"] if row.keys() == {"example"} and isinstance(row["example"], dict) else row
-        probe.item(example, where)
+        items.append(probe.item(example, where))
         ids[example_id] = None
         examples.append(example)
-    return probe.extended(examples, list(ids))
+    probe.ids, probe.examples, probe._items = tuple(ids), tuple(examples), tuple(items)
+    return probe
 
 
 def _row(line: str, where: str) -> dict[str, Any]:

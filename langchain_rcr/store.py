@@ -104,7 +104,9 @@ class ExampleStore:
                 vectors = self.encoder.encode_pool(new.items())
                 self.encoder.grow(new.items())
             else:
-                vectors = saved if len(fresh) == len(pool) else saved.take(np.array(fresh, dtype=np.int64))
+                vectors, programs = saved
+                new.programs = programs[fresh]
+                vectors = vectors if len(fresh) == len(pool) else vectors.take(np.array(fresh, dtype=np.int64))
             self.index.add(_rows(new), vectors)
 
     def __repr__(self) -> str:
@@ -269,7 +271,7 @@ class ExampleStore:
                 rows, vectors = self.index.content()
                 pool = self.schema.extended([row.example for row in rows], [row.id for row in rows])
                 write_jsonl(path / POOL_FILE, pool)
-                save_vectors(path / VECTORS_FILE, self.encoder.fingerprint(), _signatures(pool), vectors)
+                save_vectors(path / VECTORS_FILE, self.encoder.fingerprint(), _signatures(pool), vectors, pool.programs)
             seal(path)
 
 

@@ -117,8 +117,9 @@ def test_a_file_keeps_them_sparse(tmp_path, equal):
     has = sparse(drawn(0))
     vectors = PoolVectors(has, has if equal else sparse(drawn(1)))
     file, ids = tmp_path / "pool.safetensors", [str(n) for n in range(40)]
-    save_vectors(file, "f", ids, vectors)
-    back = load_vectors(file, "f", ids)
+    save_vectors(file, "f", ids, vectors, np.arange(40))
+    back, programs = load_vectors(file, "f", ids)
+    np.testing.assert_array_equal(programs, np.arange(40))
     assert same(back.candidate, vectors.candidate)
     assert same(back.context, vectors.context)
     assert (back.candidate is back.context) == equal

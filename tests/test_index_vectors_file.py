@@ -18,13 +18,14 @@ def pool():
 
 @pytest.fixture
 def file(tmp_path, pool):
-    save_vectors(tmp_path / "pool.safetensors", "one", IDS, pool)
+    save_vectors(tmp_path / "pool.safetensors", "one", IDS, pool, np.arange(len(IDS)))
     return tmp_path / "pool.safetensors"
 
 
 def test_what_was_written_comes_back(file, pool):
-    again = load_vectors(file, "one", tuple(IDS))
+    again, programs = load_vectors(file, "one", tuple(IDS))
     np.testing.assert_array_equal(again.candidate, pool.candidate)
+    np.testing.assert_array_equal(programs, [0, 1, 2])
     np.testing.assert_array_equal(again.context, pool.context)
     assert [path.name for path in file.parent.iterdir()] == ["pool.safetensors"]
 
@@ -32,8 +33,8 @@ def test_what_was_written_comes_back(file, pool):
 def test_an_empty_pool_and_a_part_of_a_matrix(tmp_path, pool):
     for rows in (slice(0, 0), slice(None, None, 2)):
         part, ids = PoolVectors(pool.candidate[rows], pool.context[rows]), IDS[rows]
-        save_vectors(tmp_path / "x", "one", ids, part)
-        np.testing.assert_array_equal(load_vectors(tmp_path / "x", "one", ids).context, part.context)
+        save_vectors(tmp_path / "x", "one", ids, part, np.arange(len(ids)))
+        np.testing.assert_array_equal(load_vectors(tmp_path / "x", "one", ids)[0].context, part.context)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def header(file):
         return opened.metadata()
 
 
-@pytest.mark.parametrize("what", ["nan", "double", "names", "rows", "shapes", "dim", "no header"])
+@pytest.mark.parametrize("what", ["nan", "double", "names", "rows", "shapes", "dim", "programs", "no header"])
 def test_a_file_whose_tensors_are_not_as_written_is_refused(file, what):
     meta, tensors = header(file), load_file(file)
     if what == "nan":
@@ -90,8 +91,10 @@ def test_a_file_whose_tensors_are_not_as_written_is_refused(file, what):
         tensors = {name: value[:2].copy() for name, value in tensors.items()}
     elif what == "shapes":
         tensors["context"] = tensors["context"][:, :3].copy()
+    elif what == "programs":
+        tensors["programs"] = tensors["programs"].astype(np.int32)
     elif what == "dim":
-        tensors = {name: value[:, :3].copy() for name, value in tensors.items()}
+        tensors = {name: value[..., :3].copy() for name, value in tensors.items()}
     else:
         meta = None
     save_file(tensors, file, meta)

@@ -17,13 +17,16 @@ from safetensors.numpy import save
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import write_bytes
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.rows import Rows, SparseRows, numbers
+from langchain_rcr.rows import IntArray, Rows, SparseRows, numbers
 
 _FORMAT = "langchain-rcr pool vectors"
+_PROGRAMS = "programs"
 _PARTS = ("starts", "columns", "values")
 
 
-def save_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[str], vectors: PoolVectors) -> None:
+def save_vectors(
+    path: str | os.PathLike[str], fingerprint: str, ids: Sequence[str], vectors: PoolVectors, programs: IntArray
+) -> None:
     """Write a pool's vectors to a safetensors file, atomically.
 
     Args:
@@ -31,14 +34,16 @@ def save_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[s
         fingerprint: of the encoder that made them.
         ids: the examples' ids, (N,).
         vectors: theirs, by the order of the ids.
+        programs: (N,) `Row.program` of each, which would be read off the programs again otherwise.
     """
     count, dim = vectors.candidate.shape
     meta = {"format": _FORMAT, "fingerprint": fingerprint, "count": str(count), "dim": str(dim), "ids": _digest(ids)}
-    write_bytes(path, save({name: np.ascontiguousarray(value) for name, value in _arrays(vectors).items()}, meta))
+    arrays = _arrays(vectors) | {_PROGRAMS: programs}
+    write_bytes(path, save({name: np.ascontiguousarray(value) for name, value in arrays.items()}, meta))
 
 
-def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[str]) -> PoolVectors:
-    """Read what `save_vectors` wrote.
+def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[str]) -> tuple[PoolVectors, IntArray]:
+    """Read what `save_vectors` wrote: vectors and programs.
 
     Args:
         path: the file.
@@ -57,6 +62,7 @@ def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[s
             if meta.get("format") != _FORMAT:
                 raise _unfit(path, "holds no vectors of a pool")
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        programs = arrays.pop(_PROGRAMS)
         candidate = _rows(arrays, "candidate", int(meta["dim"]))
         shared = not any(name.startswith("context") for name in arrays)
         vectors = PoolVectors(candidate, candidate if shared else _rows(arrays, "context", int(meta["dim"])))
@@ -69,9 +75,10 @@ def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[s
     if meta.get("ids") != _digest(ids):
         raise _unfit(path, f"belongs to other examples than those of the pool ({meta.get('count')}, not {len(ids)})")
     right = (meta["dim"] == str(one.shape[1]) and _fit(one, len(ids)) for one in (vectors.candidate, vectors.context))
-    if not all(right) or _arrays(vectors).keys() != arrays.keys():
+    same = programs.dtype == np.int64 and programs.shape == (len(ids),) and _arrays(vectors).keys() == arrays.keys()
+    if not all(right) or not same:
         raise _unfit(path, "is damaged (the vectors are not what its header says)")
-    return vectors
+    return vectors, programs
 
 
 def _arrays(vectors: PoolVectors) -> dict[str, NDArray[Any]]:
