@@ -8,13 +8,14 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 FOR_USE := $(VENV)/.installed-for-use
 FOR_WORK := $(VENV)/.installed-for-work
 
-.PHONY: help demo check test lint format constraints clean
+.PHONY: help demo check test bench lint format constraints clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (minutes)"
 	@echo "make check        lint, then the fast tests (a minute, for use while you work)"
 	@echo "make test         lint, then all tests (minutes; what continuous integration runs)"
+	@echo "make bench        what the calls cost beside LangChain's (minutes)"
 	@echo "make lint         ruff and mypy"
 	@echo "make format       let ruff fix what it can"
 	@echo "make constraints  update the pinned versions in constraints.txt"
@@ -37,6 +38,10 @@ check: lint
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal -m "not slow" --durations 5 --durations-min 2
 test: lint
 	$(BIN)/pytest -n $(WORKERS) --dist worksteal
+
+bench: $(FOR_WORK)
+	mkdir -p build
+	$(BIN)/python benchmarks/serving.py --sizes 440,3000 --out build/serving.json
 
 lint: $(FOR_WORK)
 	$(BIN)/ruff check .

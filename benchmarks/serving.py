@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from langchain_rcr.index.base import PoolVectors
 
 K, LAM, BATCH, COLUMNS, FULL = 4, -0.3, 64, 2_000, 40
-SIZES = (440, 3_000, 100_000)
+SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
 _ASKED = "a question"
 _ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds for a side, and turns
 
@@ -188,6 +188,10 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
     }
     if mmr is not None:
         sides["LangChain MMR"] = lambda: mmr.select_examples(asked)
+    for k in DEPTHS:
+        deep, deeper = ours.model_copy(update={"k": k}), sparse.model_copy(update={"k": k})
+        sides[f"ours, dense, k = {k}"] = lambda of=deep: of.select_examples(asked)
+        sides[f"ours, structures, k = {k}"] = lambda of=deeper: of.select_examples(asked)
     many = [_ASKED] * BATCH
     return timed(sides) | timed(
         {

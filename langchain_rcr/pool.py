@@ -204,14 +204,14 @@ def read_jsonl(
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise PoolError(f"{os.fspath(path)} can't be read: {error}") from error
-    probe = ExamplePool(source_key=source_key, target_key=target_key)
+    probe, name = ExamplePool(source_key=source_key, target_key=target_key), os.fspath(path)
     ids: dict[str, None] = {}
     examples: list[dict[str, Any]] = []
     items: list[Item] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
-        where = f"{os.fspath(path)}, line {number}"
+        where = f"{name}, line {number}"
         row = _row(line, where)
         example_id = row.pop("id", None) or random_ids(1)[0]
         if not isinstance(example_id, str) or example_id in ids:

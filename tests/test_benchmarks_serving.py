@@ -1,0 +1,50 @@
+"""benchmarks/serving.py: its sides do the same work, its ratios are of what they name."""
+
+import importlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="module")
+def serving():
+    with pytest.MonkeyPatch.context() as patched:
+        patched.syspath_prepend(str(Path(__file__).parent.parent / "benchmarks"))
+        yield importlib.import_module("serving")
+
+
+def picks(retriever, query="a question"):
+    return [int(one["source"]) for one in retriever.select_examples({"source": query})]
+
+
+@pytest.mark.slow
+def test_both_sides_pick_the_same(serving):
+    vectors, queries = serving.drawn(70, 0)
+    plain = serving.plain(np.asarray(vectors.candidate), np.asarray(vectors.context), queries[0])
+    assert picks(serving.retriever(vectors, queries[0])) == plain
+    has, need = serving.structures(90)
+    dense = np.asarray(has.candidate)
+    assert np.diff(has.candidate.starts).tolist() == [serving.COLUMNS // serving.FULL] * 90
+    assert picks(serving.retriever(has, need)) == serving.plain(dense, dense, need, saturating=True)
+
+
+@pytest.mark.slow
+def test_every_side_runs_and_its_time_is_cpu_time(serving, monkeypatch):
+    monkeypatch.setattr(serving, "_MOST", 2)
+    monkeypatch.setattr(serving, "_LEAST", 2)
+    figures = serving.selecting(120)
+    asked = {"ours, dense", "ours, structures", "one exact FAISS scan", "ours, structures, 64 together"}
+    assert asked <= figures.keys()
+    assert all(0 < row["low"] <= row["ms"] <= row["high"] for row in figures.values())
+
+
+def test_ratios_by_hand(serving):
+    def row(ms):
+        return {"ms": ms, "low": ms, "high": ms}
+
+    few = {"ours, dense": row(1.0), "LangChain MMR": row(4.0), "ours, dense, 64 together": row(64.0)}
+    table = serving.markdown({"440": few, "3000": {"ours, dense": row(2.0)}})
+    assert "| ours, dense : LangChain MMR | 0.25 | – |" in table
+    assert "| ours, dense, 64 together : 64 × LangChain MMR | 0.25 | – |" in table
+    assert "| ours, dense | 1 (1–1) | 2 (2–2) |" in table
