@@ -4,7 +4,10 @@ VENV ?= .venv
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
-PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# pip shows what it downloads on a terminal, and says it in lines elsewhere.
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+SAYS_WHAT_PIP_DOES = echo "Installing into $(VENV): some 70 packages, of which torch is by far the largest (200 MB for a \
+CPU; with CUDA, which pip takes on Linux unless a CPU wheel is there, gigabytes). Minutes, once."
 FOR_USE := $(VENV)/.installed-for-use
 FOR_WORK := $(VENV)/.installed-for-work
 
@@ -12,7 +15,7 @@ FOR_WORK := $(VENV)/.installed-for-work
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (minutes)"
+	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (three minutes on two cores)"
 	@echo "make check        lint, then the fast tests (a minute, for use while you work)"
 	@echo "make test         lint, then all tests (minutes; what continuous integration runs)"
 	@echo "make bench        what the calls cost beside LangChain's (minutes)"
@@ -55,13 +58,13 @@ format: $(FOR_WORK)
 # The stamps are written last, so that a failed installation is repeated. The development set-up includes the user's.
 $(FOR_USE): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
-	@echo "Installing into $(VENV) …"
+	@$(SAYS_WHAT_PIP_DOES)
 	$(PIP_INSTALL) -e '.[train,offline]'
 	@touch $@
 
 $(FOR_WORK): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
-	@echo "Installing into $(VENV) …"
+	@$(SAYS_WHAT_PIP_DOES)
 	$(PIP_INSTALL) -e '.[dev]'
 	@touch $(FOR_USE) $@
 

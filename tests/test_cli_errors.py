@@ -1,6 +1,8 @@
 """What a user meets first: help, versions, one-line errors, exit codes."""
 
 import json
+import shlex
+import shutil
 import subprocess
 import sys
 import time
@@ -216,3 +218,24 @@ def test_a_signal_is_control_c(tiny, here):
     assert result.returncode == 130
     assert result.stderr.splitlines()[-1] == "rcr-train: interrupted (--resume continues the run)"
     assert json.loads((here / "runs" / "tiny" / "run.json").read_text())["status"] == "interrupted"
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="completion is for bash")
+@pytest.mark.parametrize(
+    ("words", "completed"),
+    [
+        (["ev"], ["evaluate"]),
+        (["run", "--sft.ep"], ["--sft.epochs"]),
+        (["run", "--res"], ["--resume"]),
+        (["data", "te"], ["text2sql"]),
+        (["init", "--tr"], ["--train"]),
+        (["evaluate", "runs/demo", "--only"], ["--only-picks"]),
+    ],
+)
+def test_the_shell_completes_commands_and_flags(capsys, here, words, completed):
+    script = shown(capsys, "completion")
+    (here / "rc").write_text(script, encoding="utf-8")
+    line = f". ./rc; COMP_WORDS=(rcr-train {shlex.join(words)}); COMP_CWORD={len(words)}; _rcr_train; "
+    line += 'echo "${COMPREPLY[@]}"'
+    done = subprocess.run(["bash", "--norc", "-c", line], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == completed

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
-from rcr_trainer.console import PROG, Parser, add_settings, command, flags, logged, number, say, show
+from rcr_trainer.console import PROG, Parser, add_settings, command, completion_script, flags, logged, number, say, show
 
 if TYPE_CHECKING:
     from rcr_trainer.evaluation import EvaluationReport
@@ -153,6 +153,11 @@ def _report(given: argparse.Namespace) -> None:
     show(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
 
 
+def _completion(given: argparse.Namespace) -> None:
+    names = list(_parser([]).commands)
+    show(completion_script({name: _parser([name]).commands[name] for name in names}))
+
+
 def _paper(given: argparse.Namespace) -> None:
     from rcr_trainer.paper.command import paper
 
@@ -231,6 +236,9 @@ def _parser(arguments: Sequence[str]) -> Parser:
 
     _add_paper(commands, called)
     _add_data(commands)
+    text = "print a bash script that completes commands and flags, settings included"
+    command(commands, "completion", _completion, text, 'completion  # use it: eval "$(rcr-train completion)"')
+    parser.commands = commands.choices
     return parser
 
 

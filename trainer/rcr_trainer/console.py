@@ -8,8 +8,9 @@ from __future__ import annotations
 import argparse
 import logging
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -19,7 +20,13 @@ _SETTING = "setting:"
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors take one line, and an unknown setting names the nearest known one."""
+    """Errors take one line, and an unknown setting names the nearest known one.
+
+    Attributes:
+        commands: parsers of the commands below this one, by name.
+    """
+
+    commands: Mapping[str, argparse.ArgumentParser]
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line."""
@@ -92,6 +99,32 @@ def add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool])
 def flags(given: argparse.Namespace) -> dict[str, str]:
     """The settings that were given as flags: dotted path → text."""
     return {name.removeprefix(_SETTING): value for name, value in vars(given).items() if name.startswith(_SETTING)}
+
+
+def completion_script(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
+    """A bash script that completes commands and their flags; other words are completed as file names.
+
+    Args:
+        parsers: of all commands, with the flags of their settings.
+    """
+    cases = []
+    for name, parser in parsers.items():
+        found = re.findall(r"^  (?:-\w, |    )?(--[\w.-]+)", parser.format_help(), re.MULTILINE)
+        below = re.findall(r"^    (\w+) ", parser.format_help(), re.MULTILINE) if name == "data" else []
+        cases.append(f'        {name}) words="{" ".join([*below, *found])}" ;;')
+    return "\n".join(
+        [
+            "_rcr_train() {",
+            f'    local current="${{COMP_WORDS[COMP_CWORD]}}" words="{" ".join(parsers)}"',
+            '    if [ "$COMP_CWORD" -gt 1 ]; then case "${COMP_WORDS[1]}" in',
+            *cases,
+            '        *) words="" ;;',
+            "    esac; fi",
+            '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
+            "}",
+            f"complete -o default -F _rcr_train {PROG}",
+        ]
+    )
 
 
 # ---------------------------------------------------------------- output

@@ -47,6 +47,7 @@ from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import estimate
+from rcr_trainer.training.closing import closing_lines
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import ADVANTAGES
@@ -142,6 +143,8 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
     result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
     if job.processes.first:
         logger.info("moved: %s", ", ".join(_moved(told, start, job.model)) or "nothing")
+        for line in closing_lines(result, stage.runner.best_by):
+            logger.info("%s", line)
     return result
 
 
