@@ -227,7 +227,7 @@ class TriEncoder(nn.Module):
         """
         items = list(items)
         parsed = sum(bool(spec.structures(item.target)) for item in items)
-        if items and parsed < FEWEST and len(items) < FEWEST:
+        if items and (len(items) < FEWEST or 0 < parsed < FEWEST):
             logger.warning(
                 "%d examples, %d with a program that parses as '%s', are too few to learn structures from (%d): picks "
                 "go by the likeness of questions",
@@ -242,9 +242,6 @@ class TriEncoder(nn.Module):
                 printable(" ".join(items[0].target.split())),
             )
             spec, parsed = replace(spec, language=TOKENS), len(items)
-        elif parsed < len(items):
-            unparsed = len(items) - parsed
-            logger.warning("%d of %d programs don't parse as '%s'", unparsed, len(items), spec.language)
         fallback = parsed < FEWEST
         name = FALLBACK_FAMILY if fallback else DEFAULT_FAMILY
         settings: dict[str, Any] = FALLBACK_SETTINGS if fallback else {}

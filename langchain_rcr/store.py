@@ -108,10 +108,24 @@ class ExampleStore:
                 new.programs = programs[fresh]
                 vectors = vectors if len(fresh) == len(pool) else vectors.take(np.array(fresh, dtype=np.int64))
             self.index.add(_rows(new), vectors)
+            if folder is None:  # of a checkpoint's own examples training has said so
+                self._say_unread(new)
 
     def __repr__(self) -> str:
         keys = f"keys '{self.schema.source_key}' and '{self.schema.target_key}'"
         return f"ExampleStore({self.index.count()} examples in {type(self.index).__name__}, {keys})"
+
+    def _say_unread(self, pool: ExamplePool) -> None:
+        """Warn of examples that the policy can't use."""
+        if not self.encoder.family.structured:
+            return
+        spec = self.encoder.spec
+        unread = [item.target for item in pool.items() if not spec.structures(item.target)]
+        if unread:
+            logger.warning(
+                "%d of %d added programs don't parse as '%s', so they are picked last (the first: '%.80s')",
+                *(len(unread), len(pool), spec.language, printable(" ".join(unread[0].split()))),
+            )
 
     # ------------------------------------------------------------------ changes
 
@@ -135,14 +149,7 @@ class ExampleStore:
         pool = self.schema.extended(examples, ids)
         self.index.add(_rows(pool), self.encoder.encode_pool(pool.items()), replace=replace)
         self.encoder.grow(pool.items())
-        if self.encoder.family.structured:
-            spec = self.encoder.spec
-            unread = [item.target for item in pool.items() if not spec.structures(item.target)]
-            if unread:
-                logger.warning(
-                    "%d of %d added programs don't parse as '%s', so they are picked last (the first: '%.80s')",
-                    *(len(unread), len(pool), spec.language, printable(" ".join(unread[0].split()))),
-                )
+        self._say_unread(pool)
         return list(pool.ids)
 
     def delete(self, ids: Sequence[str]) -> int:

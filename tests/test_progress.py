@@ -4,8 +4,9 @@ import io
 import sys
 
 import pytest
+from langchain_core.vectorstores import InMemoryVectorStore
 
-from langchain_rcr import progress
+from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder, VectorStoreIndex, progress
 
 
 class Terminal(io.StringIO):
@@ -37,6 +38,19 @@ def test_nothing_is_written_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     assert shown_on(io.StringIO(), monkeypatch) == ""
     monkeypatch.setenv("RANK", "1")  # a second process
     assert shown_on(Terminal(), monkeypatch) == ""
+
+
+def test_adding_examples_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"source": f"how many {name}", "target": f"count({name})"} for name in ("cats", "dogs", "owls")]
+    encoder = TriEncoder.build("structure", [Item(**row) for row in rows[:2]])
+    index = VectorStoreIndex(InMemoryVectorStore)
+    retriever = SequentialCompositionalRetriever.from_encoder(encoder, rows[:1], index=index)
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(progress, "DELAY_S", 0)
+    retriever.add_examples([{**row, "source": f"{row['source']} {n}"} for n in range(100) for row in rows])
+    for part in ("reading programs: 0/3", "adding to InMemoryVectorStore: 0/2"):
+        assert part in screen.getvalue()
 
 
 def test_quick_work_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -123,7 +123,7 @@ def test_it_is_saved_with_the_store(retriever, tmp_path):
     shutil.copy(tmp_path / "served" / "query_encoder" / "additions.json", tmp_path / "additions.json")
     again.save(tmp_path / "served")
     shutil.copy(tmp_path / "additions.json", tmp_path / "served" / "query_encoder" / "additions.json")
-    with pytest.raises(CheckpointError, match=r"additions.json is not the one"):
+    with pytest.raises(CheckpointError, match=r"additions.json is not the file that was saved"):
         SequentialCompositionalRetriever.from_pretrained(tmp_path / "served")
 
 

@@ -31,6 +31,7 @@ from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Ro
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import in_order, log_sums, nothing, slack
+from langchain_rcr.progress import track
 from langchain_rcr.rows import FloatArray, IntArray, longest
 
 T = TypeVar("T")
@@ -386,7 +387,7 @@ class VectorStoreIndex(InThisThread):
         self._put([document], np.eye(1, header.dim + 1, header.dim))
 
     def _put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
-        for start in range(0, len(documents), _AT_ONCE):
+        for start in track(range(0, len(documents), _AT_ONCE), f"adding to {self.name}"):
             some = list(documents[start : start + _AT_ONCE])
             lists = vectors[start : start + _AT_ONCE].tolist()
             self._embeddings.vectors = {one.page_content: vector for one, vector in zip(some, lists, strict=True)}

@@ -17,6 +17,7 @@ from langchain_rcr.families.encoder import Vocabulary
 from langchain_rcr.families.ngrams import Bags
 from langchain_rcr.folds import text_hash
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.progress import track
 
 SPARE = 64
 """Columns of every vector that are kept free for labels that come in after training."""
@@ -82,7 +83,7 @@ class Inventory(Vocabulary):
             spare: with the columns of new labels, which follow the others.
         """
         read: dict[str, dict[int, float]] = {}
-        for text in dict.fromkeys(programs):
+        for text in track([*dict.fromkeys(programs)], "reading programs"):
             counts = Counter(self._number[name] for name in self.spec.structures(text) if name in self._number)
             read[text] = {column: counts[column] / float(self.sizes[column]) for column in sorted(counts)}
             if spare:
