@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
-from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, Self
+from functools import partial
+from typing import Any
 
 from langchain_core.callbacks import (
     AsyncCallbackManager,
@@ -19,31 +17,24 @@ from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
 from langchain_rcr.arguments import Order, check_fields, query_of
+from langchain_rcr.batching import batched, resolved
 from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.errors import InputError
 from langchain_rcr.explaining import Explanation, Structures
 from langchain_rcr.filters import Filter, parse_filter
-from langchain_rcr.hub import fetched, push
 from langchain_rcr.index.base import InThisThread
-from langchain_rcr.policy import TriEncoder
-from langchain_rcr.pool import Example, ExamplePool, pool_of
+from langchain_rcr.making import Made
+from langchain_rcr.pool import Example
 from langchain_rcr.programs.languages import unknown
+from langchain_rcr.prompt import APPENDIX_D
 from langchain_rcr.selection import Constraint, Options
-from langchain_rcr.store import ExampleStore, Pick, check_query, checkpoint_folder, stored_pool
-from langchain_rcr.swap import filter_of, index_of, keys_of, spec_of
-
-if TYPE_CHECKING:
-    from langchain_core.embeddings import Embeddings
-    from langchain_core.vectorstores import VectorStore
-
-    from langchain_rcr.index.base import CandidateIndex
+from langchain_rcr.store import ExampleStore, Pick
 
 
-class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
+class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector):
     """Picks few-shot examples one after the other, each conditioned on those already picked.
 
     A LangChain retriever and example selector in one. Create it with `from_pretrained`, `from_examples` or
@@ -108,189 +99,6 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             raise InputError(f"{type(self).__name__}: {unknown(strange, type(self).model_fields)}")
         check_fields(k=k, **fields)
         super().__init__(store=store, k=k, **fields)
-
-    # ------------------------------------------------------------------ construction
-
-    @classmethod
-    def from_pretrained(
-        cls,
-        run_or_checkpoint: str | Path,
-        *,
-        examples: Sequence[Example] | None = None,
-        ids: Sequence[str] | None = None,
-        index: CandidateIndex | None = None,
-        source_key: str = "source",
-        target_key: str = "target",
-        embeddings: Embeddings | None = None,
-        trust: bool = False,
-        **fields: Any,
-    ) -> Self:
-        """A retriever with a trained encoder.
-
-        Args:
-            run_or_checkpoint: a run folder of `rcr-train`, a checkpoint folder, what `save` wrote, or
-                `hub:ORG/NAME[@REVISION]` for a checkpoint on the Hugging Face hub.
-            examples: the pool. None: the examples in `index`, or, if it is empty, those stored in the checkpoint.
-            ids: an id for each of `examples`; see `from_encoder`.
-            index: the engine that holds the pool; None: one in memory.
-            source_key: the key of an example's question.
-            target_key: the key of its program.
-            embeddings: the LangChain embeddings that the checkpoint was trained with, if any.
-            trust: whether a model that the checkpoint names and doesn't contain may be fetched from the Hugging Face
-                hub or opened in another folder.
-            **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
-
-        Raises:
-            CheckpointError: the folder or a file in it is missing, damaged, foreign, or of a newer version; the engine
-                holds vectors of another encoder.
-            PoolError, InputError: the examples, ids, keys or fields are invalid.
-            EngineError: the engine can't be reached.
-        """
-        check_fields(**fields)
-        folder = checkpoint_folder(fetched(run_or_checkpoint))
-        if examples is None and ids is not None:
-            raise InputError("ids were given without examples: the checkpoint's own examples have theirs")
-        # The user's own examples are checked before a large model is loaded.
-        pool = None if examples is None else pool_of(examples, ids, source_key, target_key)
-        encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings, trust=trust)
-        if pool is not None:
-            return cls(store=ExampleStore(encoder, pool, index), **fields)
-        if index is not None:
-            store = ExampleStore(encoder, ExamplePool(source_key=source_key, target_key=target_key), index)
-            if store.index.count():
-                return cls(store=store, **fields)
-        stored = stored_pool(folder, source_key, target_key)
-        return cls(store=ExampleStore(encoder, stored, index, folder=folder), **fields)
-
-    @classmethod
-    def from_examples(
-        cls,
-        examples: Sequence[Example],
-        embeddings: Embeddings | None = None,
-        vectorstore_cls: Callable[..., VectorStore] | None = None,
-        k: int = 4,
-        input_keys: list[str] | None = None,
-        fetch_k: int | None = None,
-        example_keys: list[str] | None = None,
-        vectorstore_kwargs: Mapping[str, Any] | None = None,
-        *,
-        language: str | None = None,
-        source_key: str | None = None,
-        target_key: str | None = None,
-        seed: int = 0,
-        **options: Any,
-    ) -> Self:
-        """A retriever that fits itself to its examples, in seconds and without `rcr-train`.
-
-        A call of `from_examples` of LangChain's `SemanticSimilarityExampleSelector` or
-        `MaxMarginalRelevanceExampleSelector` is a call of this one. With fewer than 20 programs that parse it picks by
-        the likeness of questions alone; see `TriEncoder.fitted`.
-
-        Args:
-            examples: mappings with a question and a program, and any other fields; the pool, and what is fitted to.
-            embeddings: read the questions; None: the default model, from the extra `offline`, whose word vectors
-                are read, too.
-            vectorstore_cls: the class of the store that holds the pool, made by its `from_texts`, or a function that
-                `VectorStoreIndex` takes; None: memory.
-            k: how many examples to pick.
-            input_keys: as the field of the class.
-            fetch_k: MMR's; without effect, since every step searches the whole pool.
-            example_keys: as the field of the class.
-            vectorstore_kwargs: `{"filter": …}`, as the field `filter`.
-            language: of the programs: `functional`, `sexpr`, `sql`, `sql:DIALECT`, `json`, `python`, or `tokens` for
-                anything else. None: `sql` where its extra is installed, else `tokens`.
-            source_key: the key of an example's question. None: the only one of `input_keys`, "source", or the first of
-                two fields.
-            target_key: the key of its program. None: "target", or the only other field.
-            seed: of what is drawn at random.
-            **options: fields of the class (`order`, `mask_same_program`, …); `ids` and `index` as in `from_encoder`;
-                all others go to `vectorstore_cls`.
-
-        Raises:
-            PoolError, InputError, EngineError: as `from_encoder`; there is no such option or language.
-            MissingExtraError: the language needs a package that is not installed.
-        """
-        fields = {name: options.pop(name) for name in list(options) if name in cls.model_fields}
-        fields |= {"k": k, "input_keys": input_keys, "example_keys": example_keys}
-        if (where := filter_of(vectorstore_kwargs)) is not None:
-            fields["filter"] = where
-        given = {name: options.pop(name, None) for name in ("ids", "index")}
-        check_fields(**fields)
-        if vectorstore_cls is not None:
-            given["index"] = index_of(vectorstore_cls, options)
-        elif options:
-            raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, 'ids', 'index'))}")
-        source_key, target_key = keys_of(examples, input_keys, example_keys, source_key, target_key)
-        items = ExamplePool(examples, source_key=source_key, target_key=target_key).items()
-        encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=spec_of(language), seed=seed)
-        return cls.from_encoder(encoder, examples, source_key=source_key, target_key=target_key, **given, **fields)
-
-    @classmethod
-    async def afrom_examples(cls, examples: Sequence[Example], *arguments: Any, **options: Any) -> Self:
-        """`from_examples` in a thread, since fitting would block the event loop."""
-        return await asyncio.to_thread(cls.from_examples, examples, *arguments, **options)
-
-    @classmethod
-    def from_encoder(
-        cls,
-        encoder: TriEncoder,
-        examples: Sequence[Example],
-        *,
-        ids: Sequence[str] | None = None,
-        index: CandidateIndex | None = None,
-        source_key: str = "source",
-        target_key: str = "target",
-        **fields: Any,
-    ) -> Self:
-        """A retriever over examples, from a loaded encoder.
-
-        Args:
-            encoder: the trained encoder.
-            examples: mappings with the two keys, and any other fields.
-            ids: one per example. None: derived from the example's content, so that a persistent engine recognises it
-                next time and doesn't encode it again. An example whose id is in the engine already is left unchanged.
-            index: the engine that holds the pool; None: one in memory.
-            source_key: the key of an example's question.
-            target_key: the key of its program.
-            **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
-
-        Raises:
-            PoolError, InputError, CheckpointError, EngineError: as `from_pretrained`.
-        """
-        check_fields(**fields)
-        pool = pool_of(examples, ids, source_key, target_key)
-        return cls(store=ExampleStore(encoder, pool, index), **fields)
-
-    @classmethod
-    async def afrom_encoder(cls, encoder: TriEncoder, examples: Sequence[Example], **options: Any) -> Self:
-        """`from_encoder` in a thread, since encoding would block the event loop."""
-        return await asyncio.to_thread(cls.from_encoder, encoder, examples, **options)
-
-    def save(self, folder: str | Path) -> None:
-        """Write encoder, examples and vectors atomically to a folder that `from_pretrained` reads.
-
-        Raises:
-            PoolError: an example has a field that JSON can't hold.
-        """
-        self.store.save(folder)
-
-    def push_to_hub(self, name: str, *, private: bool = True) -> str:
-        """Upload encoder, examples and vectors to the Hugging Face hub, as you are logged in there.
-
-        Args:
-            name: ORG/NAME; made if it isn't there.
-            private: whether only its owner sees a repository that is made now. The examples are in it, in clear text.
-
-        Returns:
-            The address of the repository; `from_pretrained("hub:ORG/NAME")` reads it.
-
-        Raises:
-            InputError: the hub refuses, or can't be reached.
-            PoolError: an example has a field that JSON can't hold.
-        """
-        with TemporaryDirectory() as folder:
-            self.save(folder)
-            return push(Path(folder), name, private=private)
 
     @property
     def source_key(self) -> str:
@@ -458,7 +266,8 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         Each question has a callback run of its own. With `return_exceptions` an invalid question gets its exception
         and the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.
         """
-        batch = self._batch(inputs, config, CallbackManager, self.store.select, kwargs, drafts, return_exceptions)
+        pick = partial(self._pick_for, self.store.select, drafts=drafts, overrides=kwargs)
+        batch = batched(self, inputs, config, CallbackManager, pick, self._get_ls_params(**kwargs), return_exceptions)
         return InThisThread().run(batch)
 
     async def abatch(
@@ -471,48 +280,20 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         **kwargs: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
-        select = self.store.aselect
-        return await self._batch(inputs, config, AsyncCallbackManager, select, kwargs, drafts, return_exceptions)
+        pick, about = partial(self._pick_for, self.store.aselect, drafts=drafts, overrides=kwargs), self._get_ls_params
+        return await batched(self, inputs, config, AsyncCallbackManager, pick, about(**kwargs), return_exceptions)
 
-    async def _batch(
+    async def _pick_for(
         self,
-        inputs: list[str],
-        config: RunnableConfig | list[RunnableConfig] | None,
-        manager: type[CallbackManager | AsyncCallbackManager],
         select: Callable[..., Any],
-        overrides: Mapping[str, Any],
+        queries: Sequence[str],
+        *,
         drafts: Mapping[str, str] | None,
-        return_exceptions: bool,
+        overrides: Mapping[str, Any],
     ) -> list[list[Document]]:
-        """`batch` with callbacks and a `select` that are both sync, and then nothing here waits, or both async."""
-        traced, runs = self._get_ls_params(**overrides), []
-        for query, one in zip(inputs, get_config_list(config, len(inputs)), strict=True):
-            callbacks = manager.configure(
-                inheritable_callbacks=one.get("callbacks"),
-                inheritable_tags=one.get("tags"),
-                local_tags=self.tags,
-                inheritable_metadata={**(one.get("metadata") or {}), **traced},
-                local_metadata=self.metadata,
-            )
-            name = one.get("run_name") or self.get_name()
-            start = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
-            runs.append(await _result(start))
-        errors = [_error_of(query) for query in inputs]
-        valid = [query for query, error in zip(inputs, errors, strict=True) if error is None]
-        results: list[Any]  # LangChain's type leaves out the exceptions among the lists
-        try:
-            given = [(drafts or {}).get(query) for query in valid]
-            picks = iter(await _result(select(valid, *self._options(**overrides), given)) if valid else ())
-            results = [self._documents(self._ordered(next(picks))) if error is None else error for error in errors]
-        except Exception as error:
-            results = [one or error for one in errors]
-        for run, result in zip(runs, results, strict=True):
-            failed = isinstance(result, Exception)
-            await _result(run.on_retriever_error(result) if failed else run.on_retriever_end(result))
-        first = next((result for result in results if isinstance(result, Exception)), None)
-        if first is not None and not return_exceptions:
-            raise first
-        return results
+        """The documents for valid questions, by a `select` that is sync, and then nothing here waits, or async."""
+        picks = select(queries, *self._options(**overrides), [(drafts or {}).get(query) for query in queries])
+        return [self._documents(self._ordered(each)) for each in await resolved(picks)]
 
     def explain(
         self,
@@ -577,7 +358,9 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
         if self.max_overlap is not None:
             constraints.append(DifferentQuestions(self.source_key, self.max_overlap))
         if self.max_tokens is not None:
-            constraints.append(TokenBudget(self.max_tokens, token_counter(self.tokenizer), self.store.schema.text))
+            item, shown = self.store.schema.item, (self.store.encoder.prompt or APPENDIX_D).shown
+            count = token_counter(self.tokenizer)
+            constraints.append(TokenBudget(self.max_tokens, count, lambda example: shown(item(example))))
         options = Options(
             k=k,
             beam_width=beam_width,
@@ -622,17 +405,3 @@ class SequentialCompositionalRetriever(BaseRetriever, BaseExampleSelector):
             has = ", ".join(repr(key) for key in pick.example)
             raise InputError(f"example_keys names {lacking!r}, which the example {pick.id!r} lacks: it has {has}")
         return {key: pick.example[key] for key in self.example_keys}
-
-
-def _error_of(query: object) -> InputError | None:
-    """What is wrong with a question."""
-    try:
-        check_query(query)
-    except InputError as error:
-        return error
-    return None
-
-
-async def _result(value: Any) -> Any:
-    """A value, awaited where it has to be."""
-    return await value if inspect.isawaitable(value) else value

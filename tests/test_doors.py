@@ -22,8 +22,9 @@ LEVELS = {
         ["families"],
         ["pool", "index", "hub"],
         ["selection", "policy", "constraints"],
-        ["explaining", "arguments", "swap"],
+        ["explaining", "arguments"],
         ["store"],
+        ["making", "batching"],
         ["retriever"],
         ["prompting", "chains", "text_to_sql"],
         ["__init__"],
@@ -62,7 +63,8 @@ LANGCHAIN = {
         "chains.py",
         "families/backbone.py",
         "index/vectorstore.py",
-        "swap.py",
+        "making.py",
+        "batching.py",
         "text_to_sql.py",
     ),
     "rcr_trainer": ("llm/", "baselines/"),
@@ -295,7 +297,7 @@ NAMES = {
     "rcr_trainer/baselines/": set(baselines.names()),
 }
 KNOWN = {
-    ("langchain_rcr/swap.py", "VectorStoreIndex"),  # what LangChain's `from_examples` takes
+    ("langchain_rcr/making.py", "VectorStoreIndex"),  # what LangChain's `from_examples` takes
     *(("langchain_rcr/__init__.py", name) for name in ENGINES),
     ("langchain_rcr/store.py", "MemoryIndex"),  # the default engine
     ("langchain_rcr/index/vectorstore.py", "embeddings"),  # an attribute of LangChain's vector stores

@@ -184,3 +184,13 @@ def test_a_template_that_cannot_be_in_a_strangers_checkpoint_is_refused(tmp_path
     seal(file.parent)
     with pytest.raises(CheckpointError, match=r"is damaged: .*\{a.b\} is no plain name"):
         TriEncoder.from_pretrained(tmp_path / "saved")
+
+
+def test_max_tokens_counts_examples_as_the_prompt_shows_them() -> None:
+    encoder = lexical(ROWS, 16)
+    encoder.prompt = Prompt(question="A much longer label than the paper's: {source}")
+    made = [
+        SequentialCompositionalRetriever.from_encoder(encoder, ROWS, max_tokens=limit, tokenizer=len)
+        for limit in (sum(len(encoder.prompt.shown(item)) + 1 for item in PICKS) - less for less in (0, 1))
+    ]
+    assert [len(retriever.invoke("b")) for retriever in made] == [2, 1]

@@ -1,0 +1,78 @@
+"""Many questions to a retriever at once, each with a callback run of its own."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
+
+from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
+from langchain_core.documents import Document
+from langchain_core.retrievers import BaseRetriever
+from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import get_config_list
+
+from langchain_rcr.errors import InputError
+from langchain_rcr.store import check_query
+
+
+async def batched(
+    retriever: BaseRetriever,
+    queries: Sequence[str],
+    config: RunnableConfig | list[RunnableConfig] | None,
+    manager: type[CallbackManager | AsyncCallbackManager],
+    pick: Callable[[Sequence[str]], Awaitable[list[list[Document]]]],
+    about: Mapping[str, Any],
+    return_exceptions: bool,
+) -> list[list[Document]]:
+    """Documents for questions that are picked for together; an invalid one gets its exception and stops no other.
+
+    Args:
+        retriever: whose name, tags and metadata the runs get.
+        queries: the questions.
+        config: for all, or for each.
+        manager: of callbacks that are sync, and then nothing here waits, or async.
+        pick: the documents of the valid questions, in their order.
+        about: for traces.
+        return_exceptions: put exceptions into the list in place of raising the first.
+    """
+    runs = []
+    for query, one in zip(queries, get_config_list(config, len(queries)), strict=True):
+        callbacks = manager.configure(
+            inheritable_callbacks=one.get("callbacks"),
+            inheritable_tags=one.get("tags"),
+            local_tags=retriever.tags,
+            inheritable_metadata={**(one.get("metadata") or {}), **about},
+            local_metadata=retriever.metadata,
+        )
+        name = one.get("run_name") or retriever.get_name()
+        runs.append(await resolved(callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))))
+    errors = [_error_of(query) for query in queries]
+    valid = [query for query, error in zip(queries, errors, strict=True) if error is None]
+    results: list[Any]  # LangChain's type leaves out the exceptions among the lists
+    try:
+        documents = iter(await pick(valid) if valid else ())
+        results = [next(documents) if error is None else error for error in errors]
+    except Exception as error:
+        results = [one or error for one in errors]
+    for run, result in zip(runs, results, strict=True):
+        failed = isinstance(result, Exception)
+        await resolved(run.on_retriever_error(result) if failed else run.on_retriever_end(result))
+    first = next((result for result in results if isinstance(result, Exception)), None)
+    if first is not None and not return_exceptions:
+        raise first
+    return results
+
+
+async def resolved(value: Any) -> Any:
+    """A value, awaited where it has to be."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def _error_of(query: object) -> InputError | None:
+    """What is wrong with a question."""
+    try:
+        check_query(query)
+    except InputError as error:
+        return error
+    return None

@@ -1,0 +1,294 @@
+"""How a retriever is made, from a checkpoint or as LangChain makes its selectors, and kept."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from langchain_rcr.arguments import check_fields
+from langchain_rcr.errors import InputError
+from langchain_rcr.hub import fetched, push
+from langchain_rcr.index.vectorstore import VectorStoreIndex
+from langchain_rcr.policy import TriEncoder
+from langchain_rcr.pool import Example, ExamplePool, pool_of
+from langchain_rcr.programs import TOKENS, ProgramSpec
+from langchain_rcr.programs.languages import unknown
+from langchain_rcr.store import ExampleStore, checkpoint_folder, stored_pool
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+    from langchain_core.vectorstores import VectorStore
+
+    from langchain_rcr.index.base import CandidateIndex
+
+
+class Made:
+    """The part of the retriever that makes and keeps it."""
+
+    if TYPE_CHECKING:
+        model_fields: ClassVar[dict[str, Any]]
+        store: ExampleStore
+
+        def __init__(self, *, store: ExampleStore, **fields: Any) -> None: ...
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        run_or_checkpoint: str | Path,
+        *,
+        examples: Sequence[Example] | None = None,
+        ids: Sequence[str] | None = None,
+        index: CandidateIndex | None = None,
+        source_key: str = "source",
+        target_key: str = "target",
+        embeddings: Embeddings | None = None,
+        trust: bool = False,
+        **fields: Any,
+    ) -> Self:
+        """A retriever with a trained encoder.
+
+        Args:
+            run_or_checkpoint: a run folder of `rcr-train`, a checkpoint folder, what `save` wrote, or
+                `hub:ORG/NAME[@REVISION]` for a checkpoint on the Hugging Face hub.
+            examples: the pool. None: the examples in `index`, or, if it is empty, those stored in the checkpoint.
+            ids: an id for each of `examples`; see `from_encoder`.
+            index: the engine that holds the pool; None: one in memory.
+            source_key: the key of an example's question.
+            target_key: the key of its program.
+            embeddings: the LangChain embeddings that the checkpoint was trained with, if any.
+            trust: whether a model that the checkpoint names and doesn't contain may be fetched from the Hugging Face
+                hub or opened in another folder.
+            **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
+
+        Raises:
+            CheckpointError: the folder or a file in it is missing, damaged, foreign, or of a newer version; the engine
+                holds vectors of another encoder.
+            PoolError, InputError: the examples, ids, keys or fields are invalid.
+            EngineError: the engine can't be reached.
+        """
+        check_fields(**fields)
+        folder = checkpoint_folder(fetched(run_or_checkpoint))
+        if examples is None and ids is not None:
+            raise InputError("ids were given without examples: the checkpoint's own examples have theirs")
+        # The user's own examples are checked before a large model is loaded.
+        pool = None if examples is None else pool_of(examples, ids, source_key, target_key)
+        encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings, trust=trust)
+        if pool is not None:
+            return cls(store=ExampleStore(encoder, pool, index), **fields)
+        if index is not None:
+            store = ExampleStore(encoder, ExamplePool(source_key=source_key, target_key=target_key), index)
+            if store.index.count():
+                return cls(store=store, **fields)
+        stored = stored_pool(folder, source_key, target_key)
+        return cls(store=ExampleStore(encoder, stored, index, folder=folder), **fields)
+
+    @classmethod
+    def from_examples(
+        cls,
+        examples: Sequence[Example],
+        embeddings: Embeddings | None = None,
+        vectorstore_cls: Callable[..., VectorStore] | None = None,
+        k: int = 4,
+        input_keys: list[str] | None = None,
+        fetch_k: int | None = None,
+        example_keys: list[str] | None = None,
+        vectorstore_kwargs: Mapping[str, Any] | None = None,
+        *,
+        language: str | None = None,
+        source_key: str | None = None,
+        target_key: str | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """A retriever that fits itself to its examples, in seconds and without `rcr-train`.
+
+        A call of `from_examples` of LangChain's `SemanticSimilarityExampleSelector` or
+        `MaxMarginalRelevanceExampleSelector` is a call of this one. With fewer than 20 programs that parse it picks by
+        the likeness of questions alone; see `TriEncoder.fitted`.
+
+        Args:
+            examples: mappings with a question and a program, and any other fields; the pool, and what is fitted to.
+            embeddings: read the questions; None: the default model, from the extra `offline`, whose word vectors
+                are read, too.
+            vectorstore_cls: the class of the store that holds the pool, made by its `from_texts`, or a function that
+                `VectorStoreIndex` takes; None: memory.
+            k: how many examples to pick.
+            input_keys: as the field of the class.
+            fetch_k: MMR's; without effect, since every step searches the whole pool.
+            example_keys: as the field of the class.
+            vectorstore_kwargs: `{"filter": …}`, as the field `filter`.
+            language: of the programs: `functional`, `sexpr`, `sql`, `sql:DIALECT`, `json`, `python`, or `tokens` for
+                anything else. None: `sql` where its extra is installed, else `tokens`.
+            source_key: the key of an example's question. None: the only one of `input_keys`, "source", or the first of
+                two fields.
+            target_key: the key of its program. None: "target", or the only other field.
+            seed: of what is drawn at random.
+            **options: fields of the class (`order`, `mask_same_program`, …); `ids` and `index` as in `from_encoder`;
+                all others go to `vectorstore_cls`.
+
+        Raises:
+            PoolError, InputError, EngineError: as `from_encoder`; there is no such option or language.
+            MissingExtraError: the language needs a package that is not installed.
+        """
+        fields = {name: options.pop(name) for name in list(options) if name in cls.model_fields}
+        fields |= {"k": k, "input_keys": input_keys, "example_keys": example_keys}
+        if (where := _filter_of(vectorstore_kwargs)) is not None:
+            fields["filter"] = where
+        given = {name: options.pop(name, None) for name in ("ids", "index")}
+        check_fields(**fields)
+        if vectorstore_cls is not None:
+            given["index"] = _index_of(vectorstore_cls, options)
+        elif options:
+            raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, 'ids', 'index'))}")
+        source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key)
+        items = ExamplePool(examples, source_key=source_key, target_key=target_key).items()
+        encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=_spec_of(language), seed=seed)
+        return cls.from_encoder(encoder, examples, source_key=source_key, target_key=target_key, **given, **fields)
+
+    @classmethod
+    async def afrom_examples(cls, examples: Sequence[Example], *arguments: Any, **options: Any) -> Self:
+        """`from_examples` in a thread, since fitting would block the event loop."""
+        return await asyncio.to_thread(cls.from_examples, examples, *arguments, **options)
+
+    @classmethod
+    def from_encoder(
+        cls,
+        encoder: TriEncoder,
+        examples: Sequence[Example],
+        *,
+        ids: Sequence[str] | None = None,
+        index: CandidateIndex | None = None,
+        source_key: str = "source",
+        target_key: str = "target",
+        **fields: Any,
+    ) -> Self:
+        """A retriever over examples, from a loaded encoder.
+
+        Args:
+            encoder: the trained encoder.
+            examples: mappings with the two keys, and any other fields.
+            ids: one per example. None: derived from the example's content, so that a persistent engine recognises it
+                next time and doesn't encode it again. An example whose id is in the engine already is left unchanged.
+            index: the engine that holds the pool; None: one in memory.
+            source_key: the key of an example's question.
+            target_key: the key of its program.
+            **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
+
+        Raises:
+            PoolError, InputError, CheckpointError, EngineError: as `from_pretrained`.
+        """
+        check_fields(**fields)
+        pool = pool_of(examples, ids, source_key, target_key)
+        return cls(store=ExampleStore(encoder, pool, index), **fields)
+
+    @classmethod
+    async def afrom_encoder(cls, encoder: TriEncoder, examples: Sequence[Example], **options: Any) -> Self:
+        """`from_encoder` in a thread, since encoding would block the event loop."""
+        return await asyncio.to_thread(cls.from_encoder, encoder, examples, **options)
+
+    def save(self, folder: str | Path) -> None:
+        """Write encoder, examples and vectors atomically to a folder that `from_pretrained` reads.
+
+        Raises:
+            PoolError: an example has a field that JSON can't hold.
+        """
+        self.store.save(folder)
+
+    def push_to_hub(self, name: str, *, private: bool = True) -> str:
+        """Upload encoder, examples and vectors to the Hugging Face hub, as you are logged in there.
+
+        Args:
+            name: ORG/NAME; made if it isn't there.
+            private: whether only its owner sees a repository that is made now. The examples are in it, in clear text.
+
+        Returns:
+            The address of the repository; `from_pretrained("hub:ORG/NAME")` reads it.
+
+        Raises:
+            InputError: the hub refuses, or can't be reached.
+            PoolError: an example has a field that JSON can't hold.
+        """
+        with TemporaryDirectory() as folder:
+            self.save(folder)
+            return push(Path(folder), name, private=private)
+
+
+def _keys_of(
+    examples: Sequence[Example],
+    input_keys: Sequence[str] | None,
+    example_keys: Sequence[str] | None,
+    source_key: str | None,
+    target_key: str | None,
+) -> tuple[str, str]:
+    """The keys of question and program, where they weren't given by those that the first example has.
+
+    The question is "source", else the only one of `input_keys`, else the first of two fields; the program is "target",
+    else the other field of two, else the only one of `example_keys` that isn't the question.
+
+    Raises:
+        InputError: the fields leave it open.
+    """
+    first = next(iter(examples), {})
+    fields = list(first) if isinstance(first, Mapping) else []
+    if source_key is None:
+        named = list(input_keys or ())
+        if len(named) == 1 and (named[0] in fields or not fields):
+            source_key = named[0]
+        elif "source" in fields or len(fields) < 2:
+            source_key = "source"
+        elif len(fields) == 2:
+            source_key = next(name for name in fields if name != target_key)
+    if target_key is None:
+        others = [name for name in fields if name != source_key]
+        shown = [name for name in example_keys or () if name in others]
+        if "target" in others or not others:
+            target_key = "target"
+        else:
+            target_key = next((names[0] for names in (others, shown) if len(names) == 1), None)
+    if source_key is None or target_key is None:
+        has = ", ".join(map(repr, fields))
+        raise InputError(f"which fields are question and program? The examples have {has}: set source_key, target_key")
+    return source_key, target_key
+
+
+def _index_of(store: Callable[..., VectorStore], options: Mapping[str, Any]) -> VectorStoreIndex:
+    """The engine over a vector store that is made as LangChain's selectors make it, by `from_texts`.
+
+    Args:
+        store: its class, or a function as `VectorStoreIndex` takes it.
+        options: of `from_texts`, or of the function.
+    """
+    if not isinstance(store, type):
+        return VectorStoreIndex(store, **options)
+    kind: Any = store
+
+    def make(embedding: Embeddings) -> VectorStore:
+        # A store can't be made without a text; this one is gone before the pool is looked at.
+        probe = str(uuid.uuid4())
+        made: VectorStore = kind.from_texts(["probe"], embedding, metadatas=[{"rcr_key": -1}], ids=[probe], **options)
+        made.delete([probe])
+        return made
+
+    return VectorStoreIndex(make)
+
+
+def _spec_of(language: str | None) -> ProgramSpec:
+    """How programs of a language are read; None: as SQL where its extra is installed, else as tokens."""
+    return ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
+
+
+def _filter_of(vectorstore_kwargs: Mapping[str, Any] | None) -> Any:
+    """The filter among what LangChain's selectors pass on to each search of the store; None: there is none.
+
+    Raises:
+        InputError: there is anything else.
+    """
+    strange = next((name for name in vectorstore_kwargs or () if name != "filter"), None)
+    if strange is not None:
+        raise InputError(f"vectorstore_kwargs: {unknown(strange, ['filter'])}")
+    return (vectorstore_kwargs or {}).get("filter")
