@@ -20,7 +20,6 @@ from rcr_trainer.settings import Settings
 from toys import reseal
 
 from langchain_rcr import CheckpointError, Item, SequentialCompositionalRetriever, TriEncoder
-from langchain_rcr.manifest import verify
 
 WATCHED = """
 import json, sys
@@ -226,18 +225,3 @@ def test_trust_names_the_models_that_may_be_loaded(tmp_path: Path, bert: str) ->
     for trust in (True, [bert]):
         assert TriEncoder.from_pretrained(folder, trust=trust).dim == 16
     assert SequentialCompositionalRetriever.from_pretrained(folder, trust=True, k=2).invoke("how many")
-
-
-@pytest.mark.parametrize("damage", ["half", "bit", "empty", "gone"])
-def test_a_half_written_pool_and_a_flipped_bit_are_noticed_by_loading(tmp_path: Path, damage: str) -> None:
-    folder = checkpoint(tmp_path / "c")
-    pool = folder / "pool.jsonl"
-    content = bytearray(pool.read_bytes())
-    content[40] ^= 1  # still JSON
-    damaged = {"half": content[: len(content) // 2], "bit": content, "empty": b""}
-    pool.unlink() if damage == "gone" else pool.write_bytes(damaged[damage])
-    verify(folder)  # the encoder is whole
-    with pytest.raises(CheckpointError, match=r"pool\.jsonl"):
-        verify(folder, pool=True)
-    with pytest.raises(CheckpointError, match=r"pool\.jsonl"):
-        SequentialCompositionalRetriever.from_pretrained(folder)
