@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.base import DEFAULT_BASE
+from langchain_rcr.families.base import DEFAULT_BASE, get_family
 from langchain_rcr.manifest import FILES
 
 if TYPE_CHECKING:
@@ -114,6 +114,8 @@ def model_card(
 
     base, language = config.pretrained, spec.language
     about: dict[str, Any] = {"base_model": base} if base is not None and _is_hub_name(base) else {}
+    # It is named in the checkpoint, not contained.
+    trust = ", trust=True" if "base_model" in about and get_family(config.family).frozen else ""
     dataset = datasets[0] if datasets else "unnamed"
     if metrics:
         about["metrics"] = list(metrics)
@@ -151,7 +153,7 @@ def model_card(
         "```python",
         "from langchain_rcr import SequentialCompositionalRetriever",
         "",
-        f'selector = SequentialCompositionalRetriever.from_pretrained("hub:ORG/NAME", k={k})  # or a local folder',
+        f'selector = SequentialCompositionalRetriever.from_pretrained("hub:ORG/NAME", k={k}{trust})  # or a folder',
         'selector.select_examples({"source": "your question"})',
         "```",
         "",

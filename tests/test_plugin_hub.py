@@ -165,7 +165,7 @@ def test_a_card_says_what_it_is_of():
         ("coverage", 88.0),
     ]
     assert "# my-run" in body
-    assert 'from_pretrained("hub:ORG/NAME", k=6)' in body
+    assert 'from_pretrained("hub:ORG/NAME", k=6, trust=True)' in body
     assert "| exact match | 61.2 |" in body
 
 
