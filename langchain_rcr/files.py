@@ -160,7 +160,8 @@ def _made(target: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]
 
 def _remove_abandoned(target: Path) -> None:
     """Remove what killed writers of the target left beside it: temporary paths that nobody holds a lock on."""
-    ours = re.compile(rf"\.{re.escape(target.name)}\.[0-9a-f]{{8}}")
+    # Longer ones are those of a folder that was written into a temporary one.
+    ours = re.compile(rf"\.+{re.escape(target.name)}(?:\.[0-9a-f]{{8}})+")
     for path in [Path(entry) for entry in os.scandir(target.parent) if ours.fullmatch(entry.name)]:
         with suppress(OSError):
             lock = _lock(path)

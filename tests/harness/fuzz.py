@@ -1,0 +1,234 @@
+"""`make fuzz`: parsers, answers, checkpoints and filters on inputs made from seeds, for as long as one likes.
+
+    python tests/harness/fuzz.py --seconds 60              # all targets, a quarter of the time each
+    python tests/harness/fuzz.py --target parsers --seed 7 # one input again
+
+An input fails if it raises what the target doesn't promise, or takes more than 10 s of CPU time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from fuzzing import Fuzz
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, Generation
+from rcr_trainer.llm.backend import answer_of
+from rcr_trainer.llm.faults import MalformedResponseError
+from rcr_trainer.llm.ledger import AnswerCache, Use
+from rcr_trainer.llm.openai_ import completed
+from toys import lexical, reseal
+
+from langchain_rcr import RCRError, SequentialCompositionalRetriever
+from langchain_rcr.answers import STOP, program_of
+from langchain_rcr.filters import Not, matches, parse_filter
+from langchain_rcr.programs import COVR_CLASSES, LANGUAGES, ProgramSpec, anonymize, get_parser, local_structures
+
+SLOW_S = 10.0
+SQL = tuple(f"sql:{dialect}" for dialect in ("postgres", "sqlite", "mysql", "bigquery", "tsql", "snowflake", "duckdb"))
+ROWS = [
+    {"source": f"question {n} of {n % 3}", "target": f"f ( g ( {n % 3} ) , {n % 5} )", "db": n % 2} for n in range(12)
+]
+
+
+def refused(error: RCRError) -> str:
+    """The error is one line."""
+    assert "\n" not in str(error), str(error)
+    return "refused"
+
+
+def parsers(fuzz: Fuzz) -> str:
+    """No text makes a parser raise; a tree has a text, structures and a key."""
+    language = fuzz.one(*LANGUAGES, *SQL)
+    text = fuzz.program(language)
+    tree = get_parser(language).parse(text)
+    if tree is None:
+        return f"{language}: no program"
+    assert str(tree) == str(get_parser(language).parse(text))
+    assert local_structures(anonymize(tree, COVR_CLASSES))
+    assert ProgramSpec(language).key(text) == str(anonymize(tree, everywhere=language == "tokens"))
+    return f"{language}: program"
+
+
+@cache
+def answer_cache() -> AnswerCache:
+    return AnswerCache(Path(tempfile.mkdtemp(prefix="rcr-fuzz-")) / "answers.sqlite")
+
+
+def answers(fuzz: Fuzz) -> str:
+    """Any answer is read and kept; any body of a response is completed or malformed."""
+    language = fuzz.one(*LANGUAGES, "sql:postgres")
+    text = fuzz.answer(language)
+    info = {
+        "finish_reason": fuzz.one("stop", "length", None, fuzz.value),
+        **fuzz.one({}, {"prompt_tokens": fuzz.value()}),
+    }
+    generation: Generation = Generation(text=text, generation_info=info)
+    if fuzz.random.random() < 0.5:
+        usage: Any = {"input_tokens": fuzz.value(), "output_tokens": fuzz.value(), "total_tokens": 1}
+        message = AIMessage(text)
+        message.usage_metadata = usage
+        generation = ChatGeneration(message=message, generation_info=info)
+    found = answer_of(generation, STOP)
+    key = repr(fuzz.random.random()).encode()
+    used = Use(1, max(0, found.prompt_tokens), max(0, found.completion_tokens))
+    answer_cache().put("fuzz", {key: found}, "fuzz", used)
+    again = answer_cache().get([key])[key]
+    assert (again.text, again.reason) == (found.text, found.reason)
+    program_of(found.text or "", language)
+    good = {"choices": [{"text": text, "message": {"content": text}}], "usage": {"prompt_tokens": 1}, "model": "m"}
+    body = json.dumps(fuzz.mutated(good)).encode()
+    cut = fuzz.random.randint(0, len(body))
+    try:
+        completed(body if fuzz.random.random() < 0.8 else body[:cut] + b"[" * 2_000 + body[cut:])
+    except MalformedResponseError:
+        return "malformed"
+    return "answer"
+
+
+@cache
+def checkpoints() -> tuple[Path, ...]:
+    """Folders of retrievers that can be loaded."""
+    folder = Path(tempfile.mkdtemp(prefix="rcr-fuzz-"))
+    # 30 programs, enough for the structure family to be fitted.
+    rows = [{"source": f"question {n} of {n % 3}", "target": f"f ( g ( x{n % 3} ) , y{n} )"} for n in range(30)]
+    options: dict[str, Any] = {"k": 2, "language": "functional"}
+    fitted = SequentialCompositionalRetriever.from_examples(rows, **options)
+    plain = SequentialCompositionalRetriever.from_encoder(lexical(ROWS, 8), ROWS, k=2)
+    for name, retriever in (("structure", fitted), ("lexical", plain)):
+        retriever.save(folder / name)
+    return tuple(folder.iterdir())
+
+
+def checkpoint_json(fuzz: Fuzz) -> str:
+    """A checkpoint with a changed file loads, or is refused in one line that names it."""
+    structure, plain = sorted(checkpoints(), reverse=True)
+    source = fuzz.one(structure, *[plain] * 4)  # the latter loads in a tenth of the time
+    with tempfile.TemporaryDirectory(prefix="rcr-fuzz-") as folder:
+        copy = Path(folder) / "checkpoint"
+        shutil.copytree(source, copy)
+        files = sorted(path for path in copy.rglob("*") if path.suffix in (".json", ".jsonl", ".safetensors"))
+        file = fuzz.one(*files)
+        content = file.read_bytes()
+        if file.suffix == ".json" and fuzz.random.random() < 0.8:
+            file.write_text(json.dumps(fuzz.mutated(json.loads(content))), encoding="utf-8")
+        elif file.suffix == ".jsonl" and fuzz.random.random() < 0.8:
+            lines = content.decode().splitlines()
+            at = fuzz.random.randrange(len(lines))
+            lines[at] = json.dumps(fuzz.mutated(json.loads(lines[at])))
+            file.write_text("\n".join(lines), encoding="utf-8")
+        else:
+            at = fuzz.random.randint(0, len(content))
+            file.write_bytes(content[:at] + fuzz.one(b"", b"\x00", b"[" * 100_000, b"9" * 5_000) + content[at + 1 :])
+        if fuzz.random.random() < 0.95:
+            reseal(copy)
+        try:
+            retriever = SequentialCompositionalRetriever.from_pretrained(copy)
+            retriever.select_examples({"source": "question 1"})
+        except RCRError as error:
+            return f"{file.name}: {refused(error)}"
+        return f"{file.name}: loaded"
+
+
+def filters(fuzz: Fuzz) -> str:
+    """A filter is read or refused in one line; what is read holds or doesn't, for any example."""
+    operators = ("$eq", "$ne", "$lt", "$gte", "$in", "$nin", "$exists", "$in", "$like")
+
+    def simple() -> Any:
+        return fuzz.one(0, 1, 2.5, "x", "", None, True, 10**30, fuzz.value)
+
+    def spec(depth: int) -> Any:
+        if fuzz.random.random() < 0.05:
+            return fuzz.value(1)
+        if depth == 0:
+            several = [simple() for _ in range(3)]
+            test = {fuzz.one(*operators): fuzz.one(simple(), several, True)}
+            return {fuzz.one("db", "x"): fuzz.one(simple(), test, test)}
+        inner = [spec(depth - 1) for _ in range(2)]
+        return fuzz.one({fuzz.one("$and", "$or"): inner}, {"$not": inner[0]}, {"$and": inner, "x": 1}, inner[0])
+
+    given = spec(fuzz.one(0, 1, 2, 3))
+    try:
+        condition = parse_filter(given)
+    except RCRError as error:
+        return refused(error)
+    for _ in range(3):
+        example = {"db": fuzz.value(1), "x": fuzz.value(1)}
+        assert matches(Not(condition), example) is not matches(condition, example)
+    return "read"
+
+
+TARGETS: dict[str, Callable[[Fuzz], str]] = {
+    "parsers": parsers,
+    "answers": answers,
+    "checkpoints": checkpoint_json,
+    "filters": filters,
+}
+
+
+def run(name: str, seed: int) -> tuple[str, float, str | None]:
+    """What came of an input, its seconds of CPU time, and why it failed."""
+    begin, failure, outcome = time.process_time(), None, "failed"
+    try:
+        outcome = TARGETS[name](Fuzz(seed))
+    except Exception:  # of whatever kind: that is what is looked for
+        failure = traceback.format_exc(limit=-6)
+    seconds = time.process_time() - begin
+    if failure is None and seconds > SLOW_S:
+        failure = f"{seconds:.1f} s of CPU time"
+    return outcome, seconds, failure
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for all targets together (default: %(default)s)")
+    parser.add_argument("--target", choices=TARGETS, help="one alone")
+    parser.add_argument("--seed", type=int, help="one input alone, of --target")
+    parser.add_argument("--start", type=int, default=0, help="the first seed (default: %(default)s)")
+    arguments = parser.parse_args()
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    names = [arguments.target] if arguments.target else list(TARGETS)
+    failures = 0
+    for name in names:
+        run(name, 0)  # imports, fixtures
+        until = time.monotonic() + arguments.seconds / len(names)
+        seeds = iter([arguments.seed]) if arguments.seed is not None else iter(range(arguments.start, sys.maxsize))
+        outcomes: Counter[str] = Counter()
+        slowest, kinds = (0.0, 0), Counter[str]()
+        for seed in seeds:
+            outcome, seconds, failure = run(name, seed)
+            outcomes[outcome] += 1
+            slowest = max(slowest, (seconds, seed))
+            if failure is not None:
+                failures += 1
+                kind = failure.splitlines()[-1][:60]
+                kinds[kind] += 1
+                if kinds[kind] <= 3:
+                    print(f"{name}, seed {seed}:\n{failure}", flush=True)
+            if time.monotonic() > until:
+                break
+        told = ", ".join(f"{outcome} {count:,}" for outcome, count in sorted(outcomes.items()))
+        counts = f"{outcomes.total():,} inputs, {kinds.total()} failures"
+        print(f"{name}: {counts}, slowest {slowest[0]:.2f} s of CPU time (seed {slowest[1]})")
+        print(f"  {told}", flush=True)
+    return min(1, failures)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
