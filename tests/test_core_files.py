@@ -150,8 +150,9 @@ def test_permissions_follow_the_umask(tmp_path, umask, file, folder):
 
 
 def test_a_write_removes_what_killed_ones_left_and_nothing_else(tmp_path):
-    for name in (".folder.0123abcd", ".folder.x", ".folder.0123abcde", ".other.0123abcd"):
+    for name in (".folder.0123abcd", "..folder.0123abcd.89abcdef", ".folder.x", ".folder.0123abcde", ".other.0123abcd"):
         (tmp_path / name / "sub").mkdir(parents=True)
+    # The second is what a folder that was written into the first left.
     (tmp_path / ".folder.89abcdef").write_text("of a file")
     (tmp_path / ".folder.00000000").symlink_to(tmp_path / ".other.0123abcd")
     with atomic_directory(tmp_path / "folder") as one:
