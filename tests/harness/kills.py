@@ -166,9 +166,9 @@ def main() -> int:
             server.requests.clear()
             while True:
                 if draw.random() < 0.5:
-                    status, _, _ = nursery.attempt(name, seconds=draw.random() * seconds)
+                    status, _, _ = nursery.attempt(name, seconds=draw.random() * seconds / 3)
                 else:
-                    status, _, _ = nursery.attempt(name, operation=draw.randint(1, operations))
+                    status, _, _ = nursery.attempt(name, operation=draw.randint(1, operations // 3))
                 if status != signal.SIGKILL:
                     assert status == 0, (folder / "output.txt").read_text(encoding="utf-8")[-3000:]
                     break
