@@ -11,15 +11,21 @@ CPU; with CUDA, which pip takes on Linux unless a CPU wheel is there, gigabytes)
 FOR_USE := $(VENV)/.installed-for-use
 FOR_WORK := $(VENV)/.installed-for-work
 
-.PHONY: help demo check test bench lint format constraints clean
+.PHONY: help demo check test fuzz kills soak bench test-lowest audit dist lint format constraints clean
 .DELETE_ON_ERROR:
 
 help:
 	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (three minutes on two cores)"
 	@echo "make check        lint, then the fast tests (a minute, for use while you work)"
 	@echo "make test         lint, then all tests (minutes; what continuous integration runs)"
+	@echo "make fuzz         parsers, answers, checkpoints, filters on made inputs (SECONDS=60)"
+	@echo "make kills        runs killed again and again, which must end like an undisturbed one (KILLS=100)"
+	@echo "make soak         a million questions, a thousand at once, 32 threads on a pool (COUNT=1000000)"
 	@echo "make bench        what the calls cost beside LangChain's (minutes)"
 	@echo "make lint         ruff and mypy"
+	@echo "make test-lowest  the fast tests with the lowest versions that pyproject.toml allows"
+	@echo "make audit        known vulnerabilities of what constraints.txt pins"
+	@echo "make dist         wheel and source distribution"
 	@echo "make format       let ruff fix what it can"
 	@echo "make constraints  update the pinned versions in constraints.txt"
 	@echo "make clean        remove $(VENV), caches and builds; runs/ and data/ stay"
@@ -45,6 +51,35 @@ test: lint
 bench: $(FOR_WORK)
 	mkdir -p build
 	$(BIN)/python benchmarks/serving.py --sizes 440,3000 --out build/serving.json
+
+SECONDS ?= 60
+KILLS ?= 100
+COUNT ?= 1000000
+fuzz kills soak: export OMP_NUM_THREADS := 1
+fuzz: $(FOR_WORK)
+	$(BIN)/python tests/harness/fuzz.py --seconds $(SECONDS)
+kills: $(FOR_WORK)
+	$(BIN)/python tests/harness/kills.py --count $(KILLS)
+soak: $(FOR_WORK)
+	$(BIN)/python tests/harness/soak.py --count $(COUNT)
+
+# Each has an environment of its own under build/, which `make clean` removes.
+test-lowest: export OMP_NUM_THREADS := 1
+test-lowest:
+	$(PYTHON) -m venv build/lowest
+	build/lowest/bin/python -m pip install --quiet uv
+	build/lowest/bin/uv pip install --quiet --python build/lowest --resolution lowest-direct -e '.[dev]'
+	build/lowest/bin/pytest -n $(WORKERS) --dist worksteal -m "not slow"
+
+audit:
+	$(PYTHON) -m venv build/audit
+	build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --requirement constraints.txt --no-deps --disable-pip --strict
+
+dist:
+	$(PYTHON) -m venv build/dist
+	build/dist/bin/python -m pip install --quiet build
+	build/dist/bin/python -m build
 
 lint: $(FOR_WORK)
 	$(BIN)/ruff check .
