@@ -2,13 +2,15 @@
 
     python benchmarks/engines.py --out engines.json
     python benchmarks/engines.py --sizes 1000000 --engines memory,faiss-ivf --out large.json
+    python benchmarks/engines.py --sizes 20000 --engines memory,faiss-hnsw,faiss-ivf --fitted --out fitted.json
 
 The vectors are no encoder's: E_c, E_z and queries are drawn around common centres (a mixture of normal distributions,
 one centre for 50 examples), which is kinder to approximate search than vectors without any structure, and other than
-real ones. A query picks k = 4 greedily with λ = −0.3. Each engine holds the same pool, one after the other in one
-process; `recall` is the share of the picks that exact search in memory makes, too, `same` the share of queries with all
-of them. Times are medians over the queries (one at a time) and over calls (64 at once); `add` is the time to fill the
-engine. Markdown goes to standard output, the same figures to the file.
+real ones; a query picks k = 4 greedily with λ = −0.3. `--fitted` takes those of the `structure` family instead, fitted
+to questions and programs of COVR's sampler, with its own state and questions of combinations that are new. Each engine
+holds the same pool, one after the other in one process; `recall` is the share of the picks that exact search in memory
+makes, too, `same` the share of queries with all of them. Times are medians over the queries (one at a time) and over
+calls (64 at once); `add` is the time to fill the engine. Markdown goes to standard output, the figures to the file.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from langchain_rcr.index.base import CandidateIndex, PoolVectors
+    from langchain_rcr.state import State
 
 DIM, K, LAM, QUERIES, CALLS = 384, 4, -0.3, 64, 5
 SIZES = (440, 3_000, 100_000)
@@ -165,7 +168,22 @@ def drawn(size: int, seed: int) -> tuple[PoolVectors, np.ndarray]:
     return PoolVectors(around(which), around(which)), around(rng.integers(0, len(centres), QUERIES))
 
 
-def measure(index: CandidateIndex, pool: PoolVectors, queries: np.ndarray) -> tuple[dict[str, float], np.ndarray]:
+def fitted(size: int, seed: int) -> tuple[PoolVectors, np.ndarray, State[Any]]:
+    """A pool of the `structure` family, QUERIES questions, and its state."""
+    from rcr_trainer.data import covr_split
+
+    from langchain_rcr import Item, TriEncoder
+    from langchain_rcr.programs import ProgramSpec
+
+    split = covr_split("110", seed, size, QUERIES)
+    items = [Item(example.source, example.target) for example in split.train]
+    model = TriEncoder.fitted(items, spec=ProgramSpec("functional"), seed=seed)
+    return model.encode_pool(items), model.encode_queries([example.source for example in split.test]), model.state()
+
+
+def measure(
+    index: CandidateIndex, pool: PoolVectors, queries: np.ndarray, state: State[Any]
+) -> tuple[dict[str, float], np.ndarray]:
     """Fill an engine and ask it.
 
     Returns:
@@ -173,17 +191,15 @@ def measure(index: CandidateIndex, pool: PoolVectors, queries: np.ndarray) -> tu
     """
     import numpy as np
 
-    from langchain_rcr.index.base import PoolVectors, Row
+    from langchain_rcr.index.base import Row
     from langchain_rcr.selection import Options, select
-    from langchain_rcr.state import AdditiveState
 
-    size, state = len(pool.candidate), AdditiveState(LAM)
-    index.bind("benchmark", DIM)
+    size = len(pool.candidate)
+    index.bind("benchmark", pool.candidate.shape[1])
     start = time.perf_counter()
     for first in range(0, size, _AT_ONCE):
-        rows = slice(first, first + _AT_ONCE)
-        part = PoolVectors(pool.candidate[rows], pool.context[rows])
-        names = range(first, first + len(part.candidate))
+        names = range(first, min(size, first + _AT_ONCE))
+        part = pool.take(np.array(names))
         index.add([Row(str(n), {"source": f"q {n}", "target": f"p {n}"}, n) for n in names], part)
     added = time.perf_counter() - start
     alone, together = [], []
@@ -206,21 +222,22 @@ def measure(index: CandidateIndex, pool: PoolVectors, queries: np.ndarray) -> tu
     return figures, np.array(found)
 
 
-def run(size: int, engines: list[str], seed: int) -> dict[str, dict[str, float]]:
-    """Measure engines on one pool.
+def run(size: int, engines: list[str], seed: int, *, real: bool = False) -> dict[str, dict[str, float]]:
+    """Measure engines on one pool, drawn or `fitted`.
 
     Returns:
         Engine → its figures, `recall` and `same` among them; engines that can't be had are left out.
     """
     from langchain_rcr.errors import RCRError
+    from langchain_rcr.state import AdditiveState
 
-    pool, queries = drawn(size, seed)
+    pool, queries, state = fitted(size, seed) if real else (*drawn(size, seed), AdditiveState(LAM))
     results: dict[str, dict[str, float]] = {}
     exact = None
     for name in dict.fromkeys(["memory", *engines]):
         try:
             index = ENGINES[name]()
-            figures, picks = measure(index, pool, queries)
+            figures, picks = measure(index, pool, queries, state)
             index.close()
         except RCRError as error:
             print(f"{name} is left out: {error}", file=sys.stderr)
@@ -257,6 +274,7 @@ def main() -> int:
     parser.add_argument("--sizes", default=",".join(map(str, SIZES)), help="comma-separated pool sizes")
     usual = ",".join(name for name in ENGINES if name not in SLOW)
     parser.add_argument("--engines", default=usual, help=f"comma-separated, of {', '.join(ENGINES)} (default {usual})")
+    parser.add_argument("--fitted", action="store_true", help="vectors of the structure family, not drawn ones")
     parser.add_argument("--seed", type=int, default=0, help="of the vectors (default 0)")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
@@ -268,13 +286,14 @@ def main() -> int:
     limit_threads(options.threads)
     from langchain_rcr.files import write_json
 
-    results = {size: run(int(size), names, options.seed) for size in options.sizes.split(",")}
+    results = {size: run(int(size), names, options.seed, real=options.fitted) for size in options.sizes.split(",")}
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
         "threads": options.threads,
     }
-    settings = {"dim": DIM, "k": K, "lam": LAM, "queries": QUERIES, "seed": options.seed}
+    drawn_as = {} if options.fitted else {"dim": DIM, "lam": LAM}
+    settings = {**drawn_as, "fitted": options.fitted, "k": K, "queries": QUERIES, "seed": options.seed}
     report = {"machine": machine, "settings": settings, "results": results}
     write_json(options.out, report)
     print(markdown(results))

@@ -211,7 +211,7 @@ def test_tokens_are_counted_by_whatever_there_is() -> None:
     assert token_counter(WithTokens())("ab") == 4
     assert token_counter(WithEncode())("a b c") == 3
     assert token_counter(lambda text: 7)("a") == 7
-    with pytest.raises(InputError, match="tokenizer must be a LangChain model, a tokenizer or a function"):
+    with pytest.raises(InputError, match="tokenizer must be a LangChain model, a tokenizer with encode, or a function"):
         token_counter(3)
 
 
