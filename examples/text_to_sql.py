@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import random
 import sqlite3
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from langchain_core.embeddings import Embeddings
@@ -185,6 +187,7 @@ def main() -> None:
     parser.add_argument("--database", default="books.sqlite", help="a file or postgresql://… (default: %(default)s)")
     parser.add_argument("--train", type=int, default=300, help="training pairs (default: %(default)s)")
     parser.add_argument("--test", type=int, default=60, help="test pairs (default: %(default)s)")
+    parser.add_argument("--write", action="store_true", help="only write train.jsonl, test.jsonl and the database")
     arguments = parser.parse_args()
     try:
         run(arguments)
@@ -195,6 +198,11 @@ def main() -> None:
 def run(arguments: argparse.Namespace) -> None:
     make_database(arguments.database)
     train, test = make_pairs(arguments.train, arguments.test)
+    if arguments.write:
+        for name, pairs in (("train.jsonl", train), ("test.jsonl", test)):
+            Path(name).write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
+        print(f"written: train.jsonl ({len(train)} pairs), test.jsonl ({len(test)}), {arguments.database}")
+        return
     dialect = "postgres" if "://" in arguments.database else "sqlite"
     spec = ProgramSpec(f"sql:{dialect}")
     database = open_database(arguments.database)

@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        parser = _parser(arguments)
+        parser = build_parser(arguments)
         if not arguments:
             parser.print_help()
             return 0
@@ -179,7 +179,8 @@ def _text2sql(given: argparse.Namespace) -> None:
 # ---------------------------------------------------------------- the parser
 
 
-def _parser(arguments: Sequence[str]) -> Parser:
+def build_parser(arguments: Sequence[str]) -> Parser:
+    """The parser, with the flags of the settings for the command that `arguments` call."""
     parser = Parser(
         prog=PROG,
         description="Train, evaluate and feed step-by-step retrievers of few-shot examples.",

@@ -1,7 +1,8 @@
-"""Every command, settings file and code block of README.md, in the order of the page, in a folder of its own.
+"""Every command, settings file and code block of README.md and of docs/, in the order of each page.
 
-The commands are those of the page; what makes them short comes from the environment (`SHORT`), the data that they need
-is laid out before (`workplace`). A command that nothing here knows how to run fails the test.
+Pages that go on from each other run in one folder (`JOURNEYS`). The commands are those of the page; what makes them
+short comes from the environment (`SHORT`), the data that they need is laid out before (`workplace`). A command that
+nothing here knows how to run fails the test.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import io
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import subprocess
@@ -19,14 +21,23 @@ from pathlib import Path
 
 import pytest
 from openai_server import OpenAIServer
+from pages import LANGUAGES, ROOT, Block, blocks_of, pages, read_page
 from rcr_trainer import cli
 from tiny_bert import tiny_bert
 
-from langchain_rcr import SequentialCompositionalRetriever
+from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+JOURNEYS = [
+    ["README.md"],
+    ["docs/tutorial.md"],
+    [
+        *("docs/training.md", "docs/comparison.md", "docs/rewards.md", "docs/families.md"),
+        *("docs/language-models.md", "docs/budgets.md", "docs/processes.md"),
+    ],
+    ["docs/text-to-sql.md"],
+    ["docs/serving.md", "docs/vector-stores.md", "docs/embeddings.md", "docs/languages.md"],
+    ["docs/paper-tables.md"],
+]
 DATA = Path(os.environ.get("RCR_DATA", ROOT.parent / "shared" / "data"))
 CORPUS = DATA / "geoquery" / "corpus.xml"
 
@@ -46,17 +57,6 @@ SHORT = {
 WITHOUT_PRETRAINED_MODEL = {"RCR_MODEL__FAMILY": "lexical", "RCR_MODEL__BASE": "null", "RCR_MODEL__DIM": "32"}
 
 
-def block_of(language: str) -> str:
-    """The first block in a language."""
-    return next(text for name, text in BLOCKS if name == language)
-
-
-def commands(block: str) -> list[str]:
-    """The commands of a shell block, continued lines joined, comments dropped."""
-    lines = block.replace("\\\n", " ").splitlines()
-    return [line for line in lines if shlex.split(line, comments=True)]
-
-
 class Session:
     """Runs the page's commands in `folder`, which looks like a clone with everything installed."""
 
@@ -73,6 +73,8 @@ class Session:
                 patch.setenv(*words.pop(0).split("=", 1))
             known: dict[str, Callable[[list[str], pytest.MonkeyPatch], None]] = {
                 "rcr-train": self.rcr_train,
+                ".": self.activate,
+                "python": self.python,
                 "make": self.make,
                 "torchrun": self.torchrun,
                 "python3": self.make_environment,
@@ -127,14 +129,28 @@ class Session:
         target = str(self.folder / "fresh")
         subprocess.run([sys.executable, "-m", "venv", "--without-pip", target], check=True)
 
+    def activate(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
+        """Not run: these tests' environment is active."""
+        assert words == [".venv/bin/activate"]
+
+    def python(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
+        """Installs as `pip_install` says; an example runs in this process."""
+        if words[0] == "-m":
+            self.pip_install(words, patch)
+            return
+        patch.setattr(sys, "argv", words)
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            runpy.run_path(words[0], run_name="__main__")
+        assert out.getvalue().strip()
+
     def pip_install(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
         """Not run, as it is what made the environment of these tests; its files and extras are checked."""
+        words = [word for word in words if word != "--quiet"]
         assert words[:5] == ["-m", "pip", "install", "-c", "constraints.txt"]
         assert words[5] == "-e"
         (extras,) = re.findall(r"^\.\[([\w,]+)\]$", words[6])
         project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
         assert set(extras.split(",")) <= project["optional-dependencies"].keys()
-        assert (ROOT / "constraints.txt").is_file()
 
 
 @pytest.fixture
@@ -149,14 +165,11 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("use", "work"):
         (tmp_path / ".venv" / f".installed-for-{name}").touch()
     for name, numbers in (("train", range(60)), ("test", range(100, 108))):
-        shown = block_of("json").splitlines() if name == "train" else []
-        made = [
-            json.dumps(
-                {"question": f"how many cities are in state {i}", "sql": f"SELECT a{i % 7} FROM city WHERE s = {i}"}
-            )
+        rows = [
+            {"question": f"how many cities are in state {i}", "sql": f"SELECT a{i % 7} FROM city WHERE s = {i}"}
             for i in numbers
         ]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(shown + made) + "\n", encoding="utf-8")
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     sentence = {"text": "a ?", "variables": {}, "question-split": "train"}
     scholar = [{"query-split": part, "sql": ["SELECT a"], "sentences": [sentence]} for part in ("train", "test")]
     (tmp_path / "scholar.json").write_text(json.dumps(scholar), encoding="utf-8")
@@ -168,39 +181,65 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def demo(workplace: Path) -> None:
+    """A small run in runs/demo, where `make demo` leaves its own."""
+    examples = [
+        {
+            "source": f"what is the number of {color} {animal}",
+            "target": f"count ( filter ( {color} , find ( {animal} ) ) )",
+        }
+        for color in ("black", "round", "gray")
+        for animal in ("cat", "dog", "mouse")
+    ]
+    encoder = TriEncoder.build("structure", [Item(*each.values()) for each in examples], state="saturating")
+    SequentialCompositionalRetriever.from_encoder(encoder, examples).save("runs/demo")
+
+
 @pytest.mark.slow
-def test_everything_on_the_page_works(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("journey", JOURNEYS, ids=lambda journey: journey[0])
+def test_everything_on_the_pages_works(
+    journey: list[str], workplace: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if "docs/serving.md" in journey:
+        request.getfixturevalue("demo")
+        monkeypatch.setenv("DATABASE_URL", request.getfixturevalue("postgres_url"))
     with OpenAIServer(lambda prompt: "SELECT a0 FROM city") as server:
-        follow(workplace, Session(workplace, monkeypatch, server))
-        assert server.paid
+        for page in journey:
+            follow(page, Session(workplace, monkeypatch, server))
+        assert server.paid or "docs/language-models.md" not in journey
 
 
-def follow(workplace: Path, session: Session) -> None:
-    """All blocks of the page, from top to bottom."""
+def follow(page: str, session: Session) -> None:
+    """All blocks of a page, from top to bottom; what needs the GeoQuery corpus is the next test's."""
     names: dict[str, object] = {}
-    ran = {"bash": 0, "python": 0, "yaml": 0, "diff": 0, "json": 0}
-    for language, block in BLOCKS:
-        assert language in ran, f"a block of {language or 'no language'}: say what it is, and how to test it"
-        ran[language] += 1
-        if language == "yaml":
-            with (workplace / "my.yaml").open("a", encoding="utf-8") as file:
-                file.write(block)
-        elif language == "python":
+    for block in blocks_of(read_page(page)):
+        if block.title is not None:
+            with (session.folder / block.title).open("a", encoding="utf-8") as file:
+                file.write(block.text)
+        elif block.language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as out:
-                exec(compile(block, "README.md", "exec"), names)
-            assert "print" not in block or out.getvalue().strip()
-        elif language == "bash":
-            for command in commands(block):
-                if "geoquery" not in command:  # the next test's
+                exec(compile(block.text, page, "exec"), names)
+            assert "print" not in block.text or out.getvalue().strip()
+        elif block.language == "bash":
+            for command in block.commands:
+                if "geoquery" not in command:
                     session.run(command)
-        elif language == "diff":
+        elif block.language == "diff":
             swapped_in(block)
-    assert min(ran.values()) >= 1
 
 
-def swapped_in(block: str) -> None:
+def test_every_page_with_blocks_is_on_a_journey_and_says_what_they_are() -> None:
+    assert sorted(page for journey in JOURNEYS for page in journey) == sorted(
+        page for page in pages() if {block.language for block in blocks_of(read_page(page))} - {"text", "json"}
+    )
+    for page in pages():
+        assert {block.language for block in blocks_of(read_page(page))} <= LANGUAGES
+
+
+def swapped_in(block: Block) -> None:
     """The line that the page swaps in, on the run that the demo left."""
-    (line,) = re.findall(r"^\+(.*)", block, re.MULTILINE)
+    (line,) = re.findall(r"^\+(.*)", block.text, re.MULTILINE)
     examples = [
         {"source": f"there is {n} cat", "target": f"exists ( find ( {n} ) )"} for n in ("a", "no", "one", "some")
     ]
@@ -213,19 +252,19 @@ def swapped_in(block: str) -> None:
 @pytest.mark.skipif(not CORPUS.is_file(), reason="the GeoQuery corpus is not there (RCR_DATA)")
 def test_the_commands_on_geoquery_work(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     session = Session(workplace, monkeypatch)
-    chosen = [
-        line for language, block in BLOCKS if language == "bash" for line in commands(block) if "geoquery" in line
-    ]
-    for command in chosen:
+    blocks = [block for page in pages() for block in blocks_of(read_page(page)) if block.language == "bash"]
+    for command in (line for block in blocks for line in block.commands if "geoquery" in line):
         session.run(command)
     assert (workplace / "runs" / "paper_geoquery" / "evaluation.json").is_file()
 
 
 @pytest.mark.slow
 def test_what_the_page_says_of_serving_your_own_files(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (workplace / "my.yaml").write_text(block_of("yaml"), encoding="utf-8")
+    page = read_page("docs/training.md")
+    (settings,) = [block for block in blocks_of(page) if block.title == "my.yaml"]
+    (workplace / "my.yaml").write_text(settings.text, encoding="utf-8")
     Session(workplace, monkeypatch).run("rcr-train run my.yaml")
-    stored, own = re.findall(r"`(from_pretrained\(\"runs/my\".*?\))`", README)
+    stored, own = re.findall(r"`(from_pretrained\(\"runs/my\".*?\))`", page)
     rows = [json.loads(line) for line in (workplace / "train.jsonl").read_text(encoding="utf-8").splitlines()]
     names = {"kind": SequentialCompositionalRetriever, "rows": rows}
     (first, *_) = eval(f"kind.{stored}", names).select_examples({"source": "how many cities"})
@@ -254,5 +293,15 @@ def test_the_console_script_is_the_function_that_is_called_here() -> None:
 def test_local_links_lead_somewhere(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     targets = [target for target in re.findall(r"\]\(([^)#]+)", text) if "://" not in target]
-    missing = [target for target in targets if not ((ROOT / page).parent / target).exists()]
-    assert missing == []
+    generated = {ROOT / "docs" / name for name in ("cli.md", "index.md", "settings.md")}
+    places = [(ROOT / page).parent / target for target in targets]
+    assert [place for place in places if not place.exists() and place not in generated] == []
+
+
+def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
+    table = re.search(r"^\| mean over test questions.*?\n\n", read_page("README.md"), re.DOTALL | re.MULTILINE)
+    assert table
+    figures = re.findall(r"\d+\.\d", table[0])
+    assert len(figures) == 7
+    means = [line for line in read_page("docs/results.md").splitlines() if line.startswith("| mean")]
+    assert [figure for figure in figures if not any(figure in line for line in means)] == []
