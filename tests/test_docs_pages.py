@@ -305,3 +305,8 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     assert len(figures) == 7
     means = [line for line in read_page("docs/results.md").splitlines() if line.startswith("| mean")]
     assert [figure for figure in figures if not any(figure in line for line in means)] == []
+
+
+def test_the_notebook_is_the_tutorial() -> None:
+    write = runpy.run_path(str(ROOT / "docs" / "notebook.py"))["notebook_of"]
+    assert (ROOT / "examples" / "tutorial.ipynb").read_text(encoding="utf-8") == write("tutorial.md")
