@@ -11,7 +11,7 @@ CPU; with CUDA, which pip takes on Linux unless a CPU wheel is there, gigabytes)
 FOR_USE := $(VENV)/.installed-for-use
 FOR_WORK := $(VENV)/.installed-for-work
 
-.PHONY: help demo check test fuzz kills soak bench test-lowest audit dist lint format constraints clean
+.PHONY: help demo check test fuzz kills soak bench test-lowest audit dist docs notebook tutorial wheel-test lint format constraints clean
 .DELETE_ON_ERROR:
 
 help:
@@ -27,6 +27,10 @@ help:
 	@echo "make audit        known vulnerabilities of what constraints.txt pins"
 	@echo "make dist         wheel and source distribution"
 	@echo "make format       let ruff fix what it can"
+	@echo "make docs         build the documentation into site/, for reading without a network"
+	@echo "make notebook     write examples/tutorial.ipynb again, from docs/tutorial.md"
+	@echo "make tutorial     follow docs/tutorial.md word by word, in a fresh clone (minutes)"
+	@echo "make wheel-test   build the wheel and serve a checkpoint with it from an empty environment (minutes)"
 	@echo "make constraints  update the pinned versions in constraints.txt"
 	@echo "make clean        remove $(VENV), caches and builds; runs/ and data/ stay"
 
@@ -89,6 +93,25 @@ lint: $(FOR_WORK)
 format: $(FOR_WORK)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: $(FOR_WORK)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
+notebook: $(FOR_WORK)
+	$(BIN)/python docs/notebook.py
+
+# What is committed: the page has the reader clone.
+tutorial:
+	rm -rf build/tutorial
+	git clone --quiet . build/tutorial
+	cd build/tutorial && $(PYTHON) tests/follow_page.py docs/tutorial.md
+
+wheel-test: $(FOR_WORK)
+	rm -rf build/wheel
+	$(BIN)/python -m build --quiet --wheel --outdir build/wheel
+	$(BIN)/python tests/try_wheel.py build/wheel/*.whl
 
 # The stamps are written last, so that a failed installation is repeated. The development set-up includes the user's.
 $(FOR_USE): pyproject.toml constraints.txt

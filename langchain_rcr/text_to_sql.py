@@ -54,7 +54,7 @@ def text_to_sql_chain(
         database: `postgresql://…`, or the path of a SQLite file. Give PostgreSQL a role that may do nothing but SELECT.
         schema: what the prompt says of the database; None: what a `Prompt` says itself, else `schema_text(database)`.
         prompt: as in `semantic_parsing_chain`; a `Prompt`'s `{schema}` is filled in. None: the one that the retriever's
-            checkpoint was trained with, else the one named `sql`, or `sql_chat` for a chat model.
+            checkpoint was trained with if it shows a schema, else the one named `sql`, or `sql_chat` for a chat model.
         repairs: how often an error goes back to the model, at most.
         drafts: as in `semantic_parsing_chain`.
         timeout_s: seconds a query may take.
@@ -66,7 +66,10 @@ def text_to_sql_chain(
         MissingExtraError: PostgreSQL without psycopg.
     """
     name, language = ("PostgreSQL", "sql:postgres") if is_postgresql(database) else ("SQLite", "sql:sqlite")
-    prompt = prompt or prompt_for(llm, retriever, "sql", "sql_chat")
+    if prompt is None:
+        trained = prompt_for(llm, retriever, "sql", "sql_chat")
+        shows_schema = trained.db_schema or "schema" in trained.variables
+        prompt = trained if shows_schema else prompt_for(llm, None, "sql", "sql_chat")
     if isinstance(prompt, Prompt) and (schema or not prompt.db_schema):
         prompt = prompt.model_copy(update={"db_schema": f"-- {name}\n{schema or schema_text(database)}"})
     return semantic_parsing_chain(

@@ -6,7 +6,9 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.language_models.fake_chat_models import GenericFakeChatModel
+from langchain_core.messages import AIMessage, BaseMessage, ToolMessage
 from langchain_core.output_parsers import StrOutputParser
+from langchain_core.outputs import ChatGeneration, ChatResult
 from langchain_core.prompts import ChatPromptTemplate, PromptTemplate
 from langchain_core.runnables import (
     ConfigurableField,
@@ -15,7 +17,8 @@ from langchain_core.runnables import (
     RunnablePassthrough,
 )
 from langchain_core.tools import create_retriever_tool
-from langgraph.graph import END, START, StateGraph
+from langgraph.graph import END, START, MessagesState, StateGraph
+from langgraph.prebuilt import ToolNode, tools_condition
 from run_tree import RunTree
 from toys import lexical
 
@@ -211,3 +214,40 @@ def test_settings_reach_a_retriever_inside_a_graph(retriever: SequentialComposit
     app = graph.compile()
     assert len(app.invoke({"source": QUESTION}, {"configurable": {"k": 5}})["documents"]) == 5
     assert len(app.invoke({"source": QUESTION})["documents"]) == 2
+
+
+class Agent(GenericFakeChatModel):
+    """Calls the tool that it was given, then answers with the program of the first example that comes back."""
+
+    messages: Any = None
+    tools: list[Any] = []  # noqa: RUF012 - a field of a pydantic model
+
+    def bind_tools(self, tools: Any, **kwargs: Any) -> "Agent":
+        return self.model_copy(update={"tools": list(tools)})
+
+    def _generate(self, messages: list[BaseMessage], *args: Any, **kwargs: Any) -> ChatResult:
+        if isinstance(messages[-1], ToolMessage):
+            answer = AIMessage(messages[-1].text.split("Target: ")[1].splitlines()[0])
+        else:
+            call = {"name": self.tools[0].name, "args": {"query": messages[-1].text}, "id": "1"}
+            answer = AIMessage("", tool_calls=[call])
+        return ChatResult(generations=[ChatGeneration(message=answer)])
+
+
+async def test_an_agent_has_the_retriever_as_a_tool(retriever: SequentialCompositionalRetriever) -> None:
+    tool = create_retriever_tool(retriever, "examples", "Finds questions like this one, with their SQL.")
+    model = Agent().bind_tools([tool])
+    graph = StateGraph(MessagesState)
+    graph.add_node("agent", lambda state: {"messages": [model.invoke(state["messages"])]})
+    graph.add_node("tools", ToolNode([tool]))
+    graph.add_edge(START, "agent")
+    graph.add_conditional_edges("agent", tools_condition)
+    graph.add_edge("tools", "agent")
+    app = graph.compile()
+    tree = RunTree()
+    said = app.invoke({"messages": [("human", QUESTION)]}, {"callbacks": [tree]})["messages"]
+    assert [type(message).__name__ for message in said] == ["HumanMessage", "AIMessage", "ToolMessage", "AIMessage"]
+    assert said[2].text == "\n\n".join(document.page_content for document in retriever.invoke(QUESTION))
+    assert said[3].text == GOOD
+    assert [run.run_type for run in tree.find("SequentialCompositionalRetriever")] == ["retriever"]
+    assert (await app.ainvoke({"messages": [("human", QUESTION)]}))["messages"][3].text == GOOD

@@ -9,8 +9,16 @@ import pytest
 from langchain_core.example_selectors import LengthBasedExampleSelector
 from langchain_core.language_models import FakeListChatModel, FakeListLLM
 from langchain_core.prompts import PromptTemplate
+from toys import lexical
 
-from langchain_rcr import InputError, schema_text, semantic_parsing_chain, text_to_sql_chain
+from langchain_rcr import (
+    InputError,
+    Prompt,
+    SequentialCompositionalRetriever,
+    schema_text,
+    semantic_parsing_chain,
+    text_to_sql_chain,
+)
 
 ROOT = Path(__file__).parent.parent
 TABLE = "CREATE TABLE river (name TEXT, length INTEGER DEFAULT '{}')"
@@ -51,6 +59,17 @@ def test_sql_is_run_and_its_prompt_has_schema_and_examples(rivers: str, selector
     assert TABLE in system
     assert "SQLite" in system
     assert rest == ["how many rivers are there", "SELECT COUNT(*) FROM river", "which rivers are longer than 1000"]
+
+
+@pytest.mark.parametrize("name", ["appendix_d", "sql"])
+def test_a_checkpoint_s_own_prompt_is_used_if_it_shows_a_schema(rivers: str, name: str) -> None:
+    rows = [{"source": "how many rivers are there", "target": "SELECT COUNT(*) FROM river"}]
+    encoder = lexical(rows, dim=8)
+    encoder.prompt = Prompt(name=name)
+    model = Seen(responses=["SELECT 1"], prompts=[])
+    text_to_sql_chain(model, SequentialCompositionalRetriever.from_encoder(encoder, rows), rivers).invoke("how many")
+    assert TABLE in "".join(model.prompts[0])
+    assert ("Question: how many" in model.prompts[0][-1]) == (name == "sql")
 
 
 def test_an_error_of_the_database_goes_back_to_the_model_once(rivers: str, selector) -> None:
