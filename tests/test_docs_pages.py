@@ -91,7 +91,8 @@ class Session:
         else:
             for name, value in WITHOUT_PRETRAINED_MODEL.items():
                 patch.setenv(name, value)
-        if "--name=reinforced" in words and self.server is not None:
+        settings = self.folder / "my.yaml"
+        if "my.yaml" in words and "kind: chat" in settings.read_text(encoding="utf-8") and self.server is not None:
             patch.setenv("RCR_LLM__BASE_URL", self.server.base_url)
             patch.setenv("OPENAI_API_KEY", "sk-test")
         out, err = io.StringIO(), io.StringIO()
