@@ -76,7 +76,7 @@ def test_every_command_has_an_example_that_parses(capsys, command):
     out = shown(capsys, *command, "--help")
     example = out[out.index("example: ") :].removeprefix("example: ").split()
     assert example[: 1 + len(command)] == ["rcr-train", *command]
-    given = cli._parser(example[1:]).parse_args(example[1:])
+    given = cli.build_parser(example[1:]).parse_args(example[1:])
     assert given.name == command[-1]
 
 

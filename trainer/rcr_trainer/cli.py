@@ -154,8 +154,8 @@ def _report(given: argparse.Namespace) -> None:
 
 
 def _completion(given: argparse.Namespace) -> None:
-    names = list(_parser([]).commands)
-    show(completion_script({name: _parser([name]).commands[name] for name in names}))
+    names = list(build_parser([]).commands)
+    show(completion_script({name: build_parser([name]).commands[name] for name in names}))
 
 
 def _paper(given: argparse.Namespace) -> None:
