@@ -6,18 +6,19 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from langchain_openai import ChatOpenAI
 from openai_server import OpenAIServer, echo_of
 from pydantic import SecretStr
 from rcr_trainer import pipeline
-from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
 
 from langchain_rcr import SequentialCompositionalRetriever, semantic_parsing_chain
+
+if TYPE_CHECKING:
+    from rcr_trainer.llm.local import LocalLM
 
 pytestmark = pytest.mark.slow
 
@@ -66,6 +67,8 @@ def without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:
 def parser() -> LocalLM:
     if not (PARSER / "model.safetensors").exists():
         pytest.skip("the parser's weights are not in this checkout")
+    from rcr_trainer.llm.local import LocalLM
+
     return LocalLM(model=str(PARSER), max_new_tokens=64, batch_size=1, device="cpu")
 
 
@@ -151,6 +154,8 @@ def test_sql_of_several_lines_arrives_whole(
 def test_training_evaluation_and_a_chain_from_the_checkpoint_ask_with_the_prompt_of_the_settings(
     queries: tuple[dict[str, Any], dict[str, str]], tmp_path: Path
 ) -> None:
+    from langchain_openai import ChatOpenAI
+
     data, programs = queries
     for path in (data["train"], data["test"]):
         examples = [json.loads(line) | {"schema": "city(name, state)"} for line in path.read_text().splitlines()]

@@ -7,12 +7,10 @@ import itertools
 import pytest
 from rcr_trainer.budget import longest_prompt
 from rcr_trainer.data import Example
-from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, open_language_model
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
@@ -35,6 +33,7 @@ QUERIES = [Example("6", "the cat the cat the cat", ""), Example("7", "zqxjvk", "
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A tiny Llama with a byte-level BPE tokenizer like GPT-2's."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
     from transformers.utils import logging
 
@@ -87,6 +86,8 @@ def cost(settings: Settings) -> tuple[str, list[str]]:
 
 def test_no_prompt_has_more_tokens_by_the_models_own_tokenizer(folder: str) -> None:
     said, prompts = cost(config(kind="local", model=folder, max_tokens=5))
+    from rcr_trainer.llm.local import LocalLM
+
     model = LocalLM(model=folder, device="cpu")
     counts = {prompt: model.count_tokens(prompt) for prompt in prompts}
     assert said == (
@@ -106,5 +107,7 @@ def test_a_server_counts_no_more_tokens_than_there_are_bytes(kind: str, folder: 
         most = max(map(llm.count_tokens, prompts))
     assert said.startswith(f"at most 10 calls, {10 * most:,} prompt and 50 completion tokens, $")
     assert said.endswith(" (a token for each byte of a prompt; real use is about a third)")
+    from rcr_trainer.llm.local import LocalLM
+
     model = LocalLM(model=folder, device="cpu")
     assert most >= max(len(prompt.encode()) for prompt in prompts) >= max(map(model.count_tokens, prompts))

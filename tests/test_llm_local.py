@@ -10,7 +10,6 @@ import torch
 from openai_server import OpenAIServer, echo_of
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded
-from rcr_trainer.llm.local import LocalLM
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -23,6 +22,13 @@ WORDS = ["<pad>", "<eos>", "<unk>", "\n", "Source:", "Target:", *"abcdefgh", "("
 PROMPTS = [
     f"Source: {' '.join(words)}\nTarget:" for words in ("a", "bc", "abcdefgh", "dd", "h", "gfed", "cab", "(", "(a)")
 ]
+
+
+def local_lm(**options: Any) -> Any:
+    """A `LocalLM`; its module loads transformers, which collecting the tests shouldn't."""
+    from rcr_trainer.llm.local import LocalLM
+
+    return LocalLM(**options)
 
 
 def make(folder: Path, seed: int = 0, **options: Any) -> str:
@@ -59,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make(tmp_path_factory.mktemp("lm"))
 
 
-def plain(model: LocalLM, prompt: str) -> tuple[str, str, int]:
+def plain(model: Any, prompt: str) -> tuple[str, str, int]:
     """Greedy decoding by hand: a prompt at a time, a whole forward pass for each token."""
     from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -122,7 +128,7 @@ def test_what_texts_have_in_common_is_computed_once(folder: str, monkeypatch: py
         "forward",
         lambda *args, **kwargs: shapes.append(tuple(kwargs["input_ids"].shape)) or inner(*args, **kwargs),
     )
-    model = LocalLM(model=folder, batch_size=4, device="cpu")
+    model = local_lm(model=folder, batch_size=4, device="cpu")
     # Out of order: side by side, four each have 23 of 28 tokens in common.
     mixed = [f"Source: {first}\n{LONG}Source: {last}\nTarget:" for last in "abcd" for first in "gh"]
     assert len(model.log_likelihoods(mixed, [" e\n"] * 8)) == 8
@@ -130,7 +136,7 @@ def test_what_texts_have_in_common_is_computed_once(folder: str, monkeypatch: py
 
 
 def test_a_token_across_the_border_belongs_to_the_continuation(folder: str) -> None:
-    model = LocalLM(model=folder, device="cpu")
+    model = local_lm(model=folder, device="cpu")
     whole, split = model.log_likelihoods(["Source: Tar", "Source:"], ["get: a", " Target: a"])
     assert whole == pytest.approx(split, abs=1e-5)
 
@@ -155,7 +161,7 @@ def test_a_server_and_this_machine_agree_and_pay_once(folder: str, tmp_path: Pat
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> None:
-    model = LocalLM(model=folder, max_new_tokens=12, batch_size=batch_size, stop=["\n"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, batch_size=batch_size, stop=["\n"], device="cpu")
     expected = [plain(model, prompt) for prompt in PROMPTS]
     # Otherwise this would test less than it says.
     assert {end for _, end, _ in expected} == {"stop", "length"}
@@ -167,7 +173,7 @@ def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> 
 
 
 def test_other_stop_sequences(folder: str) -> None:
-    model = LocalLM(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
     whole = [row[0].text for row in model.generate(PROMPTS).generations]
     last = {text.split()[-1] for text in whole if len(text.split()) > 2}
     stop = sorted(last)[0]
@@ -193,7 +199,7 @@ def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str
         assert (llm.stats.nominal, llm.stats.paid, llm.stats.counted) == (18, 9, 0)
         estimate = llm.estimate_calls(1, "Source: a b")
         assert (estimate.use.prompt_tokens, estimate.exact) == (3, True)
-    model = LocalLM(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
     for answer, prompt in zip(answers, PROMPTS * 2, strict=True):
         text, end, _ = plain(model, prompt)
         assert (answer.text, answer.reason) == (
@@ -230,14 +236,14 @@ def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys
     from transformers.utils import logging
 
     logging.enable_progress_bar()
-    LocalLM(model=folder, device="cpu").generate(PROMPTS[:1])
+    local_lm(model=folder, device="cpu").generate(PROMPTS[:1])
     assert logging.is_progress_bar_enabled()
     output = capsys.readouterr()
     assert output.out == output.err == ""
 
 
 def test_a_stop_sequence_inside_thoughts_is_ignored(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = LocalLM(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
     whole = [row[0].text for row in model.generate(PROMPTS).generations]
     stop = sorted(text.split()[1] for text in whole if len(text.split()) > 3)[:1]
     assert [row[0].text for row in model.generate(PROMPTS, stop=stop).generations] != whole
@@ -253,7 +259,8 @@ def test_a_stop_sequence_inside_thoughts_is_ignored(folder: str, monkeypatch: py
 
 def test_guesses_change_no_answer(folder: str) -> None:
     expected = {
-        prompt: plain(LocalLM(model=folder, max_new_tokens=12, stop=["\n"], device="cpu"), prompt) for prompt in PROMPTS
+        prompt: plain(local_lm(model=folder, max_new_tokens=12, stop=["\n"], device="cpu"), prompt)
+        for prompt in PROMPTS
     }
     texts = {prompt: text for prompt, (text, _, _) in expected.items()}
 
@@ -272,7 +279,7 @@ def test_guesses_change_no_answer(folder: str) -> None:
     ]
     for guess in guesses:
         for batch_size in (1, 4, 16):
-            model = LocalLM(
+            model = local_lm(
                 model=folder, max_new_tokens=12, batch_size=batch_size, device="cpu", stop=["\n"], guess=guess
             )
             found = [row[0] for row in model.generate(PROMPTS).generations]
@@ -283,7 +290,7 @@ def test_guesses_change_no_answer(folder: str) -> None:
 
 
 def test_a_right_guess_takes_one_pass(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = LocalLM(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
     answers = {prompt: plain(model, prompt) for prompt in PROMPTS}
     # Not those with words that the text doesn't show.
     ending = [prompt for prompt, (text, end, n) in answers.items() if end == "stop" and n == len(text.split()) + 1]

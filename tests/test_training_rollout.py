@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from rcr_trainer.training.rollout import draw, masked, sequence_log_probs, states
-from scipy import stats
 
 from langchain_rcr.state import AdditiveState
 
@@ -89,6 +88,8 @@ def test_draws_have_the_frequencies_of_their_probabilities():
     rare = expected < 5
     counts, expected = (np.append(x[~rare], x[rare].sum()) for x in (counts, expected))
     assert len(counts) > 20
+    from scipy import stats
+
     assert stats.chisquare(counts, expected).pvalue > 0.01
 
 
