@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 K, LAM, BATCH, COLUMNS, FULL = 4, -0.3, 64, 2_000, 40
 SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
+DENSE = 200_000  # examples up to which structures are also laid out as a dense matrix, 8 kB each
 _ASKED = "a question"
 _ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds for a side, and turns
 
@@ -177,15 +178,17 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
     ours, mmr = retriever(vectors, query), langchain_mmr(pool, query)
     over_faiss = retriever(vectors, query, FaissIndex())
     need, has = structures(size)[::-1]
-    sparse, dense = retriever(has, need), np.asarray(has.candidate)
+    sparse = retriever(has, need)
     sides: dict[str, Callable[[], Any]] = {
         "ours, dense": lambda: ours.select_examples(asked),
         "ours, dense, in FAISS": lambda: over_faiss.select_examples(asked),
         "ours, structures": lambda: sparse.select_examples(asked),
         "one exact FAISS scan": lambda: flat.search(query[None], K),
         "plain loop, dense": lambda: plain(pool, np.asarray(vectors.context), query),
-        "plain loop, structures as a dense matrix": lambda: plain(dense, dense, need, saturating=True),
     }
+    if size <= DENSE:
+        dense = np.asarray(has.candidate)
+        sides["plain loop, structures as a dense matrix"] = lambda: plain(dense, dense, need, saturating=True)
     if mmr is not None:
         sides["LangChain MMR"] = lambda: mmr.select_examples(asked)
     for k in DEPTHS:
