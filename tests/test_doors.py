@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -104,11 +105,17 @@ class Door:
         return f"{self.file}:{self.line} imports {self.module}"
 
 
+@cache
+def parsed(path: Path) -> ast.Module:
+    """The syntax tree of a file, which several tests walk."""
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
 def doors_of(homes: dict[str, Path]) -> list[Door]:
     doors = []
     for home in homes.values():
         for path in sorted(home.rglob("*.py")):
-            _walk(ast.parse(path.read_text(encoding="utf-8")), path.relative_to(home.parent), doors, False, True)
+            _walk(parsed(path), path.relative_to(home.parent), doors, False, True)
     return doors
 
 
@@ -313,7 +320,7 @@ def names_known(homes: dict[str, Path]) -> list[str]:
     for home in homes.values():
         for path in sorted(home.rglob("*.py")):
             file = path.relative_to(home.parent).as_posix()
-            for name, line in _names_in(ast.parse(path.read_text(encoding="utf-8"))):
+            for name, line in _names_in(parsed(path)):
                 room = next((room for room, names in NAMES.items() if name in names), None)
                 if room and not file.startswith(room) and (file, name) not in KNOWN:
                     found.append(f"{file}:{line} knows {name!r} of {room}")
@@ -323,9 +330,9 @@ def names_known(homes: dict[str, Path]) -> list[str]:
 def _names_in(tree: ast.AST) -> Iterator[tuple[str, int]]:
     """String literals and the names of engines, with their lines; `__all__` and defaults of fields are left out."""
     for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+        if isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "__all__":
             continue
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("Field", "_field"):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Field", "_field"):
             continue
         if isinstance(node, ast.ImportFrom):
             yield from ((alias.name, node.lineno) for alias in node.names if alias.name in ENGINES)

@@ -71,6 +71,7 @@ def test_a_local_server_needs_no_key_and_gets_max_tokens() -> None:
     assert model.extra_body == {"max_tokens": 7}
 
 
+@pytest.mark.slow
 def test_openais_own_chat_gets_max_completion_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "sk-mine")
     found, model = backend(kind="chat", base_url=None, api_key_env="MINE", max_tokens=7)

@@ -63,6 +63,7 @@ def test_no_examples_yet() -> None:
     assert selector.select_examples({"source": ROWS[2]["source"]})[0] == ROWS[2]
 
 
+@pytest.mark.slow
 def test_what_was_never_combined_is_shown_in_parts() -> None:
     rows = [row for row in ROWS if "red" not in row["source"] or "owls" not in row["source"]]
     picks = made(rows, k=2).select_examples({"source": "name the red owls"})
