@@ -7,6 +7,7 @@ import json
 import logging
 import os
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from langchain_rcr.index.base import Row
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
-from langchain_rcr.manifest import seal, verify
+from langchain_rcr.manifest import inside, seal, verify
 from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
 from langchain_rcr.rows import FloatArray
 from langchain_rcr.section import printable
@@ -316,14 +317,18 @@ def stored_pool(folder: Path, source_key: str, target_key: str) -> ExamplePool:
     Raises:
         CheckpointError: there are none, or a row is no example of these keys.
     """
-    file = folder / POOL_FILE
+    file = inside(folder, POOL_FILE)
     if not file.is_file():
         raise CheckpointError(f"{folder} has no {POOL_FILE}: pass the examples as examples=…")
-    verify(folder, pool=True)
-    try:
-        return read_jsonl(file, source_key=source_key, target_key=target_key)
-    except PoolError as error:
-        raise CheckpointError(str(error)) from error
+    with ThreadPoolExecutor(1) as threads:  # digests are made while another thread parses
+        verified = threads.submit(verify, folder, pool=True)
+        try:
+            pool = read_jsonl(file, source_key=source_key, target_key=target_key)
+        except PoolError as error:
+            verified.result()  # damage says more than what doesn't parse
+            raise CheckpointError(str(error)) from error
+        verified.result()
+    return pool
 
 
 def _rows(pool: ExamplePool) -> list[Row]:
