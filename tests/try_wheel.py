@@ -72,12 +72,12 @@ def main() -> None:
         if done.returncode == 0:
             print(done.stdout.strip())
             return
-        named = re.search(r"pip install 'langchain-rcr(\[[\w,]+\])'", done.stderr)
+        named = re.search(r"pip install '?(langchain-rcr)?([\w\[\],-]+)", done.stderr)
         if named is None:
-            sys.exit(f"it doesn't serve, and names no extra:\n{done.stderr}")
+            sys.exit(f"it doesn't serve, and names nothing to install:\n{done.stderr}")
         print(f"it says: {done.stderr.strip()}")
-        pip(f"{wheel}{named[1]}")
-    sys.exit("it asked for extras without end")
+        pip(f"{wheel}{named[2]}" if named[1] else named[2])
+    sys.exit("it asked for packages without end")
 
 
 if __name__ == "__main__":
