@@ -69,9 +69,9 @@ def test_nothing_is_no_candidate(answer: str) -> None:
 
 @pytest.mark.parametrize("piece", ["`", "```\n", "<think>", "\n", "Target: ", "\nTarget:", "\n \n", "x\nSource:"])
 def test_odd_answers_take_no_time(piece: str) -> None:
-    began = time.perf_counter()
+    began = time.process_time()
     candidates(piece * 50_000, "sql")
-    assert time.perf_counter() - began < 1
+    assert time.process_time() - began < 1
 
 
 @pytest.mark.parametrize(

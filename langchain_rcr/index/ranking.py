@@ -117,9 +117,9 @@ def log_sums(scores: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDA
     return total
 
 
-def blocks(rows: int, columns: int, most: int = _BLOCK) -> Iterator[slice]:
-    """Slices of `rows` rows, each with at most `most` scores (or one row)."""
-    height = max(1, most // max(1, columns))
+def blocks(rows: int, columns: int, most: int | None = None) -> Iterator[slice]:
+    """Slices of `rows` rows, each with at most `most` scores (None: `_BLOCK`), or one row."""
+    height = max(1, (most or _BLOCK) // max(1, columns))
     return (slice(start, start + height) for start in range(0, rows, height))
 
 
