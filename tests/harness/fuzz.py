@@ -35,7 +35,7 @@ from rcr_trainer.llm.openai_ import completed
 from toys import lexical, reseal
 
 from langchain_rcr import RCRError, SequentialCompositionalRetriever
-from langchain_rcr.answers import STOP, program_of
+from langchain_rcr.answers import program_of
 from langchain_rcr.filters import Not, matches, parse_filter
 from langchain_rcr.programs import COVR_CLASSES, LANGUAGES, ProgramSpec, anonymize, get_parser, local_structures
 
@@ -84,7 +84,7 @@ def answers(fuzz: Fuzz) -> str:
         message = AIMessage(text)
         message.usage_metadata = usage
         generation = ChatGeneration(message=message, generation_info=info)
-    found = answer_of(generation, STOP)
+    found = answer_of(generation, ("\nSource:",))
     key = repr(fuzz.random.random()).encode()
     used = Use(1, max(0, found.prompt_tokens), max(0, found.completion_tokens))
     answer_cache().put("fuzz", {key: found}, "fuzz", used)
