@@ -28,11 +28,11 @@ class Table(Encoder):
     def __init__(self, names, vectors):
         super().__init__()
         self.dim = vectors.shape[1]
-        self.rows = {name: row for row, name in enumerate(names)}
+        self.row_of = {name: row for row, name in enumerate(names)}
         self.vectors_ = torch.nn.Parameter(vectors.clone())
 
     def featurize(self, items):
-        return Names(np.array([self.rows[item.source] for item in items], dtype=np.int64))
+        return Names(np.array([self.row_of[item.source] for item in items], dtype=np.int64))
 
     def forward(self, features):
         return self.vectors_[torch.from_numpy(features.rows)]

@@ -143,7 +143,9 @@ def test_temperatures_give_each_step_the_perplexity(policy, perplexity):
     drawn = actor.draw(np.arange(len(pool)), None)  # the greedy paths, by which τ is set
     np.testing.assert_allclose(drawn.entropies.mean(0).exp(), perplexity, rtol=1e-3)
     # The same from the definition, for the first step.
-    logits = (policy.query.vectors(queries) @ policy.encode_pool(ITEMS).candidate.T).astype(np.float64) / actor.tau[0]
+    logits = (policy.query.vectors(queries) @ np.asarray(policy.encode_pool(ITEMS).candidate).T).astype(
+        np.float64
+    ) / actor.tau[0]
     np.fill_diagonal(logits, -np.inf)
     shares = np.exp(logits - logits.max(1, keepdims=True))
     shares /= shares.sum(1, keepdims=True)

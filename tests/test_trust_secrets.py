@@ -11,7 +11,7 @@ from rcr_trainer.evaluation import stage
 from rcr_trainer.layers import differences, hidden, load_config, to_yaml
 from rcr_trainer.llm.backend import Backend
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.redaction import HIDDEN, printable, redact, secrets_in, without_secrets
+from rcr_trainer.redaction import HIDDEN, printable, redact, remember_key, secrets_in, without_secrets
 from rcr_trainer.settings import Settings
 
 SECRETS = [
@@ -185,3 +185,9 @@ def test_control_characters_are_visible() -> None:
     assert printable("Größe 人口 👩‍👩‍👧 e\u0301 \u00a0") == "Größe 人口 👩‍👩‍👧 e\u0301 \u00a0"
     assert list(secrets_in({"key": "abc"})) == []  # would be found in any text
     assert without_secrets({"keys": 3, "token": None, "secret": ""}) == {"keys": 3, "token": None, "secret": ""}
+
+
+@pytest.mark.parametrize("placeholder", ["none", "EMPTY", "no-key"])
+def test_what_stands_for_no_key_is_no_secret(placeholder):
+    remember_key(placeholder)
+    assert redact(f"{placeholder} of the 40 programs parses") == f"{placeholder} of the 40 programs parses"

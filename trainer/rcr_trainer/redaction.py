@@ -27,6 +27,8 @@ _PATTERNS = (
     re.compile(r"(?i)\bbearer\s+(?P<secret>[\w.~+/=-]{6,})"),
     re.compile(r"\b(?P<secret>(?:sk-|hf_|gh[opsu]_|xox[a-z]-|AKIA|AIza)[\w-]{8,})"),
 )
+_KEY = 8
+"""Characters from which on something is a key: those of any service have 20 and more."""
 _known: set[str] = set()
 
 
@@ -36,8 +38,8 @@ def remember(value: Any) -> None:
 
 
 def remember_key(key: str) -> None:
-    """As `remember`, for a key alone."""
-    if len(key) > 3:
+    """As `remember`, for a key alone. A short one, such as "none" or "EMPTY" for a server of one's own, is no key."""
+    if len(key) >= _KEY:
         _known.add(key)
 
 
