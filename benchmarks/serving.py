@@ -61,7 +61,8 @@ def timed(sides: Mapping[str, Callable[[], Any]]) -> dict[str, dict[str, float]]
             start = time.process_time()
             call()
             spent[name].append(1e3 * (time.process_time() - start))
-    return {name: dict(zip(("low", "ms", "high"), quantiles(times, n=4), strict=True)) for name, times in spent.items()}
+    quarters = {name: quantiles(times, n=4, method="inclusive") for name, times in spent.items()}
+    return {name: dict(zip(("low", "ms", "high"), three, strict=True)) for name, three in quarters.items()}
 
 
 def retriever(vectors: PoolVectors, query: np.ndarray, index: Any = None) -> SequentialCompositionalRetriever:
