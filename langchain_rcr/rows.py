@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from langchain_rcr.errors import PoolError
+
 if TYPE_CHECKING:
     import torch
 
@@ -22,6 +24,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 _LEAST = 16
 """Rows that a growing matrix has room for at first."""
+_COUNTED = np.iinfo(np.int32).max
+"""Numbers that a sparse matrix can have, some 40 million examples."""
 _AT_ONCE = 4096
 """Rows multiplied at once: their products with some dozens of states still fit a core's cache."""
 _BETA = threading.Lock()
@@ -173,8 +177,14 @@ class GrowingSparse:
         """(N, D) the matrix."""
 
     def extended(self, more: Rows) -> GrowingSparse:
-        """This matrix with `more` (M, D) at its end; see `Growing.extended`."""
+        """This matrix with `more` (M, D) at its end; see `Growing.extended`.
+
+        Raises:
+            PoolError: it would have more numbers than its int32 places can count.
+        """
         new, (starts, columns, values) = sparse(more), self._parts
+        if len(self.rows.values) + len(new.values) > _COUNTED:
+            raise PoolError(f"a sparse pool holds {_COUNTED:,} numbers at most: keep this one in several")
         grown = GrowingSparse.__new__(GrowingSparse)
         after = new.starts[1:] + self.rows.starts[-1]
         grown._fill(starts.extended(after), columns.extended(new.columns), values.extended(new.values), self.rows.dim)

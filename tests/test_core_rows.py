@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_rcr import Item
+from langchain_rcr import Item, PoolError
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MatrixTable, MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
@@ -76,6 +76,14 @@ def test_two_that_extend_the_same_matrix_get_a_matrix_each():
     np.testing.assert_array_equal(np.asarray(one.rows)[2:], drawn(1, 3))
     np.testing.assert_array_equal(np.asarray(other.rows)[2:], drawn(2, 3))
     np.testing.assert_array_equal(np.asarray(pickle.loads(pickle.dumps(one)).rows), np.asarray(one.rows))
+
+
+def test_a_matrix_that_int32_cannot_count_is_refused(monkeypatch):
+    start = GrowingSparse(sparse(np.ones((2, 3), dtype=np.float32)))
+    monkeypatch.setattr("langchain_rcr.rows._COUNTED", 8)
+    with pytest.raises(PoolError, match="8 numbers at most"):
+        start.extended(sparse(np.ones((1, 3), dtype=np.float32)))
+    assert len(start.extended(sparse(np.eye(1, 3, dtype=np.float32))).rows) == 3
 
 
 def test_picks_are_those_of_the_dense_pool():
