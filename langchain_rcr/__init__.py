@@ -96,8 +96,7 @@ if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> object:
         if name not in _HOME:
-            msg = f"module '{__name__}' has no attribute '{name}'"
-            raise AttributeError(msg)
+            raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
         try:
             value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
         except MissingExtraError as error:

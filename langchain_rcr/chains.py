@@ -122,17 +122,14 @@ def semantic_parsing_chain(
         MissingExtraError: the language needs a package that is not installed.
     """
     if not isinstance(retriever, (BaseExampleSelector, Runnable)):
-        msg = f"retriever must be a retriever or an example selector, not {type(retriever).__name__}"
-        raise InputError(msg)
+        raise InputError(f"retriever must be a retriever or an example selector, not {type(retriever).__name__}")
     for name, number in (("retries", retries), ("drafts", drafts)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            msg = f"{name} must be a whole number from 0 on, not {number!r}"
-            raise InputError(msg)
+            raise InputError(f"{name} must be a whole number from 0 on, not {number!r}")
     if drafts:
         _check_drafts(_innermost(retriever))
     if not isinstance(llm, Runnable) and not callable(llm):
-        msg = f"llm must be a model or another runnable, not {type(llm).__name__}"
-        raise InputError(msg)
+        raise InputError(f"llm must be a model or another runnable, not {type(llm).__name__}")
     model = coerce_to_runnable(llm)
     variables = getattr(prompt, "input_variables", [])
     if query_key is None and len(variables) == 1:
@@ -419,8 +416,7 @@ def _ids(picks: Sequence[Any]) -> list[str | None]:
 def _check_drafts(retriever: object) -> None:
     """Refuse drafts before any call is paid for, where the retriever can't use them."""
     if not isinstance(retriever, SequentialCompositionalRetriever):
-        msg = f"drafts need a SequentialCompositionalRetriever, not {type(retriever).__name__}"
-        raise InputError(msg)
+        raise InputError(f"drafts need a SequentialCompositionalRetriever, not {type(retriever).__name__}")
     retriever.store.encoder.check_drafts()
 
 
@@ -439,8 +435,7 @@ class _PickedExamples(BaseExampleSelector):
         return self.select_examples(input_variables)
 
     def add_example(self, example: Mapping[str, Any]) -> None:
-        msg = "examples are added to the retriever of the chain"
-        raise NotImplementedError(msg)
+        raise NotImplementedError("examples are added to the retriever of the chain")
 
 
 def _fed_with_picks(prompt: BasePromptTemplate[Any]) -> BasePromptTemplate[Any]:
@@ -454,8 +449,9 @@ def _fed_with_picks(prompt: BasePromptTemplate[Any]) -> BasePromptTemplate[Any]:
         return fed
     if isinstance(prompt, ChatPromptTemplate) and any(map(_selects, prompt.messages)):
         return prompt.model_copy(update={"messages": [_fed(part) for part in prompt.messages]})
-    msg = "prompt has no place for the picks: give one with an example_selector, as few_shot_prompt makes it"
-    raise InputError(msg)
+    raise InputError(
+        "prompt has no place for the picks: give one with an example_selector, as few_shot_prompt makes it"
+    )
 
 
 def _selects(part: object) -> bool:
@@ -481,8 +477,7 @@ def _parse_function(parser: object) -> Callable[[str], Any]:
             return parser.parse
         if callable(parser):
             return parser
-    msg = f"parser must be a language, an object with parse(text), or a function, not {parser!r}"
-    raise InputError(msg)
+    raise InputError(f"parser must be a language, an object with parse(text), or a function, not {parser!r}")
 
 
 def _innermost(runnable: object) -> object:
@@ -505,5 +500,4 @@ def _text(output: object) -> str:
         return str(output.text)
     if isinstance(output, str):
         return output
-    msg = f"the model must answer with text or a message, not {type(output).__name__}"
-    raise InputError(msg)
+    raise InputError(f"the model must answer with text or a message, not {type(output).__name__}")

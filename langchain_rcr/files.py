@@ -76,18 +76,14 @@ def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        msg = f"{path.parent} is not a complete checkpoint: {path.name} is missing"
-        raise CheckpointError(msg) from None
+        raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
-        msg = f"{path} can't be read as JSON: {error}"
-        raise CheckpointError(msg) from None
+        raise CheckpointError(f"{path} can't be read as JSON: {error}") from None
     if not isinstance(value, dict):
-        msg = f"{path} holds no JSON object"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{path} holds no JSON object")
     lacking = [key for key in required if key not in value]
     if lacking:
-        msg = f"{path} was not written by langchain-rcr: it has no '{lacking[0]}'"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{path} was not written by langchain-rcr: it has no '{lacking[0]}'")
     return value
 
 
@@ -115,8 +111,7 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
-        msg = f"{path} is a file: a folder is to be written there"
-        raise InputError(msg)
+        raise InputError(f"{path} is a file: a folder is to be written there")
     with _input_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
         with _temporary(target, Path.mkdir) as temporary:
@@ -206,8 +201,7 @@ def _input_errors(target: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, SafetensorError) as error:
-        msg = f"{target} can't be written: {getattr(error, 'strerror', None) or error}"
-        raise InputError(msg) from error
+        raise InputError(f"{target} can't be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _settle(folder: Path) -> None:

@@ -38,8 +38,7 @@ def fetched(where: str | os.PathLike[str]) -> Path:
         try:
             Path(where).exists()
         except OSError as error:  # It is too long, or in a folder that can't be read.
-            msg = f"{str(where)[:200]} can't be opened: {error.strerror}"
-            raise CheckpointError(msg) from None
+            raise CheckpointError(f"{str(where)[:200]} can't be opened: {error.strerror}") from None
         return Path(where)
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
@@ -48,8 +47,7 @@ def fetched(where: str | os.PathLike[str]) -> Path:
     try:
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(FILES)))
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        msg = f"{where} can't be fetched from the hub: {' '.join(str(error).split())[:300]}"
-        raise CheckpointError(msg) from error
+        raise CheckpointError(f"{where} can't be fetched from the hub: {' '.join(str(error).split())[:300]}") from error
 
 
 def push(folder: Path, name: str, *, private: bool = True, message: str = "langchain-rcr checkpoint") -> str:
@@ -77,8 +75,7 @@ def push(folder: Path, name: str, *, private: bool = True, message: str = "langc
             repo_id=name, folder_path=folder, commit_message=message, allow_patterns=files, delete_patterns=files
         )
     except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        msg = f"{name} can't be pushed to the hub: {' '.join(str(error).split())[:300]}"
-        raise InputError(msg) from error
+        raise InputError(f"{name} can't be pushed to the hub: {' '.join(str(error).split())[:300]}") from error
     return str(made)
 
 

@@ -73,8 +73,7 @@ class TriEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if not query.dim == context.dim == candidate.dim:
-            msg = f"the three encoders must agree on D: {query.dim}, {context.dim}, {candidate.dim}"
-            raise InputError(msg)
+            raise InputError(f"the three encoders must agree on D: {query.dim}, {context.dim}, {candidate.dim}")
         self.query, self.context, self.candidate = query, context, candidate
         self.config, self.spec = config, spec or ProgramSpec()
         self.card = ""
@@ -135,8 +134,9 @@ class TriEncoder(nn.Module):
             InputError: it can't.
         """
         if not self.family.takes_drafts:
-            msg = f"the {self.family.name} family can't use a draft: it doesn't predict which structures are needed"
-            raise InputError(msg)
+            raise InputError(
+                f"the {self.family.name} family can't use a draft: it doesn't predict which structures are needed"
+            )
 
     def encode_pool(self, items: Sequence[Item]) -> PoolVectors:
         """E_c and E_z of examples, (N, D) each."""
@@ -267,8 +267,7 @@ class TriEncoder(nn.Module):
         """
         there = Path(folder)
         if there.is_dir() and any(there.iterdir()) and not (there / "tri_encoder.json").is_file():
-            msg = f"{folder} holds other files and no checkpoint: give a new or an empty folder"
-            raise InputError(msg)
+            raise InputError(f"{folder} holds other files and no checkpoint: give a new or an empty folder")
         with atomic_directory(folder) as path:
             self._write(path)
 
@@ -337,8 +336,7 @@ class TriEncoder(nn.Module):
             make_state(state, 0.0)
             spec = ProgramSpec(**meta["spec"])
         except (RCRError, TypeError) as error:
-            msg = f"{path}: {error}"
-            raise CheckpointError(msg) from error
+            raise CheckpointError(f"{path}: {error}") from error
         try:
             config = family.settings(**{**meta["settings"], "lam": meta["lam"], "tau": meta["tau"], "state": state})
             model = cls(*family.load(path, embeddings=embeddings, trust=trust), config, spec)
@@ -347,11 +345,11 @@ class TriEncoder(nn.Module):
         except CheckpointError:
             raise
         except (RCRError, TypeError, ValueError, KeyError, AttributeError, OverflowError, RuntimeError) as error:
-            msg = f"{path} is damaged: {' '.join(str(error).split())[:300]}"
-            raise CheckpointError(msg) from error
+            raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from error
         if model.fingerprint() != meta["fingerprint"]:
-            msg = f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
+            )
         if (path / CARD).is_file():
             model.card = inside(path, CARD).read_text(encoding="utf-8", errors="replace")
         return model.eval()
@@ -360,8 +358,9 @@ class TriEncoder(nn.Module):
 def _read_meta(path: Path) -> dict[str, Any]:
     """tri_encoder.json, once it is clear that this version reads it and that all files are as they were saved."""
     if not path.is_dir():
-        msg = f"{path} is not a checkpoint: {'a file, not a folder' if path.exists() else 'no such folder'}"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{path} is not a checkpoint: {'a file, not a folder' if path.exists() else 'no such folder'}"
+        )
     file = inside(path, "tri_encoder.json")
     meta = read_json(file, ("format_version",))
     if meta["format_version"] != FORMAT_VERSION:
@@ -369,17 +368,15 @@ def _read_meta(path: Path) -> dict[str, Any]:
         written = versions.get("langchain-rcr", "unknown") if isinstance(versions, dict) else "unknown"
         older = isinstance(meta["format_version"], int) and meta["format_version"] < FORMAT_VERSION
         advice = "train it again, or install that version" if older else "pip install --upgrade langchain-rcr"
-        msg = (
+        raise CheckpointError(
             f"{path} has format {meta['format_version']} (written by langchain-rcr {written}); this version reads "
             f"format {FORMAT_VERSION}: {advice}"
         )
-        raise CheckpointError(msg)
     verify(path)
     meta = read_json(file, ("family", "settings", "dim", "lam", "tau", "state", "spec", "fingerprint"))
     for name, kind in (("settings", dict), ("spec", dict)):
         if not isinstance(meta[name], kind):
-            msg = f"{file} is damaged: '{name}' is no {kind.__name__}"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{file} is damaged: '{name}' is no {kind.__name__}")
     return meta
 
 

@@ -95,8 +95,9 @@ class ExamplePool:
             PoolError: it is not a mapping, or a field is missing, not a string, blank or not valid Unicode.
         """
         if not isinstance(example, Mapping):
-            msg = f"{where} must be a mapping with '{self.source_key}' and '{self.target_key}', not {_kind(example)}"
-            raise PoolError(msg)
+            raise PoolError(
+                f"{where} must be a mapping with '{self.source_key}' and '{self.target_key}', not {_kind(example)}"
+            )
         source = _text(example, self.source_key, where)
         return Item(source, _text(example, self.target_key, where, what=" (the program)"))
 
@@ -136,8 +137,9 @@ class ExamplePool:
 
     def _checked(self, ids: Sequence[str], count: int) -> tuple[str, ...]:
         if isinstance(ids, str) or len(ids) != count:
-            msg = f"ids must be a sequence of {count} strings, one for each example, not {_kind(ids)} of {len(ids)}"
-            raise InputError(msg)
+            raise InputError(
+                f"ids must be a sequence of {count} strings, one for each example, not {_kind(ids)} of {len(ids)}"
+            )
         seen = set(self.ids)
         for n, example_id in enumerate(ids):
             if not isinstance(example_id, str) or not example_id:

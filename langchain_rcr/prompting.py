@@ -227,19 +227,16 @@ def prompt_keys(
     keys = PromptKeys(source_key, target_key, query_key or (asked[0] if len(asked) == 1 else source_key))
     for key in keys:
         if not key.isidentifier():
-            msg = f"{key!r} can't be the name of a template variable: letters, digits and underscores only"
-            raise InputError(msg)
+            raise InputError(f"{key!r} can't be the name of a template variable: letters, digits and underscores only")
         if key in ("self", "stop"):
-            msg = f"{key!r} can't be the name of a template variable: LangChain keeps it for itself"
-            raise InputError(msg)
+            raise InputError(f"{key!r} can't be the name of a template variable: LangChain keeps it for itself")
     return keys
 
 
 def _asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelector:
     """The selector; one of ours learns which of the prompt's variables is the question, unless it knows that."""
     if not isinstance(selector, BaseExampleSelector):
-        msg = f"selector must be a LangChain example selector, not {type(selector).__name__}"
-        raise InputError(msg)
+        raise InputError(f"selector must be a LangChain example selector, not {type(selector).__name__}")
     if not isinstance(selector, SequentialCompositionalRetriever):
         return selector
     known = selector.input_keys or selector.source_key == variable
@@ -251,8 +248,9 @@ def _checked(examples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list
         lacking = [key for key in keys if key not in example]
         if lacking:
             has = ", ".join(repr(key) for key in example) or "nothing"
-            msg = f"the prompt shows {lacking[0]!r} of each example, but one has {has}: set source_key and target_key"
-            raise InputError(msg)
+            raise InputError(
+                f"the prompt shows {lacking[0]!r} of each example, but one has {has}: set source_key and target_key"
+            )
     return [dict(example) for example in examples]
 
 

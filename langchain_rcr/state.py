@@ -55,8 +55,7 @@ class State(ABC, Generic[Array]):
     def vector(self) -> Array:
         """The vectors (B, D) whose inner products with E_c(c) are the logits of Eq. 4."""
         if self._vector is None:
-            msg = "start(query) comes before update and vector"
-            raise RuntimeError(msg)
+            raise RuntimeError("start(query) comes before update and vector")
         return self._vector
 
 
@@ -100,6 +99,5 @@ def make_state(name: str, lam: float) -> State[Any]:
     """
     if name not in STATES:
         known = " and ".join(f"'{known}'" for known in STATES)
-        msg = f"unknown state '{name}': this version of langchain-rcr knows {known}"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"unknown state '{name}': this version of langchain-rcr knows {known}")
     return STATES[name](lam)

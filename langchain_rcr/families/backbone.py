@@ -100,8 +100,7 @@ class LangChainBackbone:
         query, entry = _vectors([embeddings.embed_query(_PROBE)], 1), _vectors(embeddings.embed_documents([_PROBE]), 1)
         self.dim = query.shape[1]
         if not query.any() or not entry.any():
-            msg = f"embeddings returned zeros alone for '{_PROBE}': they can't tell texts apart"
-            raise InputError(msg)
+            raise InputError(f"embeddings returned zeros alone for '{_PROBE}': they can't tell texts apart")
         # Most embeddings read both in the same way: then questions, too, can be sent in batches.
         self.symmetric = entry.shape == query.shape and bool(np.allclose(query, entry, atol=1e-3))
 
@@ -204,11 +203,9 @@ def load_backbone(
     if embeddings is not None:
         backbone: Backbone = LangChainBackbone(embeddings)
     elif value["kind"] == "langchain":
-        msg = f"{folder} was trained over LangChain's {value.get('class')}: pass it as embeddings=…"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{folder} was trained over LangChain's {value.get('class')}: pass it as embeddings=…")
     elif value["kind"] != "transformer":
-        msg = f"{file}: unknown kind of embeddings '{value['kind']}'"
-        raise CheckpointError(msg)
+        raise CheckpointError(f"{file}: unknown kind of embeddings '{value['kind']}'")
     else:
         value = read_json(file, ("dim", "probe", "base", "pooling", "max_length"))
         base = str(value["base"])
@@ -216,19 +213,18 @@ def load_backbone(
             base = str(folder / "backbone")
             check_saved_model(Path(base))
         elif not base.startswith("package:") and not (trust is True or (trust and base in trust)):
-            msg = (
+            raise CheckpointError(
                 f"{folder} reads texts with the model {show(base)}, which it names but doesn't contain: trust=True "
                 "loads it, from the Hugging Face hub or from that folder"
             )
-            raise CheckpointError(msg)
         try:
             backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=int(value["max_length"]))
         except (InputError, TypeError, ValueError, OverflowError) as error:
-            msg = f"{folder}: {error}"
-            raise CheckpointError(msg) from None
+            raise CheckpointError(f"{folder}: {error}") from None
     if backbone.dim != value["dim"] or not _matches(_probe(backbone), value["probe"]):
-        msg = f"{folder} was trained over another embedding model than the one given: its vectors differ"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{folder} was trained over another embedding model than the one given: its vectors differ"
+        )
     return backbone
 
 
@@ -259,14 +255,11 @@ def _vectors(rows: Any, count: int, dim: int | None = None) -> NDArray[np.float3
     except (TypeError, ValueError):  # rows of several lengths
         sound = False
     if not sound:
-        msg = "embeddings returned something else than real numbers, as many for each text"
-        raise InputError(msg)
+        raise InputError("embeddings returned something else than real numbers, as many for each text")
     if found.shape != (count, dim or found.shape[1]) or not found.shape[1]:
-        msg = f"embeddings returned shape {found.shape}, expected {(count, dim or 'any number above 0')}"
-        raise InputError(msg)
+        raise InputError(f"embeddings returned shape {found.shape}, expected {(count, dim or 'any number above 0')}")
     if not (np.abs(found) < _LARGEST).all():
-        msg = "embeddings returned values that are not finite numbers, or too large to compute with"
-        raise InputError(msg)
+        raise InputError("embeddings returned values that are not finite numbers, or too large to compute with")
     return found.astype(np.float32)
 
 

@@ -133,8 +133,9 @@ class Family(ABC):
             return self.Settings(**{**values, "family": self.name})
         except ValidationError as error:
             found = [f"{'.'.join(map(str, item['loc']))} {item['msg']}".strip() for item in error.errors()]
-            msg = f"settings of the {self.name} family: {'; '.join(found).replace('Value error, ', '')}"
-            raise InputError(msg) from None
+            raise InputError(
+                f"settings of the {self.name} family: {'; '.join(found).replace('Value error, ', '')}"
+            ) from None
 
     @abstractmethod
     def build(
@@ -243,19 +244,18 @@ def get_family(name: str) -> Family:
         return ours
     point = _foreign().get(name)
     if point is None:
-        msg = (
+        raise InputError(
             f"unknown encoder family '{name}' (known: {', '.join(family_names())}); another one comes with the Python "
             f"distribution that registers it in the entry-point group '{GROUP}': install that"
         )
-        raise InputError(msg)
     try:
         made = point.load()()
     except Exception as error:  # foreign code, which may fail in any way
-        msg = f"encoder family '{name}' ({point.value}) can't be loaded: {' '.join(str(error).split())}"
-        raise InputError(msg) from error
+        raise InputError(
+            f"encoder family '{name}' ({point.value}) can't be loaded: {' '.join(str(error).split())}"
+        ) from error
     if not isinstance(made, Family) or made.name != name:
-        msg = f"encoder family '{name}': {point.value} is no Family of this name"
-        raise InputError(msg)
+        raise InputError(f"encoder family '{name}': {point.value} is no Family of this name")
     return made
 
 

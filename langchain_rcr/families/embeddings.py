@@ -70,8 +70,7 @@ class EmbeddingsFamily(Family):
         from langchain_rcr.families.ngrams import NgramVocabulary
 
         if backbone is None:
-            msg = "the embeddings family needs a model (base) or LangChain Embeddings (backbone)"
-            raise InputError(msg)
+            raise InputError("the embeddings family needs a model (base) or LangChain Embeddings (backbone)")
         vocabulary = NgramVocabulary.fit(items, settings.ngrams) if settings.ngrams else None
 
         def encoder(init: float, scale: float, *, queries: bool = False) -> EmbeddingsEncoder:

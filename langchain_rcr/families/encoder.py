@@ -65,8 +65,7 @@ class Vocabulary(ABC):
         try:
             vocabulary = cls.from_json(value)
         except (RCRError, AttributeError, KeyError, TypeError, ValueError) as error:
-            msg = f"{file} can't be used: {error}"
-            raise CheckpointError(msg) from None
+            raise CheckpointError(f"{file} can't be used: {error}") from None
         check_digest(file, vocabulary.digest, expected)
         return vocabulary
 
@@ -78,8 +77,9 @@ def check_digest(file: Path, found: str, expected: object) -> None:
         CheckpointError: naming the file.
     """
     if found != expected:
-        msg = f"{file} is not the one that {file.parent.name}/encoder.json was written with (files of two checkpoints?)"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{file} is not the one that {file.parent.name}/encoder.json was written with (files of two checkpoints?)"
+        )
 
 
 class Encoder(nn.Module, ABC):
@@ -170,21 +170,18 @@ class Encoder(nn.Module, ABC):
                 arguments[name] = kind.load(folder / f"{name}.json", arguments[name])
         if arguments.pop("backbone"):
             if backbone is None:
-                msg = f"{folder.parent} is not a complete checkpoint: backbone.json is missing"
-                raise CheckpointError(msg)
+                raise CheckpointError(f"{folder.parent} is not a complete checkpoint: backbone.json is missing")
             arguments["backbone"] = backbone
         try:
             encoder = cls(**arguments)
         except TypeError as error:
-            msg = f"{file} was not written by this version of langchain-rcr: {error}"
-            raise CheckpointError(msg) from None
+            raise CheckpointError(f"{file} was not written by this version of langchain-rcr: {error}") from None
         encoder._read_tensors(folder / "model.safetensors")
         return encoder
 
     def _read_tensors(self, path: Path) -> None:
         if not path.is_file():
-            msg = f"{path.parent} is not a complete checkpoint: {path.name} is missing"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing")
         try:
             tensors = load_file(path)
             for name, own in self.state_dict(keep_vars=True).items():
@@ -192,11 +189,11 @@ class Encoder(nn.Module, ABC):
                     own.data = own.new_empty(tensors[name].shape)
             self.load_state_dict(tensors)
         except (SafetensorError, OSError) as error:
-            msg = f"{path} is damaged: {error}"
-            raise CheckpointError(msg) from None
+            raise CheckpointError(f"{path} is damaged: {error}") from None
         except RuntimeError as error:
-            msg = f"{path} holds the weights of another model: {' '.join(str(error).split())[:300]}"
-            raise CheckpointError(msg) from None
+            raise CheckpointError(
+                f"{path} holds the weights of another model: {' '.join(str(error).split())[:300]}"
+            ) from None
 
     def encode(self, items: Sequence[Item], batch_size: int | None = None) -> NDArray[np.float32]:
         """Vectors (N, D) float32 of items, without gradients."""

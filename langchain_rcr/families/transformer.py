@@ -58,8 +58,9 @@ class TransformerFamily(Family):
 
         base = settings.pretrained
         if base is None:
-            msg = "the transformer family needs a model: set base to a hub name, a local folder or package:NAME"
-            raise InputError(msg)
+            raise InputError(
+                "the transformer family needs a model: set base to a hub name, a local folder or package:NAME"
+            )
 
         def encoder() -> TransformerEncoder:
             return TransformerEncoder(base, pooling=settings.pooling, max_length=settings.max_length)

@@ -73,8 +73,9 @@ class StructureFamily(Family):
         questions = NgramVocabulary.fit([Item(item.source) for item in items], settings.ngrams, gap=_GAP)
         inventory = Inventory.fit(spec, [item.target for item in items], settings.dim)
         if not len(inventory):
-            msg = f"none of {len(items)} programs parses as '{spec.language}': the structure family reads programs"
-            raise InputError(msg)
+            raise InputError(
+                f"none of {len(items)} programs parses as '{spec.language}': the structure family reads programs"
+            )
         covering = -settings.scale if settings.state == AdditiveState.name else 1.0
         return (
             NeedEncoder(inventory, questions, backbone, scale=settings.scale),

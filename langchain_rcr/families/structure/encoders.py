@@ -202,11 +202,10 @@ class NeedEncoder(Encoder):
         """See `Encoder.load`; a fit to tokens in context needs a backbone that gives them, as LangChain's don't."""
         encoder = super().load(folder, backbone)
         if len(encoder.token_bags.anchors) and not hasattr(backbone, "read"):
-            msg = (
+            raise CheckpointError(
                 f"{folder.parent} was trained over a transformer's tokens, which LangChain embeddings don't give: "
                 "load it without embeddings"
             )
-            raise CheckpointError(msg)
         return encoder
 
     def learn(self, items: Sequence[Item]) -> None:
