@@ -13,7 +13,6 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.clusters import AverageLinkage
 from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
 
@@ -84,17 +83,25 @@ def _clusters(programs: Sequence[frozenset[str]]) -> NDArray[np.int64]:
     """(N,) clusters of programs by average linkage of the Jaccard distance of their structures."""
     if len(programs) < 2:
         return np.zeros(len(programs), dtype=np.int64)
-    column = {name: number for number, name in enumerate(sorted(frozenset[str]().union(*programs)))}
-    have = np.zeros((len(programs), len(column)), dtype=np.float32)
-    for row, names in enumerate(programs):
-        have[row, [column[name] for name in names]] = 1
-    shared = have @ have.T
-    sizes = have.sum(axis=1)
-    tree = AverageLinkage(1 - shared / np.maximum(sizes[:, None] + sizes - shared, 1))
-    low, high = 0, len(tree.heights)  # merges made: none leaves single programs, all make one cluster
-    heights = np.sort(tree.heights)
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.sparse import csr_array
+    from scipy.spatial.distance import squareform
+
+    column = {name: number for number, name in enumerate(frozenset[str]().union(*programs))}
+    starts = np.cumsum([0, *map(len, programs)])
+    places = np.fromiter((column[name] for names in programs for name in names), np.int64, count=starts[-1])
+    have = csr_array((np.ones(len(places), np.float32), places, starts), shape=(len(programs), len(column)))
+    shared, sizes = (have @ have.T).toarray(), np.diff(starts).astype(np.float32)
+    distances = 1 - shared / np.maximum(sizes[:, None] + sizes - shared, 1)
+    tree = linkage(squareform(distances, checks=False), "average")
+
+    def after(merges: int) -> NDArray[np.int64]:
+        height = tree[merges - 1, 2] if merges else -1.0
+        return np.asarray(fcluster(tree, height, "distance") - 1, dtype=np.int64)
+
+    low, high = 0, len(tree)  # merges made: none leaves single programs, all make one cluster
     while low < high:
         middle = (low + high + 1) // 2
-        fits = np.bincount(tree.cut(heights[middle - 1])).max() <= max(1, LARGEST * len(programs))
+        fits = np.bincount(after(middle)).max() <= max(1, LARGEST * len(programs))
         low, high = (middle, high) if fits else (low, middle - 1)
-    return tree.cut(heights[low - 1] if low else -1.0)
+    return after(low)

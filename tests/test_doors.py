@@ -19,7 +19,7 @@ HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer
 LEVELS = {
     "langchain_rcr": [
         ["errors", "items", "files", "manifest", "background", "section", "progress"],
-        ["state", "programs", "filters", "prompt", "answers", "folds", "clusters", "databases", "query_worker", "rows"],
+        ["state", "programs", "filters", "prompt", "answers", "folds", "databases", "query_worker", "rows"],
         ["families"],
         ["pool", "index", "hub"],
         ["selection", "policy", "constraints"],

@@ -7,7 +7,6 @@ import pytest
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.folds import HeldOut, taken_from
 
-from langchain_rcr.clusters import AverageLinkage
 from langchain_rcr.folds import CLUSTER, FOLDS, LARGEST, PROGRAM, Folds
 from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
@@ -139,31 +138,11 @@ def test_questions_outside_the_pool_are_in_the_folds_of_their_programs():
 # ---------------------------------------------------------------- clustering
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 40])
-@pytest.mark.parametrize("ties", [False, True])
-def test_average_linkage_makes_the_clusters_of_scipy(size, ties):
-    from scipy.cluster.hierarchy import fcluster, linkage
-    from scipy.spatial.distance import squareform
-
-    for seed in range(20):
-        distances = np.random.default_rng([seed, size]).random((size, size))
-        distances = (distances + distances.T) / 2
-        if ties:
-            distances = (5 * distances).round() / 5
-        np.fill_diagonal(distances, 0)
-        ours = AverageLinkage(distances)
-        tree = linkage(squareform(distances), "average") if size > 1 else None
-        np.testing.assert_allclose(np.sort(ours.heights), [] if tree is None else tree[:, 2], atol=1e-12)
-        for height in (0.0, 0.3, 0.45, 0.5, 0.6, 1.0):
-            theirs = np.zeros(size) if tree is None else fcluster(tree, height, "distance")
-            assert (
-                len(set(zip(ours.cut(height), theirs, strict=True))) == len(set(theirs)) == ours.cut(height).max() + 1
-            )
-
-
 @pytest.mark.slow
 def test_four_thousand_programs_are_clustered_in_seconds():
-    distances = np.random.default_rng(0).random((4000, 4000), dtype=np.float32)
+    drawn = np.random.default_rng(0).integers(0, 300, (4000, 12)).tolist()
+    items = [Item(f"question {row}", " ".join(f"w{label}" for label in labels)) for row, labels in enumerate(drawn)]
     began = time.perf_counter()
-    AverageLinkage(np.maximum(distances, distances.T)).cut(0.8)
+    numbers = Folds.of(items, ProgramSpec("tokens")).numbers(items)
     assert time.perf_counter() - began < 20
+    assert np.bincount(numbers[:, CLUSTER]).max() <= LARGEST * len(items)
