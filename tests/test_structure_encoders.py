@@ -18,7 +18,7 @@ from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.families.structure import fit as fitting
-from langchain_rcr.families.structure.inventory import Inventory, dense
+from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.kernel import lexical_evidence
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.folds import Folds
@@ -57,7 +57,8 @@ def test_structures_that_always_go_together_share_a_column():
     inventory = Inventory.fit(ProgramSpec(max_size=2), ["f(a)", "f(b)"], 100)
     assert inventory.columns == [("<root> -> f", "f"), ("a", "f -> a"), ("b", "f -> b")]
     assert inventory.sizes.tolist() == [2, 2, 2]
-    assert dense(inventory.rows(["f(b)", "not ( a program", "g(a)"]), 3).tolist() == [[1, 0, 1], [0, 0, 0], [0, 0.5, 0]]
+    rows = inventory.rows(["f(b)", "not ( a program", "g(a)"]).matrix(3)
+    assert rows.toarray().tolist() == [[1, 0, 1], [0, 0, 0], [0, 0.5, 0]]
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.families.ngrams import Bags
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure import fit as fitting
-from langchain_rcr.families.structure.inventory import Inventory, dense
+from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.kernel import RIDGE
 from langchain_rcr.families.structure.nets import Composition
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
@@ -95,10 +95,10 @@ def test_phrases_and_incidence_by_hand(monkeypatch):
     rows = [[0, 2, 4], [0, 2], [0, 4], [0, 2, 3], []]
     flat = np.array([number for row in rows for number in row])
     bags = Bags(flat, np.ones(len(flat), np.float32), np.cumsum([0, *map(len, rows)]))
-    assert cues.phrases(bags, 5).tolist() == [0, 2]  # those in three questions or more
+    assert cues.phrases(bags, 5).tolist() == [0, -1, 1, -1, -1]  # those in three questions or more
     monkeypatch.setattr(cues, "MOST", 1)
-    assert cues.phrases(bags, 5).tolist() == [0]
-    present = cues.incidence(bags, np.array([2, 4]), 5)
+    assert cues.phrases(bags, 5).tolist() == [0, -1, -1, -1, -1]
+    present = cues.incidence(bags, np.array([-1, -1, 0, -1, 1]), 2)
     assert present.toarray().tolist() == [[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]]
 
 
@@ -158,9 +158,9 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(quick_nets, 
     folds = Folds.of(ITEMS, SPEC)
     encoder = fitted(folds=folds).query
     features = FAMILY.held_out(encoder, ITEMS, folds, np.full(len(ITEMS), way))
-    gold = dense(encoder.inventory.rows([item.target for item in ITEMS]), len(encoder.inventory))
+    gold = encoder.inventory.rows([item.target for item in ITEMS]).matrix(len(encoder.inventory)).toarray()
     numbers, views = folds.numbers(ITEMS), encoder.views(ITEMS)
-    present = cues.incidence(views.bags, encoder.phrases.numpy(), len(encoder.vocabulary))
+    present = cues.incidence(views.bags, encoder.phrases.numpy(), len(encoder.speaks) - 1)
     small, kernel = gold[:, encoder.inventory.small], encoder.landmarks.likeness(views, len(encoder.vocabulary))
     for fold in np.unique(numbers[:, way]):
         out, kept = (np.flatnonzero(of) for of in (numbers[:, way] == fold, numbers[:, way] != fold))
@@ -215,7 +215,7 @@ def test_features_for_training_leave_the_own_program_out(quick_nets):
     encoder = fitted(folds=folds).query
     features = FAMILY.held_out(encoder, ITEMS, folds, folds.ways(ITEMS))
     held_out, known = (encoder.vectors(part) for part in (features, encoder.featurize(ITEMS)))
-    gold = dense(encoder.inventory.rows([item.target for item in ITEMS]), len(encoder.inventory))
+    gold = encoder.inventory.rows([item.target for item in ITEMS]).matrix(len(encoder.inventory)).toarray()
     width = gold.shape[1]
     assert (known[:, :width] * gold).sum() > (held_out[:, :width] * gold).sum()
 

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from langchain_rcr.families.encoder import Encoder, Vocabulary
@@ -59,6 +60,15 @@ class Bags:
 
     def __len__(self) -> int:
         return len(self.starts) - 1
+
+    @property
+    def owner(self) -> NDArray[np.int64]:
+        """The row of each of the `indices`."""
+        return np.repeat(np.arange(len(self)), np.diff(self.starts))
+
+    def matrix(self, size: int) -> csr_array:
+        """(N, size) the weights of all n-grams, of which there are `size`."""
+        return csr_array((self.weights, self.indices, self.starts), shape=(len(self), size))
 
     def select(self, rows: NDArray[np.int64]) -> Bags:
         """The bags of some rows, in that order."""

@@ -9,7 +9,6 @@ beside those of training, by the inverse of a block matrix. No gradient descent.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
 from langchain_rcr.families.encoder import Vocabulary
-from langchain_rcr.families.ngrams import NgramVocabulary, ngrams
+from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.kernel import RIDGE, Landmarks, Views
@@ -72,22 +71,18 @@ class NewLabels:
         inverse: NDArray[np.float32],
         views: Views,
     ) -> None:
-        self.longest, self.gap = vocabulary.longest, vocabulary.gap
         labels = [inventory.spare(item.target) for item in additions.items]
         self.columns = {label: columns for row in labels for label, columns in row.items()}
-        found = [self._phrases(item.source) for item in additions.items]
-        counts = Counter(phrase for row in found for phrase in row)
-        most = sorted(counts, key=lambda phrase: (-counts[phrase], phrase))[: cues.MOST]
-        self._number = {phrase: number for number, phrase in enumerate(most)}
-
-        place = np.array([self._number.get(phrase, -1) for phrase in vocabulary.idf], dtype=np.int64)
+        questions = [Item(item.source) for item in additions.items]
+        self._phrases = NgramVocabulary.fit(questions, vocabulary.longest, cues.MOST, gap=vocabulary.gap)
+        number = {phrase: at for at, phrase in enumerate(self._phrases.idf)}
+        column = np.array([number.get(phrase, -1) for phrase in vocabulary.idf], dtype=np.int64)
         bags = landmarks.views.bags
-        column, owner = place[bags.indices], np.repeat(np.arange(len(bags)), np.diff(bags.starts))
-        negative = _incidence(owner[column >= 0], column[column >= 0], len(bags), len(most))
         targets = np.zeros((len(bags) + len(labels), len(self.columns)), dtype=np.float32)
         for row, has in enumerate(labels, start=len(bags)):
             targets[row] = [label in has for label in self.columns]
-        self.weights = cues.fit(vstack([negative, self._present(found)]).tocsr(), targets)
+        present = vstack([cues.incidence(bags, column, len(number)), self._present(questions)]).tocsr()
+        self.weights = cues.fit(present, targets)
         self.inverse, self._size = inverse, len(vocabulary)
         self._join(landmarks, views, targets[len(bags) :])
 
@@ -124,7 +119,7 @@ class NewLabels:
         Returns:
             (N, SPARE); the likelier of what the phrases say and what the kernel says.
         """
-        phrases = self._present([self._phrases(question) for question in questions])
+        phrases = self._present([Item(question) for question in questions])
         near = np.concatenate([likeness, self._added.likeness(views, self._size)], axis=1)
         kernel = (near @ self._dual + self._mean - self._chance) / (1 - self._chance)
         likely = np.maximum(cues.likelihoods(phrases, self.weights), kernel.clip(0, 1))
@@ -133,13 +128,10 @@ class NewLabels:
             out[:, places] = np.maximum(out[:, places], column[:, None])
         return out
 
-    def _phrases(self, question: str) -> set[str]:
-        return set(ngrams(Item(question), self.longest, "source", self.gap))
-
-    def _present(self, found: Sequence[set[str]]) -> csr_array:
-        pairs = [(row, self._number[p]) for row, phrases in enumerate(found) for p in phrases if p in self._number]
-        rows, columns = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-        return _incidence(rows, columns, len(found), len(self._number))
+    def _present(self, questions: Sequence[Item]) -> csr_array:
+        """(N, F + 1) which of the added questions' phrases these have; see `cues.incidence`."""
+        count = len(self._phrases)
+        return cues.incidence(self._phrases.bags(questions, "source"), np.arange(count), count)
 
 
 def _threshold(low: NDArray[np.float32], high: NDArray[np.float32]) -> float:
@@ -150,10 +142,3 @@ def _threshold(low: NDArray[np.float32], high: NDArray[np.float32]) -> float:
     wrong = 1 - np.searchsorted(low, low, side="right") / len(low)
     missed = np.searchsorted(high, low, side="right") / len(high)
     return float(low[(wrong + MISSED * missed).argmin()])
-
-
-def _incidence(rows: NDArray[np.int64], columns: NDArray[np.int64], count: int, width: int) -> csr_array:
-    """(count, width + 1) ones at these places and in the last column."""
-    every = np.arange(count)
-    rows, columns = np.concatenate([rows, every]), np.concatenate([columns, np.full(count, width)])
-    return csr_array((np.ones(len(rows), dtype=np.float32), (rows, columns)), shape=(count, width + 1))

@@ -27,21 +27,28 @@ _FLOOR = 1e-9
 
 
 def phrases(bags: Bags, size: int) -> NDArray[np.int64]:
-    """(F,) the n-grams that are phrases: in `LEAST` questions or more, at most `MOST`, the most frequent ones."""
+    """(size,) the column of each n-gram; −1: no phrase, since it is in fewer than `LEAST` questions, or not among `MOST`."""
     counts = np.bincount(bags.indices, minlength=size)
     order = np.argsort(-counts, kind="stable")[:MOST]
-    return np.sort(order[counts[order] >= LEAST])
+    chosen = np.sort(order[counts[order] >= LEAST])
+    column = np.full(size, -1)
+    column[chosen] = np.arange(len(chosen))
+    return column
 
 
-def incidence(bags: Bags, chosen: NDArray[np.int64], size: int) -> csr_array:
-    """(N, F + 1) which phrases each question has; the last column is all ones."""
-    place = np.full(size, -1)
-    place[chosen] = np.arange(len(chosen))
-    owner, column = np.repeat(np.arange(len(bags)), np.diff(bags.starts)), place[bags.indices]
-    rows = np.concatenate([owner[column >= 0], np.arange(len(bags))])
-    columns = np.concatenate([column[column >= 0], np.full(len(bags), len(chosen))])
+def incidence(bags: Bags, column: NDArray[np.int64], count: int) -> csr_array:
+    """(N, F + 1) which phrases each question has; the last column is all ones.
+
+    Args:
+        bags: of the questions.
+        column: of each n-gram; −1: it is no phrase.
+        count: F.
+    """
+    place = column[bags.indices]
+    rows = np.concatenate([bags.owner[place >= 0], np.arange(len(bags))])
+    columns = np.concatenate([place[place >= 0], np.full(len(bags), count)])
     ones = np.ones(len(rows), dtype=np.float32)
-    return csr_array((ones, (rows, columns)), shape=(len(bags), len(chosen) + 1))
+    return csr_array((ones, (rows, columns)), shape=(len(bags), count + 1))
 
 
 def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:

@@ -70,9 +70,9 @@ class ProgramEncoder(Encoder):
 
     def forward(self, features: Bags) -> Tensor:
         """(N, D)."""
-        rows = torch.from_numpy(np.repeat(np.arange(len(features)), np.diff(features.starts)))
         columns, values = self._values(features)
-        return values.new_zeros(len(features), self.dim).index_put((rows.to(values.device), columns), values)
+        rows = torch.from_numpy(features.owner).to(values.device)
+        return values.new_zeros(len(features), self.dim).index_put((rows, columns), values)
 
     def rows(self, features: Bags) -> SparseRows:
         """See `Encoder.rows`."""
@@ -154,7 +154,7 @@ class NeedEncoder(Encoder):
     arguments = ("scale",)
     rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01}
     vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary, "additions": Additions}
-    fitted = ("landmarks.", "token_bags.", "dual", "learnt", "phrases", "speaks")
+    fitted = ("landmarks.", "token_bags.", "dual", "learnt", "speaks")
     learnt: Tensor
     mean: Tensor
     frequency: Tensor
@@ -187,7 +187,7 @@ class NeedEncoder(Encoder):
         self.register_buffer("frequency", torch.zeros(columns))
         structures = len(inventory.names)
         self.register_buffer("together", torch.zeros(structures))
-        self.register_buffer("phrases", torch.zeros(0, dtype=torch.int64))
+        self.register_buffer("phrases", torch.full((len(vocabulary),), -1))  # see `cues.phrases`
         self.register_buffer("speaks", torch.zeros(1, len(inventory.small)))
         self.register_buffer("trusted", torch.zeros(structures, dtype=torch.bool))
         # Logarithms, so that steps are factors.
@@ -285,7 +285,7 @@ class NeedEncoder(Encoder):
 
     def local(self, bags: Bags) -> NDArray[np.float32]:
         """(N, C) what phrases say of the columns of small structures."""
-        present = cues.incidence(bags, self.phrases.cpu().numpy(), len(self.vocabulary))
+        present = cues.incidence(bags, self.phrases.cpu().numpy(), len(self.speaks) - 1)
         return cues.likelihoods(present, self.speaks.cpu().numpy())
 
     def views(self, items: Sequence[Item]) -> Views:

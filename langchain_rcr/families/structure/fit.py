@@ -21,7 +21,6 @@ from scipy.sparse import csr_array
 
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NO_COST, NeedEncoder, Needs
-from langchain_rcr.families.structure.inventory import dense
 from langchain_rcr.families.structure.nets import INPUTS, NETS, Composition, padded
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
@@ -99,7 +98,7 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
         seed: of the sample and of the nets.
     """
     rng = np.random.default_rng([seed, 5])
-    gold = dense(encoder.inventory.rows([question.target for question in questions]), len(encoder.inventory))
+    gold = encoder.inventory.rows([question.target for question in questions]).matrix(len(encoder.inventory)).toarray()
     known: _Ints = np.flatnonzero(gold.any(axis=1))
     if len(known) > MOST_LANDMARKS:
         known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))
@@ -111,7 +110,9 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
     mean = targets.mean(axis=0)
     inverse = encoder.landmarks.inverse(len(encoder.vocabulary))
     dual = inverse @ (targets - mean)
-    phrases, present = _present(encoder)
+    bags = encoder.landmarks.views.bags
+    phrases = cues.phrases(bags, len(encoder.vocabulary))
+    present = cues.incidence(bags, phrases, phrases.max(initial=-1) + 1)
     have = targets[:, encoder.inventory.owner] >= _HAS
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
     with torch.no_grad():
@@ -119,7 +120,7 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
         encoder.mean.copy_(torch.from_numpy(mean))
         encoder.frequency.copy_(torch.from_numpy(mean))
         encoder.together.copy_(torch.from_numpy(_together(composition, have, np.zeros(len(have), np.int64))[-1]))
-        encoder.phrases = torch.from_numpy(phrases).to(encoder.mean.device)
+        encoder.phrases.copy_(torch.from_numpy(phrases))
         encoder.speaks = torch.from_numpy(cues.fit(present, small)).to(encoder.mean.device)
 
     left_out = _left_out(encoder, targets, inverse, dual, present, folds)
@@ -155,7 +156,9 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
     inverse = encoder.landmarks.inverse(len(encoder.vocabulary))
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
-    left_out = _left_out(encoder, targets, inverse, dual, _present(encoder)[1], folds)
+    bags, count = encoder.landmarks.views.bags, len(encoder.speaks) - 1
+    present = cues.incidence(bags, encoder.phrases.cpu().numpy(), count)
+    left_out = _left_out(encoder, targets, inverse, dual, present, folds)
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
     frequency, together = (
         np.tile(tensor.detach().cpu().numpy(), (len(questions), 1)) for tensor in (encoder.frequency, encoder.together)
@@ -167,13 +170,6 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
         raw[mine], local[mine] = way.raw[at], way.local[at]
         frequency[mine], together[mine] = way.frequency[way.fold[at]], way.together[way.fold[at]]
     return Needs(features.likeness, features.evidence, local, raw, frequency, together)
-
-
-def _present(encoder: NeedEncoder) -> tuple[_Ints, csr_array]:
-    """The phrases of the landmarks, and (M, F + 1) which landmark has which."""
-    bags, size = encoder.landmarks.views.bags, len(encoder.vocabulary)
-    phrases = cues.phrases(bags, size)
-    return phrases, cues.incidence(bags, phrases, size)
 
 
 def _left_out(

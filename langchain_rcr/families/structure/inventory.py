@@ -152,13 +152,6 @@ def _marks(label: str) -> tuple[int, ...]:
     return tuple(sorted(range(SPARE), key=lambda place: text_hash(f"{place} {label}"))[:MARKS])
 
 
-def dense(bags: Bags, width: int) -> NDArray[np.float32]:
-    """Bags as a matrix (N, width)."""
-    out = np.zeros((len(bags), width), dtype=np.float32)
-    out[np.repeat(np.arange(len(bags)), np.diff(bags.starts)), bags.indices] = bags.weights
-    return out
-
-
 def _parts(name: str) -> list[str]:
     """The structures of one node less: without the top, the last sibling or the end, or the first sibling."""
     pieces = _LINK.split(name)

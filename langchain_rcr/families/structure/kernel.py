@@ -9,7 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from langchain_rcr.families.ngrams import Bags
@@ -114,14 +113,13 @@ class Landmarks(nn.Module):
 
     def _overlap(self, bags: Bags, vocabulary: int) -> NDArray[np.float32]:
         """(N, M) inner products of bags, a block of questions at a time."""
-        indices, weights, starts = (t.cpu().numpy() for t in (self.indices, self.weights, self.starts))
-        out = np.zeros((len(bags), len(starts) - 1), dtype=np.float32)
-        landmarks = csr_array((weights, indices, starts), shape=(len(starts) - 1, vocabulary))
+        landmarks = self.views.bags.matrix(vocabulary)
+        out = np.zeros((len(bags), landmarks.shape[0]), dtype=np.float32)
         size = max(1, _BLOCK // max(1, vocabulary))
         for start in range(0, len(bags), size):
             block = bags.select(np.arange(start, min(start + size, len(bags))))
             spread = np.zeros((vocabulary, len(block)), dtype=np.float32)
-            spread[block.indices, np.repeat(np.arange(len(block)), np.diff(block.starts))] = block.weights
+            spread[block.indices, block.owner] = block.weights
             out[start : start + len(block)] = (landmarks @ spread).T
         return out
 
