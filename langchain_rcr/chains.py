@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
@@ -31,6 +32,7 @@ from langchain_core.runnables.configurable import DynamicRunnable
 from pydantic import ConfigDict, Field
 
 from langchain_rcr.answers import Reading, candidates, read_answer
+from langchain_rcr.batching import resolved
 from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.programs import ProgramParser, get_parser
@@ -43,8 +45,6 @@ PICKED = "picked_examples"
 
 _LONGEST_QUOTE = 2000
 """Characters of a bad answer that are quoted to the model: the user has paid for a rambling answer once already."""
-
-_Call: TypeAlias = Callable[..., Awaitable[list[Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +126,11 @@ def semantic_parsing_chain(
     for name, number in (("retries", retries), ("drafts", drafts)):
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise InputError(f"{name} must be a whole number from 0 on, not {number!r}")
-    if drafts:
-        _check_drafts(_innermost(retriever))
+    if drafts:  # before any call is paid for
+        inner = _innermost(retriever)
+        if not isinstance(inner, SequentialCompositionalRetriever):
+            raise InputError(f"drafts need a SequentialCompositionalRetriever, not {type(inner).__name__}")
+        inner.store.encoder.check_drafts()
     if not isinstance(llm, Runnable) and not callable(llm):
         raise InputError(f"llm must be a model or another runnable, not {type(llm).__name__}")
     model = coerce_to_runnable(llm)
@@ -146,10 +149,14 @@ def semantic_parsing_chain(
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
             model = model.bind(stop=list(own.stop))
     language = parser if isinstance(parser, str) else None
+    fed = _fed(prompt)
+    if fed is None:
+        advice = "give one with an example_selector, as few_shot_prompt makes it"
+        raise InputError(f"prompt has no place for the picks: {advice}")
     return SemanticParsingChain(
         llm=model,
         retriever=retriever,
-        prompt=_fed_with_picks(prompt),
+        prompt=fed,
         parse=_parse_function(parser),
         language=language,
         execute=execute,
@@ -231,90 +238,119 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         )
 
     def _batch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
-        async def call(runnable: Runnable[Any, Any], *given: Any, **more: Any) -> list[Any]:
-            return runnable.batch(*given, return_exceptions=True, **more)
-
-        return InThisThread().run(self._steps(inputs, config, options, call))
+        return InThisThread().run(self._together(inputs, config, options, lambda runnable: runnable.batch))
 
     async def _abatch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
-        async def call(runnable: Runnable[Any, Any], *given: Any, **more: Any) -> list[Any]:
-            return await runnable.abatch(*given, return_exceptions=True, **more)
+        return await self._together(inputs, config, options, lambda runnable: runnable.abatch)
 
-        return await self._steps(inputs, config, options, call)
-
-    async def _steps(
-        self, inputs: list[Any], configs: list[RunnableConfig], options: dict[str, Any], call: _Call
+    async def _together(
+        self,
+        inputs: list[Any],
+        configs: list[RunnableConfig],
+        options: dict[str, Any],
+        batch_of: Callable[[Runnable[Any, Any]], Callable[..., Any]],
     ) -> list[Any]:
-        """The whole chain, sync or async: that depends on `call`, which runs a batch through a runnable."""
-        tasks = [self._task(given, config) for given, config in zip(inputs, configs, strict=True)]
-        await self._answer(tasks, options, call)
-        for _ in range(self.drafts):
-            again = [task for task in tasks if task.reopen()]
-            question = self._picker()[1]
-            drafts = {question(task): task.draft.program for task in again if task.draft}
-            await self._answer(again, {**options, "drafts": drafts}, call)
-        return [task.result for task in tasks]
+        """Answer questions in step: those that wait for the same runnable go through it as one batch.
 
-    async def _answer(self, tasks: Sequence[_Task], options: Mapping[str, Any], call: _Call) -> None:
-        """Pick examples and ask the model, until there is a program or no attempt left."""
-        picker, question = self._picker()
-        for some, where in self._by_group(tasks, options):
-            for task, picks in await _stage(some, call, picker, question, {**options, **where}):
-                task.take_picks(picks)
-        for task, value in await _stage(tasks, call, self.prompt, _Task.prompt_input):
-            task.prompt = task.asked = value
-        reading = RunnableLambda(self._read, name="parse_program")
-        for left in range(self.retries, -1, -1):
-            for task, output in await _stage(tasks, call, self.llm, lambda task: task.asked):
-                task.output = output
-            for task, read in await _stage(tasks, call, reading, lambda task: task.output):
-                task.take_reading(*read, last=not left)
+        Args:
+            inputs: the questions.
+            configs: one for each.
+            options: for the retriever.
+            batch_of: a runnable's `batch`, and then nothing here waits, or its `abatch`.
 
-    def _task(self, given: Any, config: RunnableConfig) -> _Task:
+        Returns:
+            For each question its `ParsedProgram`, or the exception that ended it.
+        """
+        picker, reader = self.retriever, RunnableLambda(self._read, name="parse_program")
+        if not isinstance(picker, Runnable):
+            picker = RunnableLambda(picker.select_examples, picker.aselect_examples, type(picker).__name__)
+        going = [self._question(given, options, picker, reader) for given in inputs]
+        results: list[Any] = [None] * len(inputs)
+        waiting: dict[int, _Call] = {}
+
+        def go_on(at: int, output: Any) -> None:
+            try:
+                failed = isinstance(output, Exception)
+                waiting[at] = going[at].throw(output) if failed else going[at].send(output)
+            except StopIteration as end:
+                results[at] = end.value
+            except Exception as error:
+                results[at] = error
+
+        for at in range(len(inputs)):
+            go_on(at, None)
+        while waiting:
+            turn = min(call.turn for call in waiting.values())
+            batches: dict[str, list[int]] = {}
+            for at, call in waiting.items():
+                if call.turn == turn:
+                    batches.setdefault(f"{id(call.runnable)} {call.options!r}", []).append(at)
+            for members in batches.values():
+                calls = [waiting.pop(at) for at in members]
+                drafts = {call.given: call.draft for call in calls if call.draft is not None}
+                told = {**calls[0].options, **({"drafts": drafts} if drafts else {})}
+                batch = batch_of(calls[0].runnable)
+                given, where = [call.given for call in calls], [configs[at] for at in members]
+                outputs = await resolved(batch(given, where, return_exceptions=True, **told))
+                for at, output in zip(members, outputs, strict=True):
+                    go_on(at, output)
+        return results
+
+    def _question(
+        self, given: Any, options: dict[str, Any], picker: Runnable[Any, Any], reader: Runnable[Any, Any]
+    ) -> Generator[_Call, Any, ParsedProgram]:
+        """One question from beginning to end: yields what has to be called, and is sent what that returned."""
+        variables = self._variables(given)
+        asked_for: Any = variables
+        if picker is self.retriever:
+            asked_for = " ".join(variables[key] for key in self._input_keys())
+        ours = _innermost(self.retriever)
+        if isinstance(ours, SequentialCompositionalRetriever) and ours.picks_within and "filter" not in options:
+            options = {**options, "filter": ours.filter_for(variables)}
+        answers: tuple[str, ...] = ()
+        draft: ParsedProgram | None = None
+        turn = 0
+        while True:
+            picks = _checked((yield _Call(turn, picker, asked_for, options, draft.program if draft else None)))
+            if draft is not None and _ids(picks) == _ids(draft.picks):
+                return draft
+            shown = [pick.metadata if isinstance(pick, Document) else pick for pick in picks]
+            prompt = asked = yield _Call(turn, self.prompt, {**variables, PICKED: shown})
+            for left in range(self.retries, -1, -1):
+                output = yield _Call(turn, self.llm, asked)
+                answer, reading, result = yield _Call(turn, reader, output)
+                answers += (answer,)
+                if reading.program is not None:
+                    break
+                if left:
+                    asked = _asked_again(prompt, asked, answer, reading.complaint)
+            if reading.program is None and draft is not None:
+                return replace(draft, answers=answers)
+            draft = ParsedProgram(reading.program, reading.tree, picks, answers, reading.complaint, result)
+            if not draft.ok or turn == self.drafts:
+                return draft
+            turn += 1
+
+    def _variables(self, given: Any) -> dict[str, Any]:
+        """The prompt's variables in a question or a mapping.
+
+        Raises:
+            InputError: there is no question.
+        """
         variables = {self.query_key: given} if isinstance(given, str) else given
-        task = _Task(config)
         if not isinstance(variables, Mapping):
-            msg = f"the input must be a question or a mapping with {self.query_key!r}, not {type(given).__name__}"
-            task.result = InputError(msg)
-            return task
-        task.variables = dict(variables)
+            raise InputError(
+                f"the input must be a question or a mapping with {self.query_key!r}, not {type(given).__name__}"
+            )
         for key in (self.query_key, *self._input_keys()):
             if not isinstance(variables.get(key), str):
                 has = ", ".join(repr(name) for name in variables) or "nothing"
-                task.result = InputError(f"the input must have a string under {key!r}: it has {has}")
-                break
-        return task
+                raise InputError(f"the input must have a string under {key!r}: it has {has}")
+        return dict(variables)
 
     def _input_keys(self) -> list[str]:
         """The variables that make up the retriever's query, as LangChain's selectors order them."""
         return sorted(getattr(_innermost(self.retriever), "input_keys", None) or [self.query_key])
-
-    def _by_group(
-        self, tasks: Sequence[_Task], options: Mapping[str, Any]
-    ) -> list[tuple[Sequence[_Task], dict[str, Any]]]:
-        """The tasks whose examples are picked within one database, say, with the option that says so."""
-        ours = _innermost(self.retriever)
-        if not isinstance(ours, SequentialCompositionalRetriever) or not ours.picks_within or "filter" in options:
-            return [(tasks, {})]
-        parts: dict[str, tuple[list[_Task], dict[str, Any]]] = {}
-        for task in tasks:
-            if task.result is None:
-                try:
-                    where = {"filter": ours.filter_for(task.variables)}
-                except InputError as error:
-                    task.result = error
-                else:
-                    parts.setdefault(repr(where), ([], where))[0].append(task)
-        return list(parts.values())
-
-    def _picker(self) -> tuple[Runnable[Any, Any], Callable[[_Task], Any]]:
-        """What picks the examples, and its input for a task."""
-        retriever = self.retriever
-        if isinstance(retriever, Runnable):
-            keys = self._input_keys()
-            return retriever, lambda task: " ".join(task.variables[key] for key in keys)
-        name = type(retriever).__name__
-        return RunnableLambda(retriever.select_examples, retriever.aselect_examples, name), lambda task: task.variables
 
     def _read(self, output: Any) -> tuple[str, Reading, Any]:
         """The answer, the program in it, and what running that gave."""
@@ -332,92 +368,45 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             return answer, Reading(None, None, f"it can't be run: {error}"), None
 
 
-@dataclass(slots=True)
-class _Task:
-    """One question in progress; finished once it has a result."""
+class _Call(NamedTuple):
+    """What one question waits for.
 
-    config: RunnableConfig
-    variables: dict[str, Any] = field(default_factory=dict)
-    picks: tuple[Document | dict[str, Any], ...] = ()
-    prompt: PromptValue | None = None
-    asked: PromptValue | None = None
-    output: Any = None
-    answers: tuple[str, ...] = ()
-    draft: ParsedProgram | None = None
-    result: ParsedProgram | Exception | None = None
+    Attributes:
+        turn: calls of a later turn, with another draft, wait for all calls of this one.
+        runnable: what to call.
+        given: its input.
+        options: its keyword arguments.
+        draft: a program that the question may have, for a retriever.
+    """
 
-    def reopen(self) -> bool:
-        """Take the program that was found, if any, for a draft; whether there is one."""
-        if not isinstance(self.result, ParsedProgram) or not self.result.ok:
-            return False
-        self.draft, self.result = self.result, None
-        return True
-
-    def take_picks(self, picks: Any) -> None:
-        """Keep the retriever's picks; where a draft leads to the same ones, it is the result."""
-        if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
-            msg = f"the retriever must return a list of documents or examples, not {type(picks).__name__}"
-            self.result = InputError(msg)
-            return
-        if self.draft and _ids(picks) == _ids(self.picks):
-            self.result = self.draft
-        self.picks = tuple(pick if isinstance(pick, Document) else dict(pick) for pick in picks)
-
-    def prompt_input(self) -> dict[str, Any]:
-        """The prompt's variables, the picks among them."""
-        examples = [pick.metadata if isinstance(pick, Document) else pick for pick in self.picks]
-        return {**self.variables, PICKED: examples}
-
-    def take_reading(self, answer: str, reading: Reading, result: Any, *, last: bool) -> None:
-        """Set the result if there is a program or no attempt left; otherwise write the prompt of the next attempt."""
-        self.answers += (answer,)
-        if reading.program is None and last and self.draft:
-            self.result = replace(self.draft, answers=self.answers)
-            return
-        if reading.program is not None or last:
-            self.result = ParsedProgram(
-                reading.program, reading.tree, self.picks, self.answers, reading.complaint, result
-            )
-            return
-        said, complaint = _quoted(answer), _quoted(str(reading.complaint))
-        if isinstance(self.prompt, StringPromptValue):
-            # In front: the model continues the end of the prompt.
-            note = f"The last question below was answered with this, which is not a program ({complaint}):\n{said}\n"
-            self.asked = StringPromptValue(text=f"{note}Answer with a program alone.\n\n{self.prompt.text}")
-        elif self.asked is not None:
-            turn: list[BaseMessage] = [AIMessage(said)] if said else []  # servers refuse blank messages
-            turn.append(HumanMessage(f"That is not a program: {complaint}. Answer with the program alone."))
-            self.asked = ChatPromptValue(messages=[*self.asked.to_messages(), *turn])
+    turn: int
+    runnable: Runnable[Any, Any]
+    given: Any
+    options: Mapping[str, Any] = MappingProxyType({})
+    draft: str | None = None
 
 
-async def _stage(
-    tasks: Sequence[_Task],
-    call: _Call,
-    runnable: Runnable[Any, Any],
-    given: Callable[[_Task], Any],
-    options: Mapping[str, Any] | None = None,
-) -> list[tuple[_Task, Any]]:
-    """Run the unfinished tasks through a runnable; a task that fails gets its exception as its result."""
-    going = [task for task in tasks if task.result is None]
-    if not going:
-        return []
-    outputs = await call(runnable, [given(task) for task in going], [task.config for task in going], **(options or {}))
-    done = list(zip(going, outputs, strict=True))
-    for task, output in done:
-        if isinstance(output, Exception):
-            task.result = output
-    return [(task, output) for task, output in done if task.result is None]
+def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:
+    """A retriever's picks, if they are any."""
+    if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
+        raise InputError(f"the retriever must return a list of documents or examples, not {type(picks).__name__}")
+    return tuple(pick if isinstance(pick, Document) else dict(pick) for pick in picks)
 
 
 def _ids(picks: Sequence[Any]) -> list[str | None]:
     return [pick.id for pick in picks]
 
 
-def _check_drafts(retriever: object) -> None:
-    """Refuse drafts before any call is paid for, where the retriever can't use them."""
-    if not isinstance(retriever, SequentialCompositionalRetriever):
-        raise InputError(f"drafts need a SequentialCompositionalRetriever, not {type(retriever).__name__}")
-    retriever.store.encoder.check_drafts()
+def _asked_again(prompt: PromptValue, asked: PromptValue, answer: str, complaint: str) -> PromptValue:
+    """The prompt of the next attempt, after an answer that is not a program."""
+    said, complaint = _quoted(answer), _quoted(complaint)
+    if isinstance(prompt, StringPromptValue):
+        # In front: the model continues the end of the prompt.
+        note = f"The last question below was answered with this, which is not a program ({complaint}):\n{said}\n"
+        return StringPromptValue(text=f"{note}Answer with a program alone.\n\n{prompt.text}")
+    turn: list[BaseMessage] = [AIMessage(said)] if said else []  # servers refuse blank messages
+    turn.append(HumanMessage(f"That is not a program: {complaint}. Answer with the program alone."))
+    return ChatPromptValue(messages=[*asked.to_messages(), *turn])
 
 
 def _quoted(text: str) -> str:
@@ -438,35 +427,20 @@ class _PickedExamples(BaseExampleSelector):
         raise NotImplementedError("examples are added to the retriever of the chain")
 
 
-def _fed_with_picks(prompt: BasePromptTemplate[Any]) -> BasePromptTemplate[Any]:
-    """A copy of a prompt whose selector is `_PickedExamples`.
-
-    Raises:
-        InputError: it has no selector, and so no place for the picks.
-    """
-    if _selects(prompt):
-        fed: BasePromptTemplate[Any] = _fed(prompt)
-        return fed
-    if isinstance(prompt, ChatPromptTemplate) and any(map(_selects, prompt.messages)):
-        return prompt.model_copy(update={"messages": [_fed(part) for part in prompt.messages]})
-    raise InputError(
-        "prompt has no place for the picks: give one with an example_selector, as few_shot_prompt makes it"
-    )
-
-
-def _selects(part: object) -> bool:
-    within = part.prompt if isinstance(part, HumanMessagePromptTemplate) else part
-    kinds = FewShotPromptTemplate | FewShotChatMessagePromptTemplate
-    return isinstance(within, kinds) and within.example_selector is not None
-
-
 def _fed(part: Any) -> Any:
-    """A part of a chat prompt, with `_PickedExamples` in the place of its selector."""
-    if not _selects(part):
-        return part
+    """A copy of a prompt, or of a part of one, whose selector is `_PickedExamples`; None: it has no selector."""
+    if isinstance(part, FewShotPromptTemplate | FewShotChatMessagePromptTemplate):
+        fed = {"example_selector": _PickedExamples()}
+        return None if part.example_selector is None else part.model_copy(update=fed)
     if isinstance(part, HumanMessagePromptTemplate):
-        return part.model_copy(update={"prompt": _fed(part.prompt)})
-    return part.model_copy(update={"example_selector": _PickedExamples()})
+        within = _fed(part.prompt)
+        return None if within is None else part.model_copy(update={"prompt": within})
+    if isinstance(part, ChatPromptTemplate):
+        parts = [_fed(one) for one in part.messages]
+        if any(one is not None for one in parts):
+            both = zip(parts, part.messages, strict=True)
+            return part.model_copy(update={"messages": [old if new is None else new for new, old in both]})
+    return None
 
 
 def _parse_function(parser: object) -> Callable[[str], Any]:

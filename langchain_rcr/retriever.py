@@ -204,53 +204,42 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         query: str,
         *,
         run_manager: CallbackManagerForRetrieverRun,
-        k: int | None = None,
-        beam_width: int | None = None,
-        filter: Mapping[str, Any] | None = None,
         draft: str | None = None,
         picked: list[Pick] | None = None,
+        **overrides: Any,
     ) -> list[Document]:
         """The picks as documents.
 
         Args:
             query: the question.
             run_manager: LangChain's.
-            k: overrides the field.
-            beam_width: overrides the field.
-            filter: overrides the field; `{}` for none.
             draft: a program that the question may have, such as a model's first answer: its structures count as likely
                 needed. One that doesn't parse changes nothing.
             picked: a list that receives the picks. Then nobody but callbacks sees the documents: without any there are
                 none, and no probabilities either.
+            **overrides: `k`, `beam_width` and `filter`, each in place of the field; a filter of `{}` for none.
 
         Returns:
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
         seen = picked is None or bool(run_manager.handlers)
-        picks = self._ordered(self.store.select([query], *self._options(k, beam_width, filter, seen), [draft])[0])
-        if picked is not None:
-            picked.extend(picks)
-        return self._documents(picks) if seen else []
+        found = self.store.select([query], *self._options(**overrides, seen=seen), [draft])
+        return self._told(found[0], picked, seen)
 
     async def _aget_relevant_documents(
         self,
         query: str,
         *,
         run_manager: AsyncCallbackManagerForRetrieverRun,
-        k: int | None = None,
-        beam_width: int | None = None,
-        filter: Mapping[str, Any] | None = None,
         draft: str | None = None,
         picked: list[Pick] | None = None,
+        **overrides: Any,
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
         seen = picked is None or bool(run_manager.handlers)
-        found = await self.store.aselect([query], *self._options(k, beam_width, filter, seen), [draft])
-        picks = self._ordered(found[0])
-        if picked is not None:
-            picked.extend(picks)
-        return self._documents(picks) if seen else []
+        found = await self.store.aselect([query], *self._options(**overrides, seen=seen), [draft])
+        return self._told(found[0], picked, seen)
 
     def batch(
         self,
@@ -376,6 +365,13 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
 
     def _query(self, input_variables: Mapping[str, Any]) -> str:
         return query_of(input_variables, self.input_keys, self.source_key)
+
+    def _told(self, picks: list[Pick], picked: list[Pick] | None, seen: bool) -> list[Document]:
+        """Hand picks over in their order: to `picked`, and as documents where somebody sees them."""
+        picks = self._ordered(picks)
+        if picked is not None:
+            picked.extend(picks)
+        return self._documents(picks) if seen else []
 
     def _ordered(self, picks: list[Pick]) -> list[Pick]:
         if self.order == "reversed":

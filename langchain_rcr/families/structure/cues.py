@@ -27,7 +27,7 @@ _FLOOR = 1e-9
 
 
 def phrases(bags: Bags, size: int) -> NDArray[np.int64]:
-    """(size,) the column of each n-gram; −1: no phrase, since it is in fewer than `LEAST` questions, or not among `MOST`."""
+    """(size,) the column of each n-gram, among the `MOST` frequent that `LEAST` questions or more have; −1: none."""
     counts = np.bincount(bags.indices, minlength=size)
     order = np.argsort(-counts, kind="stable")[:MOST]
     chosen = np.sort(order[counts[order] >= LEAST])
