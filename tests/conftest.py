@@ -48,7 +48,7 @@ def postgres_url() -> Iterator[str]:
         schema = f"rcr_{uuid.uuid4().hex}"
         with psycopg.connect(given, autocommit=True) as connection:
             connection.execute(f"CREATE SCHEMA {schema}")
-            yield f"{given}{'&' if '?' in given else '?'}options=-csearch_path%3D{schema}"
+            yield f"{given}{'&' if '?' in given else '?'}options=-csearch_path%3D{schema},public"
             connection.execute(f"DROP SCHEMA {schema} CASCADE")
         return
     with warnings.catch_warnings():

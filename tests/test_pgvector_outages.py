@@ -115,7 +115,7 @@ def test_an_unreachable_server_is_named_without_the_password(new):
 
 def test_a_server_that_never_answers(new):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        index = new(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x", connect_timeout_s=0.2)
+        index = new(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x?connect_timeout=2")
         started = time.monotonic()
         with pytest.raises(EngineError, match=r"no answer within|timeout") as caught:
             index.count()
@@ -177,7 +177,9 @@ def test_time_limits(filled, admin):
     index = filled(read_timeout_s=0.15, write_timeout_s=0.15)
     with locked(admin):
         for call in (index.count, lambda: index.add(*rows("x")), lambda: reading(index).__enter__()):
-            with pytest.raises(EngineError, match=r"due to statement timeout \(set by read_timeout_s, write") as caught:
+            with pytest.raises(
+                EngineError, match=r"due to statement timeout \(set by read_timeout_s and write"
+            ) as caught:
                 call()
             one_line(caught)
     assert index.count() == 3
@@ -191,23 +193,6 @@ def test_all_connections_in_use(filled):
         one_line(caught)
         assert reader.search(STATE, 1, [NOTHING])[0].shape == (1, 1)
     assert index.count() == 3
-
-
-def test_idle_connections_are_closed(filled, admin):
-    def ours(index):
-        query = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'langchain-rcr'"
-        assert index.count() == 3
-        return admin.execute(query).fetchone()[0]
-
-    index = filled(max_idle_s=0.05)
-    assert ours(index) >= 1
-    deadline = time.monotonic() + 10
-    while admin.execute(
-        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'langchain-rcr'"
-    ).fetchone() != (0,):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert ours(index) == 1
 
 
 def test_an_empty_database_in_the_place_of_the_old_one(postgres_url, admin):

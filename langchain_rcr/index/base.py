@@ -253,5 +253,5 @@ def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
     seen = set(taken)
     for one in ids:
         if one in seen:
-            raise PoolError(f"the id {one!r} is taken by another example")
+            raise PoolError(f"the id {one!r:.80} is taken by another example")
         seen.add(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,12 @@ _BLOCK = 1 << 26
 
 _CACHED = 1 << 16
 """Scores that several operations go over at once: they stay in a core's cache meanwhile."""
+
+_MORE = 8
+"""Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
+
+_MOST = 1024
+"""Candidates fetched to settle which of many equal ones comes first; further ones are not looked at."""
 
 _FEW = 4
 """Up to this many candidates a row are found one after the other; more by a partition of the row."""
@@ -82,6 +88,49 @@ def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> tuple[
         scores[step] = left[at[step]]
         left[at[step]] = -np.inf
     return keys[at], scores
+
+
+async def best_fetched(
+    fetch: Callable[[FloatArray, int], Awaitable[Sequence[tuple[IntArray, FloatArray]]]],
+    states: FloatArray,
+    t: int,
+    exclude: Sequence[IntArray],
+    slack: FloatArray,
+    size: int,
+    rounding: float = 0.0,
+) -> tuple[IntArray, FloatArray]:
+    """What `best` finds, of a pool that is elsewhere: fetches more until nothing that isn't fetched can change it.
+
+    Args:
+        fetch: states (M, D) and a width → for each state keys and logits of its `width` nearest candidates, in any
+            order; fewer where there are fewer.
+        states: (B, D).
+        t: how many.
+        exclude: for each state keys to leave out.
+        slack: (B,) as for `best`.
+        size: how many candidates there are.
+        rounding: how far off the order may be in which `fetch` finds them, relative to |state|.
+
+    Returns:
+        Keys (B, t) and logits (B, t), as of `Hits`. Equal candidates beyond the 1,024th are not looked at.
+    """
+    keys, logits = nothing(len(states), t)
+    barred = [np.unique(row) for row in exclude]
+    near = slack + np.float32(rounding) * np.sqrt(np.einsum("bd,bd->b", states, states))
+    left = list(range(len(states)))
+    width = t + max(map(len, barred), default=0) + _MORE
+    most = max(width, _MOST)
+    while left and size:
+        width, unsettled = min(width, size), []
+        for at, (found, scores) in zip(left, await fetch(states[left], width), strict=True):
+            there = ~np.isin(found, barred[at])
+            chosen, values = in_order(found[there], scores[there], float(slack[at]), t)
+            keys[at, : len(chosen)], logits[at, : len(chosen)] = chosen, values
+            settled = len(chosen) == t and scores.min() < values[-1] - near[at]
+            if not settled and len(found) == width < min(size, most):
+                unsettled.append(at)
+        left, width = unsettled, min(8 * width, most)
+    return keys, logits
 
 
 def slack(states: FloatArray, longest: float) -> FloatArray:

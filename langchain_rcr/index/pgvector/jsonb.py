@@ -1,4 +1,4 @@
-"""Between Python and PostgreSQL: examples as JSONB, metadata filters as SQL."""
+"""Between Python and PostgreSQL: examples as JSONB, metadata filters as JSON paths."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from psycopg import sql
-
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.filters import AllOf, AnyOf, Compare, Filter, Not
+from langchain_rcr.filters import AllOf, AnyOf, Filter, Not
 
 _EXACT = 2**53
 """From here on every float is a whole number."""
@@ -18,7 +16,7 @@ _EXACT = 2**53
 _LONGEST_NUMBER = 14_000
 """Bits; Python reads and writes some more as text."""
 
-_COMPARISONS = {"lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
+_SIGNS = {"eq": "==", "ne": "==", "in": "==", "nin": "==", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
 
 
 def storable(text: str) -> bool:
@@ -35,20 +33,59 @@ def to_json(example: Mapping[str, Any], example_id: str) -> str:
     plain = {}
     for key, value in example.items():
         try:
+            if not isinstance(key, str):
+                raise ValueError("has a name that is not a string")
             plain[_plain(key)] = _plain(value)
         except (ValueError, RecursionError) as error:
             reason = "is nested too deeply" if isinstance(error, RecursionError) else error
             msg = f"example {shown(example_id)}: field {shown(key)} {reason}, so PostgreSQL can't keep it"
             raise PoolError(msg) from None
-        if not isinstance(key, str):
-            msg = f"example {shown(example_id)}: the field name {key!r} is not a string, so PostgreSQL can't keep it"
-            raise PoolError(msg)
     return json.dumps(plain, ensure_ascii=False)
 
 
 def shown(value: object) -> str:
     """A value as an error message shows it: an id may be a megabyte long."""
     return f"{value!r:.80}"
+
+
+def to_path(condition: Filter) -> str:
+    """A filter as a JSON path predicate that is true or false of an example, never unknown.
+
+    Raises:
+        InputError: a value that is neither text, number, bool nor null, or a text that PostgreSQL can't keep.
+    """
+    return f"strict {_predicate(condition)}"  # `lax` would look into lists
+
+
+def _predicate(condition: Filter) -> str:
+    if isinstance(condition, AllOf | AnyOf):
+        word, empty = (" && ", "1 == 1") if isinstance(condition, AllOf) else (" || ", "1 == 0")
+        return f"({word.join(map(_predicate, condition.parts)) or empty})"
+    if isinstance(condition, Not):
+        return f"(!{_predicate(condition.part)})"
+    op, value = condition.op, condition.value
+    field = f"$.{_literal(condition.key, f'the field {shown(condition.key)}')}"
+    if op == "exists":
+        tests = [f"exists({field})"]
+    else:
+        values = value if op in ("in", "nin") else [value]
+        tests = [f"{field} {_SIGNS[op]} {_literal(one, 'a value')}" for one in values]
+        if op in ("lt", "lte", "gt", "gte") and (value is None or isinstance(value, bool)):
+            tests = []
+    test = " || ".join(tests) or "1 == 0"
+    # Unknown where the field is missing or of another type.
+    holds = f"(!(({test}) is unknown) && ({test}))"
+    return f"(!{holds})" if op in ("ne", "nin") or (op == "exists" and not value) else holds
+
+
+def _literal(value: Any, what: str) -> str:
+    """A filter's field or value as JSON."""
+    try:
+        if isinstance(value, Mapping | list | tuple):
+            raise ValueError(f"can't be compared with: {type(value)}")
+        return json.dumps(_plain(value), ensure_ascii=False)
+    except ValueError as error:
+        raise InputError(f"filter: {what} {error}") from None
 
 
 def _plain(value: Any) -> Any:
@@ -73,54 +110,3 @@ def _plain(value: Any) -> Any:
         return {_plain(key): _plain(one) for key, one in value.items()}
     msg = f"contains {'a mapping with keys that are not strings' if isinstance(value, Mapping) else type(value)}"
     raise ValueError(msg)
-
-
-def compile_filter(condition: Filter) -> tuple[sql.Composable, list[Any]]:
-    """A filter as a condition on the JSONB column `example`, true or false and never NULL, and its parameters.
-
-    Raises:
-        InputError: a value that is neither text, number, bool nor null, or a text that PostgreSQL can't keep.
-    """
-    if isinstance(condition, AllOf | AnyOf):
-        parts = [compile_filter(part) for part in condition.parts]
-        word, empty = (" AND ", "true") if isinstance(condition, AllOf) else (" OR ", "false")
-        joined = sql.SQL(word).join([part for part, _ in parts]) if parts else sql.SQL(empty)
-        return sql.SQL("({})").format(joined), [value for _, values in parts for value in values]
-    if isinstance(condition, Not):
-        part, values = compile_filter(condition.part)
-        return sql.SQL("(NOT {})").format(part), values
-    return _compare(condition)
-
-
-def _compare(condition: Compare) -> tuple[sql.Composable, list[Any]]:
-    key, op, value = condition.key, condition.op, condition.value
-    if not storable(key):
-        raise InputError(f"filter: the field {shown(key)} contains a NUL character or a lone surrogate")
-    if op == "exists":
-        return sql.SQL("((example ? %s::text) = %s::boolean)"), [key, value]
-    if op in ("eq", "ne", "in", "nin"):
-        test = "" if op in ("eq", "in") else "NOT "
-        among = [_scalar(one) for one in (value if op in ("in", "nin") else [value])]
-        one = "= %s::text::jsonb" if len(among) == 1 else "= ANY(ARRAY(SELECT jsonb_array_elements(%s::text::jsonb)))"
-        parameter = among[0] if len(among) == 1 else f"[{','.join(among)}]"
-        return sql.SQL(f"({test}COALESCE((example -> %s::text) {one}, false))"), [key, parameter]
-    number = _scalar(value)
-    if isinstance(value, bool) or value is None:
-        return sql.SQL("false"), []
-    if isinstance(value, str):
-        # By code point, as in Python: "C" compares bytes, and UTF-8 keeps the order.
-        kind, left, right, sent = "string", '(example ->> %s::text) COLLATE "C"', "%s::text", value
-    else:
-        kind, left, right, sent = "number", "(example -> %s::text)", "%s::text::jsonb", number
-    holds = f"jsonb_typeof(example -> %s::text) = '{kind}' AND {left} {_COMPARISONS[op]} {right}"
-    return sql.SQL(f"COALESCE({holds}, false)"), [key, key, sent]
-
-
-def _scalar(value: Any) -> str:
-    """A filter's value as JSON."""
-    try:
-        if isinstance(value, Mapping | list | tuple):
-            raise ValueError(f"can't be compared with: {type(value)}")
-        return json.dumps(_plain(value), ensure_ascii=False)
-    except ValueError as error:
-        raise InputError(f"filter: a value {error}") from None
