@@ -22,6 +22,32 @@ if TYPE_CHECKING:
 
 PREFIX = "hub:"
 
+_CARD = """---
+{metadata}
+---
+
+# {title}
+
+Picks the few-shot examples of a prompt one after the other, each given those already picked \
+([langchain-rcr](https://github.com/langchain-rcr/langchain-rcr)).
+
+- family of encoders: `{config.family}`, over {base}
+- programs: `{spec.language}`, local structures of up to {spec.max_size} nodes
+- state: `{config.state}`, λ = {config.lam:g}
+{trained_on}- needs: `pip install '{needs}'`
+
+## Use
+
+```python
+from langchain_rcr import SequentialCompositionalRetriever
+
+selector = SequentialCompositionalRetriever.from_pretrained("hub:ORG/NAME", k={k}{trust})  # or a folder
+selector.select_examples({{"source": "your question"}})
+```
+
+The examples in `pool.jsonl`, where there is one, are picked from; pass `examples=` for your own.
+"""
+
 
 def fetched(where: str | os.PathLike[str]) -> Path:
     """The local folder of a checkpoint: the path as it is, or the hub's `hub:ORG/NAME`, downloaded to the hub's cache.
@@ -109,7 +135,7 @@ def model_card(
     """
     from huggingface_hub import EvalResult, ModelCardData
 
-    base, language = config.pretrained, spec.language
+    base = config.pretrained
     about: dict[str, Any] = {"base_model": base} if base is not None and _is_hub_name(base) else {}
     # It is named in the checkpoint, not contained.
     trust = ", trust=True" if "base_model" in about and get_family(config.family).frozen else ""
@@ -126,40 +152,24 @@ def model_card(
         datasets=list(datasets) or None,
         model_name=name or "rcr",
         family=config.family,
-        program_language=language,
+        program_language=spec.language,
         **about,
     )
-    lines = [
-        "---",
-        data.to_yaml(),
-        "---",
-        "",
-        f"# {name or 'A step-by-step retriever of few-shot examples'}",
-        "",
-        "Picks the few-shot examples of a prompt one after the other, each given those already picked "
-        "([langchain-rcr](https://github.com/langchain-rcr/langchain-rcr)).",
-        "",
-        f"- family of encoders: `{config.family}`, over {_named(base)}",
-        f"- programs: `{language}`, local structures of up to {spec.max_size} nodes",
-        f"- state: `{config.state}`, λ = {config.lam:g}",
-        *([f"- trained on: {', '.join(datasets)}"] if datasets else []),
-        f"- needs: `pip install '{requirement(base, spec)}'`",
-        "",
-        "## Use",
-        "",
-        "```python",
-        "from langchain_rcr import SequentialCompositionalRetriever",
-        "",
-        f'selector = SequentialCompositionalRetriever.from_pretrained("hub:ORG/NAME", k={k}{trust})  # or a folder',
-        'selector.select_examples({"source": "your question"})',
-        "```",
-        "",
-        "The examples in `pool.jsonl`, where there is one, are picked from; pass `examples=` for your own.",
-    ]
+    card = _CARD.format(
+        metadata=data.to_yaml(),
+        title=name or "A step-by-step retriever of few-shot examples",
+        config=config,
+        spec=spec,
+        base=_named(base),
+        trained_on=f"- trained on: {', '.join(datasets)}\n" if datasets else "",
+        needs=requirement(base, spec),
+        k=k,
+        trust=trust,
+    )
     if metrics:
-        lines += ["", "## Results", "", f"On {measured_on}, {k} picks a question:", "", "| metric | % |", "|---|---:|"]
-        lines += [f"| {metric.replace('_', ' ')} | {value:.1f} |" for metric, value in metrics.items()]
-    return "\n".join(lines) + "\n"
+        card += f"\n## Results\n\nOn {measured_on}, {k} picks a question:\n\n| metric | % |\n|---|---:|\n"
+        card += "".join(f"| {metric.replace('_', ' ')} | {value:.1f} |\n" for metric, value in metrics.items())
+    return card
 
 
 def _is_hub_name(base: str) -> bool:

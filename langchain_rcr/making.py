@@ -137,8 +137,10 @@ class Made:
         """
         fields = {name: options.pop(name) for name in list(options) if name in cls.model_fields}
         fields |= {"k": k, "input_keys": input_keys, "example_keys": example_keys}
-        if (where := _filter_of(vectorstore_kwargs)) is not None:
-            fields["filter"] = where
+        for name, value in (vectorstore_kwargs or {}).items():
+            if name != "filter":
+                raise InputError(f"vectorstore_kwargs: {unknown(name, ['filter'])}")
+            fields |= {} if value is None else {name: value}
         given = {name: options.pop(name, None) for name in ("ids", "index")}
         check_fields(**fields)
         if vectorstore_cls is not None:
@@ -147,7 +149,8 @@ class Made:
             raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, 'ids', 'index'))}")
         source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key)
         items = ExamplePool(examples, source_key=source_key, target_key=target_key).items()
-        encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=_spec_of(language), seed=seed)
+        spec = ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
+        encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=spec, seed=seed)
         return cls.from_encoder(encoder, examples, source_key=source_key, target_key=target_key, **given, **fields)
 
     @classmethod
@@ -275,20 +278,3 @@ def _index_of(store: Callable[..., VectorStore], options: Mapping[str, Any]) -> 
         return made
 
     return VectorStoreIndex(make)
-
-
-def _spec_of(language: str | None) -> ProgramSpec:
-    """How programs of a language are read; None: as SQL where its extra is installed, else as tokens."""
-    return ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
-
-
-def _filter_of(vectorstore_kwargs: Mapping[str, Any] | None) -> Any:
-    """The filter among what LangChain's selectors pass on to each search of the store; None: there is none.
-
-    Raises:
-        InputError: there is anything else.
-    """
-    strange = next((name for name in vectorstore_kwargs or () if name != "filter"), None)
-    if strange is not None:
-        raise InputError(f"vectorstore_kwargs: {unknown(strange, ['filter'])}")
-    return (vectorstore_kwargs or {}).get("filter")

@@ -19,7 +19,7 @@ from torch import nn
 
 from langchain_rcr.errors import CheckpointError, InputError, RCRError
 from langchain_rcr.families import Family, ModelSettings, get_family
-from langchain_rcr.families.backbone import Backbone, LangChainBackbone, RememberingBackbone, open_backbone
+from langchain_rcr.families.backbone import Backbone, RememberingBackbone, open_backbone
 from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS
 from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.files import atomic_directory, digest, read_json, write_json, write_text
@@ -246,7 +246,7 @@ class TriEncoder(nn.Module):
         name = FALLBACK_FAMILY if fallback else DEFAULT_FAMILY
         settings: dict[str, Any] = FALLBACK_SETTINGS if fallback else {}
         config = get_family(name).settings()
-        backbone = open_backbone(config) if embeddings is None else LangChainBackbone(embeddings)
+        backbone = open_backbone(config, embeddings)
         remembered = RememberingBackbone(backbone)
         model = cls.build(name, items, backbone=remembered, spec=spec, seed=seed, **settings)
         if model.family.fits:

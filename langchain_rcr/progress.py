@@ -13,7 +13,7 @@ DELAY_S = 1.0
 """Seconds that work may take before a bar appears: what is quick shows none."""
 
 
-def bar(text: str, total: int, done: int = 0) -> Any:
+def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = None) -> Any:
     """Count steps on a bar.
 
         with bar("adding", len(items)) as shown:
@@ -25,6 +25,7 @@ def bar(text: str, total: int, done: int = 0) -> Any:
         text: what is being done.
         total: steps in all.
         done: steps that were done before, in an earlier process say.
+        items: what the bar gives one by one, if it is iterated over.
 
     Returns:
         A `tqdm.tqdm`; one that shows nothing where stderr is no terminal.
@@ -32,6 +33,7 @@ def bar(text: str, total: int, done: int = 0) -> Any:
     from tqdm import tqdm
 
     return tqdm(
+        items,
         desc=text,
         total=total,
         initial=done,
@@ -50,14 +52,10 @@ def track(items: Sequence[T], text: str) -> Iterable[T]:
         items: what a loop goes over.
         text: what is being done.
     """
-    return _tracked(items, text) if len(items) > 1 and _shown() else items
-
-
-def _tracked(items: Sequence[T], text: str) -> Iterable[T]:
-    with bar(text, len(items)) as shown:
-        for item in items:
-            yield item
-            shown.update()
+    if len(items) < 2 or not _shown():
+        return items
+    shown: Iterable[T] = bar(text, len(items), items=items)
+    return shown
 
 
 def _shown() -> bool:

@@ -74,6 +74,7 @@ class ToySettings(ModelSettings):
 
 class ToyFamily(Family):
     name, summary, Settings = "toy", "hashed words", ToySettings
+    encoders = ("toy_family:HashEncoder",) * 3
     training = {"sft": {"epochs": 1, "lr": 0.01, "temperature": 5.0}, "grpo": {"lr": 0.001}}
     fits = True
 
@@ -83,9 +84,6 @@ class ToyFamily(Family):
 
     def build(self, items, settings, *, backbone=None, spec, seed):
         return tuple(HashEncoder(settings.buckets, scale) for scale in (1.0, -0.3, 1.0))
-
-    def encoder_types(self):
-        return HashEncoder, HashEncoder, HashEncoder
 '''
 RUN = """
 data: {split: 110, train_size: 40, test_size: 6, dev_size: 8}

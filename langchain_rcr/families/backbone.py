@@ -167,12 +167,14 @@ class RememberingBackbone:
         return self._backbone.describe(folder)
 
 
-def open_backbone(settings: ModelSettings) -> Backbone:
-    """The frozen transformer that the settings name.
+def open_backbone(settings: ModelSettings, embeddings: Embeddings | None = None) -> Backbone:
+    """LangChain's embeddings where there are any, else the frozen transformer that the settings name.
 
     Raises:
-        InputError: it can't be loaded.
+        InputError: it can't be loaded, or the embeddings' vectors are of no use.
     """
+    if embeddings is not None:
+        return LangChainBackbone(embeddings)
     return TransformerBackbone(str(settings.pretrained), pooling=settings.pooling, max_length=settings.max_length)
 
 

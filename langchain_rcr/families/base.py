@@ -7,11 +7,11 @@ A distribution adds a family by an entry point in the group `langchain_rcr.famil
 from __future__ import annotations
 
 import logging
+import pkgutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from functools import cache
-from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 
     Encoders = tuple[Encoder, Encoder, Encoder]
     """E_x, E_z and E_c."""
-    EncoderTypes = tuple[type[Encoder], type[Encoder], type[Encoder]]
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +106,8 @@ class Family(ABC):
     """A phrase for help texts."""
     Settings: ClassVar[type[ModelSettings]]
     """Its settings; `base`, `lam`, … are there already, see `ModelSettings`."""
+    encoders: ClassVar[tuple[str, str, str]]
+    """"module:Class" of E_x, E_z and E_c, whose `load` reads what they saved."""
     training: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Its defaults for sections of `rcr-train`, such as {"sft": {"lr": 1e-3}, "grpo": {"chunk": 128}}."""
     fits: ClassVar[bool] = False
@@ -153,10 +154,6 @@ class Family(ABC):
         Raises:
             InputError: it can't be built from these items or settings.
         """
-
-    @abstractmethod
-    def encoder_types(self) -> EncoderTypes:
-        """The classes of E_x, E_z and E_c, whose `load` reads what they saved."""
 
     def fit(self, encoder: Any, questions: Sequence[Item], folds: Folds, *, seed: int) -> None:  # noqa: B027
         """Fit E_x to training questions and their programs in closed form, before any gradient descent.
@@ -210,7 +207,8 @@ class Family(ABC):
         from langchain_rcr.families.backbone import load_backbone
 
         backbone = load_backbone(folder, embeddings, trust) if (folder / "backbone.json").is_file() else None
-        parts = zip(PARTS, self.encoder_types(), strict=True)
+        kinds: list[type[Encoder]] = list(map(pkgutil.resolve_name, self.encoders))
+        parts = zip(PARTS, kinds, strict=True)
         query, context, candidate = (kind.load(folder / f"{part}_encoder", backbone) for part, kind in parts)
         return query, context, candidate
 
@@ -239,8 +237,7 @@ def get_family(name: str) -> Family:
         InputError: no installed distribution registers one, or it can't be loaded.
     """
     if name in _OURS:
-        module, _, attribute = _OURS[name].partition(":")
-        ours: Family = getattr(import_module(module), attribute)()
+        ours: Family = pkgutil.resolve_name(_OURS[name])()
         return ours
     point = _foreign().get(name)
     if point is None:

@@ -17,7 +17,7 @@ from langchain_rcr.section import contradiction
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
-    from langchain_rcr.families.base import Encoders, EncoderTypes
+    from langchain_rcr.families.base import Encoders
     from langchain_rcr.families.frozen import EmbeddingsEncoder
     from langchain_rcr.programs import ProgramSpec
 
@@ -49,6 +49,7 @@ class EmbeddingsFamily(Family):
     name = "embeddings"
     summary = "frozen vectors with trained heads"
     Settings = EmbeddingsSettings
+    encoders = ("langchain_rcr.families.frozen:EmbeddingsEncoder",) * 3
     training: ClassVar = {
         "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0, "mask_duplicates": False},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 512},
@@ -86,9 +87,3 @@ class EmbeddingsFamily(Family):
             )
 
         return encoder(1, settings.scale, queries=True), encoder(settings.context_init, settings.scale), encoder(1, 1)
-
-    def encoder_types(self) -> EncoderTypes:
-        """See `Family.encoder_types`."""
-        from langchain_rcr.families.frozen import EmbeddingsEncoder
-
-        return EmbeddingsEncoder, EmbeddingsEncoder, EmbeddingsEncoder

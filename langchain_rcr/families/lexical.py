@@ -13,7 +13,7 @@ from langchain_rcr.section import contradiction
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
-    from langchain_rcr.families.base import Encoders, EncoderTypes
+    from langchain_rcr.families.base import Encoders
     from langchain_rcr.families.ngrams import LexicalEncoder
     from langchain_rcr.programs import ProgramSpec
 
@@ -43,6 +43,7 @@ class LexicalFamily(Family):
     name = "lexical"
     summary = "n-gram bags trained from scratch"
     Settings = LexicalSettings
+    encoders = ("langchain_rcr.families.ngrams:LexicalEncoder",) * 3
     training: ClassVar = {
         "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0, "mask_duplicates": False},
         "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
@@ -67,9 +68,3 @@ class LexicalFamily(Family):
             return LexicalEncoder(vocabulary, dim=settings.dim, scale=scale, seed=seed)
 
         return encoder(settings.scale), encoder(settings.context_init * settings.scale), encoder(1.0)
-
-    def encoder_types(self) -> EncoderTypes:
-        """See `Family.encoder_types`."""
-        from langchain_rcr.families.ngrams import LexicalEncoder
-
-        return LexicalEncoder, LexicalEncoder, LexicalEncoder

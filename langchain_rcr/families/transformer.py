@@ -14,7 +14,7 @@ from langchain_rcr.section import contradiction
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
-    from langchain_rcr.families.base import Encoders, EncoderTypes
+    from langchain_rcr.families.base import Encoders
     from langchain_rcr.families.pooled import TransformerEncoder
     from langchain_rcr.programs import ProgramSpec
 
@@ -38,6 +38,7 @@ class TransformerFamily(Family):
     name = "transformer"
     summary = "three fully trained transformers, the paper's set-up"
     Settings = TransformerSettings
+    encoders = ("langchain_rcr.families.pooled:TransformerEncoder",) * 3
     training: ClassVar = {
         "sft": {"epochs": 120, "lr": 1e-5, "temperature": 5.0, "mask_duplicates": False},
         "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
@@ -66,9 +67,3 @@ class TransformerFamily(Family):
             return TransformerEncoder(base, pooling=settings.pooling, max_length=settings.max_length)
 
         return encoder(), encoder(), encoder()
-
-    def encoder_types(self) -> EncoderTypes:
-        """See `Family.encoder_types`."""
-        from langchain_rcr.families.pooled import TransformerEncoder
-
-        return TransformerEncoder, TransformerEncoder, TransformerEncoder

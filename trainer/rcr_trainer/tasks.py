@@ -314,7 +314,7 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
     import torch
 
     from langchain_rcr.families import get_family
-    from langchain_rcr.families.backbone import LangChainBackbone, RememberingBackbone, open_backbone
+    from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
     from langchain_rcr.policy import TriEncoder
 
     torch.manual_seed(config.seed)
@@ -322,9 +322,7 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
     family = get_family(settings.pop("family"))
     backbone = None
     if family.frozen and config.model.pretrained is not None:
-        embeddings = embeddings_of(config)
-        frozen = open_backbone(config.model) if embeddings is None else LangChainBackbone(embeddings)
-        backbone = RememberingBackbone(frozen, known)
+        backbone = RememberingBackbone(open_backbone(config.model, embeddings_of(config)), known)
     items = [example.item for example in task.pool]
     model = TriEncoder.build(family.name, items, backbone=backbone, spec=task.spec, seed=config.seed, **settings)
     return model.to(device_of(config))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from langchain_rcr.families.backbone import Backbone
-    from langchain_rcr.families.base import Encoders, EncoderTypes
+    from langchain_rcr.families.base import Encoders
     from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
     from langchain_rcr.folds import Folds
     from langchain_rcr.programs import ProgramSpec
@@ -48,6 +48,7 @@ class StructureFamily(Family):
     name = "structure"
     summary = "examples by the structures of their programs, questions by those that they will need"
     Settings = StructureSettings
+    encoders = (f"{__name__}.encoders:NeedEncoder", *(f"{__name__}.encoders:ProgramEncoder",) * 2)
     training: ClassVar = {
         "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0, "mask_duplicates": True},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
@@ -82,12 +83,6 @@ class StructureFamily(Family):
             ProgramEncoder(inventory, scale=covering, context=True),
             ProgramEncoder(inventory),
         )
-
-    def encoder_types(self) -> EncoderTypes:
-        """See `Family.encoder_types`."""
-        from langchain_rcr.families.structure.encoders import NeedEncoder, ProgramEncoder
-
-        return NeedEncoder, ProgramEncoder, ProgramEncoder
 
     def fit(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: int) -> None:
         """See `Family.fit`; questions whose program doesn't parse take no part."""

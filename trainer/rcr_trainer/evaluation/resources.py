@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import (
     Backbone,
-    LangChainBackbone,
     RememberingBackbone,
     TransformerBackbone,
     open_backbone,
@@ -109,7 +108,7 @@ def _text_encoders(config: Settings, spec: ProgramSpec) -> Callable[[Sequence[It
         if not family.frozen or model.pretrained is None:
             return None
         embeddings = embeddings_of(config) if settings["base"] == config.model.base else None
-        return RememberingBackbone(open_backbone(model) if embeddings is None else LangChainBackbone(embeddings))
+        return RememberingBackbone(open_backbone(model, embeddings))
 
     def build(items: Sequence[Item]) -> TriEncoder:
         model = TriEncoder.build(family.name, items, backbone=backbone(), spec=spec, seed=config.seed, **settings)
