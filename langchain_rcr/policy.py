@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 5
+FORMAT_VERSION = 6
 FEWEST = 20
 """Programs that `TriEncoder.fitted` predicts structures from."""
 

@@ -1,4 +1,4 @@
-"""Vectors of a pool as matrices, dense or sparse, and matrices that grow at their end."""
+"""Matrices of a pool, dense or sparse (vectors, bags of n-grams), and matrices that grow at their end."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from langchain_rcr.errors import PoolError
 
 if TYPE_CHECKING:
     import torch
+    from scipy.sparse import csr_array
 
 FloatArray: TypeAlias = NDArray[np.float32]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -38,7 +39,7 @@ class SparseRows:
 
     Args:
         starts: (N + 1,) int32, where each row starts in the other two.
-        columns: int32, ascending within a row.
+        columns: int32.
         values: float32, one for each column.
         dim: D.
     """
@@ -80,10 +81,21 @@ class SparseRows:
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         out = np.zeros(self.shape, dtype=dtype or np.float32)
-        out[np.repeat(np.arange(len(self)), np.diff(self.starts)), self.columns] = self.values
+        out[self.owner, self.columns] = self.values
         return out
 
-    def take(self, keys: IntArray) -> SparseRows:
+    @property
+    def owner(self) -> IntArray:
+        """The row of each of the `columns`."""
+        return np.repeat(np.arange(len(self)), np.diff(self.starts))
+
+    def csr(self) -> csr_array:
+        """The matrix in SciPy, which shares its memory."""
+        from scipy.sparse import csr_array
+
+        return csr_array((self.values, self.columns, self.starts), shape=self.shape)
+
+    def select(self, keys: IntArray) -> SparseRows:
         """Some rows (M,), in that order."""
         lengths = np.diff(self.starts)[keys]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -216,7 +228,7 @@ def product(states: FloatArray, rows: Rows) -> FloatArray:
 
 def taken(rows: Rows, keys: IntArray) -> Rows:
     """Some rows (M,), as sparse as they were."""
-    return rows.take(keys) if isinstance(rows, SparseRows) else rows[keys]
+    return rows.select(keys) if isinstance(rows, SparseRows) else rows[keys]
 
 
 def numbers(rows: Rows) -> FloatArray:

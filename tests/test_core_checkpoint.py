@@ -207,11 +207,11 @@ def test_changed_settings_of_an_encoder_are_noticed(checkpoint, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": 6}, ("format 6", "pip install --upgrade")),
-        ({"format_version": 6, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
-        ({"format_version": 6, "versions": ["x"]}, ("format 6",)),
-        ({"format_version": 6, "lam": ...}, ("format 6",)),
-        ({"format_version": 4}, ("format 4", "reads format 5: train it again")),
+        ({"format_version": 7}, ("format 7", "pip install --upgrade")),
+        ({"format_version": 7, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
+        ({"format_version": 7, "versions": ["x"]}, ("format 7",)),
+        ({"format_version": 7, "lam": ...}, ("format 7",)),
+        ({"format_version": 4}, ("format 4", "reads format 6: train it again")),
         ({"format_version": "1"}, ("format 1",)),
         ({"format_version": None}, ("format None",)),
         ({"family": "weather"}, ("unknown encoder family 'weather'", "entry-point group 'langchain_rcr.families'")),

@@ -22,7 +22,7 @@ ITEMS = [
 
 
 def bag(bags, row):
-    return bags.indices[bags.starts[row] : bags.starts[row + 1]], bags.weights[bags.starts[row] : bags.starts[row + 1]]
+    return bags.columns[bags.starts[row] : bags.starts[row + 1]], bags.values[bags.starts[row] : bags.starts[row + 1]]
 
 
 def test_ngrams_by_hand():
@@ -74,8 +74,8 @@ def test_selected_rows_are_the_bags_of_those_rows(rows):
     selected = vocabulary.bags(items, "both").select(np.array(rows, dtype=np.int64))
     expected = vocabulary.bags([items[row] for row in rows], "both")
     for have, want in zip(
-        (selected.indices, selected.weights, selected.starts),
-        (expected.indices, expected.weights, expected.starts),
+        (selected.columns, selected.values, selected.starts),
+        (expected.columns, expected.values, expected.starts),
         strict=True,
     ):
         np.testing.assert_array_equal(have, want)
@@ -102,7 +102,7 @@ def test_gradients_are_the_weights():
     module = NgramEmbedding(len(vocabulary), 2, 1.0, torch.Generator().manual_seed(0))
     module(bags).sum().backward()
     expected = np.zeros((len(vocabulary), 2), dtype=np.float32)
-    expected[bags.indices] = bags.weights[:, None]
+    expected[bags.columns] = bags.values[:, None]
     np.testing.assert_allclose(module.bag.weight.grad.numpy(), expected)
 
 
@@ -120,8 +120,8 @@ def test_json_gives_back_the_same_vocabulary():
     again = NgramVocabulary.from_json(json.loads(json.dumps(vocabulary.to_json())))
     assert list(again.idf.items()) == list(vocabulary.idf.items())
     assert (again.longest, again.digest) == (2, vocabulary.digest)
-    weights = vocabulary.bags(ITEMS, "both").weights
-    np.testing.assert_array_equal(again.bags(ITEMS, "both").weights, weights)
+    weights = vocabulary.bags(ITEMS, "both").values
+    np.testing.assert_array_equal(again.bags(ITEMS, "both").values, weights)
 
 
 def test_digests_tell_vocabularies_apart():

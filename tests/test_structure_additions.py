@@ -141,12 +141,12 @@ def test_added_questions_become_landmarks(retriever):
     retriever.add_examples(new)
     encoder = retriever.store.encoder.query
     asked = [Item(question) for question in ("of the zebra of the", "is there a zebra", "how many are of the white")]
-    views, size = encoder.views(asked), len(encoder.vocabulary)
+    views = encoder.views(asked)
     every = items(rows()) + items(new)
     landmarks = Landmarks(encoder.views(every), np.zeros((0, 0), dtype=np.float32))
-    matrix = landmarks.likeness(landmarks.views, size) + RIDGE * np.eye(len(every))
+    matrix = landmarks.likeness(landmarks.views) + RIDGE * np.eye(len(every))
     wanted = np.array([0.0] * len(rows()) + [1.0] * 3)
-    near = landmarks.likeness(views, size)
+    near = landmarks.likeness(views)
     said = near @ np.linalg.solve(matrix, wanted - wanted.mean()) + wanted.mean()
     left_out = []
     for row in range(len(every)):
@@ -161,7 +161,7 @@ def test_added_questions_become_landmarks(retriever):
 
     labels = encoder.new_labels()
     labels.weights[:] = 0  # what phrases say
-    likely = labels.likelihoods([item.source for item in asked], views, encoder.landmarks.likeness(views, size))
+    likely = labels.likelihoods([item.source for item in asked], views, encoder.landmarks.likeness(views))
     places = encoder.inventory.spare(new[0]["target"])["owner"]
     np.testing.assert_allclose(likely[:, places], np.tile(expected[:, None], len(places)), atol=1e-3)
 

@@ -57,8 +57,8 @@ def test_structures_that_always_go_together_share_a_column():
     inventory = Inventory.fit(ProgramSpec(max_size=2), ["f(a)", "f(b)"], 100)
     assert inventory.columns == [("<root> -> f", "f"), ("a", "f -> a"), ("b", "f -> b")]
     assert inventory.sizes.tolist() == [2, 2, 2]
-    rows = inventory.rows(["f(b)", "not ( a program", "g(a)"]).matrix(3)
-    assert rows.toarray().tolist() == [[1, 0, 1], [0, 0, 0], [0, 0.5, 0]]
+    rows = inventory.rows(["f(b)", "not ( a program", "g(a)"])
+    assert np.asarray(rows).tolist() == [[1, 0, 1], [0, 0, 0], [0, 0.5, 0]]
 
 
 @pytest.mark.slow

@@ -17,7 +17,6 @@ from training import train_grpo
 
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import RememberingBackbone
-from langchain_rcr.families.ngrams import Bags
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure import fit as fitting
 from langchain_rcr.families.structure.inventory import Inventory
@@ -27,6 +26,7 @@ from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.rows import SparseRows
 from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
@@ -94,10 +94,10 @@ def test_what_a_phrase_says_no_other_takes_away():
 def test_phrases_and_incidence_by_hand(monkeypatch):
     rows = [[0, 2, 4], [0, 2], [0, 4], [0, 2, 3], []]
     flat = np.array([number for row in rows for number in row])
-    bags = Bags(flat, np.ones(len(flat), np.float32), np.cumsum([0, *map(len, rows)]))
-    assert cues.phrases(bags, 5).tolist() == [0, -1, 1, -1, -1]  # those in three questions or more
+    bags = SparseRows(np.cumsum([0, *map(len, rows)]), flat, np.ones(len(flat), np.float32), 5)
+    assert cues.phrases(bags).tolist() == [0, -1, 1, -1, -1]  # those in three questions or more
     monkeypatch.setattr(cues, "MOST", 1)
-    assert cues.phrases(bags, 5).tolist() == [0, -1, -1, -1, -1]
+    assert cues.phrases(bags).tolist() == [0, -1, -1, -1, -1]
     present = cues.incidence(bags, np.array([-1, -1, 0, -1, 1]), 2)
     assert present.toarray().tolist() == [[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]]
 
@@ -158,10 +158,10 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(quick_nets, 
     folds = Folds.of(ITEMS, SPEC)
     encoder = fitted(folds=folds).query
     features = FAMILY.held_out(encoder, ITEMS, folds, np.full(len(ITEMS), way))
-    gold = encoder.inventory.rows([item.target for item in ITEMS]).matrix(len(encoder.inventory)).toarray()
+    gold = np.asarray(encoder.inventory.rows([item.target for item in ITEMS]))
     numbers, views = folds.numbers(ITEMS), encoder.views(ITEMS)
     present = cues.incidence(views.bags, encoder.phrases.numpy(), len(encoder.speaks) - 1)
-    small, kernel = gold[:, encoder.inventory.small], encoder.landmarks.likeness(views, len(encoder.vocabulary))
+    small, kernel = gold[:, encoder.inventory.small], encoder.landmarks.likeness(views)
     for fold in np.unique(numbers[:, way]):
         out, kept = (np.flatnonzero(of) for of in (numbers[:, way] == fold, numbers[:, way] != fold))
         inner = kernel[np.ix_(kept, kept)] + RIDGE * np.eye(len(kept))
@@ -215,7 +215,7 @@ def test_features_for_training_leave_the_own_program_out(quick_nets):
     encoder = fitted(folds=folds).query
     features = FAMILY.held_out(encoder, ITEMS, folds, folds.ways(ITEMS))
     held_out, known = (encoder.vectors(part) for part in (features, encoder.featurize(ITEMS)))
-    gold = encoder.inventory.rows([item.target for item in ITEMS]).matrix(len(encoder.inventory)).toarray()
+    gold = np.asarray(encoder.inventory.rows([item.target for item in ITEMS]))
     width = gold.shape[1]
     assert (known[:, :width] * gold).sum() > (held_out[:, :width] * gold).sum()
 

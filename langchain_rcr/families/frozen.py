@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
-from langchain_rcr.families.ngrams import Bags, NgramEmbedding, NgramVocabulary
+from langchain_rcr.families.ngrams import NgramEmbedding, NgramVocabulary
 from langchain_rcr.items import Item, View
+from langchain_rcr.rows import SparseRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +23,7 @@ class FrozenVectors:
     """N frozen vectors (N, d), and the n-gram bags of the same items where there is a residual."""
 
     vectors: NDArray[np.float32]
-    bags: Bags | None
+    bags: SparseRows | None
 
     def __len__(self) -> int:
         return len(self.vectors)

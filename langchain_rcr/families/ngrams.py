@@ -5,17 +5,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from scipy.sparse import csr_array
 from torch import Tensor, nn
 
 from langchain_rcr.families.encoder import Encoder, Vocabulary
 from langchain_rcr.items import Item, View
+from langchain_rcr.rows import SparseRows
 
 _TOKEN = re.compile(r"\w+|[<>=!+*/%&|^~$@#:-]+")
 """Words and operators. Brackets, commas and quotes are left out, so that `answer ( city (` has the bigram of a call and
@@ -42,40 +40,6 @@ def ngrams(item: Item, longest: int, view: View, gap: int = 0) -> Iterator[str]:
         for between in range(1, gap + 1):
             for first, second in zip(tokens, tokens[between + 1 :], strict=False):
                 yield f"{mark}{first} … {second}"
-
-
-@dataclass(frozen=True, slots=True)
-class Bags:
-    """N bags of n-grams in the layout of `torch.nn.EmbeddingBag`, rows one after the other.
-
-    Args:
-        indices: n-gram numbers, rows concatenated.
-        weights: a weight for each; every row's weights have Euclidean length 1 (or the row is empty).
-        starts: (N + 1,) where each row starts in `indices`.
-    """
-
-    indices: NDArray[np.int64]
-    weights: NDArray[np.float32]
-    starts: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    @property
-    def owner(self) -> NDArray[np.int64]:
-        """The row of each of the `indices`."""
-        return np.repeat(np.arange(len(self)), np.diff(self.starts))
-
-    def matrix(self, size: int) -> csr_array:
-        """(N, size) the weights of all n-grams, of which there are `size`."""
-        return csr_array((self.weights, self.indices, self.starts), shape=(len(self), size))
-
-    def select(self, rows: NDArray[np.int64]) -> Bags:
-        """The bags of some rows, in that order."""
-        lengths = (self.starts[1:] - self.starts[:-1])[rows]
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-        flat = np.arange(starts[-1]) + np.repeat(self.starts[rows] - starts[:-1], lengths)
-        return Bags(self.indices[flat], self.weights[flat], starts)
 
 
 class NgramVocabulary(Vocabulary):
@@ -107,20 +71,21 @@ class NgramVocabulary(Vocabulary):
     def __len__(self) -> int:
         return len(self.idf)
 
-    def bags(self, items: Sequence[Item], view: View) -> Bags:
-        """Known n-grams of each item, weighted by log-scaled count × idf and scaled to length 1."""
+    def bags(self, items: Sequence[Item], view: View) -> SparseRows:
+        """(N, V) known n-grams of each item, weighted by log-scaled count × idf, rows scaled to length 1."""
         rows = []
         for item in items:
             known = Counter(self._number[g] for g in ngrams(item, self.longest, view, self.gap) if g in self._number)
             rows.append(known)
         lengths = [len(row) for row in rows]
-        indices = np.fromiter((g for row in rows for g in row), dtype=np.int64, count=sum(lengths))
+        columns = np.fromiter((g for row in rows for g in row), dtype=np.int32, count=sum(lengths))
         counts = np.fromiter((c for row in rows for c in row.values()), dtype=np.float32, count=sum(lengths))
-        weights = (1.0 + np.log(counts)) * self._weights[indices] if len(indices) else counts
-        starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+        weights = (1.0 + np.log(counts)) * self._weights[columns] if len(columns) else counts
+        starts = np.cumsum([0, *lengths]).astype(np.int32)
         owner = np.repeat(np.arange(len(rows)), lengths)
         norms = np.sqrt(np.bincount(owner, weights=weights.astype(np.float64) ** 2, minlength=len(rows)))
-        return Bags(indices, (weights / np.maximum(norms[owner], 1e-12)).astype(np.float32), starts)
+        values = (weights / np.maximum(norms[owner], 1e-12)).astype(np.float32)
+        return SparseRows(starts, columns, values, len(self))
 
     def to_json(self) -> dict[str, Any]:
         """See `Vocabulary.to_json`."""
@@ -148,10 +113,10 @@ class NgramEmbedding(nn.Module):
         weight = torch.randn(size, dim, generator=generator) * (init / dim**0.5)
         self.bag = nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", include_last_offset=True)
 
-    def forward(self, bags: Bags) -> Tensor:
+    def forward(self, bags: SparseRows) -> Tensor:
         """(N, D) for N bags."""
         device = self.bag.weight.device
-        indices, offsets, weights = (torch.from_numpy(a).to(device) for a in (bags.indices, bags.starts, bags.weights))
+        indices, offsets, weights = (torch.from_numpy(a).to(device) for a in (bags.columns, bags.starts, bags.values))
         out: Tensor = self.bag(indices, offsets, per_sample_weights=weights)
         return out
 
@@ -184,11 +149,11 @@ class LexicalEncoder(Encoder):
         self.dim, self.view, self.scale = dim, view, scale
         self.ngrams = NgramEmbedding(len(vocabulary), dim, 1.0, torch.Generator().manual_seed(seed))
 
-    def featurize(self, items: Sequence[Item]) -> Bags:
+    def featurize(self, items: Sequence[Item]) -> SparseRows:
         """The items' n-gram bags."""
         return self.vocabulary.bags(items, self.view)
 
-    def forward(self, features: Bags) -> Tensor:
+    def forward(self, features: SparseRows) -> Tensor:
         """(N, D)."""
         out: Tensor = self.ngrams(features)
         return self.scale * out

@@ -83,7 +83,7 @@ class NewLabels:
             targets[row] = [label in has for label in self.columns]
         present = vstack([cues.incidence(bags, column, len(number)), self._present(questions)]).tocsr()
         self.weights = cues.fit(present, targets)
-        self.inverse, self._size = inverse, len(vocabulary)
+        self.inverse = inverse
         self._join(landmarks, views, targets[len(bags) :])
 
     def _join(self, landmarks: Landmarks, views: Views, targets: NDArray[np.float32]) -> None:
@@ -93,9 +93,9 @@ class NewLabels:
         added from training questions there counts as 0.
         """
         self._added = Landmarks(views, np.zeros((0, views.vectors.shape[1]), dtype=np.float32))
-        near = landmarks.likeness(views, self._size)
+        near = landmarks.likeness(views)
         reach = near @ self.inverse
-        own = self._added.likeness(views, self._size) + RIDGE * np.eye(len(near), dtype=np.float32)
+        own = self._added.likeness(views) + RIDGE * np.eye(len(near), dtype=np.float32)
         corner = np.linalg.inv((own - reach @ near.T).astype(np.float64)).astype(np.float32)
         self._mean = targets.sum(axis=0) / (len(self.inverse) + len(near))
         added = corner @ (targets - self._mean + reach.sum(axis=1)[:, None] * self._mean)
@@ -120,7 +120,7 @@ class NewLabels:
             (N, SPARE); the likelier of what the phrases say and what the kernel says.
         """
         phrases = self._present([Item(question) for question in questions])
-        near = np.concatenate([likeness, self._added.likeness(views, self._size)], axis=1)
+        near = np.concatenate([likeness, self._added.likeness(views)], axis=1)
         kernel = (near @ self._dual + self._mean - self._chance) / (1 - self._chance)
         likely = np.maximum(cues.likelihoods(phrases, self.weights), kernel.clip(0, 1))
         out = np.zeros((len(questions), SPARE), dtype=np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
-from langchain_rcr.families.ngrams import Bags
+from langchain_rcr.rows import SparseRows
 
 ROUNDS = 25
 """Of expectation maximisation; the trials that chose the method took 20 to 30."""
@@ -26,17 +26,17 @@ _PRIOR = 0.5
 _FLOOR = 1e-9
 
 
-def phrases(bags: Bags, size: int) -> NDArray[np.int64]:
-    """(size,) the column of each n-gram, among the `MOST` frequent that `LEAST` questions or more have; −1: none."""
-    counts = np.bincount(bags.indices, minlength=size)
+def phrases(bags: SparseRows) -> NDArray[np.int64]:
+    """(V,) the column of each n-gram, among the `MOST` frequent that `LEAST` questions or more have; −1: none."""
+    counts = np.bincount(bags.columns, minlength=bags.dim)
     order = np.argsort(-counts, kind="stable")[:MOST]
     chosen = np.sort(order[counts[order] >= LEAST])
-    column = np.full(size, -1)
+    column = np.full(bags.dim, -1)
     column[chosen] = np.arange(len(chosen))
     return column
 
 
-def incidence(bags: Bags, column: NDArray[np.int64], count: int) -> csr_array:
+def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> csr_array:
     """(N, F + 1) which phrases each question has; the last column is all ones.
 
     Args:
@@ -44,7 +44,7 @@ def incidence(bags: Bags, column: NDArray[np.int64], count: int) -> csr_array:
         column: of each n-gram; −1: it is no phrase.
         count: F.
     """
-    place = column[bags.indices]
+    place = column[bags.columns]
     rows = np.concatenate([bags.owner[place >= 0], np.arange(len(bags))])
     columns = np.concatenate([place[place >= 0], np.full(len(bags), count)])
     ones = np.ones(len(rows), dtype=np.float32)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
-from langchain_rcr.families.ngrams import Bags, NgramVocabulary
+from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.additions import Additions, NewLabels
 from langchain_rcr.families.structure.inventory import MARKS, SPARE, Inventory
@@ -64,27 +64,25 @@ class ProgramEncoder(Encoder):
         self.dim = len(inventory) + SPARE
         self.weight = nn.Parameter(torch.ones(len(inventory)))
 
-    def featurize(self, items: Sequence[Item]) -> Bags:
+    def featurize(self, items: Sequence[Item]) -> SparseRows:
         """The columns of each item's program; of unseen structures labels alone, of what doesn't parse nothing."""
         return self.inventory.rows([item.target for item in items], spare=True)
 
-    def forward(self, features: Bags) -> Tensor:
+    def forward(self, features: SparseRows) -> Tensor:
         """(N, D)."""
         columns, values = self._values(features)
         rows = torch.from_numpy(features.owner).to(values.device)
-        return values.new_zeros(len(features), self.dim).index_put((rows, columns), values)
+        return values.new_zeros(features.shape).index_put((rows, columns), values)
 
-    def rows(self, features: Bags) -> SparseRows:
+    def rows(self, features: SparseRows) -> SparseRows:
         """See `Encoder.rows`."""
         with torch.inference_mode():
-            values = self._values(features)[1].float().cpu().numpy()
-        starts, columns = (array.astype(np.int32) for array in (features.starts, features.indices))
-        return SparseRows(starts, columns, values, self.dim)
+            return replace(features, values=self._values(features)[1].float().cpu().numpy())
 
-    def _values(self, features: Bags) -> tuple[Tensor, Tensor]:
+    def _values(self, features: SparseRows) -> tuple[Tensor, Tensor]:
         """The column and the value of each structure that the items have."""
         device = self.weight.device
-        columns, shares = (torch.from_numpy(a).to(device) for a in (features.indices, features.weights))
+        columns, shares = (torch.from_numpy(a).to(device) for a in (features.columns.astype(np.int64), features.values))
         weight = self.weight.clamp(0, 1) if self.context else self.weight
         weight = torch.cat([weight, weight.new_ones(SPARE)])
         return columns, self.scale * shares * weight[columns]
@@ -233,7 +231,7 @@ class NeedEncoder(Encoder):
     def featurize(self, items: Sequence[Item]) -> Needs:
         """Likeness to the landmarks, and what the questions say of the labels and small structures."""
         views = self.views(items)
-        likeness = self.landmarks.likeness(views, len(self.vocabulary))
+        likeness = self.landmarks.likeness(views)
         labels = self.new_labels()
         new = None if labels is None else labels.likelihoods([item.source for item in items], views, likeness)
         return Needs(likeness, self.evidence(items, views), self.local(views.bags), new=new)
@@ -262,7 +260,7 @@ class NeedEncoder(Encoder):
 
     def _fit_new(self, additions: Additions) -> NewLabels:
         known = None if self._new_labels is None else self._new_labels.inverse
-        inverse = self.landmarks.inverse(len(self.vocabulary)).astype(np.float32) if known is None else known
+        inverse = self.landmarks.inverse().astype(np.float32) if known is None else known
         return NewLabels(
             additions, self.inventory, self.vocabulary, self.landmarks, inverse, self.views(additions.items)
         )
@@ -283,7 +281,7 @@ class NeedEncoder(Encoder):
         lexical = lexical_evidence([item.source for item in items], labels)
         return np.stack([self.landmarks.relevance(views.vectors), lexical], axis=1)
 
-    def local(self, bags: Bags) -> NDArray[np.float32]:
+    def local(self, bags: SparseRows) -> NDArray[np.float32]:
         """(N, C) what phrases say of the columns of small structures."""
         present = cues.incidence(bags, self.phrases.cpu().numpy(), len(self.speaks) - 1)
         return cues.likelihoods(present, self.speaks.cpu().numpy())

@@ -98,7 +98,7 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
         seed: of the sample and of the nets.
     """
     rng = np.random.default_rng([seed, 5])
-    gold = encoder.inventory.rows([question.target for question in questions]).matrix(len(encoder.inventory)).toarray()
+    gold = np.asarray(encoder.inventory.rows([question.target for question in questions]))
     known: _Ints = np.flatnonzero(gold.any(axis=1))
     if len(known) > MOST_LANDMARKS:
         known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))
@@ -108,10 +108,10 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
     composition = encoder.composition.cpu()
 
     mean = targets.mean(axis=0)
-    inverse = encoder.landmarks.inverse(len(encoder.vocabulary))
+    inverse = encoder.landmarks.inverse()
     dual = inverse @ (targets - mean)
     bags = encoder.landmarks.views.bags
-    phrases = cues.phrases(bags, len(encoder.vocabulary))
+    phrases = cues.phrases(bags)
     present = cues.incidence(bags, phrases, phrases.max(initial=-1) + 1)
     have = targets[:, encoder.inventory.owner] >= _HAS
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
@@ -154,7 +154,7 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     if not len(rows):
         return features
     dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
-    inverse = encoder.landmarks.inverse(len(encoder.vocabulary))
+    inverse = encoder.landmarks.inverse()
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
     bags, count = encoder.landmarks.views.bags, len(encoder.speaks) - 1
     present = cues.incidence(bags, encoder.phrases.cpu().numpy(), count)

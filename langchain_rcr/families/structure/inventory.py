@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.families.encoder import Vocabulary
-from langchain_rcr.families.ngrams import Bags
 from langchain_rcr.folds import text_hash
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.progress import track
+from langchain_rcr.rows import SparseRows
 
 SPARE = 64
 """Columns of every vector that are kept free for labels that come in after training."""
@@ -72,8 +72,8 @@ class Inventory(Vocabulary):
     def __len__(self) -> int:
         return len(self.columns)
 
-    def rows(self, programs: Sequence[str], *, spare: bool = False) -> Bags:
-        """Which columns each program has, weighted by the share of the column's structures that it has.
+    def rows(self, programs: Sequence[str], *, spare: bool = False) -> SparseRows:
+        """(N, columns) which columns each program has: the share of the column's structures that it has.
 
         Structures that the pool didn't have when the inventory was made have no column; a program that doesn't parse
         has none at all.
@@ -90,10 +90,11 @@ class Inventory(Vocabulary):
                 places = sorted({place for marks in self.spare(text).values() for place in marks})
                 read[text] |= {len(self) + place: 1.0 for place in places}
         rows = [read[text] for text in programs]
-        return Bags(
-            np.fromiter(chain.from_iterable(rows), dtype=np.int64),
+        return SparseRows(
+            np.cumsum([0, *map(len, rows)]).astype(np.int32),
+            np.fromiter(chain.from_iterable(rows), dtype=np.int32),
             np.fromiter(chain.from_iterable(row.values() for row in rows), dtype=np.float32),
-            np.cumsum([0, *map(len, rows)]).astype(np.int64),
+            len(self) + (SPARE if spare else 0),
         )
 
     def spare(self, program: str) -> dict[str, list[int]]:

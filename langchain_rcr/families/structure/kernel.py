@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.families.ngrams import Bags
+from langchain_rcr.rows import FloatArray, SparseRows
 
 _WIDTH = 1.5
 """γ of the radial kernel exp(−γ · |u − v|²) of unit vectors; set by hand, no published trial compares values."""
@@ -31,12 +31,12 @@ class Views:
     Args:
         vectors: (N, d) unit vectors of the whole; d = 0: there are none.
         tokens: (N, r) unit vectors of the bags of words in context; r = 0: there are none.
-        bags: n-grams.
+        bags: (N, V) n-grams.
     """
 
     vectors: NDArray[np.float32]
     tokens: NDArray[np.float32]
-    bags: Bags
+    bags: SparseRows
 
 
 class Landmarks(nn.Module):
@@ -49,22 +49,23 @@ class Landmarks(nn.Module):
 
     vectors: Tensor
     tokens: Tensor
-    indices: Tensor
-    weights: Tensor
     starts: Tensor
+    columns: Tensor
+    values: Tensor
     labels: Tensor
     usual: Tensor
     spread: Tensor
 
     def __init__(self, views: Views, labels: NDArray[np.float32]) -> None:
         super().__init__()
+        self.ngrams = views.bags.dim
         relevance = views.vectors @ labels.T if len(views.vectors) else np.zeros((1, len(labels)), dtype=np.float32)
         arrays = {
             "vectors": views.vectors,
             "tokens": views.tokens,
-            "indices": views.bags.indices,
-            "weights": views.bags.weights,
             "starts": views.bags.starts,
+            "columns": views.bags.columns,
+            "values": views.bags.values,
             "labels": labels,
             "usual": relevance.mean(axis=0),
             "spread": np.maximum(relevance.std(axis=0), 1e-3),  # 0 where all landmarks are equally near
@@ -75,11 +76,11 @@ class Landmarks(nn.Module):
     @property
     def views(self) -> Views:
         """The questions."""
-        buffers = (self.vectors, self.tokens, self.indices, self.weights, self.starts)
-        vectors, tokens, *bags = (buffer.cpu().numpy() for buffer in buffers)
-        return Views(vectors, tokens, Bags(*bags))
+        buffers = (self.vectors, self.tokens, self.starts, self.columns, self.values)
+        vectors, tokens, starts, columns, values = (buffer.cpu().numpy() for buffer in buffers)
+        return Views(vectors, tokens, SparseRows(starts, columns, values, self.ngrams))
 
-    def likeness(self, views: Views, vocabulary: int) -> NDArray[np.float32]:
+    def likeness(self, views: Views) -> FloatArray:
         """How like each question is to each landmark, (N, M).
 
         Half of it is the cosine of the token bags, a quarter the radial kernel of the frozen vectors, a quarter the
@@ -87,9 +88,8 @@ class Landmarks(nn.Module):
 
         Args:
             views: the questions; what they lack doesn't count.
-            vocabulary: how many n-grams there are.
         """
-        out = self._overlap(views.bags, vocabulary)
+        out = self._overlap(views.bags)
         if views.vectors.shape[1]:
             radial = np.exp(2 * _WIDTH * (views.vectors @ self.vectors.cpu().numpy().T - 1))
             out = (out + radial) / 2
@@ -98,9 +98,9 @@ class Landmarks(nn.Module):
         likeness: NDArray[np.float32] = out.astype(np.float32)
         return likeness
 
-    def inverse(self, vocabulary: int) -> NDArray[np.float64]:
+    def inverse(self) -> NDArray[np.float64]:
         """(M, M): (K + ρI)⁻¹, with K how like the landmarks are to each other."""
-        kernel = self.likeness(self.views, vocabulary).astype(np.float64)
+        kernel = self.likeness(self.views).astype(np.float64)
         factor = torch.linalg.cholesky(torch.from_numpy(kernel + RIDGE * np.eye(len(kernel))))
         inverse: NDArray[np.float64] = torch.cholesky_inverse(factor).numpy()
         return inverse
@@ -111,15 +111,15 @@ class Landmarks(nn.Module):
         relevance: NDArray[np.float32] = (vectors @ self.labels.cpu().numpy().T - usual) / spread / 3
         return relevance
 
-    def _overlap(self, bags: Bags, vocabulary: int) -> NDArray[np.float32]:
+    def _overlap(self, bags: SparseRows) -> FloatArray:
         """(N, M) inner products of bags, a block of questions at a time."""
-        landmarks = self.views.bags.matrix(vocabulary)
+        landmarks = self.views.bags.csr()
         out = np.zeros((len(bags), landmarks.shape[0]), dtype=np.float32)
-        size = max(1, _BLOCK // max(1, vocabulary))
+        size = max(1, _BLOCK // max(1, bags.dim))
         for start in range(0, len(bags), size):
             block = bags.select(np.arange(start, min(start + size, len(bags))))
-            spread = np.zeros((vocabulary, len(block)), dtype=np.float32)
-            spread[block.indices, block.owner] = block.weights
+            spread = np.zeros((bags.dim, len(block)), dtype=np.float32)
+            spread[block.columns, block.owner] = block.values
             out[start : start + len(block)] = (landmarks @ spread).T
         return out
 
