@@ -14,7 +14,8 @@ from toys import reseal
 from langchain_rcr import policy
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import families, get_family
-from langchain_rcr.families.ngrams import LexicalEncoder, NgramVocabulary
+from langchain_rcr.families.linear import LinearEncoder
+from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -373,7 +374,7 @@ def test_fingerprints_tell_policies_apart(family, bert):
 
 def test_encoders_that_do_not_fit_together_are_an_input_error():
     vocabulary = NgramVocabulary.fit(ITEMS, 1)
-    narrow, wide = (LexicalEncoder(vocabulary, dim=dim) for dim in (4, 5))
+    narrow, wide = (LinearEncoder(None, vocabulary, ngram_init=1.0, dim=dim) for dim in (4, 5))
     with pytest.raises(InputError, match="must agree on D: 4, 5, 4"):
         TriEncoder(narrow, wide, narrow, get_family("lexical").settings())
 

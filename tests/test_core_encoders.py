@@ -19,8 +19,8 @@ from langchain_rcr.families.backbone import (
     load_backbone,
     save_backbone,
 )
-from langchain_rcr.families.frozen import EmbeddingsEncoder
-from langchain_rcr.families.ngrams import LexicalEncoder, NgramVocabulary
+from langchain_rcr.families.linear import LinearEncoder
+from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 
@@ -55,13 +55,13 @@ class Counting(Embeddings):
 def encoder(request):
     vocabulary = NgramVocabulary.fit(ITEMS, 2)
     if request.param == "lexical":
-        return LexicalEncoder(vocabulary, dim=12, scale=3.0, seed=4)
+        return LinearEncoder(None, vocabulary, ngram_init=1.0, dim=12, scale=3.0, seed=4)
     backbone = LangChainBackbone(DeterministicFakeEmbedding(size=8))
     if request.param == "embeddings":
-        return EmbeddingsEncoder(backbone, vocabulary, init=-0.3, ngram_init=0.7, scale=2.0, seed=4)
+        return LinearEncoder(backbone, vocabulary, init=-0.3, ngram_init=0.7, scale=2.0, seed=4)
     if request.param == "embeddings projected":
-        return EmbeddingsEncoder(backbone, vocabulary, dim=5, ngram_init=0.7, queries=True, seed=4)
-    return EmbeddingsEncoder(backbone, None, view="source")
+        return LinearEncoder(backbone, vocabulary, dim=5, ngram_init=0.7, queries=True, seed=4)
+    return LinearEncoder(backbone, None, view="source")
 
 
 def test_shapes_and_determinism(encoder):
@@ -121,7 +121,7 @@ def test_a_query_of_100_000_characters(encoder):
 
 def test_a_lexical_vector_by_hand():
     vocabulary = NgramVocabulary({"a": 3.0, "b": 4.0, "⇒a": 1.0}, 1)
-    encoder = LexicalEncoder(vocabulary, dim=2, scale=10.0)
+    encoder = LinearEncoder(None, vocabulary, ngram_init=1.0, dim=2, scale=10.0)
     with torch.no_grad():
         encoder.ngrams.bag.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]]))
     # Weights 3/5 and 4/5; then "a" alone beside its program; then nothing known.
@@ -150,7 +150,7 @@ def test_an_untrained_embeddings_policy_is_the_backbone_and_its_opposite():
 def test_an_embeddings_vector_by_hand():
     backbone = LangChainBackbone(DeterministicFakeEmbedding(size=2))
     vocabulary = NgramVocabulary({"a": 3.0, "⇒b": 4.0}, 1)
-    encoder = EmbeddingsEncoder(backbone, vocabulary, scale=10.0)
+    encoder = LinearEncoder(backbone, vocabulary, scale=10.0)
     with torch.no_grad():
         encoder.head.weight.copy_(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
         encoder.ngrams.bag.weight.copy_(torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
@@ -235,8 +235,10 @@ def test_the_pool_is_featurised_once_for_both_encoders(bert):
 
 def test_encoders_that_read_differently_get_their_own_features():
     vocabulary = NgramVocabulary.fit(ITEMS, 2)
-    query, candidate = (LexicalEncoder(vocabulary, dim=6, view=view) for view in ("both", "source"))
-    context = LexicalEncoder(vocabulary, dim=6, view="target")
+    query, candidate = (
+        LinearEncoder(None, vocabulary, ngram_init=1.0, dim=6, view=view) for view in ("both", "source")
+    )
+    context = LinearEncoder(None, vocabulary, ngram_init=1.0, dim=6, view="target")
     model = TriEncoder(query, context, candidate, get_family("lexical").settings())
     pool = model.encode_pool(ITEMS)
     np.testing.assert_array_equal(pool.context, model.context.encode(ITEMS))

@@ -18,7 +18,7 @@ from langchain_rcr.section import contradiction
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.base import Encoders
-    from langchain_rcr.families.frozen import EmbeddingsEncoder
+    from langchain_rcr.families.linear import LinearEncoder
     from langchain_rcr.programs import ProgramSpec
 
 
@@ -49,7 +49,7 @@ class EmbeddingsFamily(Family):
     name = "embeddings"
     summary = "frozen vectors with trained heads"
     Settings = EmbeddingsSettings
-    encoders = ("langchain_rcr.families.frozen:EmbeddingsEncoder",) * 3
+    encoders = ("langchain_rcr.families.linear:LinearEncoder",) * 3
     training: ClassVar = {
         "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0, "mask_duplicates": False},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 512},
@@ -67,15 +67,15 @@ class EmbeddingsFamily(Family):
         seed: int,
     ) -> Encoders:
         """See `Family.build`; the three share the random parts of their start."""
-        from langchain_rcr.families.frozen import EmbeddingsEncoder
+        from langchain_rcr.families.linear import LinearEncoder
         from langchain_rcr.families.ngrams import NgramVocabulary
 
         if backbone is None:
             raise InputError("the embeddings family needs a model (base) or LangChain Embeddings (backbone)")
         vocabulary = NgramVocabulary.fit(items, settings.ngrams) if settings.ngrams else None
 
-        def encoder(init: float, scale: float, *, queries: bool = False) -> EmbeddingsEncoder:
-            return EmbeddingsEncoder(
+        def encoder(init: float, scale: float, *, queries: bool = False) -> LinearEncoder:
+            return LinearEncoder(
                 backbone,
                 vocabulary,
                 dim=settings.dim,

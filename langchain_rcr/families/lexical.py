@@ -14,7 +14,7 @@ from langchain_rcr.section import contradiction
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.base import Encoders
-    from langchain_rcr.families.ngrams import LexicalEncoder
+    from langchain_rcr.families.linear import LinearEncoder
     from langchain_rcr.programs import ProgramSpec
 
 
@@ -43,7 +43,7 @@ class LexicalFamily(Family):
     name = "lexical"
     summary = "n-gram bags trained from scratch"
     Settings = LexicalSettings
-    encoders = ("langchain_rcr.families.ngrams:LexicalEncoder",) * 3
+    encoders = ("langchain_rcr.families.linear:LinearEncoder",) * 3
     training: ClassVar = {
         "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0, "mask_duplicates": False},
         "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
@@ -60,11 +60,12 @@ class LexicalFamily(Family):
         seed: int,
     ) -> Encoders:
         """See `Family.build`; the three share their start vectors."""
-        from langchain_rcr.families.ngrams import LexicalEncoder, NgramVocabulary
+        from langchain_rcr.families.linear import LinearEncoder
+        from langchain_rcr.families.ngrams import NgramVocabulary
 
         vocabulary = NgramVocabulary.fit(items, settings.ngrams)
 
-        def encoder(scale: float) -> LexicalEncoder:
-            return LexicalEncoder(vocabulary, dim=settings.dim, scale=scale, seed=seed)
+        def encoder(scale: float) -> LinearEncoder:
+            return LinearEncoder(None, vocabulary, dim=settings.dim, ngram_init=1.0, scale=scale, seed=seed)
 
         return encoder(settings.scale), encoder(settings.context_init * settings.scale), encoder(1.0)

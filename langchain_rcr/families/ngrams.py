@@ -1,17 +1,17 @@
-"""Bags of n-grams of question and program, their trainable vectors, and the encoder of the `lexical` family."""
+"""Bags of n-grams of question and program, and their trainable vectors."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from langchain_rcr.families.encoder import Encoder, Vocabulary
+from langchain_rcr.families.encoder import Vocabulary
 from langchain_rcr.items import Item, View
 from langchain_rcr.rows import SparseRows
 
@@ -119,45 +119,3 @@ class NgramEmbedding(nn.Module):
         indices, offsets, weights = (torch.from_numpy(a).to(device) for a in (bags.columns, bags.starts, bags.values))
         out: Tensor = self.bag(indices, offsets, per_sample_weights=weights)
         return out
-
-
-class LexicalEncoder(Encoder):
-    """scale · Σ over the item's n-grams of weight · vector.
-
-    Args:
-        vocabulary: the n-grams it knows; others are ignored.
-        dim: D.
-        view: which texts of an item it reads.
-        scale: a constant factor; the product of the scales of E_x and E_c sets how sharp the first policy is.
-        seed: seed of the start vectors.
-    """
-
-    arguments = ("dim", "view", "scale")
-    vocabularies: ClassVar = {"vocabulary": NgramVocabulary}
-
-    def __init__(
-        self,
-        vocabulary: NgramVocabulary,
-        *,
-        dim: int = 384,
-        view: View = "both",
-        scale: float = 1.0,
-        seed: int = 0,
-    ) -> None:
-        super().__init__()
-        self.vocabulary = vocabulary
-        self.dim, self.view, self.scale = dim, view, scale
-        self.ngrams = NgramEmbedding(len(vocabulary), dim, 1.0, torch.Generator().manual_seed(seed))
-
-    def featurize(self, items: Sequence[Item]) -> SparseRows:
-        """The items' n-gram bags."""
-        return self.vocabulary.bags(items, self.view)
-
-    def forward(self, features: SparseRows) -> Tensor:
-        """(N, D)."""
-        out: Tensor = self.ngrams(features)
-        return self.scale * out
-
-    def reads(self) -> tuple[Any, ...]:
-        """Vocabulary and view."""
-        return (self.vocabulary.digest, self.view)

@@ -1,4 +1,4 @@
-"""Encoders of the `embeddings` family: frozen vectors, a small trainable head, an optional n-gram residual."""
+"""Encoders of the `embeddings` and `lexical` families: frozen vectors through a small trainable head, and n-grams."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.errors import InputError
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import NgramEmbedding, NgramVocabulary
@@ -20,7 +21,7 @@ from langchain_rcr.rows import SparseRows
 
 @dataclass(frozen=True, slots=True)
 class FrozenVectors:
-    """N frozen vectors (N, d), and the n-gram bags of the same items where there is a residual."""
+    """N frozen vectors (N, d), and the n-gram bags of the same items where they are read."""
 
     vectors: NDArray[np.float32]
     bags: SparseRows | None
@@ -33,30 +34,32 @@ class FrozenVectors:
         return FrozenVectors(self.vectors[rows], None if self.bags is None else self.bags.select(rows))
 
 
-class EmbeddingsEncoder(Encoder):
-    """scale · (W · frozen(source) + Σ n-gram vectors).
+class LinearEncoder(Encoder):
+    """scale · (W · frozen(source) + Σ n-gram vectors); either part may be left out.
 
     Args:
-        backbone: the frozen text encoder; it reads the question, whose wording a query shares.
-        vocabulary: the n-grams of the residual; None for none.
+        backbone: the frozen text encoder; it reads the question, whose wording a query shares. None: n-grams alone.
+        vocabulary: the n-grams; None for none.
         dim: D; None for the backbone's own.
-        view: which texts the n-gram residual reads.
+        view: which texts the n-grams are of.
         init: W starts as init · I (init · a fixed random projection where D ≠ d), the n-gram vectors as init · a
             shared random draw. E_z starts with a negative value: what is picked is needed less.
-        ngram_init: scale of the n-gram residual at the start, relative to the frozen vectors.
-        scale: a constant factor on the vectors.
+        ngram_init: scale of the n-gram vectors at the start, relative to the frozen vectors.
+        scale: a constant factor on the vectors; the product of those of E_x and E_c sets how sharp the first policy is.
         queries: whether it reads queries (E_x), which some embedding models treat differently.
         seed: seed of the random parts; the three encoders of a retriever share it.
+
+    Raises:
+        InputError: neither `dim` nor a backbone says how long the vectors are.
     """
 
     arguments = ("dim", "view", "scale", "queries")
     vocabularies: ClassVar = {"vocabulary": NgramVocabulary}
-    backbone: Backbone
 
     def __init__(
         self,
-        backbone: Backbone,
-        vocabulary: NgramVocabulary | None,
+        backbone: Backbone | None = None,
+        vocabulary: NgramVocabulary | None = None,
         *,
         dim: int | None = None,
         view: View = "both",
@@ -68,34 +71,40 @@ class EmbeddingsEncoder(Encoder):
     ) -> None:
         super().__init__()
         self.backbone, self.vocabulary, self.queries = backbone, vocabulary, queries
-        self.dim = dim or backbone.dim
         self.view, self.scale = view, scale
+        width = 0 if backbone is None else backbone.dim
+        self.dim = dim or width
+        if not self.dim:
+            raise InputError("dim: must be given where there is no frozen text encoder")
         generator = torch.Generator().manual_seed(seed)
-        self.head = nn.Linear(backbone.dim, self.dim, bias=False)
-        with torch.no_grad():
-            if self.dim == backbone.dim:
-                self.head.weight.copy_(init * torch.eye(self.dim))
-            else:
-                projection = torch.randn(self.dim, backbone.dim, generator=generator) / self.dim**0.5
-                self.head.weight.copy_(init * projection)
+        self.head = nn.Linear(width, self.dim, bias=False) if width else None
+        if self.head is not None:
+            start = torch.eye(self.dim)
+            if self.dim != width:
+                start = torch.randn(self.dim, width, generator=generator) / self.dim**0.5
+            self.head.weight = nn.Parameter(init * start)
         self.ngrams = (
             NgramEmbedding(len(vocabulary), self.dim, init * ngram_init, generator) if vocabulary is not None else None
         )
 
     def featurize(self, items: Sequence[Item]) -> FrozenVectors:
         """Frozen vectors of the questions, and n-gram bags."""
-        vectors = self.backbone.embed([item.source for item in items], queries=self.queries)
+        vectors = np.zeros((len(items), 0), dtype=np.float32)
+        if self.backbone is not None:
+            vectors = self.backbone.embed([item.source for item in items], queries=self.queries)
         return FrozenVectors(vectors, None if self.vocabulary is None else self.vocabulary.bags(items, self.view))
 
     def forward(self, features: FrozenVectors) -> Tensor:
         """(N, D)."""
-        vectors = torch.from_numpy(features.vectors).to(self.head.weight.device)
-        out: Tensor = self.head(vectors)
+        out: Any = 0.0
+        if self.head is not None:
+            out = self.head(torch.from_numpy(features.vectors).to(self.head.weight.device))
         if self.ngrams is not None:
             out = out + self.ngrams(features.bags)
-        return self.scale * out
+        vectors: Tensor = self.scale * out
+        return vectors
 
     def reads(self) -> tuple[Any, ...]:
         """Backbone and role, vocabulary and view."""
-        role = self.queries and not self.backbone.symmetric
+        role = self.queries and self.backbone is not None and not self.backbone.symmetric
         return (id(self.backbone), role, None if self.vocabulary is None else (self.vocabulary.digest, self.view))
