@@ -5,7 +5,7 @@ import uuid
 import numpy as np
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
-from langchain_core.vectorstores import InMemoryVectorStore
+from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
 from plain_reader import reading
 from vector_stores import STORES
 
@@ -13,7 +13,8 @@ from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolE
 from langchain_rcr.filters import matches, parse_filter
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.index.vectorstore import DIALECTS, PoolEmbeddings, VectorStoreIndex
+from langchain_rcr.index.store_filters import DIALECTS
+from langchain_rcr.index.vectorstore import PoolEmbeddings, VectorStoreIndex
 from langchain_rcr.selection import Options, select
 from langchain_rcr.state import AdditiveState
 
@@ -215,6 +216,21 @@ def test_a_store_that_fails_and_one_that_lacks_a_method(monkeypatch):
 
     with pytest.raises(EngineError, match=r"Forgetful has no get_by_ids, which this engine needs \(not yet\)"):
         VectorStoreIndex(Forgetful).bind("f", DIM)
+
+
+def test_a_store_without_a_look_up_by_id_is_searched():
+    class Searched(InMemoryVectorStore):
+        get_by_ids = VectorStore.get_by_ids
+
+    rows, vectors = drawn(8, 5)
+    index = filled(VectorStoreIndex(Searched, scan_limit=5), rows, vectors)
+    assert (index.count(), index.known(["0", "4", "5", ""])) == (5, {"0", "4"})
+    with pytest.raises(PoolError, match="the id '0' is taken"):
+        index.add(rows[:1], part(vectors, [0]))
+    assert index.delete(["0", "0", "nobody"]) == 1
+    index.add([*rows[:1], Row("x", {}, 0)], part(vectors, [0, 1]))
+    with pytest.raises(InputError, match=r"Searched can't look ids up, .* holds more examples than scan_limit = 5"):
+        index.known(["0"])
 
 
 def test_a_pool_that_stays(tmp_path):

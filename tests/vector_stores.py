@@ -70,11 +70,18 @@ def _pgvectorstore(request, **options):
     return VectorStoreIndex(make, **options)
 
 
+def _milvus(request, **options):
+    milvus = pytest.importorskip("langchain_milvus")
+    file = request.getfixturevalue("tmp_path") / f"p{uuid.uuid4().hex}.db"
+    return VectorStoreIndex(milvus.Milvus, connection_args={"uri": str(file)}, auto_id=False, **options)
+
+
 STORES = {
     "InMemoryVectorStore": _in_memory,
     "Chroma": _chroma,
     "QdrantVectorStore": _qdrant,
     "PGVector": _pgvector,
     "PGVectorStore": _pgvectorstore,
+    "Milvus": _milvus,
 }
 """Each makes an empty index, given pytest's request and options of the index."""

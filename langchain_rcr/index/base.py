@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Collection, Coroutine, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -127,6 +127,23 @@ class Hits:
     contexts: FloatArray
     rows: list[list[Row]]
     log_partition: NDArray[np.float64] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        keys: IntArray,
+        logits: FloatArray,
+        seen: Mapping[int, tuple[Row, FloatArray]],
+        dim: int,
+        log_partition: NDArray[np.float64] | None,
+    ) -> Hits:
+        """Hits whose rows and E_z (D,) are those that were `seen` by these keys."""
+        rows = [[seen[key][0] for key in line if key >= 0] for line in keys.tolist()]
+        contexts = np.zeros((*keys.shape, dim), dtype=np.float32)
+        for place, key in np.ndenumerate(keys):
+            if key >= 0:
+                contexts[place] = seen[int(key)][1]
+        return cls(keys, logits, contexts, rows, log_partition)
 
 
 class Reader(Protocol):

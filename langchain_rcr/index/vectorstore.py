@@ -17,7 +17,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from langchain_core.documents import Document
@@ -26,11 +26,12 @@ from langchain_core.vectorstores import VectorStore
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError, RCRError
-from langchain_rcr.filters import AllOf, Compare, Filter, fields_of, matches, unknown_field
+from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row, Search, check_ids, check_vectors
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.index.ranking import in_order, log_sums, nothing, slack
+from langchain_rcr.index.ranking import best_fetched, log_sums, slack
+from langchain_rcr.index.store_filters import DIALECTS, store_filter
 from langchain_rcr.progress import track
 from langchain_rcr.rows import FloatArray, IntArray, longest
 
@@ -48,63 +49,8 @@ _HEADER = ""
 _AT_ONCE = 256
 """Documents written or looked up by one call of the store."""
 
-_MORE = 8
-"""Candidates fetched beyond those that are needed: equal ones, and what a store that rounds puts in another order."""
-
-_MOST = 1024
-"""Candidates fetched to settle which of many equal ones comes first; further ones are not looked at."""
-
 _ROUNDING = 4e-6
 """How far off a store's own ranking may be, relative to the bound: float32, squared distances included."""
-
-
-Required: TypeAlias = dict[str, list[str]]
-"""Fields, and the strings of which each must be one."""
-
-
-def _operators(_: VectorStore, required: Required) -> dict[str, Any]:
-    parts: list[dict[str, Any]] = [{field: {"$in": values}} for field, values in required.items()]
-    return parts[0] if len(parts) == 1 else {"$and": parts}
-
-
-def _conditions(store: Any, required: Required) -> Any:
-    from qdrant_client import models
-
-    return models.Filter(
-        must=[
-            models.FieldCondition(key=f"{store.metadata_payload_key}.{field}", match=models.MatchAny(any=values))
-            for field, values in required.items()
-        ]
-    )
-
-
-def _function(_: VectorStore, required: Required) -> Callable[[Document], bool]:
-    return lambda document: all(document.metadata.get(field) in values for field, values in required.items())
-
-
-DIALECTS: dict[str, Callable[[Any, Required], Any]] = {
-    "Chroma": _operators,
-    "InMemoryVectorStore": _function,
-    "PGVector": _operators,
-    "QdrantVectorStore": _conditions,
-}
-"""Class of a store → what makes its own filter."""
-
-
-def _dialect(store: VectorStore, where: Filter) -> Any:
-    """The store's own filter of what it can be told; None where it can't be told anything."""
-    make, required = DIALECTS.get(type(store).__name__), _required(where)
-    return None if make is None or not required else make(store, required)
-
-
-def _required(where: Filter) -> Required:
-    """What a filter requires of strings. Stores disagree on numbers, on null and on what is missing: not of those."""
-    if isinstance(where, AllOf):
-        return {field: values for part in where.parts for field, values in _required(part).items()}
-    if isinstance(where, Compare) and where.op in ("eq", "in") and where.key.isidentifier():
-        values = [*where.value] if where.op == "in" else [where.value]
-        return {where.key: values} if values and all(isinstance(value, str) for value in values) else {}
-    return {}
 
 
 class PoolEmbeddings(Embeddings):
@@ -150,8 +96,7 @@ class _Header:
     bound: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(NamedTuple):
     """An example as it came out of the store."""
 
     key: int
@@ -331,11 +276,8 @@ class VectorStoreIndex(InThisThread):
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids are there."""
-        names, there = [self._name(one) for one in ids], set()
-        for start in range(0, len(names), _AT_ONCE):
-            documents = self._ask(self._opened.get_by_ids, names[start : start + _AT_ONCE])
-            there |= {_loaded(document)["id"] for document in documents}
-        return there & set(ids)
+        documents = self._documents([self._name(one) for one in ids if one], 1 + self._bound().count)
+        return {_loaded(document)["id"] for document in documents} & set(ids)
 
     def close(self) -> None:
         """Nothing: a store has no end of its own; its client is the caller's."""
@@ -376,15 +318,34 @@ class VectorStoreIndex(InThisThread):
         return header
 
     def _header(self) -> _Header | None:
-        documents = self._ask(self._opened.get_by_ids, [self._name(_HEADER)])
+        documents = self._documents([self._name(_HEADER)], 1)
         return _Header(**_loaded(documents[0])) if documents else None
 
+    def _documents(self, names: list[str], most: int) -> list[Document]:
+        """Those of some ids; a store that can't look ids up is searched for the `most` documents that it has."""
+        store = self._opened
+        if type(store).get_by_ids is not VectorStore.get_by_ids:
+            parts = [names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)]
+            return [document for part in parts for document in self._ask(store.get_by_ids, part)]
+        if most > 1 + self._scan_limit:
+            raise InputError(
+                f"{self.name} can't look ids up, and holds more examples than scan_limit = {self._scan_limit:,}"
+            )
+        beside = [0.0] * (self._embeddings.size - 1) + [-1.0]  # where the header is, and nothing else
+        documents = self._ask(store.similarity_search_by_vector, beside, k=most) if names else []
+        if documents and all(one.metadata["rcr_key"] >= 0 for one in documents):
+            raise EngineError(
+                f"{self.name} can't look ids up, and doesn't find what is nearest: its search must be exact"
+            )
+        wanted = set(names)
+        return [one for one in documents if self._name(_loaded(one).get("id", _HEADER)) in wanted]
+
     def _write_header(self, header: _Header) -> None:
-        name, metadata = self._name(_HEADER), {"rcr_key": -1, "rcr_vectors": ""}
-        if self._ask(self._opened.get_by_ids, [name]):
-            self._ask(self._opened.delete, [name])
-        document = Document(json.dumps(dataclasses.asdict(header)), id=name, metadata=metadata)
-        self._put([document], np.eye(1, header.dim + 1, header.dim))
+        if self._header() is not None:
+            self._remove([_HEADER])
+        metadata = {"rcr_key": -1, "rcr_vectors": ""}
+        document = Document(json.dumps(dataclasses.asdict(header)), id=self._name(_HEADER), metadata=metadata)
+        self._put([document], -np.eye(1, header.dim + 1, header.dim))
 
     def _put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
         for start in track(range(0, len(documents), _AT_ONCE), f"adding to {self.name}"):
@@ -415,7 +376,7 @@ class VectorStoreIndex(InThisThread):
         return Document(text, id=self._name(row.id), metadata=scalars | {"rcr_key": key, "rcr_vectors": packed})
 
     def _passing(self, where: Filter, header: _Header) -> list[_Found]:
-        own = self._translate(where) if self._translate is not None else _dialect(self._opened, where)
+        own = self._translate(where) if self._translate is not None else store_filter(self._opened, where)
         if own is None and header.count > self._scan_limit:
             raise InputError(
                 f"filter: {self.name} holds {header.count:,} examples, more than scan_limit = {self._scan_limit:,}: "
@@ -433,53 +394,38 @@ class VectorStoreIndex(InThisThread):
 
 
 class _Reader:
-    """A `Reader` of the whole pool."""
+    """A `Reader` of the whole pool; asks for one state at a time, as a `VectorStore` takes one query a call."""
 
     def __init__(self, index: VectorStoreIndex, header: _Header, partition: int) -> None:
         self._index, self._header, self._partition = index, header, partition
-        self._found: dict[int, _Found] = {}
+        self._seen: dict[int, tuple[Row, FloatArray]] = {}
+        self._candidates: dict[int, FloatArray] = {}
         self.size = header.count
 
     async def search(self, search: Search) -> Hits:
-        """See `Reader.search`; one state at a time, as a `VectorStore` takes one query a call."""
-        states, t = search.states, search.t
-        keys, logits = nothing(len(states), t)
-        contexts = np.zeros((len(states), t, states.shape[1]), dtype=np.float32)
-        totals = None if search.tau is None else np.full(len(states), -np.inf)
-        rows: list[list[Row]] = []
-        margins = slack(states, self._header.longest)
-        for at, state in enumerate(states):
-            best, values = self._best(state, float(margins[at]), t, search.exclude[at])
-            found = [self._found[key] for key in best.tolist()]
-            keys[at, : len(best)], logits[at, : len(best)] = best, values
-            contexts[at, : len(best)] = np.array([one.context for one in found]).reshape(-1, states.shape[1])
-            rows.append([one.row for one in found])
-            if totals is not None and search.tau is not None:
-                _, some = self._best(state, 0.0, self._partition, search.exclude[at])
-                totals[at] = log_sums(some[None].copy(), search.tau, [np.empty(0, dtype=np.int64)])[0]
-        return Hits(keys, logits, contexts, rows, totals)
+        """See `Reader.search`."""
+        states, exclude, totals = search.states, search.exclude, None
+        margins, size, rounding = slack(states, self._header.longest), self.size, _ROUNDING * self._header.bound
+        keys, logits = await best_fetched(self._fetch, states, search.t, exclude, margins, size, rounding)
+        if search.tau is not None:
+            _, some = await best_fetched(self._fetch, states, self._partition, exclude, 0 * margins, size, rounding)
+            totals = log_sums(some, search.tau, ())
+        return Hits.of(keys, logits, self._seen, states.shape[1], totals)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
-        return np.array([self._found[key].candidate for key in keys.tolist()]).reshape(-1, self._header.dim)
+        return np.array([self._candidates[key] for key in keys.tolist()]).reshape(-1, self._header.dim)
 
-    def _best(self, state: FloatArray, margin: float, t: int, exclude: IntArray) -> tuple[IntArray, FloatArray]:
-        barred = np.unique(exclude)
-        width = least = t + len(barred) + _MORE
-        near = margin + _ROUNDING * self._header.bound * float(np.linalg.norm(state))
-        while True:
-            width = min(width, self.size)
-            found = self._index.nearest(state, width) if width else []
-            self._found |= {one.key: one for one in found}
+    async def _fetch(self, states: FloatArray, width: int) -> list[tuple[IntArray, FloatArray]]:
+        """See `best_fetched`."""
+        near = []
+        for state in states:
+            found = self._index.nearest(state, width)
+            self._seen |= {one.key: (one.row, one.context) for one in found}
+            self._candidates |= {one.key: one.candidate for one in found}
             matrix = np.array([one.candidate for one in found], dtype=np.float32).reshape(-1, len(state))
-            values = matrix @ state
-            keys = np.array([one.key for one in found], dtype=np.int64)
-            left = ~np.isin(keys, barred)
-            best, logits = in_order(keys[left], values[left], margin, t)
-            whole = len(found) < width or width == self.size or width >= max(_MOST, least)
-            if whole or (len(best) == t and values.min() < logits[-1] - near):
-                return best, logits
-            width = max(8 * width, _MOST)
+            near.append((np.array([one.key for one in found], dtype=np.int64), matrix @ state))
+        return near
 
 
 def _parameter(make: Callable[..., VectorStore]) -> str:

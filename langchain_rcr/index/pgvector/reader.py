@@ -85,7 +85,7 @@ class PgVectorReader:
         self._transaction, self._approximate = transaction, approximate
         self._pool = pool or Pool(0, 0, "", 0)
         self._path: str | None = None
-        self._seen: dict[int, tuple[FloatArray, Row]] = {}
+        self._seen: dict[int, tuple[Row, FloatArray]] = {}
         self.size = self._pool.examples
 
     async def filter(self, where: Filter) -> None:
@@ -117,13 +117,8 @@ class PgVectorReader:
             raise InputError(msg)
         fetch, margins = partial(self._nearest, ship=True), slack(states, self._pool.longest)
         keys, logits = await best_fetched(fetch, states, search.t, exclude, margins, self.size)
-        contexts = np.zeros((*keys.shape, states.shape[1]), dtype=np.float32)
-        for place, key in np.ndenumerate(keys):
-            if key >= 0:
-                contexts[place] = self._seen[int(key)][0]
-        rows = [[self._seen[key][1] for key in line if key >= 0] for line in keys.tolist()]
         totals = None if search.tau is None else await self._log_partition(search, search.tau)
-        return Hits(keys, logits, contexts, rows, totals)
+        return Hits.of(keys, logits, self._seen, states.shape[1], totals)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
@@ -167,7 +162,7 @@ class PgVectorReader:
             rows = await self._ask(text, states[part], width=width, seen=[*self._seen])
             for n, key, apart, context, example_id, example, program in rows:
                 if n is None:
-                    self._seen[key] = _vector(context), Row(example_id, json.loads(example), program)
+                    self._seen[key] = Row(example_id, json.loads(example), program), _vector(context)
                 else:
                     near[part.start + n][key] = apart
         return near
