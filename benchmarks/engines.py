@@ -10,7 +10,8 @@ real ones; a query picks k = 4 greedily with λ = −0.3. `--fitted` takes those
 to questions and programs of COVR's sampler, with its own state and questions of combinations that are new. Each engine
 holds the same pool, one after the other in one process; `recall` is the share of the picks that exact search in memory
 makes, too, `same` the share of queries with all of them. Times are lower quartiles over the queries (one at a time) and
-over calls (64 at once), which other work on the machine hardly shows in; `add` is the time to fill the engine. Markdown goes to standard output, the figures to the file.
+over calls (64 at once), which other work on the machine hardly shows in; `add` is the time to fill the engine. Markdown
+goes to standard output, the figures to the file.
 """
 
 from __future__ import annotations
