@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from langchain_core.documents import Document
-from langchain_core.vectorstores import VectorStore
-
 from langchain_rcr.filters import AllOf, Compare, Filter
 
 Required: TypeAlias = dict[str, list[str]]
 """Fields, and the strings of which each must be one."""
 
 
-def _operators(_: VectorStore, required: Required) -> dict[str, Any]:
+def _operators(_: Any, required: Required) -> dict[str, Any]:
     parts: list[dict[str, Any]] = [{field: {"$in": values}} for field, values in required.items()]
     return parts[0] if len(parts) == 1 else {"$and": parts}
 
@@ -30,7 +27,7 @@ def _conditions(store: Any, required: Required) -> Any:
     )
 
 
-def _function(_: VectorStore, required: Required) -> Callable[[Document], bool]:
+def _function(_: Any, required: Required) -> Callable[[Any], bool]:
     return lambda document: all(document.metadata.get(field) in values for field, values in required.items())
 
 
@@ -43,7 +40,7 @@ DIALECTS: dict[str, Callable[[Any, Required], Any]] = {
 """Class of a store → what makes its own filter."""
 
 
-def store_filter(store: VectorStore, where: Filter) -> Any:
+def store_filter(store: Any, where: Filter) -> Any:
     """The store's own filter of what it can be told; None where it can't be told anything."""
     make, required = DIALECTS.get(type(store).__name__), _required(where)
     return None if make is None or not required else make(store, required)
