@@ -6,8 +6,8 @@ Tables: `gains`, `advantages` (the paper's Table 2) and `rewards` (its Table 6) 
 where a simulator stands for the language model; `covr` on COVR-10, with the small language model of this repository.
 What they have in common is computed once: each (split, seed, column) is an ordinary run of the trainer under
 runs/reinforcement/, so an interrupted benchmark goes on where it stopped, and those of a (split, seed) begin from the
-same policy. The file holds the settings and split → seed → column → figures in percent; Markdown goes to standard
-output.
+same policy. With `--judge FOLDER`, a language model that had no part in training or choice answers the same picks, too.
+The file holds the settings and split → seed → column → figures in percent; Markdown goes to standard output.
 """
 
 from __future__ import annotations
@@ -70,6 +70,8 @@ COMPARED = ("gains", "covr")
 
 
 METRICS = {"coverage": "coverage", "exact_match": "exact match", "jaccard": "structure Jaccard"}
+JUDGED = "exact match by "
+"""Of the metrics of `--judge`; the model folder's name follows."""
 
 
 def run_one(arguments: Any, split: str, seed: int) -> dict[str, dict[str, float]]:
@@ -92,7 +94,30 @@ def run_one(arguments: Any, split: str, seed: int) -> dict[str, dict[str, float]
                 kept = {metric: getattr(scores, metric) for metric in METRICS}
                 figures[shown] = {metric: value for metric, value in kept.items() if value is not None}
         figures[column]["as_before"] = float(fingerprint(run.checkpoint) == fingerprint(run.sft_checkpoint))
+        for judge in arguments.judge:
+            for selector, exact in judged(run, judge).items():
+                shown = {"rcr": column, "rcr_without_rl": WITHOUT}.get(selector, selector)
+                if shown in figures:
+                    figures[shown][f"{JUDGED}{judge.name}"] = exact
     return figures
+
+
+def judged(run: Any, judge: Path) -> dict[str, float]:
+    """By selector, exact match (%) of a run's picks with the answers of another language model."""
+    from rcr_trainer.data import read_split
+    from rcr_trainer.evaluation import EvaluationReport
+    from rcr_trainer.evaluation.exact_match import Answerer
+    from rcr_trainer.evaluation.picks import read_picks
+    from rcr_trainer.tasks import divide, open_language_model
+
+    llm = run.config.llm.model_copy(update={"model": str(judge)})
+    config = run.config.model_copy(update={"llm": llm, "output": run.path})
+    task = divide(config, read_split(run.path / "data"))
+    report = EvaluationReport.read(run.path)
+    with open_language_model(config, task) as model:
+        answerer = Answerer(model.generate, model.name, model.prompt, queries=config.evaluation.answer_queries)
+        answerer.answer_all(report, read_picks(run.path), task.spec)
+    return {name: scores.exact_match for name, scores in report.selectors.items() if scores.exact_match is not None}
 
 
 def task_of(table: str) -> str:
@@ -130,13 +155,19 @@ def markdown(table: str, cells: Cells, part: str) -> str:
     """The table for each metric, and what the trained columns gain."""
     first = next(iter(next(iter(cells.values())).values()))
     names = [WITHOUT, *TABLES[table], *(name for name in first if name not in (WITHOUT, *TABLES[table]))]
-    blocks = [_means(table, cells, names, metric, part) for metric in METRICS]
+    blocks = [_means(table, cells, names, metric, part) for metric in _metrics(cells)]
     return "\n\n".join([*blocks, _gains(table, cells, part)])
+
+
+def _metrics(cells: Cells) -> list[str]:
+    """Those of all tables, then the judges'."""
+    row = next(iter(next(iter(cells.values())).values()))
+    return [*METRICS, *(metric for metric in next(iter(row.values())) if metric.startswith(JUDGED))]
 
 
 def _title(table: str, metric: str, part: str) -> str:
     who = "simulated " if metric != "coverage" and task_of(table) == "geoquery" else ""
-    title = f"{who}{METRICS[metric]}, {'' if part == 'test' else f'{part} queries, '}%"
+    title = f"{who}{METRICS.get(metric, metric)}, {'' if part == 'test' else f'{part} queries, '}%"
     return title[0].upper() + title[1:]
 
 
@@ -160,14 +191,18 @@ def _means(table: str, cells: Cells, names: Sequence[str], metric: str, part: st
 def _gains(table: str, cells: Cells, part: str) -> str:
     """Paired differences: mean ± spread over all (split, seed), and how many of them gained and lost."""
     rows = [row for seeds in cells.values() for row in seeds.values()]
-    titles = " | ".join(_title(table, metric, part).replace("%", "points") for metric in METRICS)
-    lines = [f"| gain in each of {len(rows)} (split, seed) | {titles} | weights of SFT kept |", "|---" * 5 + "|"]
+    metrics = _metrics(cells)
+    titles = " | ".join(_title(table, metric, part).replace("%", "points") for metric in metrics)
+    lines = [
+        f"| gain in each of {len(rows)} (split, seed) | {titles} | weights of SFT kept |",
+        "|---" * (2 + len(metrics)) + "|",
+    ]
     pairs = [(name, WITHOUT) for name in TABLES[table]]
     if table in COMPARED:
         pairs += [(name, "best plain") for name in (WITHOUT, *TABLES[table])]
     for name, other in pairs:
         found = []
-        for metric in METRICS:
+        for metric in metrics:
             gains = [row[name][metric] - _figure(row, other, metric) for row in rows if metric in row[name]]
             up, down = (sum(sign * round(gain, 2) > 0 for gain in gains) for sign in (1, -1))
             found.append(f"{cell(gains, sign=True)} ({up} up, {down} down)" if gains else cell(gains))
@@ -191,6 +226,9 @@ def main() -> int:
     flags.add_argument("--table", choices=tuple(TABLES), required=True)
     flags.add_argument("--part", choices=("test", "dev"), default="test", help="which queries (default test)")
     flags.add_argument("--runs", type=Path, default=Path("runs/reinforcement"), help="folder for the runs")
+    flags.add_argument(
+        "--judge", type=Path, action="append", default=[], metavar="FOLDER", help="a local model that judges, too"
+    )
     flags.add_argument(
         "--set", type=setting, action="append", default=[], metavar="SECTION.NAME=VALUE", help="a setting, for trials"
     )

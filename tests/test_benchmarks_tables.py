@@ -67,6 +67,20 @@ def test_no_language_model_of_covr_is_called_simulated(reinforcement):
     assert "imulated" not in reinforcement.markdown("covr", CELLS, "test")
 
 
+def test_a_judge_has_a_table_and_a_column_of_gains_of_its_own(reinforcement):
+    judge = f"{reinforcement.JUDGED}wider"
+    judged = {"GRPO": 95, "w/o RL": 90, "bm25": 92, "oracle": 99}
+    cells = {"8": {"0": {name: {**CELLS["template_1"]["0"][name], judge: v} for name, v in judged.items()}}}
+    *_, table, gains = reinforcement.markdown("covr", cells, "test").split("\n\n")
+    assert table.splitlines()[::2] == [
+        "| Exact match by wider, % | w/o RL | GRPO | bm25 | oracle |",
+        "| 8 | 90.0 | 95.0 | 92.0 | 99.0 |",
+    ]
+    header, rule, first = gains.splitlines()[:3]
+    assert header.count("|") == rule.count("|") == first.count("|")
+    assert first.split("|")[5].strip() == "+5.0 (1 up, 0 down)"
+
+
 def test_rewards_are_named_by_reward(reinforcement):
     cells = {"template_1": {"0": {**CELLS["template_1"]["0"], "correctness": figures(62, as_before=0)}}}
     text = reinforcement.markdown("rewards", cells, "test")
