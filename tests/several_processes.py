@@ -6,9 +6,7 @@ As a script it trains: `several_processes.py FOLDER NAME…` leaves what comes o
 import contextlib
 import dataclasses
 import json
-import os
 import socket
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,6 +24,7 @@ from rcr_trainer.training.processes import ProcessError, Processes, join
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
 from training import train_grpo, train_sft
+from warm import Program
 
 from langchain_rcr.folds import Folds
 from langchain_rcr.items import Item
@@ -140,26 +139,15 @@ def start(arguments, *, count=2, cwd=None, environ=None):
         "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", **(environ or {}),
     }  # fmt: skip
     return [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", *map(str, arguments)],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-            cwd=cwd,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        Program(*arguments, environ={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}, cwd=cwd)
         for rank in range(count)
     ]
 
 
 def end(processes, timeout=100):
     """Wait for them; returns (exit code, stdout, stderr) of each."""
-    try:
-        said = [process.communicate(timeout=timeout) for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-    return [(process.returncode, *texts) for process, texts in zip(processes, said, strict=True)]
+    ended = [process.end(timeout) for process in processes]
+    return [(done.returncode, done.stdout, done.stderr) for done in ended]
 
 
 def read(folder, name, rank):

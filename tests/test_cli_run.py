@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 from rcr_trainer import cli
 from rcr_trainer.data import covr_split, write_split
 from rcr_trainer.runs import Run
@@ -94,7 +95,7 @@ def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(caps
         "runs.Run.log = kill\n"
         "cli.main(['run', 'demo.yaml'])"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, cwd=here)
+    result = warm.run("-c", script, cwd=here)
     assert result.returncode == -9
     folder = here / "runs" / "demo"
     made = (folder / "data" / "train.jsonl").stat().st_mtime_ns

@@ -92,6 +92,16 @@ evaluation: {steps: 4, selectors: [random]}
 tensorboard: false
 threads: 1
 """
+TRAIN = """
+from rcr_trainer import cli
+assert cli.main(["run", "demo.yaml"]) == 0
+for wrong in ("--model.bucket=3", "--model.ngrams=3"):
+    try:
+        ended = cli.main(["run", "demo.yaml", "--name=x", wrong])
+    except SystemExit as error:
+        ended = error.code
+    assert ended == 2
+"""
 SERVE = """
 from langchain_rcr import SequentialCompositionalRetriever
 retriever = SequentialCompositionalRetriever.from_pretrained("runs/demo/checkpoint", k=3)
@@ -130,19 +140,16 @@ def python(tmp_path):
 
 @pytest.mark.slow
 def test_trained_saved_served_and_refused_where_it_is_not_installed(python):
-    ran = python("-m", "rcr_trainer.cli", "run", "demo.yaml")
+    ran = python("-c", TRAIN)
     assert ran.returncode == 0, ran.stderr
+    assert "did you mean 'model.buckets'" in ran.stderr
+    assert "model.ngrams = '3' contradicts model.family = 'toy'" in ran.stderr
     served = python("-c", SERVE)
     assert served.stdout.split() == ["toy", "16", "halving", "3"], served.stderr
     refused = python("-c", SERVE, installed=False).stderr.splitlines()[-1]
     assert "unknown encoder family 'toy'" in refused
     assert "install" in refused
     assert "entry-point group 'langchain_rcr.families'" in refused
-    wrong = python("-m", "rcr_trainer.cli", "run", "demo.yaml", "--name=x", "--model.bucket=3").stderr
-    assert "did you mean 'model.buckets'" in wrong
-    wrong = python("-m", "rcr_trainer.cli", "run", "demo.yaml", "--name=x", "--model.ngrams=3").stderr
-    assert "model.ngrams" in wrong
-    assert "contradicts model.family = 'toy'" in wrong
 
 
 @pytest.mark.parametrize(

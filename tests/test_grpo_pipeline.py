@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 from rcr_trainer import cli
 from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
@@ -137,10 +137,8 @@ cli.main(['run', 'demo.yaml', '--resume', '--name', 'killed'])
 def test_a_run_killed_in_grpo_ends_like_an_undisturbed_one(here, where):
     assert cli.main(["run", "demo.yaml"]) == 0
     whole, killed = here / "runs" / "demo", here / "runs" / "killed"
-    result = subprocess.run(
-        [sys.executable, "-c", KILL.format(where=where)], capture_output=True, check=False, cwd=here
-    )
-    assert result.returncode == -9, result.stderr.decode()
+    result = warm.run("-c", KILL.format(where=where), cwd=here)
+    assert result.returncode == -9, result.stderr
     assert cli.main(["run", "demo.yaml", "--resume", "--name", "killed"]) == 0
     for checkpoint in ("checkpoint", "checkpoint-sft"):
         assert weights(killed / checkpoint) == weights(whole / checkpoint)

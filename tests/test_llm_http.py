@@ -5,10 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import os
-import signal
 import sqlite3
-import subprocess
-import sys
 import time
 import traceback
 from contextlib import closing
@@ -24,6 +21,7 @@ from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.openai_ import LONGEST_BODY
 from rcr_trainer.llm.opening import open_llm, wrap
 from rcr_trainer.llm.settings import LLMSettings
+from warm import Program
 
 pytestmark = pytest.mark.slow
 
@@ -364,10 +362,8 @@ with open_llm(LLMSettings(**settings), sys.argv[4]) as llm:
 """
 
 
-def child(server: OpenAIServer, kind: str, cache: Path, count: int) -> subprocess.Popen[str]:
-    here = str(Path(__file__).parent)
-    command = [sys.executable, "-c", CHILD, here, kind, server.base_url, str(cache), str(count)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+def child(server: OpenAIServer, kind: str, cache: Path, count: int) -> Program:
+    return Program("-c", CHILD, Path(__file__).parent, kind, server.base_url, cache, count)
 
 
 def kept(cache: Path) -> int:
@@ -388,8 +384,7 @@ def test_after_kill_9_nothing_that_was_paid_is_asked_again(kind: str, tmp_path: 
         deadline = time.monotonic() + 60
         while kept(cache) < 18 and time.monotonic() < deadline:
             time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
+        assert process.end(timeout=0).returncode == -9
         assert kept(cache) == 18
         assert sorted(server.paid) == sorted(prompts_of(18))
         server.fault_of = None
@@ -404,9 +399,9 @@ def test_processes_that_share_a_cache_go_on_with_the_same_answers(tmp_path: Path
     numbers = itertools.count()
     with OpenAIServer(lambda prompt: f"f ( {next(numbers)} )", delay=0.02) as server:
         processes = [child(server, "completion", tmp_path / "a.sqlite", 60) for _ in range(2)]
-        outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert outputs[0] == outputs[1] != ""
+        ended = [process.end() for process in processes]
+    assert [done.returncode for done in ended] == [0, 0]
+    assert ended[0].stdout == ended[1].stdout != ""
     assert kept(tmp_path / "a.sqlite") == 60
 
 

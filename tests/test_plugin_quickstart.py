@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import warm
 from toys import reseal
 
 from langchain_rcr import ExamplePool, TriEncoder
@@ -13,11 +14,12 @@ from langchain_rcr.pool import write_jsonl
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "examples" / "quickstart.py"
 
 
 def _quickstart(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-W", "error", str(ROOT / "examples" / "quickstart.py"), *arguments],
+        [sys.executable, "-W", "error", str(SCRIPT), *arguments],
         cwd=cwd,
         env={"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"},
         capture_output=True,
@@ -44,7 +46,7 @@ def test_it_shows_the_prompt_and_finds_what_it_adds(tmp_path: Path) -> None:
 
 
 def test_without_a_run_it_says_so_in_one_line(tmp_path: Path) -> None:
-    done = _quickstart(cwd=tmp_path)
+    done = warm.run(SCRIPT, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.splitlines() == [
@@ -53,7 +55,7 @@ def test_without_a_run_it_says_so_in_one_line(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_checkpoint_is_named_in_one_line(tmp_path: Path) -> None:
-    done = _quickstart("--run", str(tmp_path), cwd=tmp_path)
+    done = warm.run(SCRIPT, "--run", tmp_path, cwd=tmp_path)
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
     assert done.stderr.startswith(f"quickstart: {tmp_path} is not a complete checkpoint")

@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import warm
 from toys import reseal
 
 from langchain_rcr import ExamplePool, TriEncoder
@@ -72,7 +73,7 @@ def test_the_two_differ_in_one_line() -> None:
 
 
 def test_without_a_run_it_says_so_in_one_line(tmp_path: Path) -> None:
-    done = _swap(cwd=tmp_path)
+    done = warm.run(SCRIPT, cwd=tmp_path)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [
         "swap_the_selector: there is no runs/demo/checkpoint/pool.jsonl: `make demo` makes runs/demo, "

@@ -1,10 +1,9 @@
 """`--resume` with more epochs: a run goes on to its new end, and ends like one that had them from the start."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 from rcr_trainer import cli
 from rcr_trainer.runs import Run
 
@@ -75,8 +74,8 @@ def test_a_run_that_was_killed_goes_on_to_more_epochs(here):
         "runs.Run.log = die\ncli.main(sys.argv[1:])"
     )
     words = [*SFT, "--name=killed", "--sft.epochs=3"]
-    result = subprocess.run([sys.executable, "-c", kill, *words], capture_output=True, check=False)
-    assert result.returncode == -9, result.stderr.decode()
+    result = warm.run("-c", kill, *words)
+    assert result.returncode == -9, result.stderr
     done(*SFT, "--name=killed", "--sft.epochs=5", "--resume")
     done(*SFT, "--name=whole", "--sft.epochs=5")
     assert weights(here / "killed") == weights(here / "whole")

@@ -1,12 +1,11 @@
 """Runs on the user's own files when programs don't parse: none of them, some of them, or nearly no example at all."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+import warm
 from rcr_trainer import cli
 from rcr_trainer.data import covr_split, read_split, write_examples
 from rcr_trainer.errors import DataError
@@ -120,7 +119,7 @@ def test_a_run_killed_in_between_is_resumed_by_tokens(capsys, here, stage):
         "runs.Run._save = kill\n"
         "cli.main(['run', 'structure.yaml'])"
     )
-    killed = subprocess.run([sys.executable, "-c", script], capture_output=True, check=False, cwd=here)
+    killed = warm.run("-c", script, cwd=here)
     assert killed.returncode == -9, killed.stderr
     assert cli.main(["run", "structure.yaml", "--resume"]) == 0
     assert lines(capsys, "done before")
