@@ -14,6 +14,7 @@ langchain-community is not installed.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import resource
 import subprocess
@@ -22,6 +23,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     from langchain_rcr import SequentialCompositionalRetriever
     from langchain_rcr.index.base import PoolVectors
 
-K, LAM, BATCH, COLUMNS, FULL = 4, -0.3, 64, 2_000, 40
+K, LAM, BATCH, THREADS, COLUMNS, FULL = 4, -0.3, 64, 32, 2_000, 40
 SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
 DENSE = 200_000  # examples up to which structures are also laid out as a dense matrix, 8 kB each
 _ASKED = "a question"
@@ -166,7 +168,7 @@ def langchain_mmr(pool: np.ndarray, query: np.ndarray) -> Any:
 
 
 def selecting(size: int) -> dict[str, dict[str, float]]:
-    """One question and 64 of them, beyond encoding."""
+    """One question and 64 of them, together, from 32 threads or awaited at once, beyond encoding."""
     import faiss
     import numpy as np
 
@@ -197,13 +199,22 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
         sides[f"ours, dense, k = {k}"] = lambda of=deep: of.select_examples(asked)
         sides[f"ours, structures, k = {k}"] = lambda of=deeper: of.select_examples(asked)
     many = [_ASKED] * BATCH
-    return timed(sides) | timed(
-        {
-            "ours, dense, 64 together": lambda: ours.batch(many),
-            "ours, dense, in FAISS, 64 together": lambda: over_faiss.batch(many),
-            "ours, structures, 64 together": lambda: sparse.batch(many),
-        }
-    )
+    together: dict[str, Callable[[], Any]] = {
+        "ours, dense, 64 together": lambda: ours.batch(many),
+        "ours, dense, in FAISS, 64 together": lambda: over_faiss.batch(many),
+        "ours, structures, 64 together": lambda: sparse.batch(many),
+    }
+    with ThreadPoolExecutor(THREADS) as threads:
+        at_once: dict[str, Callable[[], Any]] = {}
+        for name, of in {"ours, dense": ours, "ours, structures": sparse, "LangChain MMR": mmr}.items():
+            if of is not None:
+                at_once[f"{name}, 32 threads"] = lambda of=of: list(threads.map(of.select_examples, [asked] * BATCH))
+                at_once[f"{name}, 64 awaited at once"] = lambda of=of: asyncio.run(_gathered(of, asked))
+        return timed(sides) | timed(together) | timed(at_once)
+
+
+async def _gathered(selector: Any, asked: dict[str, str]) -> None:
+    await asyncio.gather(*(selector.aselect_examples(asked) for _ in range(BATCH)))
 
 
 def adding(size: int) -> dict[str, dict[str, float]]:
@@ -358,6 +369,10 @@ RATIOS = (
     ("ours, dense, 64 together", "LangChain MMR"),
     ("ours, dense, in FAISS, 64 together", "LangChain MMR"),
     ("ours, structures, 64 together", "LangChain MMR"),
+    ("ours, dense, 32 threads", "LangChain MMR, 32 threads"),
+    ("ours, structures, 32 threads", "LangChain MMR, 32 threads"),
+    ("ours, dense, 64 awaited at once", "LangChain MMR, 64 awaited at once"),
+    ("ours, structures, 64 awaited at once", "LangChain MMR, 64 awaited at once"),
     ("ours, adding 1,000", "FAISS with the same checks, adding 1,000"),
     ("loading: ours", "loading: FAISS.load_local"),
     ("embeddings", "the model's forward pass"),
