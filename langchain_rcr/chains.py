@@ -12,23 +12,9 @@ from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.language_models import BaseLLM
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
-from langchain_core.prompts import (
-    BasePromptTemplate,
-    ChatPromptTemplate,
-    FewShotChatMessagePromptTemplate,
-    FewShotPromptTemplate,
-    HumanMessagePromptTemplate,
-)
-from langchain_core.runnables import (
-    Runnable,
-    RunnableConfig,
-    RunnableLambda,
-    RunnableSequence,
-    RunnableSerializable,
-    RunnableWithFallbacks,
-)
-from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
-from langchain_core.runnables.configurable import DynamicRunnable
+from langchain_core.prompts import BasePromptTemplate
+from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableSerializable
+from langchain_core.runnables.base import coerce_to_runnable
 from pydantic import ConfigDict, Field
 
 from langchain_rcr.answers import Reading, candidates, read_answer
@@ -37,11 +23,18 @@ from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.prompt import APPENDIX_D, Prompt
-from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt, prompt_keys, prompt_of
+from langchain_rcr.prompting import (
+    PICKED,
+    PickedExamples,
+    chat_few_shot_prompt,
+    completes,
+    few_shot_prompt,
+    innermost,
+    prompt_for,
+    prompt_keys,
+    with_picks,
+)
 from langchain_rcr.retriever import SequentialCompositionalRetriever
-
-PICKED = "picked_examples"
-"""The prompt variable that passes the picks from the retriever to the prompt."""
 
 _LONGEST_QUOTE = 2000
 """Characters of a bad answer that are quoted to the model: the user has paid for a rambling answer once already."""
@@ -127,7 +120,7 @@ def semantic_parsing_chain(
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
             raise InputError(f"{name} must be a whole number from 0 on, not {number!r}")
     if drafts:  # before any call is paid for
-        inner = _innermost(retriever)
+        inner = innermost(retriever)
         if not isinstance(inner, SequentialCompositionalRetriever):
             raise InputError(f"drafts need a SequentialCompositionalRetriever, not {type(inner).__name__}")
         inner.store.encoder.check_drafts()
@@ -137,10 +130,10 @@ def semantic_parsing_chain(
     variables = getattr(prompt, "input_variables", [])
     if query_key is None and len(variables) == 1:
         query_key = variables[0]
-    keys = prompt_keys(_innermost(retriever), source_key, target_key, query_key)
+    keys = prompt_keys(innermost(retriever), source_key, target_key, query_key)
     labels = APPENDIX_D.labels
     if prompt is None or isinstance(prompt, Prompt):
-        picked, names = _PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
+        picked, names = PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
         own = prompt or prompt_for(llm, retriever, "appendix_d", "chat")
         as_text = completes(llm) and own.form == "text"
         written = few_shot_prompt if as_text else chat_few_shot_prompt
@@ -149,7 +142,7 @@ def semantic_parsing_chain(
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
             model = model.bind(stop=list(own.stop))
     language = parser if isinstance(parser, str) else None
-    fed = _fed(prompt)
+    fed = with_picks(prompt)
     if fed is None:
         advice = "give one with an example_selector, as few_shot_prompt makes it"
         raise InputError(f"prompt has no place for the picks: {advice}")
@@ -165,16 +158,6 @@ def semantic_parsing_chain(
         query_key=keys.query,
         labels=labels,
     )
-
-
-def prompt_for(llm: Any, retriever: object, text: str, chat: str) -> Prompt:
-    """The prompt that a retriever's checkpoint was trained with, else the one of the name for this kind of model."""
-    return prompt_of(_innermost(retriever)) or Prompt(name=text if completes(llm) else chat)
-
-
-def completes(llm: Any) -> bool:
-    """Whether a model goes on with a text, unlike a chat model."""
-    return isinstance(_innermost(coerce_to_runnable(llm)), BaseLLM)
 
 
 class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProgram]):
@@ -304,7 +287,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         asked_for: Any = variables
         if picker is self.retriever:
             asked_for = " ".join(variables[key] for key in self._input_keys())
-        ours = _innermost(self.retriever)
+        ours = innermost(self.retriever)
         if isinstance(ours, SequentialCompositionalRetriever) and ours.picks_within and "filter" not in options:
             options = {**options, "filter": ours.filter_for(variables)}
         answers: tuple[str, ...] = ()
@@ -350,7 +333,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
 
     def _input_keys(self) -> list[str]:
         """The variables that make up the retriever's query, as LangChain's selectors order them."""
-        return sorted(getattr(_innermost(self.retriever), "input_keys", None) or [self.query_key])
+        return sorted(getattr(innermost(self.retriever), "input_keys", None) or [self.query_key])
 
     def _read(self, output: Any) -> tuple[str, Reading, Any]:
         """The answer, the program in it, and what running that gave."""
@@ -414,35 +397,6 @@ def _quoted(text: str) -> str:
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
-class _PickedExamples(BaseExampleSelector):
-    """Passes the examples that were already picked, one of the prompt's variables, to the prompt."""
-
-    def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return list(input_variables[PICKED])
-
-    async def aselect_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        return self.select_examples(input_variables)
-
-    def add_example(self, example: Mapping[str, Any]) -> None:
-        raise NotImplementedError("examples are added to the retriever of the chain")
-
-
-def _fed(part: Any) -> Any:
-    """A copy of a prompt, or of a part of one, whose selector is `_PickedExamples`; None: it has no selector."""
-    if isinstance(part, FewShotPromptTemplate | FewShotChatMessagePromptTemplate):
-        fed = {"example_selector": _PickedExamples()}
-        return None if part.example_selector is None else part.model_copy(update=fed)
-    if isinstance(part, HumanMessagePromptTemplate):
-        within = _fed(part.prompt)
-        return None if within is None else part.model_copy(update={"prompt": within})
-    if isinstance(part, ChatPromptTemplate):
-        parts = [_fed(one) for one in part.messages]
-        if any(one is not None for one in parts):
-            both = zip(parts, part.messages, strict=True)
-            return part.model_copy(update={"messages": [old if new is None else new for new, old in both]})
-    return None
-
-
 def _parse_function(parser: object) -> Callable[[str], Any]:
     if isinstance(parser, str):
         return get_parser(parser).parse
@@ -452,21 +406,6 @@ def _parse_function(parser: object) -> Callable[[str], Any]:
         if callable(parser):
             return parser
     raise InputError(f"parser must be a language, an object with parse(text), or a function, not {parser!r}")
-
-
-def _innermost(runnable: object) -> object:
-    """The model or retriever inside its wrappings."""
-    while True:
-        if isinstance(runnable, RunnableBindingBase):
-            runnable = runnable.bound
-        elif isinstance(runnable, RunnableSequence):
-            runnable = runnable.first
-        elif isinstance(runnable, RunnableWithFallbacks):
-            runnable = runnable.runnable
-        elif isinstance(runnable, DynamicRunnable):
-            runnable = runnable.default
-        else:
-            return runnable
 
 
 def _text(output: object) -> str:

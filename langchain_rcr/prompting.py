@@ -1,4 +1,4 @@
-"""A `Prompt` as LangChain's prompts: one text, or the messages of a chat, with a place for selected examples."""
+"""A `Prompt` as LangChain's prompts, one text or the messages of a chat, and the place for examples in any of these."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from langchain_core.example_selectors import BaseExampleSelector
+from langchain_core.language_models import BaseLLM
 from langchain_core.prompts import (
     ChatPromptTemplate,
     FewShotChatMessagePromptTemplate,
@@ -14,10 +15,16 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 from langchain_core.prompts.string import DEFAULT_FORMATTER_MAPPING
+from langchain_core.runnables import RunnableSequence, RunnableWithFallbacks
+from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
+from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.prompt import APPENDIX_D, Prompt, renamed
 from langchain_rcr.retriever import SequentialCompositionalRetriever
+
+PICKED = "picked_examples"
+"""The prompt variable that passes the picks from the retriever to the prompt."""
 
 
 class FewShotPrompt(FewShotPromptTemplate):
@@ -256,3 +263,60 @@ def _checked(examples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list
 
 def _as_many(selector: BaseExampleSelector) -> str:
     return f"… (as many as {type(selector).__name__} picks)"
+
+
+def prompt_for(llm: Any, retriever: object, text: str, chat: str) -> Prompt:
+    """The prompt that a retriever's checkpoint was trained with, else the one of the name for this kind of model."""
+    return prompt_of(innermost(retriever)) or Prompt(name=text if completes(llm) else chat)
+
+
+def completes(llm: Any) -> bool:
+    """Whether a model goes on with a text, unlike a chat model."""
+    return isinstance(innermost(coerce_to_runnable(llm)), BaseLLM)
+
+
+def innermost(runnable: object) -> object:
+    """The model or retriever inside its wrappings."""
+    while True:
+        if isinstance(runnable, RunnableBindingBase):
+            runnable = runnable.bound
+        elif isinstance(runnable, RunnableSequence):
+            runnable = runnable.first
+        elif isinstance(runnable, RunnableWithFallbacks):
+            runnable = runnable.runnable
+        elif isinstance(runnable, DynamicRunnable):
+            runnable = runnable.default
+        else:
+            return runnable
+
+
+class PickedExamples(BaseExampleSelector):
+    """Passes the examples that were already picked, one of the prompt's variables, to the prompt."""
+
+    def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """The examples under `PICKED`."""
+        return list(input_variables[PICKED])
+
+    async def aselect_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """`select_examples`, without a thread."""
+        return self.select_examples(input_variables)
+
+    def add_example(self, example: Mapping[str, Any]) -> None:
+        """Refuse: it keeps none."""
+        raise NotImplementedError("examples are added to the retriever of the chain")
+
+
+def with_picks(part: Any) -> Any:
+    """A copy of a prompt, or of a part of one, whose selector is `PickedExamples`; None: it has no selector."""
+    if isinstance(part, FewShotPromptTemplate | FewShotChatMessagePromptTemplate):
+        fed = {"example_selector": PickedExamples()}
+        return None if part.example_selector is None else part.model_copy(update=fed)
+    if isinstance(part, HumanMessagePromptTemplate):
+        within = with_picks(part.prompt)
+        return None if within is None else part.model_copy(update={"prompt": within})
+    if isinstance(part, ChatPromptTemplate):
+        parts = [with_picks(one) for one in part.messages]
+        if any(one is not None for one in parts):
+            both = zip(parts, part.messages, strict=True)
+            return part.model_copy(update={"messages": [old if new is None else new for new, old in both]})
+    return None
