@@ -27,12 +27,7 @@ def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, sou
     """
     if not isinstance(variables, Mapping):
         raise InputError(f"input_variables must be a mapping of names to values, not {type(variables).__name__}")
-    if input_keys:
-        keys = sorted(input_keys)
-    elif source_key in variables:
-        keys = [source_key]
-    else:
-        keys = list(variables)
+    keys = sorted(input_keys or ([source_key] if source_key in variables else variables))
     names = ", ".join(repr(key) for key in variables) or "nothing"
     lacking = [key for key in keys if key not in variables]
     if lacking:

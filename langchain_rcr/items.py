@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
-
-View = Literal["source", "target", "both"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,17 +17,7 @@ class Item:
     source: str
     target: str = ""
 
-
-def render(item: Item, view: View) -> str:
-    """The text of an item that a text encoder reads.
-
-    Args:
-        item: a query or an example.
-        view: the question, the program, or both on a line each.
-
-    Returns:
-        One string. A query looks the same under "source" and "both".
-    """
-    if view == "source" or not item.target:
-        return item.source
-    return item.target if view == "target" else f"{item.source}\n{item.target}"
+    @property
+    def text(self) -> str:
+        """What a text encoder reads: the question and, on a line of its own, the program if there is one."""
+        return f"{self.source}\n{self.target}" if self.target else self.source

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.files import write_text
+from langchain_rcr.folds import text_hash
 from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.prompt import APPENDIX_D
@@ -115,10 +116,8 @@ class ExamplePool:
 
         A hash of each program's key, the same in every process, so that pools can grow and be pickled.
         """
-        keys = {item.target for item in self._items}
-        number = {text: blake2b(self.spec.key(text).encode(), digest_size=8).digest() for text in keys}
-        digests = b"".join(number[item.target] for item in self._items)
-        return np.frombuffer(digests, dtype="<i8").astype(np.int64)
+        number = {text: text_hash(self.spec.key(text)) for text in {item.target for item in self._items}}
+        return np.array([number[item.target] for item in self._items], dtype=np.int64)
 
     def _copy(self) -> ExamplePool:
         pool = copy.copy(self)

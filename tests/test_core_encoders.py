@@ -61,7 +61,7 @@ def encoder(request):
         return LinearEncoder(backbone, vocabulary, init=-0.3, ngram_init=0.7, scale=2.0, seed=4)
     if request.param == "embeddings projected":
         return LinearEncoder(backbone, vocabulary, dim=5, ngram_init=0.7, queries=True, seed=4)
-    return LinearEncoder(backbone, None, view="source")
+    return LinearEncoder(backbone)
 
 
 def test_shapes_and_determinism(encoder):
@@ -235,10 +235,10 @@ def test_the_pool_is_featurised_once_for_both_encoders(bert):
 
 def test_encoders_that_read_differently_get_their_own_features():
     vocabulary = NgramVocabulary.fit(ITEMS, 2)
-    query, candidate = (
-        LinearEncoder(None, vocabulary, ngram_init=1.0, dim=6, view=view) for view in ("both", "source")
+    other = NgramVocabulary.fit(ITEMS, 1)
+    query, context, candidate = (
+        LinearEncoder(None, known, ngram_init=1.0, dim=6) for known in (vocabulary, other, vocabulary)
     )
-    context = LinearEncoder(None, vocabulary, ngram_init=1.0, dim=6, view="target")
     model = TriEncoder(query, context, candidate, get_family("lexical").settings())
     pool = model.encode_pool(ITEMS)
     np.testing.assert_array_equal(pool.context, model.context.encode(ITEMS))

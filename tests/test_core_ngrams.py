@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from langchain_rcr.families.ngrams import NgramEmbedding, NgramVocabulary, ngrams
-from langchain_rcr.items import Item, render
+from langchain_rcr.items import Item
 
 torch.set_num_threads(1)
 
@@ -27,17 +27,16 @@ def bag(bags, row):
 
 def test_ngrams_by_hand():
     item = Item("Big,  río_1?", "f( x >= 'y' )")  # brackets, commas and quotes stand between words, not for one
-    assert list(ngrams(item, 2, "source")) == ["big", "río_1", "big río_1"]
+    assert list(ngrams(Item(item.source), 2)) == ["big", "río_1", "big río_1"]
     marked = ["⇒f", "⇒x", "⇒>=", "⇒y", "⇒f x", "⇒x >=", "⇒>= y"]
-    assert list(ngrams(item, 2, "target")) == marked
-    assert list(ngrams(item, 2, "both")) == ["big", "río_1", "big río_1", *marked]
-    assert list(ngrams(Item("a"), 3, "both")) == ["a"]
-    assert list(ngrams(Item("", ""), 3, "both")) == []
+    assert list(ngrams(Item("", item.target), 2)) == marked
+    assert list(ngrams(item, 2)) == ["big", "río_1", "big río_1", *marked]
+    assert list(ngrams(Item("a"), 3)) == ["a"]
+    assert list(ngrams(Item("", ""), 3)) == []
 
 
 def test_what_a_text_encoder_reads():
-    assert [render(Item("q", "p"), view) for view in ("source", "target", "both")] == ["q", "p", "q\np"]
-    assert [render(Item("q"), view) for view in ("source", "target", "both")] == ["q"] * 3
+    assert [Item("q", "p").text, Item("q").text] == ["q\np", "q"]
 
 
 def test_inverse_document_frequencies_by_hand():
@@ -52,10 +51,10 @@ def test_inverse_document_frequencies_by_hand():
 def test_bags_equal_a_slow_reference():
     vocabulary = NgramVocabulary.fit(ITEMS, 3)
     items = [*ITEMS, Item("of of of texas unknown"), Item("nothing known"), Item("")]
-    bags = vocabulary.bags(items, "both")
+    bags = vocabulary.bags(items)
     assert len(bags) == len(items)
     for row, item in enumerate(items):
-        counts = Counter(g for g in ngrams(item, 3, "both") if g in vocabulary.idf)
+        counts = Counter(g for g in ngrams(item, 3) if g in vocabulary.idf)
         weights = {g: (1 + math.log(c)) * vocabulary.idf[g] for g, c in counts.items()}
         norm = math.sqrt(sum(w * w for w in weights.values()))
         indices, found = bag(bags, row)
@@ -71,8 +70,8 @@ def test_bags_equal_a_slow_reference():
 def test_selected_rows_are_the_bags_of_those_rows(rows):
     vocabulary = NgramVocabulary.fit(ITEMS, 2)
     items = [*ITEMS, Item("texas capital"), Item("zzz"), Item("ohio", "answer(ohio)")]
-    selected = vocabulary.bags(items, "both").select(np.array(rows, dtype=np.int64))
-    expected = vocabulary.bags([items[row] for row in rows], "both")
+    selected = vocabulary.bags(items).select(np.array(rows, dtype=np.int64))
+    expected = vocabulary.bags([items[row] for row in rows])
     for have, want in zip(
         (selected.columns, selected.values, selected.starts),
         (expected.columns, expected.values, expected.starts),
@@ -84,7 +83,7 @@ def test_selected_rows_are_the_bags_of_those_rows(rows):
 
 def test_an_embedded_bag_is_the_weighted_sum():
     vocabulary = NgramVocabulary.fit(ITEMS, 2)
-    bags = vocabulary.bags([*ITEMS, Item("zzz")], "both")
+    bags = vocabulary.bags([*ITEMS, Item("zzz")])
     module = NgramEmbedding(len(vocabulary), 5, 1.0, torch.Generator().manual_seed(0))
     out = module(bags)
     assert out.shape == (4, 5)
@@ -93,12 +92,12 @@ def test_an_embedded_bag_is_the_weighted_sum():
         expected = (module.bag.weight[indices] * torch.from_numpy(weights)[:, None]).sum(0)
         torch.testing.assert_close(out[row], expected)
     assert out[3].tolist() == [0.0] * 5
-    assert module(vocabulary.bags([], "both")).shape == (0, 5)
+    assert module(vocabulary.bags([])).shape == (0, 5)
 
 
 def test_gradients_are_the_weights():
     vocabulary = NgramVocabulary.fit(ITEMS, 1)
-    bags = vocabulary.bags(ITEMS[:1], "both")
+    bags = vocabulary.bags(ITEMS[:1])
     module = NgramEmbedding(len(vocabulary), 2, 1.0, torch.Generator().manual_seed(0))
     module(bags).sum().backward()
     expected = np.zeros((len(vocabulary), 2), dtype=np.float32)
@@ -120,8 +119,8 @@ def test_json_gives_back_the_same_vocabulary():
     again = NgramVocabulary.from_json(json.loads(json.dumps(vocabulary.to_json())))
     assert list(again.idf.items()) == list(vocabulary.idf.items())
     assert (again.longest, again.digest) == (2, vocabulary.digest)
-    weights = vocabulary.bags(ITEMS, "both").values
-    np.testing.assert_array_equal(again.bags(ITEMS, "both").values, weights)
+    weights = vocabulary.bags(ITEMS).values
+    np.testing.assert_array_equal(again.bags(ITEMS).values, weights)
 
 
 def test_digests_tell_vocabularies_apart():
@@ -135,13 +134,13 @@ def test_digests_tell_vocabularies_apart():
 def test_a_megabyte_is_fast(text):
     vocabulary = NgramVocabulary.fit(ITEMS, 3)
     began = time.perf_counter()
-    bags = vocabulary.bags([Item(text, text)], "both")
+    bags = vocabulary.bags([Item(text, text)])
     assert time.perf_counter() - began < 0.5
     assert len(bags) == 1
 
 
 def test_an_empty_vocabulary():
     vocabulary = NgramVocabulary.fit([], 2)
-    bags = vocabulary.bags(ITEMS, "both")
+    bags = vocabulary.bags(ITEMS)
     module = NgramEmbedding(len(vocabulary), 3, 1.0, torch.Generator().manual_seed(0))
     assert module(bags).tolist() == [[0.0] * 3] * 3

@@ -61,7 +61,7 @@ class TransformerBackbone:
     symmetric = True
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256) -> None:
-        encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, view="source", normalize=True)
+        encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, normalize=True)
         self._encoder = encoder.eval().requires_grad_(False)
         self.dim = encoder.dim
 

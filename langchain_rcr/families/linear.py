@@ -15,7 +15,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import NgramEmbedding, NgramVocabulary
-from langchain_rcr.items import Item, View
+from langchain_rcr.items import Item
 from langchain_rcr.rows import SparseRows
 
 
@@ -41,7 +41,6 @@ class LinearEncoder(Encoder):
         backbone: the frozen text encoder; it reads the question, whose wording a query shares. None: n-grams alone.
         vocabulary: the n-grams; None for none.
         dim: D; None for the backbone's own.
-        view: which texts the n-grams are of.
         init: W starts as init · I (init · a fixed random projection where D ≠ d), the n-gram vectors as init · a
             shared random draw. E_z starts with a negative value: what is picked is needed less.
         ngram_init: scale of the n-gram vectors at the start, relative to the frozen vectors.
@@ -53,7 +52,7 @@ class LinearEncoder(Encoder):
         InputError: neither `dim` nor a backbone says how long the vectors are.
     """
 
-    arguments = ("dim", "view", "scale", "queries")
+    arguments = ("dim", "scale", "queries")
     vocabularies: ClassVar = {"vocabulary": NgramVocabulary}
 
     def __init__(
@@ -62,7 +61,6 @@ class LinearEncoder(Encoder):
         vocabulary: NgramVocabulary | None = None,
         *,
         dim: int | None = None,
-        view: View = "both",
         init: float = 1.0,
         ngram_init: float = 0.0,
         scale: float = 1.0,
@@ -71,7 +69,7 @@ class LinearEncoder(Encoder):
     ) -> None:
         super().__init__()
         self.backbone, self.vocabulary, self.queries = backbone, vocabulary, queries
-        self.view, self.scale = view, scale
+        self.scale = scale
         width = 0 if backbone is None else backbone.dim
         self.dim = dim or width
         if not self.dim:
@@ -92,7 +90,7 @@ class LinearEncoder(Encoder):
         vectors = np.zeros((len(items), 0), dtype=np.float32)
         if self.backbone is not None:
             vectors = self.backbone.embed([item.source for item in items], queries=self.queries)
-        return FrozenVectors(vectors, None if self.vocabulary is None else self.vocabulary.bags(items, self.view))
+        return FrozenVectors(vectors, None if self.vocabulary is None else self.vocabulary.bags(items))
 
     def forward(self, features: FrozenVectors) -> Tensor:
         """(N, D)."""
@@ -105,6 +103,6 @@ class LinearEncoder(Encoder):
         return vectors
 
     def reads(self) -> tuple[Any, ...]:
-        """Backbone and role, vocabulary and view."""
+        """Backbone and role, and the vocabulary."""
         role = self.queries and self.backbone is not None and not self.backbone.symmetric
-        return (id(self.backbone), role, None if self.vocabulary is None else (self.vocabulary.digest, self.view))
+        return (id(self.backbone), role, None if self.vocabulary is None else self.vocabulary.digest)

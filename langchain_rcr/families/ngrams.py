@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from langchain_rcr.families.encoder import Vocabulary
-from langchain_rcr.items import Item, View
+from langchain_rcr.items import Item
 from langchain_rcr.rows import SparseRows
 
 _TOKEN = re.compile(r"\w+|[<>=!+*/%&|^~$@#:-]+")
@@ -22,14 +22,12 @@ _MAX_TOKENS = 2048
 """Tokens read of one text: a pasted document must not stall a query."""
 
 
-def ngrams(item: Item, longest: int, view: View, gap: int = 0) -> Iterator[str]:
+def ngrams(item: Item, longest: int, gap: int = 0) -> Iterator[str]:
     """The n-grams (n = 1 … longest) of an item, lower case; those of the program start with "⇒".
 
     With a gap, also pairs of words with 1 … gap others between them, and the first and the last word as such.
     """
     for mark, text in (("", item.source), ("⇒", item.target)):
-        if not text or view == ("target" if not mark else "source"):
-            continue
         tokens = _TOKEN.findall(text[: 16 * _MAX_TOKENS].lower())[:_MAX_TOKENS]
         for n in range(1, longest + 1):
             for start in range(len(tokens) - n + 1):
@@ -63,7 +61,7 @@ class NgramVocabulary(Vocabulary):
         frequency: Counter[str] = Counter()
         count = 0
         for item in items:
-            frequency.update(set(ngrams(item, longest, "both", gap)))
+            frequency.update(set(ngrams(item, longest, gap)))
             count += 1
         kept = sorted(frequency, key=lambda ngram: (-frequency[ngram], ngram))[:max_size]
         return cls({ngram: round(float(np.log1p(count / frequency[ngram])), 4) for ngram in kept}, longest, gap)
@@ -71,11 +69,11 @@ class NgramVocabulary(Vocabulary):
     def __len__(self) -> int:
         return len(self.idf)
 
-    def bags(self, items: Sequence[Item], view: View) -> SparseRows:
+    def bags(self, items: Sequence[Item]) -> SparseRows:
         """(N, V) known n-grams of each item, weighted by log-scaled count × idf, rows scaled to length 1."""
         rows = []
         for item in items:
-            known = Counter(self._number[g] for g in ngrams(item, self.longest, view, self.gap) if g in self._number)
+            known = Counter(self._number[g] for g in ngrams(item, self.longest, self.gap) if g in self._number)
             rows.append(known)
         lengths = [len(row) for row in rows]
         columns = np.fromiter((g for row in rows for g in row), dtype=np.int32, count=sum(lengths))

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoder import Encoder, check_digest
 from langchain_rcr.files import digest, read_json, write_json
-from langchain_rcr.items import Item, View, render
+from langchain_rcr.items import Item
 from langchain_rcr.progress import track
 from langchain_rcr.section import show
 
@@ -243,13 +243,11 @@ class TransformerEncoder(Encoder):
         base: hub name, local folder or `package:NAME`.
         pooling: mean or CLS.
         max_length: tokens read of a text.
-        view: which texts of an item it reads.
-        scale: a constant factor on the vectors.
         normalize: scale each vector to length 1 first (sentence encoders; the paper's BERT doesn't).
     """
 
     batch_size = 64
-    arguments = ("pooling", "max_length", "view", "scale", "normalize")
+    arguments = ("pooling", "max_length", "normalize")
 
     def __init__(
         self,
@@ -257,31 +255,29 @@ class TransformerEncoder(Encoder):
         *,
         pooling: Pooling = "mean",
         max_length: int = 256,
-        view: View = "both",
-        scale: float = 1.0,
         normalize: bool = False,
     ) -> None:
         super().__init__()
         self.text = PooledTransformer(base, pooling=pooling, max_length=max_length)
         self.dim, self.pooling, self.max_length = self.text.dim, pooling, self.text.max_length
-        self.view, self.scale, self.normalize = view, scale, normalize
+        self.normalize = normalize
 
     def featurize(self, items: Sequence[Item]) -> Tokens:
         """The items' token ids."""
-        return self.text.tokenize([render(item, self.view) for item in items])
+        return self.text.tokenize([item.text for item in items])
 
     def forward(self, features: Tokens) -> Tensor:
         """(N, D)."""
         out: Tensor = self.text(features)
-        return self.scale * (nn.functional.normalize(out, dim=-1) if self.normalize else out)
+        return nn.functional.normalize(out, dim=-1) if self.normalize else out
 
     def order(self, features: Tokens) -> NDArray[np.int64]:
         """Longest first."""
         return np.argsort([-len(ids) for ids in features.ids], kind="stable")
 
     def reads(self) -> tuple[Any, ...]:
-        """Tokenizer, its limit and the view."""
-        return (self.text.vocabulary, self.max_length, self.view)
+        """The tokenizer and its limit."""
+        return (self.text.vocabulary, self.max_length)
 
     def settings(self) -> dict[str, Any]:
         """See `Encoder.settings`."""

@@ -21,37 +21,23 @@ from langchain_rcr.programs.tree import Tree, unfold
 
 _MAX_CHARACTERS = 400_000  # takes about a second if the statements are as short as possible
 
-_SIGNS: dict[type[ast.AST], str] = {
-    ast.Add: "+",
-    ast.Sub: "-",
-    ast.Mult: "*",
-    ast.MatMult: "@",
-    ast.Div: "/",
-    ast.FloorDiv: "//",
-    ast.Mod: "%",
-    ast.Pow: "**",
-    ast.LShift: "<<",
-    ast.RShift: ">>",
-    ast.BitOr: "|",
-    ast.BitXor: "^",
-    ast.BitAnd: "&",
-    ast.UAdd: "+",
-    ast.USub: "-",
-    ast.Invert: "~",
-    ast.Not: "not",
-    ast.And: "and",
-    ast.Or: "or",
-    ast.Eq: "==",
-    ast.NotEq: "!=",
-    ast.Lt: "<",
-    ast.LtE: "<=",
-    ast.Gt: ">",
-    ast.GtE: ">=",
-    ast.Is: "is",
-    ast.IsNot: "is not",
-    ast.In: "in",
-    ast.NotIn: "not in",
-}
+
+def _sign(op: Any) -> str:
+    """An operator as Python writes it."""
+    x = ast.Name("x")
+    if isinstance(op, ast.unaryop):
+        return ast.unparse(ast.UnaryOp(op, x)).removesuffix("x").strip()
+    if isinstance(op, ast.boolop):
+        written = ast.unparse(ast.BoolOp(op, [x, x]))
+    elif isinstance(op, ast.cmpop):
+        written = ast.unparse(ast.Compare(x, [op], [x]))
+    else:
+        written = ast.unparse(ast.BinOp(x, op, x))
+    return written[1:-1].strip()
+
+
+_KINDS = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
+_SIGNS: dict[type[ast.AST], str] = {op: _sign(op()) for kind in _KINDS for op in kind.__subclasses__()}
 
 # What `unfold` carries: a piece of syntax, or a (label, pieces) pair for a node that ast doesn't have.
 _Piece = ast.AST | tuple[str, Sequence[Any]]

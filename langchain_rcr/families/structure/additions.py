@@ -131,7 +131,7 @@ class NewLabels:
     def _present(self, questions: Sequence[Item]) -> csr_array:
         """(N, F + 1) which of the added questions' phrases these have; see `cues.incidence`."""
         count = len(self._phrases)
-        return cues.incidence(self._phrases.bags(questions, "source"), np.arange(count), count)
+        return cues.incidence(self._phrases.bags(questions), np.arange(count), count)
 
 
 def _threshold(low: NDArray[np.float32], high: NDArray[np.float32]) -> float:

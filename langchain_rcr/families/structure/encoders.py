@@ -178,7 +178,7 @@ class NeedEncoder(Encoder):
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((len(inventory.words[0]), width), dtype=np.float32)
         self.token_bags = TokenBags()
-        self.landmarks = Landmarks(Views(unread[:0], unread[:0, :0], vocabulary.bags([], "source")), unread)
+        self.landmarks = Landmarks(Views(unread[:0], unread[:0, :0], vocabulary.bags([])), unread)
         self.dual = nn.Parameter(torch.zeros(0, columns))
         self.register_buffer("learnt", torch.zeros(0, 2, dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(columns))
@@ -288,7 +288,7 @@ class NeedEncoder(Encoder):
 
     def views(self, items: Sequence[Item]) -> Views:
         """The questions as the kernel sees them; the backbone reads each once."""
-        bags = self.vocabulary.bags(items, "source")
+        bags = self.vocabulary.bags([Item(item.source) for item in items])
         if not len(self.token_bags.anchors):
             return Views(self._vectors(items), np.zeros((len(items), 0), dtype=np.float32), bags)
         read: Any = getattr(self.backbone, "read", None)

@@ -22,7 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.items import Item, render
+from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import in_blocks
 from rcr_trainer.baselines.contrast import Ranking, States, contrast
@@ -125,7 +125,7 @@ class Se2TriSelector(Se2Selector):
 
 def appended(question: str, picks: Sequence[Item]) -> str:
     """What the encoder of queries reads: the chosen examples, then the question."""
-    return "\n".join([*(render(pick, "both") for pick in picks), question])
+    return "\n".join([*(pick.text for pick in picks), question])
 
 
 def sequences(

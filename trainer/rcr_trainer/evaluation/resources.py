@@ -154,7 +154,7 @@ def _opener(config: Settings) -> Callable[[str, str], Embed]:
 
     def opened(selector: str, base: str) -> Embed:
         name = getattr(config.evaluation, selector, base)
-        encoder = TransformerEncoder(name, max_length=config.model.max_length, view="source").to(device_of(config))
+        encoder = TransformerEncoder(name, max_length=config.model.max_length).to(device_of(config))
         return lambda texts: encoder.encode([Item(text) for text in texts])
 
     return opened
