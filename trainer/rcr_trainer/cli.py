@@ -91,8 +91,9 @@ def _run(given: argparse.Namespace) -> None:
 
     config = load_config(given.config, flags(given))
     if "data" not in config.model_fields_set:
-        msg = f"{given.config} names no data: set data.task, or `{PROG} init --train my.jsonl` for your own files"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{given.config} names no data: set data.task, or `{PROG} init --train my.jsonl` for your own files"
+        )
     _check_extra(config)
     if given.dry_run:
         from rcr_trainer.budget import plan

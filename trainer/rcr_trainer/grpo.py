@@ -136,8 +136,9 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
         CheckpointError: the state in `job.state_folder` can't be continued from.
     """
     if reward.needs_llm and llm is None:
-        msg = f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
+        )
     told, start = _told(job.model), {name: tensor.detach().clone() for name, tensor in job.model.named_parameters()}
     stage = _GRPO(job, config, reward, llm)
     result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)

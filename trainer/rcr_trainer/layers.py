@@ -305,8 +305,9 @@ def check_hidden(config: Settings, section: str) -> None:
     """
     for place in hidden(config):
         if place.startswith(f"{section}."):
-            msg = f"{place} had a secret, which no run folder keeps: give it again, as {_variable(place)} or --{place}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{place} had a secret, which no run folder keeps: give it again, as {_variable(place)} or --{place}"
+            )
 
 
 def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -385,8 +386,7 @@ def _from_environment(environ: Mapping[str, str]) -> _Given:
         if name not in variables:
             near = difflib.get_close_matches(name, variables, 1)
             hint = f"did you mean {near[0]}?" if near else f"settings are {PREFIX}NAME and {PREFIX}SECTION__NAME"
-            msg = f"unknown setting in the environment variable {name}: {hint}"
-            raise ConfigError(msg)
+            raise ConfigError(f"unknown setting in the environment variable {name}: {hint}")
         found[variables[name].path] = (parse_text(variables[name], text), name)
     return found
 
@@ -436,27 +436,23 @@ def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[t
     """The values of a YAML mapping node by dotted path; what is under a section's name is one level down."""
     where = f"{path} line {root.start_mark.line + 1}"
     if root.id != "mapping":
-        msg = f"{where}: the file must hold settings as `key: value`, not a {root.id}"
-        raise ConfigError(msg)
+        raise ConfigError(f"{where}: the file must hold settings as `key: value`, not a {root.id}")
     known, seen = settings(), set()
     for key_node, node in root.value:
         key = prefix + str(loader.construct_object(key_node, deep=True))
         where = f"{path} line {key_node.start_mark.line + 1}"
         if key in seen:
-            msg = f"{where}: '{key}' is set twice"
-            raise ConfigError(msg)
+            raise ConfigError(f"{where}: '{key}' is set twice")
         seen.add(key)
         if any(setting.section == key for setting in known.values()):
             if node.id == "mapping":
                 yield from _flatten(loader, node, path, f"{key}.")
             elif (value := loader.construct_object(node, deep=True)) is not None:
-                msg = f"{where}: '{key}' is a section with settings of its own, not {show(value)}"
-                raise ConfigError(msg)
+                raise ConfigError(f"{where}: '{key}' is a section with settings of its own, not {show(value)}")
         elif key in known:
             yield key, (loader.construct_object(node, deep=True), where)
         else:
-            msg = f"{where}: {unknown_key(key, known)}"
-            raise ConfigError(msg)
+            raise ConfigError(f"{where}: {unknown_key(key, known)}")
 
 
 def _explain(error: ValidationError, given: _Given) -> str:

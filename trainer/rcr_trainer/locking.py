@@ -34,21 +34,20 @@ def hold(folder: Path) -> Iterator[None]:
     """
     try:
         if folder.exists() and not folder.is_dir():
-            msg = f"{folder} is a file: give the run another name, or output"
-            raise ConfigError(msg)
+            raise ConfigError(f"{folder} is a file: give the run another name, or output")
         folder.mkdir(parents=True, exist_ok=True)
         file = (folder / LOCK).open("a+", encoding="utf-8")
     except OSError as error:
-        msg = f"{folder} can't be written: {error.strerror}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"{folder} can't be written: {error.strerror}") from None
     with file:
         try:
             _lock(file)
         except (BlockingIOError, PermissionError):
             file.seek(0)
             holder = file.read() or "another process"
-            msg = f"{folder} is in use by {holder}: wait until that ends, or give this run another name"
-            raise ConfigError(msg) from None
+            raise ConfigError(
+                f"{folder} is in use by {holder}: wait until that ends, or give this run another name"
+            ) from None
         except OSError as error:
             logger.warning("%s can't be locked (%s): don't start a second run in it", folder, error.strerror)
         file.truncate(0)

@@ -71,11 +71,9 @@ def init(given: argparse.Namespace) -> None:
     """
     path: Path = given.path
     if path.is_dir():
-        msg = f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say")
     if path.exists() and not given.force:
-        msg = f"{path} exists: give another name, or --force to overwrite it"
-        raise ConfigError(msg)
+        raise ConfigError(f"{path} exists: give another name, or --force to overwrite it")
     if given.train is None and (given.test or given.dev):
         raise ConfigError("--test and --dev need --train, the pool and the training questions")
     from rcr_trainer.layers import fresh_yaml

@@ -159,14 +159,14 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
 
         reward = build_reward(config, task.spec)
         if reward.needs_llm and not config.llm.given:
-            msg = (
+            raise ConfigError(
                 f"llm.model = null contradicts reward.names = {config.reward.names}: name a model, or take rewards "
                 "that need none, such as context_coverage (your own says so by an attribute needs_llm = False)"
             )
-            raise ConfigError(msg)
         if reward.likelihood and not config.llm.scores:
-            msg = f"reward.names: [likelihood] needs llm.kind: local or completion, which score, not {config.llm.kind}"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"reward.names: [likelihood] needs llm.kind: local or completion, which score, not {config.llm.kind}"
+            )
         check_reward(reward, task.reinforced)
         asks = asks or reward.needs_llm
     if asks and config.llm.kind != "simulator":
@@ -270,8 +270,7 @@ def check_checkpoints(run: Run) -> None:
                 verify(folder)
                 verify(folder, pool=True)
             except CheckpointError as error:
-                msg = f"{error}; --overwrite starts over"
-                raise CheckpointError(msg) from None
+                raise CheckpointError(f"{error}; --overwrite starts over") from None
 
 
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
@@ -293,27 +292,24 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
     if (start / "run.json").is_file():
         other = Run.open(start)
         if not other.done("sft"):
-            msg = f"sft.checkpoint = {start} is a run that has no policy yet: finish it first"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"sft.checkpoint = {start} is a run that has no policy yet: finish it first")
         folder = other.sft_checkpoint if other.sft_checkpoint.is_dir() else other.checkpoint
     model = load_model(config, folder, trust=[config.model.pretrained or ""])
     verify(folder, pool=True)
     policy = {"family": model.family.name, "lam": model.config.lam, "tau": model.config.tau}
     for name, value in policy.items():
         if value != getattr(config.model, name):
-            msg = f"sft.checkpoint = {start} has {name} {value}: set model.{name}: {value}"
-            raise ConfigError(msg)
+            raise ConfigError(f"sft.checkpoint = {start} has {name} {value}: set model.{name}: {value}")
     found, wanted = (
         Counter((example.source, example.target) for example in examples)
         for examples in (read_examples(folder / "pool.jsonl")[0], pool)
     )
     if found != wanted:
-        msg = (
+        raise PoolError(
             f"sft.checkpoint = {start} has another pool: {(wanted - found).total()} of this run's {len(pool)} examples "
             f"are not in it, {(found - wanted).total()} of its own are not in this run's; use the same data, seed "
             "and grpo.queries"
         )
-        raise PoolError(msg)
     return model
 
 

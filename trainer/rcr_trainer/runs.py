@@ -113,8 +113,7 @@ class Run:
                 return cls._continue(folder, config, resume=resume)
         # run.json alone: killed as it began, so there is nothing to lose.
         elif any(name not in ("run.json", LOCK) and not name.startswith(".") for name in names):
-            msg = f"{folder} is not empty and no run folder: give the run another name, or output"
-            raise ConfigError(msg)
+            raise ConfigError(f"{folder} is not empty and no run folder: give the run another name, or output")
         run = cls(folder, config, provenance(config))
         run._save()
         write_text(folder / "config.yaml", to_yaml(config))
@@ -130,18 +129,19 @@ class Run:
         longer = _longer(run.config, config)
         if changed:
             more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
-            msg = (
+            raise ConfigError(
                 f"{folder} holds a run with other settings: {', '.join(changed[:2])}{more}; "
                 "give this one another name, or --overwrite"
             )
-            raise ConfigError(msg)
         if run.status != "finished" and not resume:
-            msg = f"{folder} holds a run that was not finished: --resume continues it, --overwrite starts over"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{folder} holds a run that was not finished: --resume continues it, --overwrite starts over"
+            )
         if longer and not resume:
             what = ", ".join(differences(run.config, config, ignore=INCIDENTAL))
-            msg = f"{folder} holds a run that ends earlier: {what}; --resume goes on, --overwrite starts over"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{folder} holds a run that ends earlier: {what}; --resume goes on, --overwrite starts over"
+            )
         if longer:
             run._reopen(longer[0], config)
         if differences(run.config, config):
@@ -179,12 +179,10 @@ class Run:
             _refuse_links(folder)
         if not (folder / "run.json").is_file():
             reason = f"neither a run folder nor its checkpoint: there is no {folder / 'run.json'}"
-            msg = f"{path} is {reason if folder.is_dir() else 'not a run: no such folder'}"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{path} is {reason if folder.is_dir() else 'not a run: no such folder'}")
         record = _read_record(folder / "run.json")
         if not (folder / "config.yaml").is_file():
-            msg = f"{folder} is damaged: config.yaml is missing"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{folder} is damaged: config.yaml is missing")
         if config is not None or trust:
             return cls(folder, config or run_config(folder / "config.yaml", flags), record, writes=writes)
         foreign = frozenset(settings().keys() - (flags or {}).keys())
@@ -261,11 +259,10 @@ class Run:
         """
         was, state = getattr(self.config, stage), self.state / stage
         if was.epochs and self.done(stage) and not state.is_dir():
-            msg = (
+            raise ConfigError(
                 f"{self.path} keeps no training state of {stage} to go on from (keep_state: false, or it was deleted): "
                 "give the run another name, or --overwrite"
             )
-            raise ConfigError(msg)
         if state.is_dir() and not (was.schedule == "constant" and was.warmup == 0 and not getattr(was, "on_policy", 0)):
             logger.warning(
                 "%s goes on with the learning rates of its new length, but has learnt so far with those of the old "
@@ -355,8 +352,9 @@ def _refuse_links(folder: Path) -> None:
         for name in (*folders, *files):
             entry = Path(at, name)
             if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
-                msg = f"{entry} is a link to a place outside of the run: --trust allows that in a run of your own"
-                raise CheckpointError(msg)
+                raise CheckpointError(
+                    f"{entry} is a link to a place outside of the run: --trust allows that in a run of your own"
+                )
 
 
 def _longer(before: Settings, now: Settings) -> list[str]:
@@ -371,10 +369,9 @@ def _longer(before: Settings, now: Settings) -> list[str]:
             was, wanted = (getattr(getattr(each, stage), path.partition(".")[2]) for each in (before, now))
             ends = [math.inf if value is None else value for value in (was, wanted)]
             if ends[1] < ends[0]:
-                msg = (
+                raise ConfigError(
                     f"{path} can't be lowered in a run that was begun ({was}, now {wanted}): give this one another name"
                 )
-                raise ConfigError(msg)
             longer += [stage] if ends[1] > ends[0] else []
     return longer
 
@@ -391,14 +388,12 @@ def _read_record(path: Path) -> dict[str, Any]:
         record = json.loads(path.read_text(encoding="utf-8"))
         written = record["format_version"]
         if written > FORMAT_VERSION:
-            msg = (
+            raise CheckpointError(
                 f"{path} has format {written}, this version reads up to {FORMAT_VERSION}: "
                 "pip install --upgrade langchain-rcr"
             )
-            raise CheckpointError(msg)
         if not isinstance(record["stages"], dict) or not isinstance(record["status"], str):
             raise TypeError
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        msg = f"{path} is damaged: not the record of a run"
-        raise CheckpointError(msg) from None
+        raise CheckpointError(f"{path} is damaged: not the record of a run") from None
     return dict(record)

@@ -87,8 +87,7 @@ class DataSettings(Section):
         if self.anonymize_values and self.task != "geoquery":
             raise contradiction("data.anonymize_values", True, "data.task", self.task, "set data.task: geoquery")
         if self.task == "files" and self.train is None and self.directory is None:
-            msg = "data.task = 'files' needs data.train (a JSONL, CSV or TSV file) or data.directory"
-            raise ValueError(msg)
+            raise ValueError("data.task = 'files' needs data.train (a JSONL, CSV or TSV file) or data.directory")
         wanted = {"covr": r"\d+", "geoquery": "standard|template|tmcd|length"}.get(self.task)
         if wanted is not None and self.directory is None and re.fullmatch(wanted, self.split) is None:
             names = "a number" if self.task == "covr" else wanted.replace("|", ", ")
@@ -324,8 +323,7 @@ class RewardSettings(Section):
                 "reward.weights", self.weights, "reward.names", self.names, "give as many weights as names, or none"
             )
         if len(set(self.names)) < len(self.names):
-            msg = f"reward.names = {show(self.names)}: each once"
-            raise ValueError(msg)
+            raise ValueError(f"reward.names = {show(self.names)}: each once")
         return self
 
 

@@ -87,12 +87,11 @@ class _SFT:
         self.sequences, self.sequence_gains = self.supervision.sequences(config.k)
         self.trainable = np.flatnonzero(self.sequence_gains[:, 0] > 0)
         if not len(self.trainable):
-            msg = (
+            raise DataError(
                 f"none of the {len(queries)} training queries has a program that parses as '{spec.language}' and "
                 "shares a structure with another example: set program.language (tokens reads any text), or check the "
                 "programs"
             )
-            raise DataError(msg)
         gaining = self.sequence_gains > 0
         taught = np.broadcast_to(gaining[:, :1], gaining.shape) if config.zero_gain_steps else gaining
         self.steps = np.argwhere(taught)

@@ -174,8 +174,9 @@ def _in_groups(config: Settings, task: Task) -> Task:
                 if sizes[query.group] >= max(2 * k, k + programs[query.group, task.spec.key(query.target)])
             ]
         if queries and not found:
-            msg = f"no {part} query has enough candidates with its own {key} for k = {k}: data.group: null picks across"
-            raise DataError(msg)
+            raise DataError(
+                f"no {part} query has enough candidates with its own {key} for k = {k}: data.group: null picks across"
+            )
         if len(found) < len(queries):
             gone = len(queries) - len(found)
             logger.warning("%d of %d %s queries have too few candidates of their %s", gone, len(queries), part, key)
@@ -193,8 +194,7 @@ def _drawn(
     import numpy as np
 
     if size >= len(examples):
-        msg = f"{field} = {size} leaves no training queries of {len(examples)}: lower it"
-        raise ConfigError(msg)
+        raise ConfigError(f"{field} = {size} leaves no training queries of {len(examples)}: lower it")
     is_drawn = np.zeros(len(examples), dtype=bool)
     is_drawn[np.random.default_rng(seed).permutation(len(examples))[:size]] = True
     drawn = [example for example, chosen in zip(examples, is_drawn, strict=True) if chosen]
@@ -218,21 +218,18 @@ def check_task(config: Settings, task: Task) -> Task:
         needs.append(("grpo.k", config.grpo.k, 1))
     for field, k, more in needs:
         if len(task.pool) < k + more:
-            msg = f"the pool has {len(task.pool)} examples, too few for {field} = {k}"
-            raise PoolError(msg)
+            raise PoolError(f"the pool has {len(task.pool)} examples, too few for {field} = {k}")
     spec = replace(task.spec, language=_language_of(task.pool, task.spec, own=config.data.task == "files"))
     split = config.evaluation.split
     queries = task.held_out(split)
     if not queries:
         how = "set data.dev or data.dev_size" if split == "dev" else "set data.test, or evaluation.split: dev"
-        msg = f"there are no {split} queries to evaluate on: {how}"
-        raise ConfigError(msg)
+        raise ConfigError(f"there are no {split} queries to evaluate on: {how}")
     if all(spec.tree(query.target) is None for query in queries):
-        msg = (
+        raise DataError(
             f"none of the {len(queries)} {split} queries has a program that parses as '{spec.language}', so nothing "
             "can be compared on them: set program.language (tokens reads any text), or check the programs"
         )
-        raise DataError(msg)
     return replace(task, spec=spec)
 
 
@@ -284,8 +281,7 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
         return language
     first = " ".join(pool[0].target.split())[:80]
     if not own:
-        msg = f"no program of the pool parses with program.language = '{language}' (the first: {first})"
-        raise DataError(msg)
+        raise DataError(f"no program of the pool parses with program.language = '{language}' (the first: {first})")
     best, counts = guess_language([example.target for example in pool])
     logger.warning(
         "none of the %d programs parses as '%s' (the first is '%s'): token n-grams stand for structures%s",
@@ -364,8 +360,9 @@ def embeddings_of(config: Settings) -> Any:
 
     embeddings = load(base.removeprefix("langchain:"), "model.base")()
     if not (hasattr(embeddings, "embed_query") and hasattr(embeddings, "embed_documents")):
-        msg = f"model.base = '{base}' returned {type(embeddings).__name__}, which is no LangChain embeddings"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"model.base = '{base}' returned {type(embeddings).__name__}, which is no LangChain embeddings"
+        )
     return embeddings
 
 
@@ -382,8 +379,7 @@ def device_of(config: Settings) -> str:
     try:
         torch.zeros(1, device=config.device)
     except (RuntimeError, AssertionError) as error:
-        msg = f"device = '{config.device}' can't be used: {str(error).splitlines()[0]}"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"device = '{config.device}' can't be used: {str(error).splitlines()[0]}") from None
     return config.device
 
 

@@ -65,11 +65,10 @@ def learners(config: Settings) -> list[str]:
     """
     names = [name for name in config.evaluation.selectors if "score" in get_baseline(name).needs]
     if names and not (config.llm.given and config.llm.scores):
-        msg = (
+        raise ConfigError(
             f"evaluation.selectors: {', '.join(names)} learn from a scoring language model: name one by llm.model, "
             "with llm.kind: local or completion"
         )
-        raise ConfigError(msg)
     return names
 
 

@@ -57,15 +57,15 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     """
     config, evaluation = run.config, run.config.evaluation
     if not run.checkpoint.is_dir() or not run.done("grpo" if config.grpo.enabled else "sft"):
-        msg = f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
-        raise CheckpointError(msg)
+        raise CheckpointError(
+            f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
+        )
     check_foreign(run)
     split = read_split(run.path / "data")
     task = divide(config, split)
     queries = task.held_out(evaluation.split)
     if not queries:
-        msg = f"{run.path} has no {evaluation.split} queries"
-        raise ConfigError(msg)
+        raise ConfigError(f"{run.path} has no {evaluation.split} queries")
 
     learns, model = bool(learners(config)), load_model(config, run.checkpoint, trust=not run.foreign)
     policies = {"rcr": model}
@@ -141,8 +141,9 @@ def _check_same(run: Run, report: EvaluationReport, *, asks: bool) -> None:
     pairs["coverage"] = was, now
     changed = [f"{name} ({one}, now {other})" for name, (one, other) in pairs.items() if one != other]
     if changed:
-        msg = f"{run.path / 'evaluation.json'} has other settings: {changed[0]}; without --only-picks both are written"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{run.path / 'evaluation.json'} has other settings: {changed[0]}; without --only-picks both are written"
+        )
 
 
 def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:

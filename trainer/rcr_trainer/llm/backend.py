@@ -82,8 +82,7 @@ class Backend:
             bound = {**model.kwargs, **bound}
             model = model.bound
         if not isinstance(model, BaseLanguageModel) or not callable(getattr(model, "agenerate_prompt", None)):
-            msg = f"the model must be a LangChain LLM or chat model, not {type(model).__name__}"
-            raise ConfigError(msg)
+            raise ConfigError(f"the model must be a LangChain LLM or chat model, not {type(model).__name__}")
         self._chat = isinstance(model, BaseChatModel)
         # A chat model ends by itself; models that think refuse stop sequences, or stop inside their thoughts.
         stop = bound.pop("stop", None) or (() if self._chat else prompt.stop)
@@ -130,8 +129,9 @@ class Backend:
             found = await asyncio.to_thread(model.log_likelihoods, *texts)
             return [Answer(repr(value), "", -1, -1) for value in found]
         if self._chat or not is_openai(model):
-            msg = f"{self.name!r} tells no probabilities: scoring needs llm.kind: local, or completion with echo"
-            raise ConfigError(msg)
+            raise ConfigError(
+                f"{self.name!r} tells no probabilities: scoring needs llm.kind: local, or completion with echo"
+            )
         extra = {"extra_body": model.extra_body} if model.extra_body else {}
         body = await model.async_client.create(model=model.model_name, prompt=str(requests[0]), **PARAMETERS, **extra)
         return [Answer(repr(from_echo(body, requests[0])), "", *_counts(body["usage"]))]

@@ -79,8 +79,9 @@ class LocalLM(BaseLLM):
             self._model.eval().requires_grad_(False).to(device)
         except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
             reason = " ".join(str(error).split())[:300]
-            msg = f"the language model '{self.model}' can't be loaded (a local folder or a hub name): {reason}"
-            raise ConfigError(msg) from error
+            raise ConfigError(
+                f"the language model '{self.model}' can't be loaded (a local folder or a hub name): {reason}"
+            ) from error
         finally:
             if shown:
                 transformers_logging.enable_progress_bar()

@@ -51,11 +51,10 @@ def make(settings: LLMSettings) -> BaseLanguageModel[Any]:
     remember_key(key)
     is_openais_own = urlsplit(address).hostname == urlsplit(_OPENAI).hostname
     if not key and is_openais_own:
-        msg = (
+        raise ConfigError(
             f"no API key: set the environment variable {settings.api_key_env} (llm.api_key_env), or llm.base_url for "
             "a server of your own"
         )
-        raise ConfigError(msg)
     body = dict(settings.extra_body)
     options: dict[str, Any] = {
         "model": settings.model,

@@ -39,11 +39,10 @@ def open_llm(
         DataError: the cache file can't be used.
     """
     if not (settings.model or "").strip():
-        msg = (
+        raise ConfigError(
             "llm.model is required: the name of a model that the server has, or of a local folder (there is no "
             "default, since models come and go: OpenAI has shut down those that older programs name)"
         )
-        raise ConfigError(msg)
     # Written out, so that the longest answer counts as given.
     settings = settings.model_copy(update={"max_tokens": settings.max_tokens})
     identity: dict[str, Any] = {"kind": settings.kind, "max_tokens": settings.max_tokens}
@@ -112,11 +111,10 @@ def wrap(
         DataError: the cache file can't be used.
     """
     if cache_path is not None and identity is None:
-        msg = (
+        raise ConfigError(
             f"the answers of {type(model).__name__} can't be kept in a file without a name to tell it from other "
             "models: pass identity='…', which changes whenever the model or its parameters do"
         )
-        raise ConfigError(msg)
     settings = settings or LLMSettings()
     known = identity if isinstance(identity, Mapping) else {"named": identity}
     backend = Backend(model, settings, identity=known, prompt=prompt, count_tokens=count_tokens, name=name, place=place)

@@ -59,11 +59,10 @@ def from_echo(response: Mapping[str, Any], request: Scored) -> float:
     text, given = choice.get("text") or "", choice.get("logprobs") or {}
     tokens, offsets, values = (given.get(name) or [] for name in ("tokens", "text_offset", "token_logprobs"))
     if not text.startswith(str(request)) or len(tokens) < 2:
-        msg = (
+        raise AccessError(
             f"{response.get('model')!r} can't score: its server ignores echo, by which it would tell the "
             "log-probabilities of a prompt; take one that has it, such as vLLM, or llm.kind: local"
         )
-        raise AccessError(msg)
     # vLLM counts a token that begins every text as a part of the text, though the text doesn't show it.
     before = 0 if text.startswith(tokens[0]) else len(tokens[0])
     start, end = len(request.prompt) + before, len(str(request)) + before

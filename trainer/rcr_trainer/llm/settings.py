@@ -81,15 +81,15 @@ class LLMSettings(Section):
     @model_validator(mode="after")
     def _agree(self) -> LLMSettings:
         if self.kind == "local" and self.temperature:
-            msg = f"llm.temperature = {self.temperature} contradicts llm.kind = local: it decodes greedily, set it to 0"
-            raise ValueError(msg)
+            raise ValueError(
+                f"llm.temperature = {self.temperature} contradicts llm.kind = local: it decodes greedily, set it to 0"
+            )
         if self.kind == "local" and self.base_url:
-            msg = f"llm.base_url = {self.base_url} contradicts llm.kind = local: it has no server, set kind: completion"
-            raise ValueError(msg)
+            raise ValueError(
+                f"llm.base_url = {self.base_url} contradicts llm.kind = local: it has no server, set kind: completion"
+            )
         if (self.price_prompt is None) != (self.price_completion is None):
-            msg = "llm.price_prompt and llm.price_completion: give both or neither"
-            raise ValueError(msg)
+            raise ValueError("llm.price_prompt and llm.price_completion: give both or neither")
         if self.budget_money is not None and self.price_prompt is None:
-            msg = f"llm.budget_money = {self.budget_money} needs llm.price_prompt and llm.price_completion"
-            raise ValueError(msg)
+            raise ValueError(f"llm.budget_money = {self.budget_money} needs llm.price_prompt and llm.price_completion")
         return self

@@ -51,8 +51,9 @@ def split_settings(split: str, data: Path, drawn: Path, seed: int = 0) -> dict[s
         where = {"task": "files", "directory": str(_made(folder, lambda: text2sql_split(file, fold=fold)))}
         return {"data": where, "program": {"language": "sql"}}
     if not re.fullmatch(r"standard|(template|tmcd|length)(_\d+)?", split):
-        msg = f"unknown split '{split}': {', '.join(GEOQUERY)}, covr-NUMBER or text2sql-NAME; geoquery or covr for all"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"unknown split '{split}': {', '.join(GEOQUERY)}, covr-NUMBER or text2sql-NAME; geoquery or covr for all"
+        )
     kind, _, number = split.partition("_")
     corpus, ids = data / "geoquery" / "corpus.xml", data / "geoquery" / "splits" / f"{split}.json"
     if ids.is_file():

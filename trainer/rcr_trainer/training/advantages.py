@@ -32,8 +32,7 @@ def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -
     if not entry.reads_greedy:
         return entry.function(rewards), scored
     if greedy is None:
-        message = f"{name} compares with the greedy sequence's reward"
-        raise ValueError(message)
+        raise ValueError(f"{name} compares with the greedy sequence's reward")
     return entry.function(rewards, greedy), scored & ~np.isnan(greedy)[:, None]
 
 

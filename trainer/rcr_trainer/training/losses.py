@@ -67,8 +67,7 @@ def info_nce(logits: Tensor, targets: Targets) -> Tensor:
     """
     positive = targets.positive
     if positive is None:
-        message = "InfoNCE compares with a positive"
-        raise ValueError(message)
+        raise ValueError("InfoNCE compares with a positive")
     is_positive = torch.zeros_like(targets.allowed).scatter_(1, positive.unsqueeze(1), value=True)
     kept = is_positive | targets.allowed
     if targets.mask_equals:

@@ -51,8 +51,7 @@ def connected() -> Iterator[None]:
         yield
     except RuntimeError as error:
         reason = re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).split(". ")[0]
-        msg = f"another process is gone ({reason:.200}); --resume continues the run"
-        raise ProcessError(msg) from error
+        raise ProcessError(f"another process is gone ({reason:.200}); --resume continues the run") from error
 
 
 class Processes:
@@ -144,8 +143,7 @@ class Processes:
         with self.together():
             shapes = {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
         if len(set(self.texts(json.dumps(shapes)))) > 1:
-            msg = "the processes have different models: give all of them the same data and settings"
-            raise ConfigError(msg)
+            raise ConfigError("the processes have different models: give all of them the same data and settings")
         for tensor in tensors.values():
             with connected():
                 dist.broadcast(tensor.detach(), 0, group=self._group)
@@ -288,14 +286,14 @@ def _store(rank: int, size: int) -> Any:
 
 def _backend(device: str) -> str:
     if device.startswith("mps"):
-        msg = "several processes train on CPUs or on CUDA devices: set device: cpu"
-        raise ConfigError(msg)
+        raise ConfigError("several processes train on CPUs or on CUDA devices: set device: cpu")
     if device not in ("auto", "cuda") or not torch.cuda.is_available():
         return "gloo"
     here, there = _number("LOCAL_WORLD_SIZE", 1), torch.cuda.device_count()
     if here > there:
-        msg = f"{here} processes for {there} GPUs: start as many as there are, or set device: cuda:0 for all"
-        raise ConfigError(msg)
+        raise ConfigError(
+            f"{here} processes for {there} GPUs: start as many as there are, or set device: cuda:0 for all"
+        )
     torch.cuda.set_device(_number("LOCAL_RANK"))
     # Small arrays are exchanged by the CPUs, so that GPUs never wait for another's language model.
     return "cpu:gloo,cuda:nccl"
@@ -306,5 +304,4 @@ def _number(variable: str, default: int | None = None) -> int:
     try:
         return int(value)  # type: ignore[arg-type]  # None is refused, too
     except (TypeError, ValueError):
-        msg = f"the environment has {variable} = {value}: start several processes with torchrun"
-        raise ConfigError(msg) from None
+        raise ConfigError(f"the environment has {variable} = {value}: start several processes with torchrun") from None

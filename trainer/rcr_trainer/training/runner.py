@@ -236,19 +236,18 @@ class Runner:
             found = folder is not None and self.state.load(folder)
             theirs = self.result
             if theirs.stage != ours.stage:
-                msg = f"{folder} can't be resumed from: {theirs.stage} wrote it; delete it to start afresh"
-                raise CheckpointError(msg)
+                raise CheckpointError(
+                    f"{folder} can't be resumed from: {theirs.stage} wrote it; delete it to start afresh"
+                )
             if theirs.processes != ours.processes:
-                msg = (
+                raise CheckpointError(
                     f"{folder} was written by {theirs.processes} processes that trained together, and now there "
                     f"are {ours.processes}: start as many, or delete it to start afresh"
                 )
-                raise CheckpointError(msg)
         own = np.array([[found, theirs.rounds, theirs.steps]], dtype=np.int64)
         everywhere = self.processes.gather(own, self.processes.size)
         if (everywhere != everywhere[0]).any():
-            msg = f"{folder} has not the same content for every process: they must see one file system"
-            raise CheckpointError(msg)
+            raise CheckpointError(f"{folder} has not the same content for every process: they must see one file system")
 
 
 def linear(step: float, planned: int, warmup: float) -> float:

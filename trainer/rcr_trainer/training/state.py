@@ -108,16 +108,16 @@ class TrainingState:
             weights, best = _part(tensors, "model."), _part(tensors, "best.")
             wanted = _shapes(self.parameters)
             if _shapes(weights) != wanted or (best and _shapes(best) != wanted):
-                msg = "its weights are those of another model"
-                raise ValueError(msg)
+                raise ValueError("its weights are those of another model")
             slots: dict[int, dict[str, Tensor]] = {}
             for name, value in _part(tensors, "optimizer.").items():
                 number, slot = name.split(".", 1)
                 slots.setdefault(int(number), {})[slot] = value
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
-            msg = f"{folder} can't be resumed from: {' '.join(str(error).split())[:300]}; delete it to start afresh"
-            raise CheckpointError(msg) from None
+            raise CheckpointError(
+                f"{folder} can't be resumed from: {' '.join(str(error).split())[:300]}; delete it to start afresh"
+            ) from None
         self._put(weights)
         self.result, self._best = result, best
         return True

@@ -119,11 +119,10 @@ def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int
     """
     left = size - max((len(row) for row in forbidden), default=0)
     if left < k:
-        msg = (
+        raise DataError(
             f"the pool of {size} examples leaves a training query only {left} to pick from, fewer than "
             f"k = {k}: give more examples, lower {stage}.k, or set {stage}.exclude_own_program: false"
         )
-        raise DataError(msg)
 
 
 class HardNegatives:
