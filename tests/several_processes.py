@@ -15,7 +15,7 @@ import torch
 from rcr_trainer.data import covr_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.ledger import Answer, AnswerCache, Use
-from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.simulator import StructureBoundLLM
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
@@ -76,7 +76,7 @@ def train(name, settings, processes, folder, model, log, state_folder=None):
     if name.startswith("grpo"):
         reward = make_reward("structure_coverage" if "simulator" in name else "context_coverage", SPEC)
         programs = {e.source: e.target for e in [*SPLIT.train, *SPLIT.dev]}
-        with wrap(StructureBoundLLM(programs=programs, spec=SPEC, size=2)) as llm:
+        with LanguageModel(StructureBoundLLM(programs=programs, spec=SPEC, size=2)) as llm:
             config = GRPOSettings.model_validate({"epochs": 2, "group_size": 6, "lr": 1e-3, "k": 3, **settings})
             data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config, reward, llm)
             return train_grpo(model, *data, state_folder=state_folder, log=log, processes=processes)

@@ -12,7 +12,7 @@ from rcr_trainer.evaluation import EvaluationReport, read_picks, resources, stag
 from rcr_trainer.layers import load_config
 from rcr_trainer.llm.faults import AccessError
 from rcr_trainer.llm.ledger import AnswerCache
-from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.llm.simulator import StructureBoundLLM
 from rcr_trainer.runs import Run
@@ -178,7 +178,9 @@ def budgeted(calls):
 
     def open_language_model(config, task):
         gold = {example.source: example.target for example in [*task.pool, *task.test]}
-        return wrap(StructureBoundLLM(programs=gold, spec=task.spec), LLMSettings(budget_calls=calls, concurrency=1))
+        return LanguageModel(
+            StructureBoundLLM(programs=gold, spec=task.spec), LLMSettings(budget_calls=calls, concurrency=1)
+        )
 
     return open_language_model
 

@@ -48,7 +48,7 @@ import langchain_openai, torch._dynamo  # the optimiser loads the latter
 import rcr_trainer.evaluation.stage, rcr_trainer.llm.openai_, rcr_trainer.rewards
 from langchain_rcr import files
 from rcr_trainer import cli, grpo, pipeline, sft
-from rcr_trainer.llm import opening as llm
+from rcr_trainer.llm import model as llm
 from rcr_trainer.training import state
 
 said = os.dup(1)
@@ -85,10 +85,10 @@ mark(grpo._GRPO, "learn", "update", pause=0.01)
 mark(grpo._GRPO, "evaluate", "evaluation")
 mark(state.TrainingState, "save", "save")
 state.SAVE_EVERY_S = 0
-sync, wrap = files._sync, llm.wrap
+sync, opened = files._sync, llm.LanguageModel
 files._sync = lambda path: (sync(path), time.sleep(0.001))  # a slow disk
 # The simulator's answers on disk, too: they are read and written when the kill comes.
-llm.wrap = lambda model, settings, **options: wrap(
+llm.LanguageModel = lambda model, settings, **options: opened(
     model, settings, **{"cache_path": job["cache"], "identity": "simulator", **options}
 )
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rcr_trainer.data import covr_split
 from rcr_trainer.grpo import calls_at_most
-from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.simulator import StructureBoundLLM
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings
@@ -57,7 +57,7 @@ def reinforce(model, config, llm, **options):
 
 def wants_labels(programs=GOLD, **options):
     """Answers right where every label of the gold program is shown, and only there."""
-    return wrap(StructureBoundLLM(programs=programs, spec=SPEC, size=1), identity="labels", **options)
+    return LanguageModel(StructureBoundLLM(programs=programs, spec=SPEC, size=1), identity="labels", **options)
 
 
 def weights(model):

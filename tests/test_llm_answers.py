@@ -12,7 +12,7 @@ from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
 from rcr_trainer.llm.backend import answer_of
-from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 
 from langchain_rcr.answers import cut
@@ -22,7 +22,7 @@ THINKING = "<think>\nThey ask for all.\nTarget: no\nSource: x\n</think>\n\nanswe
 
 @pytest.mark.parametrize("text", [THINKING, "hm\n</think>answer(city(all))", "<think>a</think>answer(city(all))"])
 def test_training_reads_the_answers_of_models_that_think(text: str) -> None:
-    with wrap(FakeListLLM(responses=[text])) as llm:
+    with LanguageModel(FakeListLLM(responses=[text])) as llm:
         answer = llm.generate(["Source: all cities\nTarget:"])[0]
         assert (answer.program, answer.reason) == ("answer(city(all))", "")
         assert not llm.stats.failures
@@ -34,7 +34,7 @@ def test_answers_on_disk_are_parsed_again(tmp_path: Path) -> None:
     texts = [THINKING, "f(x)\nSource: more", "<think>only", "f(x"]
     settings = LLMSettings(stop=[], concurrency=1)  # in order
     for paid in (4, 0):
-        with wrap(FakeListLLM(responses=texts), settings, cache_path=file, identity="m") as llm:
+        with LanguageModel(FakeListLLM(responses=texts), settings, cache_path=file, identity="m") as llm:
             answers = llm.generate(prompts)
             assert [(answer.program, answer.reason) for answer in answers] == [
                 ("answer(city(all))", ""),
@@ -70,7 +70,7 @@ def test_an_answer_cut_off_has_a_program_only_where_it_was_complete(
             result.generations[0][0].generation_info = {"finish_reason": "length"}
             return result
 
-    with wrap(Cut(responses=[text]), LLMSettings(stop=[]), language=language) as llm:
+    with LanguageModel(Cut(responses=[text]), LLMSettings(stop=[]), language=language) as llm:
         answer = llm.generate(["a"])[0]
         assert (answer.program, answer.reason) == (program, "truncated")
 

@@ -19,7 +19,7 @@ from rcr_trainer.llm.faults import AccessError, LLMError, RequestError
 from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.openai_ import LONGEST_BODY
-from rcr_trainer.llm.opening import open_llm, wrap
+from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from warm import Program
 
@@ -295,7 +295,7 @@ def test_a_model_given_as_an_object_loses_its_own_retries_and_keeps_its_settings
     with OpenAIServer(program) as server:
         options: dict[str, Any] = {"model": "m", "base_url": server.base_url, "api_key": KEY, "temperature": 0.3}
         given = (ChatOpenAI if kind == "chat" else OpenAI)(**options, max_retries=5, max_tokens=9)
-        with wrap(given, LLMSettings(stop=["\n"], backoff=0.01)) as llm:
+        with LanguageModel(given, LLMSettings(stop=["\n"], backoff=0.01)) as llm:
             server.fail("quota")
             with pytest.raises(AccessError):
                 llm.generate(prompts_of(1))

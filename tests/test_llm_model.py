@@ -21,7 +21,6 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.llm import opening as llm_
 from rcr_trainer.llm.faults import BudgetExceeded, LLMError
 from rcr_trainer.llm.ledger import Answer, Use
 from rcr_trainer.llm.model import LanguageModel
@@ -81,7 +80,7 @@ class Slow(LLM):
 
 def wrap(model: Any, *, cache_path: Path | None = None, account: str | None = None, **settings: Any) -> LanguageModel:
     identity = None if cache_path is None else "a model"
-    return llm_.wrap(model, LLMSettings(**settings), cache_path=cache_path, identity=identity, account=account)
+    return LanguageModel(model, LLMSettings(**settings), cache_path=cache_path, identity=identity, account=account)
 
 
 def texts(answers: list[Answer]) -> list[str | None]:
@@ -201,7 +200,7 @@ def test_langchains_global_cache_is_left_out(langchain_cache: InMemoryCache) -> 
 def test_what_is_sent_along_parts_the_cache_and_so_does_the_identity(tmp_path: Path) -> None:
     def paid(identity: str = "echo", model: Any = None, **settings: Any) -> int:
         file = tmp_path / "a.sqlite"
-        with llm_.wrap(model or Echo(), LLMSettings(**settings), cache_path=file, identity=identity) as llm:
+        with LanguageModel(model or Echo(), LLMSettings(**settings), cache_path=file, identity=identity) as llm:
             llm.generate(["a"])
             return llm.stats.paid
 
@@ -215,7 +214,7 @@ def test_what_is_sent_along_parts_the_cache_and_so_does_the_identity(tmp_path: P
 
 def test_answers_in_a_file_need_an_identity(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"answers of Echo can't be kept in a file.*identity="):
-        llm_.wrap(Echo(), cache_path=tmp_path / "a.sqlite")
+        LanguageModel(Echo(), cache_path=tmp_path / "a.sqlite")
     assert not (tmp_path / "a.sqlite").exists()
 
 
@@ -291,7 +290,7 @@ def test_an_estimate_before_the_prompts_are_known() -> None:
         estimate = llm.estimate_calls(100, "foür")
         assert (estimate.use, estimate.money, estimate.exact) == (Use(100, 500, 1000), 2500, False)
     assert not echo.asked
-    with llm_.wrap(Echo(), count_tokens=lambda text: 7) as llm:
+    with LanguageModel(Echo(), count_tokens=lambda text: 7) as llm:
         estimate = llm.estimate_calls(2, "a")
         assert (estimate.use.prompt_tokens, estimate.money, estimate.exact) == (14, None, True)
     with wrap(Slow()) as llm, pytest.raises(ConfigError, match="max_tokens"):

@@ -6,7 +6,7 @@ import itertools
 import random
 
 import pytest
-from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.simulator import StructureBoundLLM, _all_structures, _parse, read_prompt
 
 from langchain_rcr.errors import InputError
@@ -175,7 +175,7 @@ def test_an_unknown_question_is_a_mistake() -> None:
     with pytest.raises(InputError, match="no program for the question 'another'"):
         simulator().answer(prompt([GOLD], "another"))
     assert simulator().answer(prompt([GOLD], " q ")) == GOLD
-    with wrap(simulator()) as llm, pytest.raises(InputError, match="no program"):
+    with LanguageModel(simulator()) as llm, pytest.raises(InputError, match="no program"):
         llm.generate([prompt([GOLD], "another")])
 
 

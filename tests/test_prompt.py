@@ -9,7 +9,7 @@ from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult, Generation, LLMResult
 from pydantic import Field, ValidationError
 from rcr_trainer.llm.backend import Backend
-from rcr_trainer.llm.opening import wrap
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
 from toys import lexical
@@ -108,7 +108,7 @@ def test_training_and_the_chain_ask_the_same(prompt: Prompt, model: Any, tmp_pat
 
     training, serving = model(responses=["count(x)"]), model(responses=["count(x)"])
     picks = [Item(row["source"], row["target"]) for row in served.select_examples({"source": "which {one}?"})]
-    with wrap(training, LLMSettings(), prompt=prompt) as llm:
+    with LanguageModel(training, LLMSettings(), prompt=prompt) as llm:
         llm.generate([prompt.request(picks, "which {one}?", FIELDS)])
     chain = semantic_parsing_chain(serving, served, "functional", retries=0)
     assert chain.invoke({"source": "which {one}?", **FIELDS}).program == "count(x)"

@@ -431,7 +431,8 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         ConfigError: settings that can't be.
         DataError: the file of answers can't be used.
     """
-    from rcr_trainer.llm.opening import open_llm, wrap
+    from rcr_trainer.llm.model import LanguageModel
+    from rcr_trainer.llm.opening import open_llm
     from rcr_trainer.llm.settings import LLMSettings
     from rcr_trainer.llm.simulator import StructureBoundLLM
 
@@ -442,7 +443,7 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
     if settings.kind == "simulator":
         simulator = StructureBoundLLM(programs=programs, spec=spec.named, size=settings.simulator_size)
         # Prices and budget are the real model's: this one costs nothing.
-        return wrap(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
+        return LanguageModel(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
     cache = settings.cache or config.folder.parent / "answers.sqlite"
     account = str(config.folder.resolve())
     return open_llm(

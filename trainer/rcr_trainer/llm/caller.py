@@ -8,7 +8,6 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 
-from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.backend import Backend, Request
 from rcr_trainer.llm.faults import Fault, LLMError
 from rcr_trainer.llm.ledger import Answer, Ledger, Stats, Use
@@ -60,8 +59,6 @@ class Caller:
         stats: Stats,
         on_loss: Callable[[Use], Awaitable[object]],
     ) -> None:
-        if backend.longest is None and (settings.budget_tokens is not None or settings.budget_money is not None):
-            raise ConfigError(f"a budget needs to know how long an answer of {backend.name!r} may get: give max_tokens")
         self.closed: LLMError | None = None
         self._backend, self._settings, self._ledger, self._stats = backend, settings, ledger, stats
         # A computation on this machine has no time limit.

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from langchain_rcr.answers import program_of
 from langchain_rcr.background import background
@@ -39,39 +40,62 @@ _SCORED_TOGETHER = 32
 
 
 class LanguageModel:
-    """Answers prompts. Made by `open_llm` or `wrap`; a context manager that closes itself.
+    """Answers prompts by any LangChain completion or chat model; a context manager that closes itself.
+
+    `open_llm` makes one by settings.
 
     Args:
-        backend: the model.
-        cache: where answers are kept; closed with this object.
-        settings: concurrency, attempts, budget, prices.
+        model: a `BaseLLM` or `BaseChatModel`, also `model.bind(…)`. What the settings say of temperature and longest
+            answer is not sent: the model is as it is.
+        settings: stop sequences, retries, concurrency, budget and prices; kind "local" for a model that computes on
+            this machine: one call at a time with `batch_size` prompts. A budget of tokens or money needs `max_tokens`
+            if the model doesn't have it.
+        cache_path: the file with the answers, kept over runs; None: in memory. It needs `identity`.
+        identity: a name, or a JSON object, that changes whenever the model or its parameters do.
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
         prompt: how it is asked.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
             restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
+        **options: of `Backend`: the model's name, place and tokenizer.
 
     Attributes:
         name: the model's.
         prompt: how it is asked.
         stats: counts since the model was opened.
+
+    Raises:
+        ConfigError: no LangChain model; a cache file without an identity; a budget without what it needs.
+        DataError: the cache file can't be used.
     """
 
     def __init__(
         self,
-        backend: Backend,
-        cache: AnswerCache,
-        settings: LLMSettings,
+        model: Any,
+        settings: LLMSettings | None = None,
         *,
+        cache_path: str | os.PathLike[str] | None = None,
+        identity: str | Mapping[str, Any] | None = None,
         language: str = "functional",
         prompt: Prompt = APPENDIX_D,
         account: str | None = None,
+        **options: Any,
     ) -> None:
+        if cache_path is not None and identity is None:
+            raise ConfigError(
+                f"the answers of {type(model).__name__} can't be kept in a file without a name to tell it from other "
+                "models: pass identity='…', which changes whenever the model or its parameters do"
+            )
+        settings = settings or LLMSettings()
+        known = identity if isinstance(identity, Mapping) else {"named": identity}
+        self._backend = backend = Backend(model, settings, identity=known, prompt=prompt, **options)
+        if backend.longest is None and (settings.budget_tokens is not None or settings.budget_money is not None):
+            raise ConfigError(f"a budget needs to know how long an answer of {backend.name!r} may get: give max_tokens")
         self.name, self.prompt = backend.name, prompt
         self.stats = Stats(settings)
-        self._backend, self._cache, self._account = backend, cache, account
+        self._cache, self._account = AnswerCache(cache_path), account
         # Answers to a group's prompts are often the same.
         self._program_of = lru_cache(maxsize=1 << 16)(partial(program_of, language=language, labels=prompt.labels))
-        self._ledger = Ledger(settings, cache.spent(account) if account is not None else Use())
+        self._ledger = Ledger(settings, self._cache.spent(account) if account is not None else Use())
         self._caller = Caller(backend, settings, self._ledger, self.stats, lambda used: self._write({}, used))
         self._slots = asyncio.Semaphore(1 if settings.kind == "local" else settings.concurrency)
         self._writing = asyncio.Lock()
