@@ -6,11 +6,15 @@ import json
 
 import pytest
 from rcr_trainer import cli
-from rcr_trainer.data import Example, Overlap, overlap
+from rcr_trainer.data import Example, Split, shared
+from rcr_trainer.data.check import check_split
+from rcr_trainer.settings import DataSettings
+from rcr_trainer.tasks import say_data
 
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()
+FLATTERS = "figures on them say nothing about new questions"
 
 
 def examples(*pairs):
@@ -30,37 +34,29 @@ def test_by_hand():
         ("how many lakes", "count ( river ( 'y' ) )"),  # the program, up to its value
         ("something else", "else"),
     )
-    assert overlap(held_out, TRAINING, SPEC) == Overlap(n=5, pairs=2, questions=3, programs=3)
-    assert overlap([], TRAINING, SPEC) == Overlap(0, 0, 0, 0)
-    assert overlap(held_out, [], SPEC) == Overlap(5, 0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("found", "said"),
-    [
-        (Overlap(150, 0, 0, 0), ""),
-        (Overlap(150, 0, 0, 90), ""),
+    assert shared(held_out, TRAINING) == ([0, 2], [1])
+    assert shared([], TRAINING) == shared(held_out, []) == ([], [])
+    dev, test = check_split(Split("mine", TRAINING, [], held_out), SPEC)
+    assert dev.findings == []
+    assert [(finding.text, finding.mend) for finding in test.findings] == [
+        (f"pairs that are also in train: 2 of 5; {FLATTERS}", True),
+        (f"questions that train has with another program: 1 of 5; {FLATTERS}", True),
         (
-            Overlap(150, 12, 12, 90),
-            "12 of 150 test pairs are also in the training file: figures on them say nothing about new questions",
+            "programs (values aside) that also occur in train: 3 of 5; normal where both come from one source, but "
+            "they test no new combinations",
+            False,
         ),
-        (
-            Overlap(150, 12, 15, 90),
-            "12 of 150 test pairs are also in the training file, 3 of 150 test questions are in the training file with "
-            "another program: figures on them say nothing about new questions",
-        ),
-    ],
-)
-def test_what_flatters_is_a_warning(found, said):
-    assert found.warning("test", "the training file") == said
+    ]
 
 
-def test_programs_that_repeat_are_no_fault():
-    assert Overlap(150, 0, 0, 0).note("test", "train.jsonl") == ""
-    assert Overlap(150, 12, 12, 90).note("test", "train.jsonl") == (
-        "90 of 150 test programs (values aside) also occur in train.jsonl: normal where both come from one source; "
-        "they don't test new combinations"
-    )
+def test_what_a_split_of_its_own_shares_is_said_before_training(caplog):
+    caplog.set_level("INFO")
+    split = Split("mine", TRAINING, [], examples(("how many rivers", "count ( river ( 'x' ) )")))
+    say_data(DataSettings(task="covr"), split, SPEC)
+    assert [(record.levelname, record.getMessage().partition(";")[0]) for record in caplog.records] == [
+        ("WARNING", "test: pairs that are also in train: 1 of 1"),
+        ("INFO", "test: programs (values aside) that also occur in train: 1 of 1"),
+    ]
 
 
 def write(path, pairs):
@@ -84,7 +80,6 @@ def files(here):
     return here
 
 
-FLATTERS = "figures on them say nothing about new questions"
 FOUND = (
     "train.jsonl 30 examples, test.jsonl 12 examples; to be mended: test.jsonl: pairs that are also in train.jsonl: "
     f"1 of 12; {FLATTERS}; test.jsonl: questions that train.jsonl has with another program: 1 of 12; {FLATTERS} "

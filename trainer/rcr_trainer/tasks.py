@@ -241,8 +241,7 @@ def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
         split: the examples.
         spec: how programs are read.
     """
-    from rcr_trainer.data import overlap
-    from rcr_trainer.data.check import Keys, check_files, in_one_line
+    from rcr_trainer.data.check import Keys, check_files, check_split, in_one_line
 
     files = [path for path in (data.train, data.dev, data.test) if path is not None]
     if files:
@@ -251,12 +250,9 @@ def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
         level = logging.WARNING if any(finding.mend for check in checks for finding in check.findings) else logging.INFO
         logger.log(level, "%s", in_one_line(checks))
         return
-    for part, examples in (("dev", split.dev), ("test", split.test)):
-        shared = overlap(examples, split.train, spec)
-        if warning := shared.warning(part, "the training data"):
-            logger.warning("%s", warning)
-        if note := shared.note(part, "the training data"):
-            logger.info("%s", note)
+    for check in check_split(split, spec):
+        for finding in check.findings:
+            logger.log(logging.WARNING if finding.mend else logging.INFO, "%s: %s", check.name, finding.text)
 
 
 def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> str:

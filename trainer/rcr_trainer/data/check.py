@@ -8,9 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rcr_trainer.data.examples import Example
+from rcr_trainer.data.examples import Example, Split
 from rcr_trainer.data.files import ReadReport, read_examples, text_fields, unparsed
-from rcr_trainer.data.overlap import plain, shared
 from rcr_trainer.errors import DataError
 
 if TYPE_CHECKING:
@@ -160,6 +159,17 @@ def check_files(
     return checks
 
 
+def check_split(split: Split, spec: ProgramSpec) -> list[FileCheck]:
+    """What development and test examples of a split share with its training examples, for all that have any."""
+    training, *held_out = (
+        FileCheck(part, examples, ReadReport(part, places=[*range(1, len(examples) + 1)]))
+        for part, examples in (("train", split.train), ("dev", split.dev), ("test", split.test))
+    )
+    for check in held_out:
+        _compare(check, training, spec)
+    return held_out
+
+
 def in_one_line(checks: Sequence[FileCheck]) -> str:
     """What the files hold and what wants mending."""
     sizes = ", ".join(f"{check.name} {len(check.examples):,} examples" for check in checks)
@@ -244,6 +254,30 @@ def _check_near(checks: Sequence[FileCheck]) -> None:
                 within.append(f"{check.at([own])[0]} ~ {check.at([earlier - len(before)])[0]}")
         check.note(len(across), f"questions that nearly repeat one of {training.name}: {{count}} of {{total}}", across)
         check.note(len(within), "questions that nearly repeat an earlier one: {count} of {total}", within)
+
+
+def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
+    """Which held-out examples are in the training data, too, up to case and spaces.
+
+    Returns:
+        Positions of those with question and program, and of those with their question but another program.
+    """
+    pairs = {(plain(example.source), plain(example.target)) for example in training}
+    questions = {source for source, _ in pairs}
+    both: list[int] = []
+    question: list[int] = []
+    for number, example in enumerate(held_out):
+        source = plain(example.source)
+        if (source, plain(example.target)) in pairs:
+            both.append(number)
+        elif source in questions:
+            question.append(number)
+    return both, question
+
+
+def plain(text: str) -> str:
+    """A text without its case and with one space wherever it has some."""
+    return " ".join(text.split()).casefold()
 
 
 def _short(text: str) -> str:

@@ -18,7 +18,7 @@ from langchain_rcr.programs.structures import is_label
 from langchain_rcr.progress import track
 from rcr_trainer.baselines.base import Baseline, Exclude
 from rcr_trainer.coverage import PoolStructures, checked_exclude, program_groups, recall_by_step
-from rcr_trainer.data import Example, shared_pairs
+from rcr_trainer.data import Example, shared
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.intervals import paired_intervals
@@ -141,7 +141,7 @@ def evaluate(
         none_in_pool=parsed - len(kept),
         left_out=dict(left_out or {}),
         trade_offs=dict(trade_offs or {}),
-        repeated=shared_pairs(counted, pool) if part == "test" else 0,
+        repeated=len(shared(counted, pool)[0]) if part == "test" else 0,
         versions=library_versions(),
     )
     report.advice = advise(report)
