@@ -12,14 +12,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import numpy as np
 from pydantic import TypeAdapter, ValidationError
-from scipy import sparse
 
 from langchain_rcr.files import atomic_file
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.metrics import shown_of
 from rcr_trainer.evaluation.report import Kind
 
 FILE_NAME = "picks.jsonl"
@@ -100,48 +97,6 @@ class _ExampleLine:
 _LINE, _EXAMPLE = TypeAdapter(_Line), TypeAdapter(_ExampleLine)
 _LEFT_OUT: Any = {"example": {"fields", "group"}}
 """Of an example's line: the schema of a database, say."""
-
-
-def rows_of(
-    name: str,
-    kind: Kind,
-    positions: np.ndarray,
-    *,
-    pool: Sequence[Example],
-    queries: Sequence[Example],
-    programs: Sequence[str],
-    gold: sparse.csr_array,
-    pool_structures: sparse.csr_array,
-    names: Sequence[str],
-) -> list[Picked]:
-    """The picks of a selector, not answered yet.
-
-    Args:
-        name: the selector's.
-        kind: the selector's.
-        positions: (B, k) its picks.
-        pool: the N candidates.
-        queries: the B questions with their gold programs.
-        programs: these in their canonical form (`ProgramSpec.key`).
-        gold: (B, S) the structures of the gold programs that count.
-        pool_structures: (N, S) those of the candidates.
-        names: of the S structures, sorted.
-    """
-    k = positions.shape[1]
-    # How many of the beginnings of the picks show each structure: all k of them if the first pick has it.
-    shown = [shown_of(gold, pool_structures, positions[:, : t + 1]) for t in range(k)]
-    times = sparse.csr_array(sum(shown[1:], shown[0]))
-    rows = []
-    for i, query in enumerate(queries):
-        own = slice(times.indptr[i], times.indptr[i + 1])
-        first = dict(zip(times.indices[own].tolist(), (k + 1 - times.data[own]).astype(int).tolist(), strict=True))
-        covered = {names[j]: first[j] for j in sorted(first)}
-        needed = gold.indices[gold.indptr[i] : gold.indptr[i + 1]].tolist()
-        missing = [names[j] for j in sorted(needed) if j not in first]
-        picks = [pool[p] for p in positions[i].tolist()]
-        about = (query.id, query.source, query.target, programs[i])
-        rows.append(Picked(*about, name, kind, picks, covered, missing, fields=query.fields))
-    return rows
 
 
 def write_picks(directory: str | Path, picks: Picks) -> Path:

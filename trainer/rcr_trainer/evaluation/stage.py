@@ -21,7 +21,7 @@ from rcr_trainer.evaluation.harness import PickFunction, evaluate
 from rcr_trainer.evaluation.picks import Picks, write_picks
 from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
-from rcr_trainer.evaluation.report import OURS, EvaluationReport
+from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.runs import Run
@@ -67,15 +67,10 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     if not queries:
         raise ConfigError(f"{run.path} has no {evaluation.split} queries")
 
-    learns, model = bool(learners(config)), load_model(config, run.checkpoint, trust=not run.foreign)
-    policies = {"rcr": model}
+    learns, ours, model = bool(learners(config)), {}, load_model(config, run.checkpoint, trust=not run.foreign)
     held_out = _held_out(config, task)
-    if config.grpo.enabled:
-        policies["rcr_without_rl"] = before = load_model(config, run.sft_checkpoint, trust=not run.foreign)
-        if model.backbone is not None:
-            before.backbone = model.backbone  # One in memory is enough.
-    ours = {
-        name: policy_picks(
+    for name, policy in _policies(run, model):
+        ours[name] = policy_picks(
             policy,
             task.pool,
             task.spec,
@@ -83,8 +78,6 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             fitted=task.dev if evaluation.split == "dev" else (),
             held_out=held_out,
         )
-        for name, policy in policies.items()
-    }
 
     def keep(report: EvaluationReport, picks: Picks) -> None:
         if only_picks:
@@ -122,6 +115,16 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             answerer=_answerer(config, task, llm),
             keep=keep,
         )
+
+
+def _policies(run: Run, model: TriEncoder) -> Iterator[tuple[str, TriEncoder]]:
+    """The run's policy, and after GRPO the one that SFT left."""
+    yield OURS, model
+    if run.config.grpo.enabled:
+        before = load_model(run.config, run.sft_checkpoint, trust=not run.foreign)
+        if model.backbone is not None:
+            before.backbone = model.backbone  # One in memory is enough.
+        yield WITHOUT_RL, before
 
 
 def _check_same(run: Run, report: EvaluationReport, *, asks: bool) -> None:
