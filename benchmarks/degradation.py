@@ -153,7 +153,7 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
     """
     from rcr_trainer.baselines import get_baseline
     from rcr_trainer.baselines.base import Resources
-    from rcr_trainer.baselines.oracle import OracleSelector
+    from rcr_trainer.baselines.greedy import OracleSelector
     from rcr_trainer.baselines.set_bsr import TransformerTokens
     from rcr_trainer.data import read_split
     from rcr_trainer.evaluation import evaluate, plain_selectors

@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 from rcr_trainer.baselines.bm25 import BM25CoverageSelector, BM25Selector
-from rcr_trainer.baselines.set_cover import greedy_set_cover
+from rcr_trainer.coverage import greedy_set_cover
 from rcr_trainer.okapi import tokenize
 
 NOTHING = np.empty(0, dtype=np.int64)

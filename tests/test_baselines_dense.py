@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from langchain_core.vectorstores.utils import maximal_marginal_relevance as langchain_mmr
 from rcr_trainer.baselines.base import Resources, top_k
-from rcr_trainer.baselines.dense import BERTSelector, ContrieverSelector, DenseSelector
-from rcr_trainer.baselines.mmr import MMRSelector
+from rcr_trainer.baselines.dense import BERTSelector, ContrieverSelector, DenseSelector, MMRSelector
 
 from langchain_rcr.errors import InputError
 

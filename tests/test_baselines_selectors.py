@@ -13,9 +13,8 @@ from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Resources
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.baselines.dense import DenseSelector
-from rcr_trainer.baselines.fixed import FixedSelector
+from rcr_trainer.baselines.greedy import FixedSelector, OracleSelector
 from rcr_trainer.baselines.options import LearnedSettings
-from rcr_trainer.baselines.oracle import OracleSelector
 from rcr_trainer.baselines.random import RandomSelector
 
 from langchain_rcr.errors import InputError, PoolError

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from rcr_trainer.data import covr_split
-from rcr_trainer.data.covr_grammar import Sampler
+from rcr_trainer.data.covr import Sampler
 
 from langchain_rcr.items import Item
 from langchain_rcr.prompt import APPENDIX_D

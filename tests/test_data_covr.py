@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.data import covr_split
-from rcr_trainer.data.covr import HELD_OUT, is_held_out
-from rcr_trainer.data.covr_grammar import LONGEST_PROGRAM, Draw, Sampler
+from rcr_trainer.data.covr import HELD_OUT, LONGEST_PROGRAM, Draw, Sampler, is_held_out
 from rcr_trainer.errors import ConfigError
 
 from langchain_rcr.programs import parse

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.evaluation.intervals import DRAWS, FEW_PROGRAMS, cluster_bootstrap, paired_intervals
+from rcr_trainer.evaluation.metrics import DRAWS, FEW_PROGRAMS, cluster_bootstrap, paired_intervals
 
 
 def drawn(n=90, clusters=35, seed=0):

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from rcr_trainer.data import covr_split
-from rcr_trainer.data.covr import HELD_OUT
-from rcr_trainer.data.covr_grammar import Sampler
+from rcr_trainer.data.covr import HELD_OUT, Sampler
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 # The first name of each construct is COVR's own.

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 BASELINES = {
     "random": "rcr_trainer.baselines.random:RandomSelector",
-    "fixed": "rcr_trainer.baselines.fixed:FixedSelector",
+    "fixed": "rcr_trainer.baselines.greedy:FixedSelector",
     "bm25": "rcr_trainer.baselines.bm25:BM25Selector",
     "bm25_coverage": "rcr_trainer.baselines.bm25:BM25CoverageSelector",
     "bert": "rcr_trainer.baselines.dense:BERTSelector",
     "contriever": "rcr_trainer.baselines.dense:ContrieverSelector",
     "dense": "rcr_trainer.baselines.dense:DenseSelector",
-    "mmr": "rcr_trainer.baselines.mmr:MMRSelector",
+    "mmr": "rcr_trainer.baselines.dense:MMRSelector",
     "dpp": "rcr_trainer.baselines.dpp:DPPSelector",
     "set_bsr": "rcr_trainer.baselines.set_bsr:SetBSRSelector",
     "set_bsr_distinct": "rcr_trainer.baselines.set_bsr:SetBSRDistinctSelector",
@@ -32,7 +32,7 @@ BASELINES = {
     "se2_tri": "rcr_trainer.baselines.se2:Se2TriSelector",
     "ceil": "rcr_trainer.baselines.ceil:CEILSelector",
     "iterr": "rcr_trainer.baselines.iterr:ITERRSelector",
-    "oracle": "rcr_trainer.baselines.oracle:OracleSelector",
+    "oracle": "rcr_trainer.baselines.greedy:OracleSelector",
     "cover_ls_gold": "rcr_trainer.baselines.cover_ls:CoverLSGoldSelector",
 }
 """Name → module:class, in the order of reports."""

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 
 from rcr_trainer.baselines.base import Baseline, in_blocks, top_k
-from rcr_trainer.baselines.set_cover import greedy_set_cover
+from rcr_trainer.coverage import greedy_set_cover
 from rcr_trainer.okapi import BM25Scorer, tokenize
 
 

@@ -20,8 +20,7 @@ from torch import Tensor
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import in_blocks, top_k
-from rcr_trainer.baselines.contrast import Ranking, contrast
-from rcr_trainer.baselines.learned import IntArray, LearnedSelector
+from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Ranking, contrast
 from rcr_trainer.baselines.options import LearnedSettings
 
 

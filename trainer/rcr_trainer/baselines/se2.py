@@ -25,8 +25,7 @@ from torch import Tensor
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from rcr_trainer.baselines.base import in_blocks
-from rcr_trainer.baselines.contrast import Ranking, States, contrast
-from rcr_trainer.baselines.learned import FloatArray, IntArray, LearnedSelector
+from rcr_trainer.baselines.learned import FloatArray, IntArray, LearnedSelector, Ranking, States, contrast
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.training.rollout import states as states_of
 

@@ -1,12 +1,226 @@
-"""COVR-10: ten splits of questions and programs by held-out combinations of grammar rules; no download needed."""
+"""COVR-10: ten splits of questions and programs by held-out combinations of grammar rules; no download needed.
+
+COVR is the data set of Bogin et al. (2022), "Unobserved Local Structures Make Compositional Generalization
+Hard". Its synchronous grammar stands here in a form of our own, with weights fitted to the published examples: one draw
+gives a question, its program and the rules used. The grammar's limits are written into the symbols: a thing has at
+most two filters, a chain at most two relations, ``scene ( )`` occurs only in a quantifier's condition, and what is
+asked about a number is answered by a number.
+"""
 
 from __future__ import annotations
 
+import random
+from bisect import bisect
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import NamedTuple
 
-from rcr_trainer.data.covr_grammar import Sampler
 from rcr_trainer.data.examples import Example, Split
 from rcr_trainer.errors import ConfigError
+
+# In tokens: the 99.9th percentile of the published examples. Longer draws are drawn again.
+LONGEST_PROGRAM = 113
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One production; both sides say with ``{0}``, ``{1}``, … where the parts' own words go.
+
+    Args:
+        parts: the symbols that it expands into, in order.
+        program: the program side.
+        utterance: the side in words.
+        weight: how often it is taken, relative to the other rules of its symbol.
+        tag: the name by which a held-out combination refers to it; rules may share one.
+    """
+
+    parts: tuple[str, ...]
+    program: str
+    utterance: str
+    weight: float = 1.0
+    tag: str = ""
+
+
+class Draw(NamedTuple):
+    """One derivation: the two sides, and the tags of the rules that it uses."""
+
+    utterance: str
+    program: str
+    tags: frozenset[str]
+
+
+class SetChances(NamedTuple):
+    """How often a set of things is narrowed, by the place where it is described.
+
+    Args:
+        relation: the set's things stand in a relation to others.
+        second_relation: and these others to others again.
+        lone_filter: a thing without a relation has a filter.
+        head_filter: a thing that a relation narrows has one.
+        inner_filter: a thing at the end of a relation has one.
+        second_filter: a thing with a filter has another.
+    """
+
+    relation: float
+    second_relation: float
+    lone_filter: float
+    head_filter: float
+    inner_filter: float
+    second_filter: float
+
+
+class ClauseWeights(NamedTuple):
+    """How often a statement takes each of its forms."""
+
+    exists: float
+    quantifier: float
+    numbers: float
+    attributes: float
+
+
+# The weights match the published statistics (see tests/test_data_covr.py).
+_FORMS = {"what": 16, "choose": 26, "and": 16, "or": 15, "single": 28}
+# Of a statement that stands alone, and of one half of a pair.
+_CLAUSES = {"single": ClauseWeights(4, 9, 7.5, 7.5), "paired": ClauseWeights(6.3, 5.3, 7, 5)}
+# In a question for a value, in a statement alone, in a pair, on a comparison's second side, and at the end of a
+# condition's relation, where only one more relation is possible (a first one and a lone thing play no part).
+_SETS = {
+    "asked": SetChances(0.87, 0.64, 0.9, 0.6, 0.5, 0.58),
+    "single": SetChances(0.76, 0.2, 0.9, 0.72, 0.48, 0.45),
+    "paired": SetChances(0.35, 0.75, 0.55, 0.5, 0.56, 0.56),
+    "second": SetChances(0.25, 0.3, 0.28, 0.28, 0.3, 0.42),
+    "condition": SetChances(0.0, 0.4, 0.0, 0.5, 0.54, 0.4),
+}
+_CONDITION_RELATION = 0.7  # how often a quantifier's condition is a relation, not a filter
+_CONSTANT = 0.5  # how often a comparison's second side is a constant
+
+_TERMINALS: Mapping[str, tuple[str, ...]] = {
+    "object": ("dog", "cat", "mouse", "animal"),
+    "relation": ("chasing", "playing with", "looking at"),
+    "attribute": ("color", "shape"),
+    "property": ("black", "white", "brown", "gray", "round", "square", "triangle"),
+    "number": ("2", "3", "4"),
+    "quantifier": ("all", "most", "some", "none"),
+}
+
+
+def build_rules() -> dict[str, list[Rule]]:
+    """The grammar: for each symbol its rules. The start symbol is ``question``."""
+    rules = {symbol: [Rule((), word, word) for word in words] for symbol, words in _TERMINALS.items()}
+    comparisons = {"eq": "is equal to", "gt": "is greater than", "lt": "is less than"}
+    rules["found"] = [Rule(("object",), "find ( {0} )", "{0}")]
+    rules["comparison"] = [Rule((), program, words) for program, words in comparisons.items()]
+    for place, chances in _SETS.items():
+        rules |= _set_rules(place, chances)
+    for place, forms in _CLAUSES.items():
+        rules |= _clause_rules(place, forms)
+    filtered, related = 1 - _CONDITION_RELATION, _CONDITION_RELATION
+    rules["condition"] = [
+        Rule(("property",), "filter ( {0} , scene ( ) )", "{0}", filtered, "filter"),
+        Rule(("relation", "condition/1"), "with_relation ( scene ( ) , {0} , {1} )", "{0} {1}", related, "relation"),
+    ]
+    choose, options = "choose ( {0} , {1} , {2} )", "is {0} {1} or {2} ?"
+    pair = ("paired clause", "paired clause")
+    rules["question"] = [
+        Rule(("value",), "{0}", "what is {0} ?", _FORMS["what"], "what"),
+        Rule(("asked count", "number", "number"), choose, options, _FORMS["choose"] / 2),
+        Rule(("asked attribute", "property", "property"), choose, options, _FORMS["choose"] / 2),
+        Rule(("single clause",), "{0}", "{0}", _FORMS["single"], "boolean single"),
+        Rule(pair, "and ( {0} , {1} )", "both {0} and {1}", _FORMS["and"], "boolean pair and"),
+        Rule(pair, "or ( {0} , {1} )", "either {0} or {1}", _FORMS["or"], "boolean pair or"),
+    ]
+    rules["value"] = [
+        Rule(("asked count",), "{0}", "{0}", tag="asked-count"),
+        Rule(("asked attribute",), "{0}", "{0}"),
+    ]
+    return rules
+
+
+def _clause_rules(place: str, forms: ClauseWeights) -> dict[str, list[Rule]]:
+    """A statement that stands alone (``single``) or is one half of a pair (``paired``)."""
+    count, attribute, things = f"{place} count", f"{place} attribute", f"{place}/2"
+    quantified = ("quantifier", things, "condition")
+    numbers, attributes = f"{place} numbers", f"{place} attributes"
+    compared, equal = ("{1} ( {0} , {2} )", "{0} {1} {2}"), ("eq ( {0} , {1} )", "{0} is equal to {1}")
+    return {
+        f"{place} clause": [
+            Rule((things,), "exists ( {0} )", "there is {0}", forms.exists, "exists"),
+            Rule(quantified, "{0} ( {1} , {2} )", "{0} of {1} are {2}", forms.quantifier, "quantifier"),
+            Rule((numbers,), "{0}", "{0}", forms.numbers, "compare-count"),
+            Rule((attributes,), "{0}", "{0}", forms.attributes, "compare-attribute"),
+        ],
+        numbers: [
+            Rule((count, "comparison", "number"), *compared, _CONSTANT),
+            Rule((count, "comparison", "second count"), *compared, 1 - _CONSTANT),
+        ],
+        attributes: [
+            Rule((attribute, "property"), *equal, _CONSTANT),
+            Rule((attribute, "second attribute"), *equal, 1 - _CONSTANT),
+        ],
+    }
+
+
+def _set_rules(place: str, chances: SetChances) -> dict[str, list[Rule]]:
+    """The sets described at one place: ``place/n`` holds at most n relations in a chain."""
+    lone, head, inner = f"{place} lone thing", f"{place} head", f"{place} inner thing"
+    related = ("with_relation ( {0} , {1} , {2} )", "{0} that is {1} {2}")
+    filtered = ("filter ( {0} , {1} )", "{0} {1}")
+    rules: dict[str, list[Rule]] = {}
+    for level, relation in ((0, 0.0), (1, chances.second_relation), (2, chances.relation)):
+        rules[f"{place}/{level}"] = [Rule((lone if level == 2 else inner,), "{0}", "{0}", 1 - relation)]
+        if level:
+            parts = (head if level == 2 else inner, "relation", f"{place}/{level - 1}")
+            rules[f"{place}/{level}"].append(Rule(parts, *related, relation, "relation"))
+    filters = {
+        lone: (chances.lone_filter, f"{place} filtered thing"),
+        head: (chances.head_filter, f"{place} filtered thing"),
+        inner: (chances.inner_filter, f"{place} filtered thing"),
+        f"{place} filtered thing": (chances.second_filter, "found"),
+    }
+    for thing, (filter_, rest) in filters.items():
+        rules[thing] = [
+            Rule(("found",), "{0}", "{0}", 1 - filter_),
+            Rule(("property", rest), *filtered, filter_, "filter"),
+        ]
+    things = f"{place}/2"
+    asked = ("query_attr [ {0} ] ( {1} )", "the {0} of {1}")
+    rules[f"{place} count"] = [Rule((things,), "count ( {0} )", "the number of {0}")]
+    rules[f"{place} attribute"] = [Rule(("attribute", things), *asked, tag="attribute")]
+    return rules
+
+
+class Sampler:
+    """Draws derivations; the same seed gives the same draws on every machine and Python version.
+
+    Args:
+        seed: of a `random.Random` of its own; text or a number.
+    """
+
+    def __init__(self, seed: str | int) -> None:
+        # Only random() is promised to give the same numbers in later Pythons, not choices() or shuffle().
+        self._random = random.Random(seed).random  # noqa: S311 - data, not secrets
+        self._rules = build_rules()
+        self._thresholds = {
+            symbol: list(accumulate(rule.weight for rule in rules)) for symbol, rules in self._rules.items()
+        }
+
+    def draw(self) -> Draw:
+        """One question with its program. Draws may repeat."""
+        while True:
+            tags: set[str] = set()
+            utterance, program = self._expand("question", tags)
+            if program.count(" ") < LONGEST_PROGRAM:
+                return Draw(utterance, program, frozenset(tags))
+
+    def _expand(self, symbol: str, tags: set[str]) -> tuple[str, str]:
+        rules, thresholds = self._rules[symbol], self._thresholds[symbol]
+        rule = rules[bisect(thresholds, self._random() * thresholds[-1], hi=len(rules) - 1)]
+        tags.update(rule.tag.split())
+        parts = [self._expand(part, tags) for part in rule.parts]
+        utterances, programs = [part[0] for part in parts], [part[1] for part in parts]
+        return rule.utterance.format(*utterances), rule.program.format(*programs)
+
 
 # An example belongs to test where its derivation uses all rules of one combination (Bogin et al., 2022).
 HELD_OUT: Mapping[str, tuple[frozenset[str], ...]] = {

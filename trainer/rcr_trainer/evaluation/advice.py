@@ -1,7 +1,7 @@
 """An evaluation in one paragraph: what the data allows, where the selectors stand, whether ours is worth deploying.
 
 A language model's answers decide, by exact match and its interval. Without them full and specific coverage do; mean
-coverage never does, since six to ten points of it bought no answers on COVR. Intervals are those of `intervals`: they
+coverage never does, since six to ten points of it bought no answers on COVR. Intervals are those of `metrics`: they
 know one training run only. The best plain selector is the best of several on these same queries, which favours it.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rcr_trainer.baselines import STRONGEST
-from rcr_trainer.evaluation.intervals import FEW_PROGRAMS
+from rcr_trainer.evaluation.metrics import FEW_PROGRAMS
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Interval, Metric
 
 LITTLE = 1.0

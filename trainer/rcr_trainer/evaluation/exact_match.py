@@ -13,7 +13,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.prompt import APPENDIX_D, Prompt, Request
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation.intervals import paired_intervals
+from rcr_trainer.evaluation.metrics import paired_intervals
 from rcr_trainer.evaluation.picks import Picked, Picks
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport, SelectorScores
 from rcr_trainer.llm.faults import BudgetExceeded

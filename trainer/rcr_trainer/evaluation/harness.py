@@ -21,10 +21,10 @@ from rcr_trainer.coverage import PoolStructures, checked_exclude, program_groups
 from rcr_trainer.data import Example, shared
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
-from rcr_trainer.evaluation.intervals import paired_intervals
 from rcr_trainer.evaluation.metrics import (
     duplicates_by_step,
     hub_share,
+    paired_intervals,
     percent_by_step,
     shown_of,
     specificity,

@@ -55,7 +55,7 @@ class SelectorScores:
         prompt_tokens: of a prompt, as the language model counts them, mean over the queries asked; None: not asked.
         completion_tokens: of an answer, likewise.
         cost: dollars for a thousand queries, were each prompt asked anew; None: not asked, or without prices.
-        intervals: by metric, the 95 % interval of rcr's figure less this one, points (`intervals.paired_intervals`);
+        intervals: by metric, the 95 % interval of rcr's figure less this one, points (`metrics.paired_intervals`);
             empty for rcr itself, where it was not run, and with too few different gold programs.
     """
 

@@ -13,7 +13,7 @@ from statistics import mean, stdev
 import numpy as np
 
 from langchain_rcr.files import write_text
-from rcr_trainer.evaluation.intervals import paired_intervals
+from rcr_trainer.evaluation.metrics import paired_intervals
 from rcr_trainer.evaluation.plot import STYLES, new_figure, tidy, write_png
 from rcr_trainer.paper.splits import COVR
 from rcr_trainer.paper.sweep import Outcome

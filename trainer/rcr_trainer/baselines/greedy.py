@@ -1,4 +1,8 @@
-"""One fixed set of examples for every query: how far coverage goes without looking at the query."""
+"""Algorithm 1 of the paper with the pool's programs in place of the gold one (fixed), and with the gold one (oracle).
+
+The fixed set tells how far coverage goes without looking at the query. The oracle sees what no selector can see: it is
+a ceiling, not a competitor.
+"""
 
 from __future__ import annotations
 
@@ -36,3 +40,20 @@ class FixedSelector(Baseline):
             self._ranking = greedy_coverage(self._need, self._pool, depth)[0][0]
         head = self._ranking[:depth]
         return np.stack([head[~np.isin(head, entry)][:k] for entry in excluded])
+
+
+class OracleSelector(Baseline):
+    """Picks by Algorithm 1 of the paper: each step the example that covers most of what is left of the gold program.
+
+    `select_examples` takes the gold program from the target key, `pick` from `references`.
+    """
+
+    name: ClassVar[str] = "oracle"
+    needs: ClassVar[tuple[str, ...]] = ("spec",)
+    oracle: ClassVar[bool] = True
+
+    def _fit(self) -> None:
+        self._structures = PoolStructures(self.resources.spec, self._programs())
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        return greedy_coverage(self._structures.rows(queries), self._structures.matrix, k, excluded)[0]
