@@ -36,25 +36,24 @@ from torch import Tensor
 
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.encoder import Features
-from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
-from langchain_rcr.selection import greedy
 from rcr_trainer.coverage import program_groups
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.folds import HeldOut, own_positions, taken_from
+from rcr_trainer.folds import HeldOut
 from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.closing import closing_lines
+from rcr_trainer.training.development import Development, greedy_picks
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import ADVANTAGES
 from rcr_trainer.training.rollout import Sequences
 from rcr_trainer.training.runner import Job, Runner
 from rcr_trainer.training.state import Figures, Result
-from rcr_trainer.training.supervision import Supervision, check_pool_size
+from rcr_trainer.training.supervision import check_pool_size
 
 if TYPE_CHECKING:
     from rcr_trainer.llm.model import LanguageModel
@@ -167,7 +166,7 @@ def calls_at_most(config: GRPOSettings, queries: int, dev: int, variants: int = 
 class _GRPO:
     def __init__(self, job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | None) -> None:
         self.model, self.config, self.reward, self.llm, self.seed = job.model.eval(), config, reward, llm, job.seed
-        self.pool, self.processes = list(job.pool), job.processes
+        self.job, self.pool, self.processes = job, list(job.pool), job.processes
         model, pool, spec, processes = job.model, job.pool, job.spec, job.processes
         self.advantage = ADVANTAGES[config.advantage]
         processes.broadcast(model)
@@ -192,13 +191,7 @@ class _GRPO:
             chunk=config.chunk,
             perplexity=config.perplexity,
         )
-        self.dev, is_training = [e for e in job.dev if spec.structures(e.target)], taken_from(job.dev, pool)
-        if is_training:
-            dev_barred, self.dev_features = held_out.barred(self.dev), held_out.features(model, self.dev)
-        else:
-            dev_barred = own_positions(self.dev, pool, spec)
-            self.dev_features = model.query.featurize([Item(e.source) for e in self.dev])
-        self.dev_supervision = Supervision.build(self.dev, pool, spec, dev_barred, reachable=True)
+        self.dev = Development(job, held_out)
 
         trained = dict(model.named_parameters())
         if not config.train_candidates:
@@ -231,20 +224,18 @@ class _GRPO:
         queries, pool = [self.queries[row] for row in rows], self.model.encode_pool([e.item for e in self.pool])
         start = {name: tensor.clone() for name, tensor in query.state_dict().items()}
 
-        def earned(part: slice) -> FloatArray:
-            excluded = [barred[row] for row in rows[part]]
-            vectors = query.vectors(features.select(rows[part]))
-            picks = greedy(vectors, pool, self.model.state(), config.k, exclude=excluded, groups=self.groups).positions
-            return self._score(queries[part], picks)[0]
+        def earned() -> FloatArray:
+            picks = greedy_picks(self.job, features, barred, rows, pool, config.k, self.groups)
+            return self.processes.collect(len(rows), lambda part: self._score(queries[part], picks[part])[0])
 
         if self.processes.first:  # It takes minutes.
             logger.info("asking about %d variants of the policy on %d questions …", len(family.variants), len(rows))
         with self.processes.together():
-            first = self.processes.collect(len(rows), earned)
+            first = earned()
             best, chosen, kept = 0.0, "as it was", start
             for variant in family.variants:
                 family.vary(query, variant)
-                gains = self.processes.collect(len(rows), earned) - first
+                gains = earned() - first
                 gains = gains[np.isfinite(gains)]
                 gain, error = (gains.mean(), gains.std() / len(gains) ** 0.5) if len(gains) else (0.0, 0.0)
                 if gain > max(best, error):
@@ -364,21 +355,15 @@ class _GRPO:
     def evaluate(self) -> Figures:
         """Coverage and, where it decides or costs nothing, reward of the greedy picks for the development queries."""
         figures: Figures = {"epoch": self.runner.result.steps / self.per_epoch}
-        if not self.dev:
+        queries = self.dev.queries
+        if not queries:
             return figures
-        picks = self.processes.collect(len(self.dev), self._greedy)
-        figures["dev_coverage"] = self.dev_supervision.coverage(picks)
+        picks = self.dev.picks(self.actor.pool_vectors(), self.config.k, self.groups)
+        figures["dev_coverage"] = self.dev.supervision.coverage(picks)
         if self.config.best_by == "reward" or not self.reward.needs_llm:
-            rewards = self.processes.collect(len(self.dev), lambda part: self._score(self.dev[part], picks[part])[0])
+            rewards = self.processes.collect(len(queries), lambda part: self._score(queries[part], picks[part])[0])
             figures["dev_reward"] = float(np.nanmean(rewards)) if np.isfinite(rewards).any() else math.nan
         return figures
-
-    def _greedy(self, part: slice) -> IntArray:
-        """Greedy picks (n, k) for some development queries."""
-        queries = self.model.query.vectors(self.dev_features.select(np.arange(len(self.dev))[part]))
-        barred = self.dev_supervision.forbidden[part]
-        pool, state = self.actor.pool_vectors(), self.model.state()
-        return greedy(queries, pool, state, self.config.k, exclude=barred, groups=self.groups).positions
 
 
 def _rates(model: TriEncoder, trained: Iterable[str]) -> dict[str, float]:

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from rcr_trainer.data import Example, Split
     from rcr_trainer.llm.model import LanguageModel
     from rcr_trainer.training.processes import Processes
+    from rcr_trainer.training.runner import Job
 
 logger = logging.getLogger(__name__)
 
@@ -227,7 +228,6 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
         processes: those that train together.
     """
     from rcr_trainer import sft
-    from rcr_trainer.training.runner import Job
 
     config = run.config
     if config.sft.checkpoint is not None:
@@ -241,17 +241,7 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
             logger.info("no SFT: the policy is as it was built")
             save_checkpoint(run.checkpoint, model, task.pool, config)
         return
-    state = run.state / "sft"
-    if not state.is_dir():
-        run.drop_metrics("sft")
-
-    def log(epoch: int, figures: dict[str, float]) -> None:
-        run.log("sft", epoch, figures)
-        if run.writes:
-            _show(figures)
-
-    data = (task.pool, task.queries, task.dev, task.spec)
-    sft.train(Job(model, *data, config.seed, state, log, processes), config.sft)
+    sft.train(_job(run, "sft", model, task, task.queries, processes), config.sft)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool, config)
 
@@ -333,9 +323,30 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], co
         seal(path)
 
 
-def _show(figures: Mapping[str, float]) -> None:
-    shown = ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if math.isfinite(value))
-    logger.info("%s", shown)
+def _job(
+    run: Run,
+    stage: str,
+    model: TriEncoder,
+    task: Task,
+    queries: Sequence[Example],
+    processes: Processes,
+    more: Callable[[], Mapping[str, float]] = dict,
+) -> Job:
+    """What a stage of training works on, with the state that it may go on from; `more` is logged beside its figures."""
+    from rcr_trainer.training.runner import Job
+
+    state = run.state / stage
+    if not state.is_dir():
+        run.drop_metrics(stage)
+
+    def log(step: int, figures: dict[str, float]) -> None:
+        run.log(stage, step, {**figures, **more()})
+        if run.writes and "epoch" in figures:
+            logger.info(
+                "%s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if math.isfinite(value))
+            )
+
+    return Job(model, task.pool, queries, task.dev, task.spec, run.config.seed, state, log, processes)
 
 
 # ---------------------------------------------------------------- GRPO
@@ -358,7 +369,6 @@ def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
     """
     from langchain_rcr.files import atomic_directory
     from rcr_trainer import grpo
-    from rcr_trainer.training.runner import Job
 
     config, reward = run.config, build_reward(run.config, task.spec)
     with processes.together():
@@ -367,20 +377,9 @@ def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
             with atomic_directory(run.sft_checkpoint) as path:
                 shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
     model = load_model(config, run.sft_checkpoint, run.vectors, trust=True)
-    state = run.state / "grpo"
-    if not state.is_dir():
-        run.drop_metrics("grpo")
     with open_language_model(config, task) if reward.needs_llm else nullcontext() as llm:
-
-        def log(step: int, figures: dict[str, float]) -> None:
-            use = _use(llm, processes) if llm is not None else {}
-            run.log("grpo", step, {**figures, **{f"llm_{name}": value for name, value in use.items()}})
-            if run.writes and "epoch" in figures:
-                _show(figures)
-
-        data = (task.pool, task.reinforced, task.dev, task.spec)
-        job = Job(model, *data, config.seed, state, log, processes)
-        grpo.train(job, config.grpo, reward, llm)
+        more = dict if llm is None else partial(_use, llm, processes)
+        grpo.train(_job(run, "grpo", model, task, task.reinforced, processes, more), config.grpo, reward, llm)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool, config)
 
@@ -391,4 +390,4 @@ def _use(llm: LanguageModel, processes: Processes) -> dict[str, float]:
     for said in processes.texts(json.dumps(llm.stats.figures())):
         total.update(json.loads(said))
     share = total["distinct_calls"] / total["nominal_calls"] if total["nominal_calls"] else 1.0
-    return {**total, "distinct_share": round(share, 4)}
+    return {f"llm_{name}": value for name, value in {**total, "distinct_share": round(share, 4)}.items()}

@@ -21,7 +21,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,12 @@ from torch import Tensor
 
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.items import Item
-from langchain_rcr.selection import greedy
 from rcr_trainer.coverage import program_groups
 from rcr_trainer.errors import DataError
-from rcr_trainer.folds import HeldOut, own_positions, taken_from
+from rcr_trainer.folds import HeldOut, own_positions
 from rcr_trainer.settings import SFTSettings
 from rcr_trainer.training.batches import Batch, grouped, info_nce_batches, listwise_batches
+from rcr_trainer.training.development import Development, greedy_picks
 from rcr_trainer.training.losses import Targets
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import LOSSES
@@ -76,13 +75,11 @@ class _SFT:
         model, pool, queries, spec, processes = job.model, job.pool, job.queries, job.spec, job.processes
 
         own = config.exclude_own_program
-        self.queries, self.dev = list(queries), [e for e in job.dev if spec.structures(e.target)]
-        self.dev_is_training = taken_from(job.dev, pool)
+        self.job, self.queries = job, list(queries)
         self.held_out = HeldOut(pool, queries, spec, own_program=not own, seed=job.seed)
         forbidden = own_positions(queries, pool, spec, same_program=own)
         self.supervision = Supervision.build(queries, pool, spec, forbidden)
-        barred = self.held_out.barred if self.dev_is_training else partial(own_positions, pool=pool, spec=spec)
-        self.dev_supervision = Supervision.build(self.dev, pool, spec, barred(self.dev), reachable=True)
+        self.dev = Development(job, self.held_out)
         check_pool_size("sft", self.supervision.forbidden, len(pool), config.k)
         self.sequences, self.sequence_gains = self.supervision.sequences(config.k)
         self.trainable = np.flatnonzero(self.sequence_gains[:, 0] > 0)
@@ -129,14 +126,14 @@ class _SFT:
 
     def fit(self) -> None:
         """Fit E_x where its family can; to development queries, too, if they are training queries."""
-        questions = [*self.queries, *(self.dev if self.dev_is_training else ())]
+        questions = [*self.queries, *(self.dev.queries if self.dev.are_training else ())]
         if self.model.family.fits:
             self._say("fitting to %d training questions …", len(questions))
         self.model.family.fit(
             self.model.query, [query.item for query in questions], self.held_out.folds, seed=self.seed
         )
         self.processes.broadcast(self.model)
-        if self.dev and self.model.family.fits:
+        if self.dev.queries and self.model.family.fits:
             self._say("fitted: %.1f %% of what held-out questions need is covered", self._dev_coverage())
 
     def _say(self, message: str, *values: object) -> None:
@@ -148,13 +145,6 @@ class _SFT:
     def query_features(self) -> Features:
         """Of the training queries, as held-out ones."""
         return self.held_out.features(self.model, self.queries)
-
-    @cached_property
-    def dev_features(self) -> Features:
-        """Of the development queries; where they are training queries, as held-out ones."""
-        if self.dev_is_training:
-            return self.held_out.features(self.model, self.dev)
-        return self.model.query.featurize([Item(e.source) for e in self.dev])
 
     # ------------------------------------------------------------------ an epoch
 
@@ -173,7 +163,8 @@ class _SFT:
         rows = self.trainable[rng.random(len(self.trainable)) < config.on_policy]
         sequences = self.sequences.copy()
         if len(rows):
-            sequences[rows] = self._greedy(self.query_features, rows, self.supervision)
+            barred, pool = self.supervision.forbidden, self._pool_vectors()
+            sequences[rows] = greedy_picks(self.job, self.query_features, barred, rows, pool, config.k, self.groups)
         return sequences
 
     def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[Batch]:
@@ -271,32 +262,13 @@ class _SFT:
     def evaluate(self) -> Figures:
         """Coverage of the policy as it is on the development queries."""
         figures = {"epoch": float(self.runner.result.rounds)}
-        if self.dev:
+        if self.dev.queries:
             figures["dev_coverage"] = self._dev_coverage()
         return {**figures, "lr": self.runner.lr}
 
     def _dev_coverage(self) -> float:
         """Of the greedy picks, in percent."""
-        picks = self._greedy(self.dev_features, np.arange(len(self.dev)), self.dev_supervision)
-        return self.dev_supervision.coverage(picks)
-
-    def _greedy(self, features: Features, rows: IntArray, supervision: Supervision) -> IntArray:
-        """(len(rows), k) picks of the policy as it is for some queries."""
-
-        def picks(part: slice) -> IntArray:
-            mine = rows[part]
-            if not len(mine):
-                return np.empty((0, self.config.k), dtype=np.int64)
-            return greedy(
-                self.model.query.vectors(features.select(mine)),
-                self._pool_vectors(),
-                self.model.state(),
-                self.config.k,
-                exclude=[supervision.forbidden[row] for row in mine],
-                groups=self.groups,
-            ).positions
-
-        return self.processes.collect(len(rows), picks)
+        return self.dev.supervision.coverage(self.dev.picks(self._pool_vectors(), self.config.k, self.groups))
 
     def _pool_vectors(self) -> PoolVectors:
         """E_c and E_z of the pool under the current weights; encoded at most once an epoch."""
