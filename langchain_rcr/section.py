@@ -22,7 +22,12 @@ class Section(BaseModel):
     """A group of settings: frozen, no unknown keys; numbers may stand for names, true is no number, nor is 10^19."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False, protected_namespaces=()
+        extra="forbid",
+        frozen=True,
+        coerce_numbers_to_str=True,
+        allow_inf_nan=False,
+        protected_namespaces=(),
+        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")

@@ -121,7 +121,7 @@ def settings() -> dict[str, Setting]:
         elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
             below += _of_section(name, info.annotation, every)
         else:
-            found.append(Setting(name, info, info.description or "", {}))
+            found.append(Setting(name, info, _on_one_line(info), {}))
     return {setting.path: setting for setting in (*found, *below)}
 
 
@@ -129,7 +129,7 @@ def _of_section(section: str, model: type[BaseModel], every: Sequence[Family]) -
     tables = {family.name: family.training.get(section, {}) for family in every}
     for name, info in model.model_fields.items():
         defaults = {family: table[name] for family, table in tables.items() if name in table}
-        yield Setting(f"{section}.{name}", info, info.description or "", _unless_equal(defaults, info.default))
+        yield Setting(f"{section}.{name}", info, _on_one_line(info), _unless_equal(defaults, info.default))
 
 
 def _of_families(every: Sequence[Family]) -> Iterator[Setting]:
@@ -140,7 +140,7 @@ def _of_families(every: Sequence[Family]) -> Iterator[Setting]:
         infos = {family: each[name] for family, each in fields.items() if name in each}
         texts: dict[str, list[str]] = {}
         for family, info in infos.items():
-            texts.setdefault(info.description or "", []).append(family)
+            texts.setdefault(_on_one_line(info), []).append(family)
         text = (
             " ".join(texts) if len(texts) == 1 else " ".join(f"{', '.join(of)}: {each}" for each, of in texts.items())
         )
@@ -149,6 +149,10 @@ def _of_families(every: Sequence[Family]) -> Iterator[Setting]:
         yield Setting(
             f"model.{name}", info, text, _unless_equal(defaults, info.default) if name in common else defaults
         )
+
+
+def _on_one_line(info: FieldInfo) -> str:
+    return " ".join((info.description or "").split())
 
 
 def _unless_equal(defaults: dict[str, Any], default: Any) -> dict[str, Any]:

@@ -23,51 +23,44 @@ from rcr_trainer.training.stage import Share, StageSettings
 class DataSettings(Section):
     """Where the examples come from."""
 
-    task: Literal["covr", "geoquery", "files"] = Field(
-        "covr", description="covr is sampled here from its grammar, geoquery needs its corpus, files are your own."
-    )
-    split: str = Field(
-        "110", description="covr: number of one of the ten splits; geoquery: standard, template, tmcd or length."
-    )
-    directory: Path | None = Field(
-        None,
-        description="A split folder, such as the data/ of an earlier run, instead of a task's examples.",
-    )
-    train: Path | None = Field(None, description="task files: the pool and the training queries (JSONL, CSV or TSV).")
-    dev: Path | None = Field(None, description="task files: development queries; null: taken out of train.")
-    test: Path | None = Field(None, description="task files: held-out queries.")
-    corpus: Path | None = Field(None, description="task geoquery: corpus.xml; null: downloaded.")
-    ids: Path | None = Field(
-        None, description="task geoquery: JSON with the ids of train and test; null: the split is drawn."
-    )
-    anonymize_values: bool = Field(
-        False,
-        description="task geoquery: programs and questions as the paper prints them, stateid('value') for "
-        "stateid('texas') (paper: yes, appendix D); false: as the corpus has them.",
-    )
-    divergence: float | None = Field(
-        0.17,
-        gt=0,
-        le=1,
-        description="task geoquery, split tmcd where it is drawn: the divergence of compounds at which the draw ends, "
-        "by default about that of the published split; null: as large as it gets, 0.33 to 0.39.",
-    )
-    source_key: str = Field("source", min_length=1, description="task files: key or column of the question.")
-    target_key: str = Field("target", min_length=1, description="task files: key or column of the program.")
-    id_key: str | None = Field(None, description="task files: key or column of the id; null: the row number.")
-    group: str | None = Field(
-        None,
-        description="Key or column, db_id say, by which questions pick: only examples with the same value, in "
-        "training, in the comparison and where the policy is served. null: any example.",
-    )
-    dev_size: int | None = Field(
-        None,
-        ge=0,
-        description="Without dev examples, this many training queries are used for development instead. They stay in "
-        "the pool; none retrieves itself. null: a fifth, at most 200.",
-    )
-    train_size: int = Field(3000, ge=1, description="task covr: sampled training pairs (paper 3000, appendix A).")
-    test_size: int = Field(500, ge=1, description="task covr: sampled test pairs (paper 500, appendix A).")
+    task: Literal["covr", "geoquery", "files"] = "covr"
+    """covr is sampled here from its grammar, geoquery needs its corpus, files are your own."""
+    split: str = "110"
+    """covr: number of one of the ten splits; geoquery: standard, template, tmcd or length."""
+    directory: Path | None = None
+    """A split folder, such as the data/ of an earlier run, instead of a task's examples."""
+    train: Path | None = None
+    """task files: the pool and the training queries (JSONL, CSV or TSV)."""
+    dev: Path | None = None
+    """task files: development queries; null: taken out of train."""
+    test: Path | None = None
+    """task files: held-out queries."""
+    corpus: Path | None = None
+    """task geoquery: corpus.xml; null: downloaded."""
+    ids: Path | None = None
+    """task geoquery: JSON with the ids of train and test; null: the split is drawn."""
+    anonymize_values: bool = False
+    """task geoquery: programs and questions as the paper prints them, stateid('value') for stateid('texas') (paper:
+    yes, appendix D); false: as the corpus has them."""
+    divergence: float | None = Field(0.17, gt=0, le=1)
+    """task geoquery, split tmcd where it is drawn: the divergence of compounds at which the draw ends, by default about
+    that of the published split; null: as large as it gets, 0.33 to 0.39."""
+    source_key: str = Field("source", min_length=1)
+    """task files: key or column of the question."""
+    target_key: str = Field("target", min_length=1)
+    """task files: key or column of the program."""
+    id_key: str | None = None
+    """task files: key or column of the id; null: the row number."""
+    group: str | None = None
+    """Key or column, db_id say, by which questions pick: only examples with the same value, in training, in the
+    comparison and where the policy is served. null: any example."""
+    dev_size: int | None = Field(None, ge=0)
+    """Without dev examples, this many training queries are used for development instead. They stay in the pool; none
+    retrieves itself. null: a fifth, at most 200."""
+    train_size: int = Field(3000, ge=1)
+    """task covr: sampled training pairs (paper 3000, appendix A)."""
+    test_size: int = Field(500, ge=1)
+    """task covr: sampled test pairs (paper 500, appendix A)."""
 
     @property
     def public(self) -> list[str]:
@@ -98,21 +91,16 @@ class DataSettings(Section):
 class ProgramSettings(Section):
     """How programs are read, and which of their parts count (paper appendix B)."""
 
-    language: str = Field(
-        "functional",
-        description="functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json or python; or tokens, "
-        "which reads any text as its words, numbers and symbols, and which is used if no program of your own "
-        "files parses.",
-    )
-    anonymize: bool | Literal["names"] = Field(
-        True,
-        description="Replace strings and numbers by constants (paper: yes). names: those of tables and columns, too, "
-        "so that questions to one database find examples of others (language sql).",
-    )
-    covr_classes: bool = Field(
-        False, description="Also replace COVR's animals, colours and so on by their class (paper appendix B)."
-    )
-    max_size: int = Field(4, ge=1, le=8, description='Largest local structure, l (paper 4, section 4 "Model setup").')
+    language: str = "functional"
+    """functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json or python; or tokens, which reads any
+    text as its words, numbers and symbols, and which is used if no program of your own files parses."""
+    anonymize: bool | Literal["names"] = True
+    """Replace strings and numbers by constants (paper: yes). names: those of tables and columns, too, so that questions
+    to one database find examples of others (language sql)."""
+    covr_classes: bool = False
+    """Also replace COVR's animals, colours and so on by their class (paper appendix B)."""
+    max_size: int = Field(4, ge=1, le=8)
+    """Largest local structure, l (paper 4, section 4 "Model setup")."""
 
     @model_validator(mode="after")
     def _agree(self) -> ProgramSettings:
@@ -147,76 +135,48 @@ def _of_its_family(values: Any) -> Any:
 class SFTSettings(StageSettings):
     """Stage 1, supervised fine-tuning (paper section 3.1, Algorithm 1)."""
 
-    enabled: bool = Field(
-        True, description='Whether this stage runs; false: GRPO begins with an untrained policy ("RCR w/o SFT").'
-    )
-    checkpoint: Path | None = Field(
-        None,
-        description="Take this policy, a checkpoint folder or what SFT left in a run folder, instead of training one. "
-        "Its pool, family, lam and tau must be the run's; the rest of the section model is the policy's own.",
-    )
-    loss: Annotated[str, OneOf(lambda: {name: loss.summary for name, loss in LOSSES.items()})] = Field(
-        "listwise", description="What is minimised."
-    )
-    epochs: int = Field(
-        0,
-        ge=0,
-        description='Passes over the training queries (paper 120, section 4 "Training details"); 0: none, where a '
-        "closed-form fit is all.",
-    )
-    batch_size: int = Field(
-        64,
-        ge=1,
-        description='Training states in a forward pass of each process (paper 64, section 4 "Training details").',
-    )
-    gradient_accumulation: int = Field(
-        1, ge=1, description="Forward passes whose gradients are added up before each optimiser step."
-    )
-    lr: float = Field(
-        1e-3,
-        gt=0,
-        description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-5, section 4 "Training details").',
-    )
-    weight_decay: float = Field(0.01, ge=0, description="Weight decay of AdamW.")
-    warmup: Share = Field(0.05, description="Share of the steps in which the learning rate climbs to lr.")
-    temperature: float = Field(
-        5.0, gt=0, description="loss listwise: the targets are softmax(structures added / temperature)."
-    )
-    candidates: int = Field(
-        512, ge=2, description="loss listwise: candidates scored in a forward pass; a larger pool is sampled."
-    )
-    on_policy: Share = Field(
-        1.0, description="Share of the states built from the policy's own picks instead of Algorithm 1's."
-    )
-    on_policy_from: Share = Field(0.2, description="Share of the training after which on_policy sets in.")
-    bm25_top: int = Field(
-        50,
-        ge=1,
-        description="loss infonce: hard negatives come from the H candidates nearest by BM25 (paper 50, section 4 "
-        '"Training details").',
-    )
-    bm25_worst: int = Field(
-        5,
-        ge=0,
-        description="loss infonce: of these, one is drawn among the B that cover least (paper 5, section 4 "
-        '"Training details"); 0: no hard negatives.',
-    )
-    mask_equals: bool = Field(
-        True,
-        description="loss infonce: a candidate that adds at least as much as the positive is no negative (paper: it "
-        "is one).",
-    )
-    zero_gain_steps: bool = Field(
-        False,
-        description="loss infonce: also train on steps at which nothing is left to cover, where all candidates tie "
-        "(paper: yes).",
-    )
-    mask_duplicates: bool = Field(
-        True, description="Once a candidate is picked, all with the same program are masked while training."
-    )
-    patience: int | None = Field(
-        10, ge=1, description="Stop after this many evaluations without a better dev coverage; null: never."
-    )
+    enabled: bool = True
+    """Whether this stage runs; false: GRPO begins with an untrained policy ("RCR w/o SFT")."""
+    checkpoint: Path | None = None
+    """Take this policy, a checkpoint folder or what SFT left in a run folder, instead of training one. Its pool,
+    family, lam and tau must be the run's; the rest of the section model is the policy's own."""
+    loss: Annotated[str, OneOf(lambda: {name: loss.summary for name, loss in LOSSES.items()})] = "listwise"
+    """What is minimised."""
+    epochs: int = Field(0, ge=0)
+    """Passes over the training queries (paper 120, section 4 "Training details"); 0: none, where a closed-form fit is
+    all."""
+    batch_size: int = Field(64, ge=1)
+    """Training states in a forward pass of each process (paper 64, section 4 "Training details")."""
+    gradient_accumulation: int = Field(1, ge=1)
+    """Forward passes whose gradients are added up before each optimiser step."""
+    lr: float = Field(1e-3, gt=0)
+    """Learning rate of AdamW, decayed linearly to 0 (paper 1e-5, section 4 "Training details")."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Weight decay of AdamW."""
+    warmup: Share = 0.05
+    """Share of the steps in which the learning rate climbs to lr."""
+    temperature: float = Field(5.0, gt=0)
+    """loss listwise: the targets are softmax(structures added / temperature)."""
+    candidates: int = Field(512, ge=2)
+    """loss listwise: candidates scored in a forward pass; a larger pool is sampled."""
+    on_policy: Share = 1.0
+    """Share of the states built from the policy's own picks instead of Algorithm 1's."""
+    on_policy_from: Share = 0.2
+    """Share of the training after which on_policy sets in."""
+    bm25_top: int = Field(50, ge=1)
+    """loss infonce: hard negatives come from the H candidates nearest by BM25 (paper 50, section 4 "Training
+    details")."""
+    bm25_worst: int = Field(5, ge=0)
+    """loss infonce: of these, one is drawn among the B that cover least (paper 5, section 4 "Training details"); 0: no
+    hard negatives."""
+    mask_equals: bool = True
+    """loss infonce: a candidate that adds at least as much as the positive is no negative (paper: it is one)."""
+    zero_gain_steps: bool = False
+    """loss infonce: also train on steps at which nothing is left to cover, where all candidates tie (paper: yes)."""
+    mask_duplicates: bool = True
+    """Once a candidate is picked, all with the same program are masked while training."""
+    patience: int | None = Field(10, ge=1)
+    """Stop after this many evaluations without a better dev coverage; null: never."""
 
     @model_validator(mode="after")
     def _agree(self) -> SFTSettings:
@@ -231,90 +191,68 @@ class SFTSettings(StageSettings):
 class GRPOSettings(StageSettings):
     """Stage 2, reinforcement learning from a language model's answers (paper section 3.2)."""
 
-    enabled: bool = Field(False, description="Whether this stage runs, between SFT and evaluation.")
-    advantage: Annotated[str, OneOf(lambda: {name: each.summary for name, each in ADVANTAGES.items()})] = Field(
-        "grpo", description='What a reward is compared with (section 4, "RL variations").'
-    )
-    queries: int | None = Field(
-        None,
-        ge=1,
-        description="Training queries only of this stage, drawn at random: they leave the pool and SFT (paper 110, "
-        "appendix A). null: all training queries, which stay in the pool.",
-    )
-    batch_size: int = Field(
-        16, ge=1, description='Queries in a batch of each process (paper 16, section 4 "Training details").'
-    )
-    group_size: int = Field(
-        32, ge=1, description='Sequences drawn for each query, G (paper 32, section 4 "Training details").'
-    )
-    epochs: int = Field(8, ge=0, description='Passes over the queries (paper 8, section 4 "Training details").')
-    resample: int = Field(
-        0,
-        ge=0,
-        description="How often a batch's queries whose sequences all earn the same, which teaches nothing, are "
-        "replaced by others (dynamic sampling); each time asks up to a batch of prompts again.",
-    )
-    search: int = Field(
-        100,
-        ge=0,
-        description="Questions by whose answers GRPO first chooses among the family's variants (structure: what labels "
-        "and unneeded structures weigh); 0: it doesn't.",
-    )
-    perplexity: float | None = Field(
-        4.0,
-        gt=1,
-        description="Candidates that each step draws among in effect, at the start: it sets τ by step, so that no step "
-        "is deterministic or random. null: model.tau at every step (paper).",
-    )
-    updates: int = Field(
-        1, ge=1, description="Optimiser steps on each batch of sequences; from the second on the clip takes effect."
-    )
-    lr: float = Field(
-        1e-5,
-        gt=0,
-        description='Learning rate of AdamW, decayed linearly to 0 (paper 1e-6, section 4 "Training details").',
-    )
-    weight_decay: float = Field(0.0, ge=0, description="Weight decay of AdamW.")
-    warmup: Share = Field(0.0, description="Share of the batches in which the learning rate climbs to lr.")
-    epsilon: float = Field(
-        0.2, gt=0, lt=1, description='ε, how far the ratio may move before it is clipped (paper 0.2, "Model setup").'
-    )
-    beta: float = Field(
-        0.04, ge=0, description='β, the weight of staying near the policy of SFT (paper 0.04, "Model setup").'
-    )
-    train_candidates: bool = Field(False, description="Whether E_c is trained, too; if not, the pool is encoded once.")
-    chunk: int = Field(
-        128, ge=1, description="Texts encoded at once with gradients; fewer take less memory and give the same result."
-    )
-    best_by: Literal["reward", "coverage"] = Field(
-        "reward",
-        description="Which development figure decides the weights that are kept; coverage asks no language model.",
-    )
-    patience: int | None = Field(
-        None, ge=1, description="Stop after this many evaluations without a better development figure; null: never."
-    )
+    enabled: bool = False
+    """Whether this stage runs, between SFT and evaluation."""
+    advantage: Annotated[str, OneOf(lambda: {name: each.summary for name, each in ADVANTAGES.items()})] = "grpo"
+    """What a reward is compared with (section 4, "RL variations")."""
+    queries: int | None = Field(None, ge=1)
+    """Training queries only of this stage, drawn at random: they leave the pool and SFT (paper 110, appendix A). null:
+    all training queries, which stay in the pool."""
+    batch_size: int = Field(16, ge=1)
+    """Queries in a batch of each process (paper 16, section 4 "Training details")."""
+    group_size: int = Field(32, ge=1)
+    """Sequences drawn for each query, G (paper 32, section 4 "Training details")."""
+    epochs: int = Field(8, ge=0)
+    """Passes over the queries (paper 8, section 4 "Training details")."""
+    resample: int = Field(0, ge=0)
+    """How often a batch's queries whose sequences all earn the same, which teaches nothing, are replaced by others
+    (dynamic sampling); each time asks up to a batch of prompts again."""
+    search: int = Field(100, ge=0)
+    """Questions by whose answers GRPO first chooses among the family's variants (structure: what labels and unneeded
+    structures weigh); 0: it doesn't."""
+    perplexity: float | None = Field(4.0, gt=1)
+    """Candidates that each step draws among in effect, at the start: it sets τ by step, so that no step is
+    deterministic or random. null: model.tau at every step (paper)."""
+    updates: int = Field(1, ge=1)
+    """Optimiser steps on each batch of sequences; from the second on the clip takes effect."""
+    lr: float = Field(1e-5, gt=0)
+    """Learning rate of AdamW, decayed linearly to 0 (paper 1e-6, section 4 "Training details")."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Weight decay of AdamW."""
+    warmup: Share = 0.0
+    """Share of the batches in which the learning rate climbs to lr."""
+    epsilon: float = Field(0.2, gt=0, lt=1)
+    """ε, how far the ratio may move before it is clipped (paper 0.2, "Model setup")."""
+    beta: float = Field(0.04, ge=0)
+    """β, the weight of staying near the policy of SFT (paper 0.04, "Model setup")."""
+    train_candidates: bool = False
+    """Whether E_c is trained, too; if not, the pool is encoded once."""
+    chunk: int = Field(128, ge=1)
+    """Texts encoded at once with gradients; fewer take less memory and give the same result."""
+    best_by: Literal["reward", "coverage"] = "reward"
+    """Which development figure decides the weights that are kept; coverage asks no language model."""
+    patience: int | None = Field(None, ge=1)
+    """Stop after this many evaluations without a better development figure; null: never."""
 
 
 class RewardSettings(Section):
     """What GRPO rewards."""
 
-    names: list[str] = Field(
-        ["structure_coverage"],
-        min_length=1,
-        description="structure_coverage (Jaccard of the structures of answer and gold program, Eq. 7), correctness "
-        "(exact match, appendix F), execution (same result), likelihood (the probability of the gold program, from "
-        "llm.kind local or a completion server with echo), context_coverage (recall of the picks; asks no language "
-        "model), or your own as module:callable. Several are added up.",
-    )
-    weights: list[Annotated[float, Field(gt=0)]] = Field([], description="A weight for each of names; empty: 1 each.")
-    database: str | None = Field(
-        None, description="execution: a SQLite file or postgresql://…; read only, whatever the program says."
-    )
-    executor: str | None = Field(
-        None, description="execution: instead of a database, module:callable that runs a program."
-    )
-    timeout: float = Field(5.0, gt=0, description="execution on a database: seconds a program may take.")
-    max_rows: int = Field(10_000, ge=1, description="execution on a database: rows a program may give.")
+    names: list[str] = Field(["structure_coverage"], min_length=1)
+    """structure_coverage (Jaccard of the structures of answer and gold program, Eq. 7), correctness (exact match,
+    appendix F), execution (same result), likelihood (the probability of the gold program, from llm.kind local or a
+    completion server with echo), context_coverage (recall of the picks; asks no language model), or your own as
+    module:callable. Several are added up."""
+    weights: list[Annotated[float, Field(gt=0)]] = Field([])
+    """A weight for each of names; empty: 1 each."""
+    database: str | None = None
+    """execution: a SQLite file or postgresql://…; read only, whatever the program says."""
+    executor: str | None = None
+    """execution: instead of a database, module:callable that runs a program."""
+    timeout: float = Field(5.0, gt=0)
+    """execution on a database: seconds a program may take."""
+    max_rows: int = Field(10_000, ge=1)
+    """execution on a database: rows a program may give."""
 
     @model_validator(mode="after")
     def _agree(self) -> RewardSettings:
@@ -330,38 +268,34 @@ class RewardSettings(Section):
 class EvaluationSettings(Section):
     """The comparison on held-out queries."""
 
-    split: Literal["test", "dev"] = Field("test", description="Which queries.")
-    k: int = Field(4, ge=1, description='Examples a query in the table (paper 4, section 4 "Model setup").')
-    steps: int = Field(8, ge=1, description="The plot shows coverage after 1 to this many picks, and always up to k.")
+    split: Literal["test", "dev"] = "test"
+    """Which queries."""
+    k: int = Field(4, ge=1)
+    """Examples a query in the table (paper 4, section 4 "Model setup")."""
+    steps: int = Field(8, ge=1)
+    """The plot shows coverage after 1 to this many picks, and always up to k."""
     selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
         ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "set_bsr_distinct", "knn_structures", "oracle"],
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
     )
-    embeddings: str | None = Field(
-        None,
-        description="Model of the selectors that compare embeddings, named like model.base; null: the retriever's own "
-        "base.",
-    )
-    bert: str = Field("bert-base-uncased", description="Model of the selector bert, named like model.base.")
-    contriever: str = Field("facebook/contriever", description="Model of the selector contriever, likewise.")
-    gold: Literal["all", "pool"] = Field(
-        "all",
-        description="Which structures of a query's gold program count: all, or only those that some example of the "
-        "pool has.",
-    )
-    exclude_own_program: bool = Field(
-        False, description="No selector may pick a candidate with the query's own program."
-    )
-    mask_duplicates: bool = Field(True, description="Our retriever picks no program twice.")
-    answers: bool | None = Field(
-        None,
-        description="Whether the language model of the section llm answers with each selector's picks, for the exact "
-        "match. null: only where that costs nothing, llm.kind local or simulator; a server, which may charge for it, "
-        "is asked only with true.",
-    )
-    answer_queries: int | None = Field(
-        None, ge=1, description="How many of the queries the language model answers, evenly spaced; null: all."
-    )
+    embeddings: str | None = None
+    """Model of the selectors that compare embeddings, named like model.base; null: the retriever's own base."""
+    bert: str = "bert-base-uncased"
+    """Model of the selector bert, named like model.base."""
+    contriever: str = "facebook/contriever"
+    """Model of the selector contriever, likewise."""
+    gold: Literal["all", "pool"] = "all"
+    """Which structures of a query's gold program count: all, or only those that some example of the pool has."""
+    exclude_own_program: bool = False
+    """No selector may pick a candidate with the query's own program."""
+    mask_duplicates: bool = True
+    """Our retriever picks no program twice."""
+    answers: bool | None = None
+    """Whether the language model of the section llm answers with each selector's picks, for the exact match. null: only
+    where that costs nothing, llm.kind local or simulator; a server, which may charge for it, is asked only with
+    true."""
+    answer_queries: int | None = Field(None, ge=1)
+    """How many of the queries the language model answers, evenly spaced; null: all."""
 
     def asks(self, llm: LLMSettings) -> bool:
         """Whether the comparison asks this language model."""
@@ -377,22 +311,21 @@ class EvaluationSettings(Section):
 class Settings(Section):
     """All settings of a run."""
 
-    name: str = Field(
-        "rcr",
-        description="Name of the run; not given: that of the YAML file.",
-    )
-    output: Path | None = Field(None, description="Run folder; null: runs/NAME.")
-    seed: int = Field(0, ge=0, description="Seed of everything drawn at random.")
-    threads: int | None = Field(
-        None, ge=1, description="CPU threads; null: torch's choice. Too many slow a run several-fold."
-    )
-    device: str = Field("auto", description="auto (a GPU if there is one), cpu, cuda, cuda:1, mps.")
-    tensorboard: bool = Field(True, description="Also write the metrics for TensorBoard.")
-    keep_state: bool = Field(
-        True,
-        description="Keep the training state of finished stages, up to four times the size of what they train, so that "
-        "--resume can go on to more epochs.",
-    )
+    name: str = "rcr"
+    """Name of the run; not given: that of the YAML file."""
+    output: Path | None = None
+    """Run folder; null: runs/NAME."""
+    seed: int = Field(0, ge=0)
+    """Seed of everything drawn at random."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; null: torch's choice. Too many slow a run several-fold."""
+    device: str = "auto"
+    """auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
+    tensorboard: bool = True
+    """Also write the metrics for TensorBoard."""
+    keep_state: bool = True
+    """Keep the training state of finished stages, up to four times the size of what they train, so that --resume can go
+    on to more epochs."""
     data: DataSettings = Field(default_factory=DataSettings)
     program: ProgramSettings = Field(default_factory=ProgramSettings)
     model: Annotated[SerializeAsAny[ModelSettings], BeforeValidator(_of_its_family)] = Field(

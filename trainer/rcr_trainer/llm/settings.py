@@ -15,45 +15,52 @@ from langchain_rcr.section import Section
 class LLMSettings(Section):
     """The language model that answers the prompts, while GRPO trains and in the comparison."""
 
-    kind: Literal["completion", "chat", "local", "simulator"] = Field(
-        "completion",
-        description="completion or chat: a server that speaks OpenAI's protocol; local: a folder for transformers; "
-        "simulator: no language model, but a stand-in that knows the gold programs (StructureBoundLLM).",
-    )
-    model: str | None = Field(
-        None, description="Name of the model on the server, or folder or hub name of a local one; there is no default."
-    )
-    base_url: str | None = Field(None, description="The server (vLLM, Ollama, llama.cpp, …); null: OpenAI's own.")
-    api_key_env: str = Field("OPENAI_API_KEY", description="The environment variable that holds the API key.")
-    temperature: float | None = Field(0.0, ge=0, description="0: the likeliest answer; null: not sent.")
-    max_tokens: int = Field(256, ge=1, description="Tokens of the longest answer, a model's thoughts included.")
-    stop: list[Annotated[str, Field(min_length=1)]] | None = Field(
-        None,
-        description="Texts at which an answer ends. null: a line break with what precedes a question in the prompt "
-        "(Source:); for chat none, since models that think refuse such texts, or stop inside their thoughts. An empty "
-        "list: none.",
-    )
-    timeout: float = Field(60.0, gt=0, description="Seconds for an attempt.")
-    concurrency: int = Field(16, ge=1, description="Calls that run at the same time.")
-    attempts: int = Field(6, ge=1, description="Calls for a prompt before the run stops.")
-    backoff: float = Field(1.0, ge=0, description="Seconds before the second attempt, doubled for each further one.")
-    batch_size: int = Field(16, ge=1, description="kind local: prompts that are decoded together.")
-    device: str = Field("auto", description="kind local: auto, cpu, cuda, mps.")
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        "auto", description="kind local: numbers it computes with; auto: as its folder says."
-    )
-    extra_body: dict[str, Any] = Field({}, description="Further JSON parameters of the server's own.")
-    cache: Path | None = Field(
-        None, description="SQLite file of answers, shared by runs; null: answers.sqlite beside the run folder."
-    )
-    price_prompt: float | None = Field(None, ge=0, description="Dollars for a million prompt tokens.")
-    price_completion: float | None = Field(None, ge=0, description="Dollars for a million completion tokens.")
-    budget_calls: int | None = Field(None, ge=0, description="Calls at most; null: no limit.")
-    budget_tokens: int | None = Field(None, ge=0, description="Tokens at most, read and written.")
-    budget_money: float | None = Field(None, ge=0, description="Dollars at most; needs the prices.")
-    simulator_size: int = Field(
-        2, ge=1, description="kind simulator: nodes of the largest structures that a prompt must show."
-    )
+    kind: Literal["completion", "chat", "local", "simulator"] = "completion"
+    """completion or chat: a server that speaks OpenAI's protocol; local: a folder for transformers; simulator: no
+    language model, but a stand-in that knows the gold programs (StructureBoundLLM)."""
+    model: str | None = None
+    """Name of the model on the server, or folder or hub name of a local one; there is no default."""
+    base_url: str | None = None
+    """The server (vLLM, Ollama, llama.cpp, …); null: OpenAI's own."""
+    api_key_env: str = "OPENAI_API_KEY"
+    """The environment variable that holds the API key."""
+    temperature: float | None = Field(0.0, ge=0)
+    """0: the likeliest answer; null: not sent."""
+    max_tokens: int = Field(256, ge=1)
+    """Tokens of the longest answer, a model's thoughts included."""
+    stop: list[Annotated[str, Field(min_length=1)]] | None = None
+    """Texts at which an answer ends. null: a line break with what precedes a question in the prompt (Source:); for chat
+    none, since models that think refuse such texts, or stop inside their thoughts. An empty list: none."""
+    timeout: float = Field(60.0, gt=0)
+    """Seconds for an attempt."""
+    concurrency: int = Field(16, ge=1)
+    """Calls that run at the same time."""
+    attempts: int = Field(6, ge=1)
+    """Calls for a prompt before the run stops."""
+    backoff: float = Field(1.0, ge=0)
+    """Seconds before the second attempt, doubled for each further one."""
+    batch_size: int = Field(16, ge=1)
+    """kind local: prompts that are decoded together."""
+    device: str = "auto"
+    """kind local: auto, cpu, cuda, mps."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """kind local: numbers it computes with; auto: as its folder says."""
+    extra_body: dict[str, Any] = Field({})
+    """Further JSON parameters of the server's own."""
+    cache: Path | None = None
+    """SQLite file of answers, shared by runs; null: answers.sqlite beside the run folder."""
+    price_prompt: float | None = Field(None, ge=0)
+    """Dollars for a million prompt tokens."""
+    price_completion: float | None = Field(None, ge=0)
+    """Dollars for a million completion tokens."""
+    budget_calls: int | None = Field(None, ge=0)
+    """Calls at most; null: no limit."""
+    budget_tokens: int | None = Field(None, ge=0)
+    """Tokens at most, read and written."""
+    budget_money: float | None = Field(None, ge=0)
+    """Dollars at most; needs the prices."""
+    simulator_size: int = Field(2, ge=1)
+    """kind simulator: nodes of the largest structures that a prompt must show."""
 
     @property
     def given(self) -> bool:
