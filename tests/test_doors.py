@@ -47,6 +47,7 @@ LEVELS = {
             "provenance",
             "settings",
             "layers",
+            "settings_file",
             "redaction",
         ],
         ["tasks", "trust"],

@@ -28,13 +28,11 @@ from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.redaction import HIDDEN, PLACES, redact, remember, without_secrets
 from rcr_trainer.settings import Settings
+from rcr_trainer.settings_file import read_settings_file
 
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
 """Variables with our prefix that are no settings: RCR_DATA tells the project's tests where the corpora lie."""
-
-_MOST_NODES = 100_000
-"""Values in a settings file, at most; there are some 150 settings."""
 
 _Given = dict[str, tuple[Any, str]]
 """Dotted path → value and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS", "--sft.epochs"."""
@@ -396,67 +394,13 @@ def _from_environment(environ: Mapping[str, str]) -> _Given:
 
 
 def _from_file(path: Path) -> _Given:
-    try:
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
-        root = loader.get_single_node()
-        _check_size(root)
-        return dict(_flatten(loader, root, path)) if root is not None else {}
-    except FileNotFoundError:
-        msg = f"{path}: no such file (`rcr-train init {path}` writes one with all settings)"
-    except UnicodeDecodeError:
-        msg = f"{path}: not a text file in UTF-8"
-    except OSError as error:
-        msg = f"{path}: can't be read: {error.strerror}"
-    except RecursionError:
-        msg = f"{path}: not a settings file: nested too deeply"
-    except ConfigError:
-        raise
-    except ValueError as error:  # a number of thousands of digits, a date that isn't
-        msg = f"{path}: not YAML: {redact(str(error))[:200]}"
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" line {mark.line + 1}" if mark is not None else ""
-        msg = f"{path}{where}: not YAML: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
-    raise ConfigError(msg) from None
-
-
-def _check_size(root: Any) -> None:
-    """Refuse YAML that aliases (`*name`) make endless, or larger than any settings when they are written out."""
-    sizes: dict[int, int] = {}
-
-    def size(node: Any) -> int:
-        if id(node) not in sizes:
-            sizes[id(node)] = _MOST_NODES  # what stands within itself
-            inner = node.value if isinstance(node.value, list) else []
-            pairs = (each if isinstance(each, tuple) else (each,) for each in inner)
-            sizes[id(node)] = 1 + sum(size(each) for pair in pairs for each in pair)
-        return sizes[id(node)]
-
-    if root is not None and size(root) > _MOST_NODES:
-        raise yaml.YAMLError(f"more than {_MOST_NODES:,} values, aliases written out")
-
-
-def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[tuple[str, tuple[Any, str]]]:
-    """The values of a YAML mapping node by dotted path; what is under a section's name is one level down."""
-    where = f"{path} line {root.start_mark.line + 1}"
-    if root.id != "mapping":
-        raise ConfigError(f"{where}: the file must hold settings as `key: value`, not a {root.id}")
-    known, seen = settings(), set()
-    for key_node, node in root.value:
-        key = prefix + str(loader.construct_object(key_node, deep=True))
-        where = f"{path} line {key_node.start_mark.line + 1}"
-        if key in seen:
-            raise ConfigError(f"{where}: '{key}' is set twice")
-        seen.add(key)
-        if any(setting.section == key for setting in known.values()):
-            if node.id == "mapping":
-                yield from _flatten(loader, node, path, f"{key}.")
-            elif (value := loader.construct_object(node, deep=True)) is not None:
-                raise ConfigError(f"{where}: '{key}' is a section with settings of its own, not {show(value)}")
-        elif key in known:
-            yield key, (loader.construct_object(node, deep=True), where)
-        else:
-            raise ConfigError(f"{where}: {unknown_key(key, known)}")
+    known = settings()
+    found: _Given = {}
+    for dotted, (value, where) in read_settings_file(path, {setting.section for setting in known.values()} - {""}):
+        if dotted not in known:
+            raise ConfigError(f"{where}: {unknown_key(dotted, known)}")
+        found[dotted] = value, where
+    return found
 
 
 def _explain(error: ValidationError, given: _Given) -> str:

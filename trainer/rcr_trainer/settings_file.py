@@ -1,0 +1,91 @@
+"""A YAML file of settings, read such that a fault is named with its line."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from langchain_rcr.section import show
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.redaction import redact
+
+_MOST_NODES = 100_000
+"""Values in a settings file, at most; there are some 150 settings."""
+
+
+def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[str, tuple[Any, str]]]:
+    """Dotted paths, each with its value and where it stands: "demo.yaml line 3".
+
+    Args:
+        path: the file.
+        sections: the keys whose values are settings again.
+
+    Raises:
+        ConfigError: it can't be read, is no YAML, is too large or no mapping, or sets a key twice.
+    """
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
+        root = loader.get_single_node()
+        _check_size(root)
+        if root is not None:
+            yield from _flatten(loader, root, path, sections)
+        return
+    except FileNotFoundError:
+        msg = f"{path}: no such file (`rcr-train init {path}` writes one with all settings)"
+    except UnicodeDecodeError:
+        msg = f"{path}: not a text file in UTF-8"
+    except OSError as error:
+        msg = f"{path}: can't be read: {error.strerror}"
+    except RecursionError:
+        msg = f"{path}: not a settings file: nested too deeply"
+    except ConfigError:
+        raise
+    except ValueError as error:  # a number of thousands of digits, a date that isn't
+        msg = f"{path}: not YAML: {redact(str(error))[:200]}"
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f" line {mark.line + 1}" if mark is not None else ""
+        msg = f"{path}{where}: not YAML: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
+    raise ConfigError(msg) from None
+
+
+def _check_size(root: Any) -> None:
+    """Refuse YAML that aliases (`*name`) make endless, or larger than any settings when they are written out."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if id(node) not in sizes:
+            sizes[id(node)] = _MOST_NODES  # what stands within itself
+            inner = node.value if isinstance(node.value, list) else []
+            pairs = (each if isinstance(each, tuple) else (each,) for each in inner)
+            sizes[id(node)] = 1 + sum(size(each) for pair in pairs for each in pair)
+        return sizes[id(node)]
+
+    if root is not None and size(root) > _MOST_NODES:
+        raise yaml.YAMLError(f"more than {_MOST_NODES:,} values, aliases written out")
+
+
+def _flatten(
+    loader: Any, root: Any, path: Path, sections: Collection[str], prefix: str = ""
+) -> Iterator[tuple[str, tuple[Any, str]]]:
+    """The values of a YAML mapping node by dotted path; what is under a section's name is one level down."""
+    where = f"{path} line {root.start_mark.line + 1}"
+    if root.id != "mapping":
+        raise ConfigError(f"{where}: the file must hold settings as `key: value`, not a {root.id}")
+    seen = set()
+    for key_node, node in root.value:
+        key = prefix + str(loader.construct_object(key_node, deep=True))
+        where = f"{path} line {key_node.start_mark.line + 1}"
+        if key in seen:
+            raise ConfigError(f"{where}: '{key}' is set twice")
+        seen.add(key)
+        if key in sections:
+            if node.id == "mapping":
+                yield from _flatten(loader, node, path, sections, f"{key}.")
+            elif (value := loader.construct_object(node, deep=True)) is not None:
+                raise ConfigError(f"{where}: '{key}' is a section with settings of its own, not {show(value)}")
+        else:
+            yield key, (loader.construct_object(node, deep=True), where)
