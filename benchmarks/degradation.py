@@ -159,7 +159,8 @@ def _as_meant(run: Run, unbroken: Sequence[Example], spec: ProgramSpec) -> Evalu
     from rcr_trainer.evaluation import evaluate, plain_selectors
     from rcr_trainer.evaluation.stage import policy_picks
     from rcr_trainer.folds import own_positions
-    from rcr_trainer.tasks import divide, load_model
+    from rcr_trainer.policies import load_model
+    from rcr_trainer.tasks import divide
 
     config, evaluation = run.config, run.config.evaluation
     split = read_split(run.path / "data")

@@ -17,8 +17,6 @@ def scores(coverage=50.0, *, kind="plain", by_step=None, **figures):
         "prompt_length": 321.4,
         "latency_ms": 1.23456,
         "latency_batch_ms": 0.01234,
-        "full_coverage_by_step": [0.0] * len(by_step),
-        "duplicate_rate_by_step": [0.0] * len(by_step),
     }
     return SelectorScores(kind=kind, coverage=coverage, coverage_by_step=by_step, **{**others, **figures})
 

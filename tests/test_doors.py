@@ -51,6 +51,7 @@ LEVELS = {
             "redaction",
         ],
         ["tasks", "trust"],
+        ["policies"],
         ["sft", "grpo", "evaluation"],
         ["pipeline"],
         ["budget", "own_files"],

@@ -80,14 +80,13 @@ def test_figures_by_hand():
     scores = report.selectors["rcr"]
     # a ( b ) has a, b, <root> → a, a → b, <root> → a → b; of them a ( d ) has a and <root> → a. a has both of its own.
     assert scores.coverage_by_step == pytest.approx([0, 70, 70, 100])
-    assert scores.full_coverage_by_step == [0, 50, 50, 100]
     assert scores.coverage == pytest.approx(70)
     assert scores.full_coverage == 50
-    assert scores.duplicate_rate == scores.duplicate_rate_by_step[2]
     # Of five programs two have a and <root> → a, one each has b, a → b and <root> → a → b. Pick 0 is not shown.
     specific = 2 * np.log(5 / 2) / (2 * np.log(5 / 2) + 3 * np.log(5))
     assert scores.specific_coverage == pytest.approx(100 * (specific + 1) / 2)
     assert scores.label_complete == 50
+    assert scores.duplicate_rate == 100  # c and c ( )
     assert scores.hub_share == 100
     assert scores.prompt_length == len("c") + len("a ( d )") + len("c ( )")
     assert report.programs == 2
@@ -104,7 +103,6 @@ def test_only_what_the_pool_has_counts_by_hand():
     assert report.selectors["rcr"].label_complete == report.selectors["rcr"].specific_coverage == 100
     # Of a ( e ) the pool has a and <root> → a, both in a ( b ); of a ( d ) all five, two of them in a ( b ).
     assert report.selectors["rcr"].coverage_by_step == pytest.approx([0, 70, 100, 100])
-    assert report.selectors["rcr"].full_coverage_by_step == [0, 50, 100, 100]
     everything = run({"rcr": always(1, 0, 2, 3)}, queries, pool, k=3, steps=4)
     assert (everything.gold, everything.n, everything.skipped_queries, everything.none_in_pool) == ("all", 4, 1, 0)
     # a ( e ) has e, a → e and <root> → a → e as well; q and q ( r ) have nothing that the pool has.

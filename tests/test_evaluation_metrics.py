@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rcr_trainer.coverage import recall_by_step
 from rcr_trainer.evaluation.metrics import (
-    duplicates_by_step,
+    duplicate_rate,
     hub_share,
     percent_by_step,
     shown_of,
@@ -94,7 +94,7 @@ def test_nothing_found_is_zero():
 def test_duplicates():
     programs = np.array([7, 7, 3, 4, 3])
     positions = np.array([[0, 1, 2], [0, 2, 3], [2, 3, 4], [1, 2, 0]])
-    assert duplicates_by_step(programs, positions).tolist() == [0, 25, 75]
+    assert [duplicate_rate(programs, positions[:, :k]) for k in (1, 2, 3)] == [0, 25, 75]
 
 
 def test_hub_share():

@@ -11,9 +11,10 @@ from rcr_trainer import cli
 from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import load_config
+from rcr_trainer.policies import build_model
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import build_model, divide, load_split
+from rcr_trainer.tasks import divide, load_split
 
 from langchain_rcr.policy import TriEncoder
 

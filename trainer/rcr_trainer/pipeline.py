@@ -14,23 +14,21 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from langchain_rcr.errors import CheckpointError, InputError, PoolError
+from langchain_rcr.errors import InputError
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.locking import hold
+from rcr_trainer.policies import build_model, check_checkpoints, load_model, load_start, save_checkpoint
 from rcr_trainer.runs import INCIDENTAL, Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
     LANGUAGE,
     Task,
-    build_model,
     build_reward,
     check_task,
     divide,
-    load_model,
     load_split,
     open_language_model,
     say_data,
@@ -244,83 +242,6 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
     sft.train(_job(run, "sft", model, task, task.queries, processes), config.sft)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool, config)
-
-
-def check_checkpoints(run: Run) -> None:
-    """Check that the checkpoints that a run has, with their pools, are as they were written.
-
-    Raises:
-        CheckpointError: a file is missing or damaged; the message names it.
-    """
-    from langchain_rcr.manifest import verify
-
-    for folder in (run.checkpoint, run.sft_checkpoint):
-        if folder.is_dir():
-            try:
-                verify(folder)
-                verify(folder, pool=True)
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}; --overwrite starts over") from None
-
-
-def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
-    """The policy that `sft.checkpoint` names, once it is certain that it is one for this run.
-
-    Args:
-        config: of the run.
-        pool: the run's candidates.
-
-    Raises:
-        CheckpointError: it is neither checkpoint nor run folder, is damaged, or its run has not got that far.
-        ConfigError: the policy differs from the settings.
-        PoolError: it has another pool.
-    """
-    from langchain_rcr.manifest import verify
-    from rcr_trainer.data import read_examples
-
-    start = folder = Path(str(config.sft.checkpoint))
-    if (start / "run.json").is_file():
-        other = Run.open(start)
-        if not other.done("sft"):
-            raise CheckpointError(f"sft.checkpoint = {start} is a run that has no policy yet: finish it first")
-        folder = other.sft_checkpoint if other.sft_checkpoint.is_dir() else other.checkpoint
-    model = load_model(config, folder, trust=[config.model.pretrained or ""])
-    verify(folder, pool=True)
-    policy = {"family": model.family.name, "lam": model.config.lam, "tau": model.config.tau}
-    for name, value in policy.items():
-        if value != getattr(config.model, name):
-            raise ConfigError(f"sft.checkpoint = {start} has {name} {value}: set model.{name}: {value}")
-    found, wanted = (
-        Counter((example.source, example.target) for example in examples)
-        for examples in (read_examples(folder / "pool.jsonl")[0], pool)
-    )
-    if found != wanted:
-        raise PoolError(
-            f"sft.checkpoint = {start} has another pool: {(wanted - found).total()} of this run's {len(pool)} examples "
-            f"are not in it, {(found - wanted).total()} of its own are not in this run's; use the same data, seed "
-            "and grpo.queries"
-        )
-    return model
-
-
-def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], config: Settings) -> None:
-    """Write policy, model card and pool.jsonl as one folder, whole or not at all."""
-    from langchain_rcr.files import atomic_directory
-    from langchain_rcr.hub import model_card
-    from langchain_rcr.manifest import seal
-    from langchain_rcr.prompt import APPENDIX_D
-    from rcr_trainer.data import write_examples
-
-    model.card = model_card(
-        model.config, model.spec, name=config.name, datasets=config.data.public, k=config.evaluation.k
-    )
-    taught = config.grpo.enabled and config.llm.given
-    model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None
-    model.group = config.data.group
-    with atomic_directory(folder) as path:
-        model.save_pretrained(path)
-        write_examples(path / "pool.jsonl", pool)
-        seal(path)
 
 
 def _job(

@@ -1,13 +1,13 @@
-"""From the settings to what the stages work with: pool and queries, the policy, the reward, the language model."""
+"""From the settings to what the stages work with: pool and queries, the reward, the language model."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from langchain_rcr.errors import PoolError
 from rcr_trainer.errors import ConfigError, DataError
@@ -15,8 +15,6 @@ from rcr_trainer.layers import check_hidden
 from rcr_trainer.settings import DataSettings, Settings
 
 if TYPE_CHECKING:
-    from langchain_rcr.families.backbone import Known
-    from langchain_rcr.policy import TriEncoder
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import Example, Split
     from rcr_trainer.llm.model import LanguageModel
@@ -287,96 +285,6 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
         "" if best == TOKENS else f"; {counts}: set program.language: {best}",
     )
     return TOKENS
-
-
-# ---------------------------------------------------------------- policy
-
-
-def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
-    """A fresh policy, on the run's device.
-
-    Args:
-        config: of the run.
-        task: the pool, from which vocabularies are read, and how its programs are read.
-        known: the frozen vectors computed before, to which training adds.
-
-    Raises:
-        InputError: the base model can't be loaded.
-    """
-    import torch
-
-    from langchain_rcr.families import get_family
-    from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
-    from langchain_rcr.policy import TriEncoder
-
-    torch.manual_seed(config.seed)
-    settings = config.model.model_dump()
-    family = get_family(settings.pop("family"))
-    backbone = None
-    if family.frozen and config.model.pretrained is not None:
-        backbone = RememberingBackbone(open_backbone(config.model, embeddings_of(config)), known)
-    items = [example.item for example in task.pool]
-    model = TriEncoder.build(family.name, items, backbone=backbone, spec=task.spec, seed=config.seed, **settings)
-    return model.to(device_of(config))
-
-
-def load_model(
-    config: Settings, checkpoint: Path, known: Known | None = None, *, trust: bool | Collection[str] = False
-) -> TriEncoder:
-    """A policy from a checkpoint, on the run's device.
-
-    Args:
-        config: of the run.
-        checkpoint: the folder.
-        known: the frozen vectors computed before, which the policy's backbone takes from here, and to which it adds;
-            None: it computes each again.
-        trust: which models that the checkpoint names may be loaded, see `TriEncoder.from_pretrained`.
-    """
-    from langchain_rcr.families.backbone import RememberingBackbone
-    from langchain_rcr.policy import TriEncoder
-
-    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config), trust=trust)
-    if model.backbone is not None and known is not None:
-        model.backbone = RememberingBackbone(model.backbone, known)
-    return model.to(device_of(config))
-
-
-def embeddings_of(config: Settings) -> Any:
-    """The LangChain embeddings that `model.base` names as langchain:MODULE:CALLABLE; None where it names a model.
-
-    Raises:
-        ConfigError: there is no such callable, or what it returns embeds nothing.
-    """
-    from langchain_rcr.families import get_family
-
-    base = config.model.pretrained or ""
-    if not get_family(config.model.family).frozen or not base.startswith("langchain:"):
-        return None
-    from rcr_trainer.rewards.make import load
-
-    embeddings = load(base.removeprefix("langchain:"), "model.base")()
-    if not (hasattr(embeddings, "embed_query") and hasattr(embeddings, "embed_documents")):
-        raise ConfigError(
-            f"model.base = '{base}' returned {type(embeddings).__name__}, which is no LangChain embeddings"
-        )
-    return embeddings
-
-
-def device_of(config: Settings) -> str:
-    """The torch device that `device` means here.
-
-    Raises:
-        ConfigError: there is no such device on this machine.
-    """
-    import torch
-
-    if config.device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=config.device)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"device = '{config.device}' can't be used: {str(error).splitlines()[0]}") from None
-    return config.device
 
 
 # ---------------------------------------------------------------- reward and language model

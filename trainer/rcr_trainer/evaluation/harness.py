@@ -22,7 +22,7 @@ from rcr_trainer.data import Example, shared
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.metrics import (
-    duplicates_by_step,
+    duplicate_rate,
     hub_share,
     paired_intervals,
     percent_by_step,
@@ -202,24 +202,20 @@ class _Task:
         specific = weighted_recall(self.present, shown, specificity(self.pool))
         labels = weighted_recall(self.present, shown, np.array([float(is_label(each)) for each in self.names]))
         lengths = np.array([len(example.source) + len(example.target) for example in self.examples])
-        coverage, full = percent_by_step(recall), percent_by_step(recall == 1)
-        duplicates = duplicates_by_step(self.groups, positions)
+        coverage, last = percent_by_step(recall), recall[:, k - 1]
         scores = SelectorScores(
             kind=kind,
             coverage=float(coverage[k - 1]),
-            full_coverage=float(full[k - 1]),
+            full_coverage=100 * float((last == 1).mean()),
             specific_coverage=100 * float(specific.mean()),
             label_complete=100 * float((labels == 1).mean()),
-            duplicate_rate=float(duplicates[k - 1]),
+            duplicate_rate=duplicate_rate(self.groups, picks),
             hub_share=hub_share(picks),
             prompt_length=float(lengths[picks].sum(axis=1).mean()),
             latency_ms=math.nan,  # see `time_all`
             latency_batch_ms=math.nan,
             coverage_by_step=coverage.tolist(),
-            full_coverage_by_step=full.tolist(),
-            duplicate_rate_by_step=duplicates.tolist(),
         )
-        last = recall[:, k - 1]
         rates: dict[Metric, np.ndarray] = {"coverage": last, "full_coverage": 1.0 * (last == 1)}
         return _Measured(scores, positions, {**rates, "specific_coverage": specific})
 

@@ -67,18 +67,15 @@ def percent_by_step(values: np.ndarray) -> np.ndarray:
     return mean
 
 
-def duplicates_by_step(programs: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """(T,) in %: the share of queries with the same program twice or more among the first 1, 2, …, T picks.
+def duplicate_rate(programs: np.ndarray, positions: np.ndarray) -> float:
+    """In %: the share of queries with the same program twice or more among their picks (B, k).
 
     Args:
         programs: (N,) int; equal numbers say that two candidates have the same program.
-        positions: (B, T) picks.
+        positions: (B, k) picks.
     """
-    picked = programs[positions]
-    steps = np.arange(positions.shape[1])
-    earlier = steps[None, :] < steps[:, None]
-    repeats = ((picked[:, :, None] == picked[:, None, :]) & earlier).any(axis=2)
-    return percent_by_step(np.logical_or.accumulate(repeats, axis=1))
+    picked = np.sort(programs[positions], axis=1)
+    return 100 * float((picked[:, 1:] == picked[:, :-1]).any(axis=1).mean())
 
 
 def hub_share(positions: np.ndarray, most: int = 10) -> float:

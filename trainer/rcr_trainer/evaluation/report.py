@@ -45,8 +45,6 @@ class SelectorScores:
             three calls, ms.
         latency_batch_ms: a query among 64 picked together, likewise the shortest, ms.
         coverage_by_step: coverage of the first 1, 2, … picks, %.
-        full_coverage_by_step: the same for full coverage, %.
-        duplicate_rate_by_step: the same for the duplicate rate, %.
         exact_match: answers of a language model, given the picks, that are the gold program, %; None: not asked.
         jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %; None: not asked.
         no_program: answers that hold no program, %; None: not asked.
@@ -70,8 +68,6 @@ class SelectorScores:
     latency_ms: float
     latency_batch_ms: float
     coverage_by_step: list[float]
-    full_coverage_by_step: list[float]
-    duplicate_rate_by_step: list[float]
     exact_match: float | None = None
     jaccard: float | None = None
     no_program: float | None = None

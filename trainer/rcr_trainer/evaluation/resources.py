@@ -23,9 +23,10 @@ from rcr_trainer.baselines.base import Embed, Resources
 from rcr_trainer.baselines.learned import LearnedSelector, training_rows
 from rcr_trainer.baselines.set_bsr import TransformerTokens
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.policies import device_of, embeddings_of
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task, device_of, embeddings_of
+from rcr_trainer.tasks import Task
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Example

@@ -24,9 +24,10 @@ from rcr_trainer.evaluation.plot import plot_coverage
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
+from rcr_trainer.policies import load_model
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task, build_execution, divide, load_model, open_language_model
+from rcr_trainer.tasks import Task, build_execution, divide, open_language_model
 from rcr_trainer.trust import check_foreign
 
 if TYPE_CHECKING:

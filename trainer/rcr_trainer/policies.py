@@ -1,0 +1,183 @@
+"""The policy of a run: built, loaded, taken from another run, saved as a checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from langchain_rcr.errors import CheckpointError, PoolError
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.runs import Run
+from rcr_trainer.settings import Settings
+from rcr_trainer.tasks import Task
+
+if TYPE_CHECKING:
+    from langchain_rcr.families.backbone import Known
+    from langchain_rcr.policy import TriEncoder
+    from rcr_trainer.data import Example
+
+
+def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
+    """A fresh policy, on the run's device.
+
+    Args:
+        config: of the run.
+        task: the pool, from which vocabularies are read, and how its programs are read.
+        known: the frozen vectors computed before, to which training adds.
+
+    Raises:
+        InputError: the base model can't be loaded.
+    """
+    import torch
+
+    from langchain_rcr.families import get_family
+    from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
+    from langchain_rcr.policy import TriEncoder
+
+    torch.manual_seed(config.seed)
+    settings = config.model.model_dump()
+    family = get_family(settings.pop("family"))
+    backbone = None
+    if family.frozen and config.model.pretrained is not None:
+        backbone = RememberingBackbone(open_backbone(config.model, embeddings_of(config)), known)
+    items = [example.item for example in task.pool]
+    model = TriEncoder.build(family.name, items, backbone=backbone, spec=task.spec, seed=config.seed, **settings)
+    return model.to(device_of(config))
+
+
+def load_model(
+    config: Settings, checkpoint: Path, known: Known | None = None, *, trust: bool | Collection[str] = False
+) -> TriEncoder:
+    """A policy from a checkpoint, on the run's device.
+
+    Args:
+        config: of the run.
+        checkpoint: the folder.
+        known: the frozen vectors computed before, which the policy's backbone takes from here, and to which it adds;
+            None: it computes each again.
+        trust: which models that the checkpoint names may be loaded, see `TriEncoder.from_pretrained`.
+    """
+    from langchain_rcr.families.backbone import RememberingBackbone
+    from langchain_rcr.policy import TriEncoder
+
+    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config), trust=trust)
+    if model.backbone is not None and known is not None:
+        model.backbone = RememberingBackbone(model.backbone, known)
+    return model.to(device_of(config))
+
+
+def embeddings_of(config: Settings) -> Any:
+    """The LangChain embeddings that `model.base` names as langchain:MODULE:CALLABLE; None where it names a model.
+
+    Raises:
+        ConfigError: there is no such callable, or what it returns embeds nothing.
+    """
+    from langchain_rcr.families import get_family
+
+    base = config.model.pretrained or ""
+    if not get_family(config.model.family).frozen or not base.startswith("langchain:"):
+        return None
+    from rcr_trainer.rewards.make import load
+
+    embeddings = load(base.removeprefix("langchain:"), "model.base")()
+    if not (hasattr(embeddings, "embed_query") and hasattr(embeddings, "embed_documents")):
+        raise ConfigError(
+            f"model.base = '{base}' returned {type(embeddings).__name__}, which is no LangChain embeddings"
+        )
+    return embeddings
+
+
+def device_of(config: Settings) -> str:
+    """The torch device that `device` means here.
+
+    Raises:
+        ConfigError: there is no such device on this machine.
+    """
+    import torch
+
+    if config.device == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=config.device)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"device = '{config.device}' can't be used: {str(error).splitlines()[0]}") from None
+    return config.device
+
+
+def check_checkpoints(run: Run) -> None:
+    """Check that the checkpoints that a run has, with their pools, are as they were written.
+
+    Raises:
+        CheckpointError: a file is missing or damaged; the message names it.
+    """
+    from langchain_rcr.manifest import verify
+
+    for folder in (run.checkpoint, run.sft_checkpoint):
+        if folder.is_dir():
+            try:
+                verify(folder)
+                verify(folder, pool=True)
+            except CheckpointError as error:
+                raise CheckpointError(f"{error}; --overwrite starts over") from None
+
+
+def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
+    """The policy that `sft.checkpoint` names, once it is certain that it is one for this run.
+
+    Args:
+        config: of the run.
+        pool: the run's candidates.
+
+    Raises:
+        CheckpointError: it is neither checkpoint nor run folder, is damaged, or its run has not got that far.
+        ConfigError: the policy differs from the settings.
+        PoolError: it has another pool.
+    """
+    from langchain_rcr.manifest import verify
+    from rcr_trainer.data import read_examples
+
+    start = folder = Path(str(config.sft.checkpoint))
+    if (start / "run.json").is_file():
+        other = Run.open(start)
+        if not other.done("sft"):
+            raise CheckpointError(f"sft.checkpoint = {start} is a run that has no policy yet: finish it first")
+        folder = other.sft_checkpoint if other.sft_checkpoint.is_dir() else other.checkpoint
+    model = load_model(config, folder, trust=[config.model.pretrained or ""])
+    verify(folder, pool=True)
+    policy = {"family": model.family.name, "lam": model.config.lam, "tau": model.config.tau}
+    for name, value in policy.items():
+        if value != getattr(config.model, name):
+            raise ConfigError(f"sft.checkpoint = {start} has {name} {value}: set model.{name}: {value}")
+    found, wanted = (
+        Counter((example.source, example.target) for example in examples)
+        for examples in (read_examples(folder / "pool.jsonl")[0], pool)
+    )
+    if found != wanted:
+        raise PoolError(
+            f"sft.checkpoint = {start} has another pool: {(wanted - found).total()} of this run's {len(pool)} examples "
+            f"are not in it, {(found - wanted).total()} of its own are not in this run's; use the same data, seed "
+            "and grpo.queries"
+        )
+    return model
+
+
+def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], config: Settings) -> None:
+    """Write policy, model card and pool.jsonl as one folder, whole or not at all."""
+    from langchain_rcr.files import atomic_directory
+    from langchain_rcr.hub import model_card
+    from langchain_rcr.manifest import seal
+    from langchain_rcr.prompt import APPENDIX_D
+    from rcr_trainer.data import write_examples
+
+    model.card = model_card(
+        model.config, model.spec, name=config.name, datasets=config.data.public, k=config.evaluation.k
+    )
+    taught = config.grpo.enabled and config.llm.given
+    model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None
+    model.group = config.data.group
+    with atomic_directory(folder) as path:
+        model.save_pretrained(path)
+        write_examples(path / "pool.jsonl", pool)
+        seal(path)
