@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -45,7 +45,7 @@ from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import estimate
-from rcr_trainer.training.closing import closing_lines
+from rcr_trainer.training.closing import closing_lines, moved, told
 from rcr_trainer.training.development import Development, greedy_picks
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.processes import Processes
@@ -138,11 +138,11 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
         raise ConfigError(
             f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
         )
-    told, start = _told(job.model), {name: tensor.detach().clone() for name, tensor in job.model.named_parameters()}
+    numbers, start = told(job.model), {name: tensor.detach().clone() for name, tensor in job.model.named_parameters()}
     stage = _GRPO(job, config, reward, llm)
     result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
     if job.processes.first:
-        logger.info("moved: %s", ", ".join(_moved(told, start, job.model)) or "nothing")
+        logger.info("moved: %s", ", ".join(moved(numbers, start, job.model)) or "nothing")
         for line in closing_lines(result, stage.runner.best_by):
             logger.info("%s", line)
     return result
@@ -370,25 +370,6 @@ def _rates(model: TriEncoder, trained: Iterable[str]) -> dict[str, float]:
     """Learning rates of their own that some parameters have; see `Encoder.rates`."""
     by_prefix = {f"{part}.{begin}": rate for part in PARTS for begin, rate in getattr(model, part).rates.items()}
     return {name: rate for name in trained for begin, rate in by_prefix.items() if name.startswith(begin)}
-
-
-def _told(model: TriEncoder) -> dict[str, float]:
-    return {name: value for part in PARTS for name, value in getattr(model, part).told().items()}
-
-
-def _moved(told: Mapping[str, float], start: Mapping[str, Tensor], model: TriEncoder) -> Iterator[str]:
-    """What differs from the start: numbers with a name of their own, and the norm of each encoder's weights."""
-    for name, now in _told(model).items():
-        if now != told[name]:
-            yield f"{name} {told[name]:.3g} → {now:.3g}"
-    for part in PARTS:
-        pairs = [(start[name], now.detach()) for name, now in model.named_parameters() if name.startswith(f"{part}.")]
-        size, change = (
-            math.hypot(*(float(each.norm()) for each in norms))
-            for norms in ([before for before, _ in pairs], [now - before for before, now in pairs])
-        )
-        if change:
-            yield f"{part} encoder's weights by {100 * change / max(size, 1e-9):.2g} %"
 
 
 def _means(processes: Processes, tally: _Tally) -> Figures:

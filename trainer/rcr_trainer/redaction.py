@@ -62,32 +62,37 @@ def without_secrets(value: Any, name: str = "") -> Any:
         value: JSON values.
         name: the key that it stands under, which may tell that it is a secret.
     """
+    return _hide(value, name, [])
+
+
+def secrets_in(value: Any) -> Iterator[str]:
+    """The secrets that `without_secrets` hides; the shortest are left out, which would be found in any text."""
+    found: list[str] = []
+    _hide(value, "", found)
+    for secret in found:
+        for part in (secret, *secret.split(":", 1)[1:]):
+            yield from (text for text in {part, unquote(part)} if len(text) > 3 and text != HIDDEN)
+
+
+def _hide(value: Any, name: str, found: list[str]) -> Any:
+    """See `without_secrets`; adds the secrets to `found`."""
     if isinstance(value, Mapping):
-        return {key: without_secrets(inner, _below(name, key)) for key, inner in value.items()}
+        return {key: _hide(inner, _below(name, key), found) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [without_secrets(inner, name) for inner in value]
+        return [_hide(inner, name, found) for inner in value]
     if not isinstance(value, str):
         return value
     if value and _NAME.search(name):
+        found.append(value)
         return HIDDEN
+
+    def hidden(match: re.Match[str]) -> str:
+        found.append(match["secret"])
+        return match[0].replace(match["secret"], HIDDEN)
+
     for pattern in _PATTERNS:
-        value = pattern.sub(lambda match: match[0].replace(match["secret"], HIDDEN), value)
+        value = pattern.sub(hidden, value)
     return value
-
-
-def secrets_in(value: Any, name: str = "") -> Iterator[str]:
-    """The secrets that `without_secrets` hides; the shortest are left out, which would be found in any text."""
-    if isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from secrets_in(inner, _below(name, key))
-    elif isinstance(value, list | tuple):
-        for inner in value:
-            yield from secrets_in(inner, name)
-    elif isinstance(value, str):
-        found = [value] if _NAME.search(name) else [each["secret"] for one in _PATTERNS for each in one.finditer(value)]
-        for secret in found:
-            for part in (secret, *secret.split(":", 1)[1:]):
-                yield from (text for text in {part, unquote(part)} if len(text) > 3 and text != HIDDEN)
 
 
 def _below(name: str, key: object) -> str:

@@ -1,10 +1,14 @@
-"""What GRPO's figures come to, in the lines that close its log."""
+"""What GRPO's figures come to, and what it has moved, in the lines that close its log."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
+from torch import Tensor
+
+from langchain_rcr.families.base import PARTS
+from langchain_rcr.policy import TriEncoder
 from rcr_trainer.training.state import Result
 
 _Judge = Callable[[float], str]
@@ -66,3 +70,23 @@ def _kept(result: Result, best_by: str) -> Iterator[str]:
         yield f"kept: SFT's own weights, as no later {best_by} was better than theirs, {scores[0]:.4g}"
     else:
         yield f"kept: the weights after batch {result.best_round} ({best_by} {scores[0]:.4g} → {result.best_score:.4g})"
+
+
+def told(model: TriEncoder) -> dict[str, float]:
+    """Those of the encoders' numbers that have a name of their own."""
+    return {name: value for part in PARTS for name, value in getattr(model, part).told().items()}
+
+
+def moved(before: Mapping[str, float], start: Mapping[str, Tensor], model: TriEncoder) -> Iterator[str]:
+    """What differs from the start: numbers with a name of their own, and the norm of each encoder's weights."""
+    for name, now in told(model).items():
+        if now != before[name]:
+            yield f"{name} {before[name]:.3g} → {now:.3g}"
+    for part in PARTS:
+        pairs = [(start[name], now.detach()) for name, now in model.named_parameters() if name.startswith(f"{part}.")]
+        size, change = (
+            math.hypot(*(float(each.norm()) for each in norms))
+            for norms in ([was for was, _ in pairs], [now - was for was, now in pairs])
+        )
+        if change:
+            yield f"{part} encoder's weights by {100 * change / max(size, 1e-9):.2g} %"
