@@ -7,6 +7,7 @@ about any real model.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,7 +20,9 @@ from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field, PrivateAttr
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.programs import ProgramSpec, Tree
+from langchain_rcr.programs import ProgramSpec, Tree, local_structures
+from langchain_rcr.programs.structures import CHILD, ROOT, SIBLING
+from langchain_rcr.programs.tree import unfold
 
 Structure = tuple[tuple[str | None, ...], tuple[str, ...]]
 """A local structure: the labels of its chain from the top (None: the virtual root) and of its run of siblings."""
@@ -218,22 +221,14 @@ def _parse(text: str, tree: Tree, spec: ProgramSpec, size: int) -> _Program:
 
 def _endings(tree: Tree, size: int) -> tuple[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...], ...]:
     """For each node the structures (chain, run of siblings) that end there, as places in preorder; −1: virtual root."""
-    found: list[tuple[tuple[tuple[int, ...], tuple[int, ...]], ...]] = []
-    children: dict[int, tuple[int, ...]] = {}  # by parent, as far as they are visited
-    to_visit: list[tuple[Tree, tuple[int, ...]]] = [(tree, (-1,))]
-    while to_visit:
-        node, path = to_visit.pop()
-        place = len(found)
-        run = children[path[-1]] = (*children.get(path[-1], ()), place)[-size:]
-        runs = [run[-width:] for width in range(1, len(run) + 1)]
-        found.append(tuple([(path[depth:], each) for each in runs for depth in _depths(len(path), size - len(each))]))
-        to_visit += [(child, (*path, place)[-size:]) for child in reversed(node.children)]
-    return tuple(found)
-
-
-def _depths(length: int, most: int) -> range:
-    """Where the last 0, 1, … up to `most` of so many items begin."""
-    return range(length, max(0, length - most) - 1, -1)
+    places = itertools.count()
+    numbered = unfold(tree, lambda node: (str(next(places)), node.children))
+    found: list[list[tuple[tuple[int, ...], tuple[int, ...]]]] = [[] for _ in tree.walk()]
+    for name in local_structures(numbered, size):
+        *chain, run = name.split(CHILD)
+        end = tuple(map(int, run.split(SIBLING)))
+        found[end[-1]].append((tuple(-1 if place == ROOT else int(place) for place in chain), end))
+    return tuple(map(tuple, found))
 
 
 def _spans(
