@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -178,7 +178,7 @@ class EvaluationReport:
 
     def to_json(self) -> str:
         """The report as JSON: rates rounded to 2 decimals, latencies to 3, costs to 6."""
-        values = _rounded(asdict(self), 2)
+        values = json.loads(json.dumps(asdict(self)), parse_float=lambda text: round(float(text), 2))
         for name, scores in self.selectors.items():
             values["selectors"][name]["latency_ms"] = round(scores.latency_ms, 3)
             values["selectors"][name]["latency_batch_ms"] = round(scores.latency_batch_ms, 3)
@@ -234,13 +234,3 @@ class EvaluationReport:
 
 
 _ADAPTER = TypeAdapter(EvaluationReport)
-
-
-def _rounded(value: Any, digits: int) -> Any:
-    if isinstance(value, float):
-        return round(value, digits)
-    if isinstance(value, dict):
-        return {key: _rounded(entry, digits) for key, entry in value.items()}
-    if isinstance(value, list | tuple):
-        return [_rounded(entry, digits) for entry in value]
-    return value
