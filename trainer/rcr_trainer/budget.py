@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from heapq import nlargest
@@ -60,33 +60,37 @@ def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> 
     Raises:
         ConfigError: the language model can't be opened.
     """
-    from rcr_trainer.evaluation.resources import texts_at_most
     from rcr_trainer.llm.ledger import Estimate, Use
 
-    calls, shown = 0, 0
-    queries: list[Example] = []
-    if config.grpo.enabled and build_reward(config, task.spec).needs_llm:
-        from langchain_rcr.families import get_family
-        from rcr_trainer.grpo import calls_at_most
-
-        variants = len(get_family(config.model.family).variants)
-        calls += calls_at_most(config.grpo, len(task.reinforced), len(task.dev), variants)
-        shown, queries = config.grpo.k, [*task.reinforced, *task.dev]
-    evaluation = config.evaluation
-    if evaluation.asks(config.llm):
-        from rcr_trainer.evaluation.resources import count_selectors
-
-        held_out = task.held_out(evaluation.split)
-        calls += min(len(held_out), evaluation.answer_queries or len(held_out)) * count_selectors(config)
-        shown, queries = max(shown, evaluation.k), [*queries, *held_out]
-    if texts := texts_at_most(config, task):
-        calls, shown, queries = calls + texts, max(shown, evaluation.k), [*queries, *task.pool]
+    asked = list(_asked(config, task))
+    calls = sum(count for count, _, _ in asked)
     if not calls:
         return None
     if config.llm.kind == "simulator":
         return Estimate(Use(calls), 0.0, exact=True)
+    shown, queries = max(k for _, k, _ in asked), [query for _, _, own in asked for query in own]
     with nullcontext(llm) if llm is not None else open_language_model(config, task, keep=False) as model:
         return model.estimate_calls(calls, longest_prompt(model, task.pool, queries, shown))
+
+
+def _asked(config: Settings, task: Task) -> Iterator[tuple[int, int, Sequence[Example]]]:
+    """Who asks the language model: how often at most, with how many examples in a prompt, about which queries."""
+    from rcr_trainer.evaluation.resources import count_selectors, texts_at_most
+
+    grpo, evaluation = config.grpo, config.evaluation
+    if grpo.enabled and build_reward(config, task.spec).needs_llm:
+        from langchain_rcr.families import get_family
+        from rcr_trainer.grpo import calls_at_most
+
+        variants = len(get_family(config.model.family).variants)
+        calls = calls_at_most(grpo, len(task.reinforced), len(task.dev), variants)
+        yield calls, grpo.k, [*task.reinforced, *task.dev]
+    if evaluation.asks(config.llm):
+        held_out = task.held_out(evaluation.split)
+        count = min(len(held_out), evaluation.answer_queries or len(held_out))
+        yield count * count_selectors(config), evaluation.k, held_out
+    if texts := texts_at_most(config, task):
+        yield texts, evaluation.k, task.pool
 
 
 def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> Request:

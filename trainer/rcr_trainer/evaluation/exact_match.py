@@ -55,7 +55,7 @@ class Answerer:
         return np.arange(n) * count // n
 
     def answer_all(self, report: EvaluationReport, picks: Picks, spec: ProgramSpec) -> None:
-        """Have the picks of all selectors answered, together and each prompt once, and score the answers.
+        """Have the picks of all selectors answered, each prompt once, and score the answers.
 
         Once a budget is spent, the selectors whose prompts are all answered are scored, in their order up to the
         first that isn't.
@@ -109,28 +109,22 @@ class Answerer:
         return exact
 
     def _answers(self, prompts: Mapping[str, Sequence[Request]]) -> tuple[dict[str, list[Answer]], str]:
-        """By selector an answer per prompt, and why some selectors have none ("" where all have)."""
-        given: dict[Request, Answer] = {}
+        """By selector an answer per prompt, and why some selectors have none ("" where all have).
 
-        def fetch(names: Sequence[str]) -> None:
-            wanted = list(dict.fromkeys(prompt for name in names for prompt in prompts[name]))
-            found = list(self.answer(wanted))
+        One selector after the other, so that the first ones are complete when a budget is spent.
+        """
+        given: dict[Request, Answer] = {}
+        answers: dict[str, list[Answer]] = {}
+        for name, own in prompts.items():
+            wanted = [prompt for prompt in dict.fromkeys(own) if prompt not in given]
+            try:
+                found = list(self.answer(wanted)) if wanted else []
+            except BudgetExceeded as error:
+                without = [each for each in prompts if each not in answers]
+                logger.warning("no exact match for %s: %s", ", ".join(without), error)
+                return answers, str(error)
             if len(found) != len(wanted):
                 raise InputError(f"the answer function gave {len(found)} answers for {len(wanted)} prompts")
             given.update(zip(wanted, found, strict=True))
-
-        done, reason = list(prompts), ""
-        try:
-            fetch(done)
-        except BudgetExceeded as error:
-            # Asked in the selectors' order, and every answer kept: those of the first ones may be complete.
-            done, reason = [], str(error)
-            for name in prompts:
-                try:
-                    fetch([name])
-                except BudgetExceeded:
-                    break
-                done.append(name)
-            without = ", ".join(name for name in prompts if name not in done)
-            logger.warning("no exact match for %s: %s", without, reason)
-        return {name: [given[prompt] for prompt in prompts[name]] for name in done}, reason
+            answers[name] = [given[prompt] for prompt in own]
+        return answers, ""
