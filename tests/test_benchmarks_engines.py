@@ -29,7 +29,7 @@ def test_figures_and_table(engines, monkeypatch, capsys):
     row = {"add_s": 1.25, "ms_alone": 0.5, "ms_of_64": 0.0625, "recall": 0.955, "same": 0.9}
     table = engines.markdown({"440": {"memory": row}, "100000": {"memory": row, "other": row}})
     assert table.splitlines() == [
-        "| engine | 440: ms alone | ms of 64 | recall | add, s | 100,000: ms alone | ms of 64 | recall | add, s |",
+        "| engine | 440: CPU ms alone | of 64 | recall | add, s | 100,000: CPU ms alone | of 64 | recall | add, s |",
         "|---|---|---|---|---|---|---|---|---|",
         "| memory | 0.50 | 0.062 | 95.5 % | 1.2 | 0.50 | 0.062 | 95.5 % | 1.2 |",
         "| other | – | – | – | – | 0.50 | 0.062 | 95.5 % | 1.2 |",
