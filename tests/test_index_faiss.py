@@ -142,7 +142,7 @@ def test_ties_are_fetched_until_the_lowest_key_is_sure(monkeypatch):
     states = np.array([[1, 1, 1], [-1, -1, -1]], dtype=np.float32)
     keys, _ = table.search(states, 3, [np.array([0, 1])] * 2)
     assert keys.tolist() == [[499, 498, 497], [2, 3, 4]]
-    assert fetched[0] == (2, 6)
+    assert fetched[0] == (2, 13)  # 8 more than are needed
     assert [rows for rows, _ in fetched[1:]] == [1] * (len(fetched) - 1)
     assert fetched[-1][1] == 500
 

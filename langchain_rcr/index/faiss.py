@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, MissingExtraError
-from langchain_rcr.index.base import BEST, PoolVectors, Search
+from langchain_rcr.index.base import BEST, InThisThread, PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.index.ranking import in_order, log_sums, nothing, slack
+from langchain_rcr.index.ranking import best_fetched, log_sums, slack
 from langchain_rcr.rows import FloatArray, IntArray
 
 Kind = Literal["flat", "hnsw", "ivf"]
@@ -156,24 +156,14 @@ class FaissTable(Table):
     def _best(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
         """Keys and logits (B, t) of the best."""
         states = np.ascontiguousarray(states, dtype=np.float32)
-        margin = slack(states, self._longest)
-        keys, logits = nothing(len(states), t)
-        left = np.arange(len(states))
-        # One more than needed, to see whether the last one is tied with what wasn't fetched.
-        width = t + 1 + max(map(len, exclude), default=0)
-        while len(left) and self.size:
-            found, scores = self._fetch(states[left], min(width, self.size))
-            tied = []
-            for row, row_keys, row_scores in zip(left.tolist(), found, scores, strict=True):
-                there = (row_keys >= 0) & ~np.isin(row_keys, exclude[row])
-                best, values = in_order(row_keys[there], row_scores[there], float(margin[row]), t)
-                settled = len(best) == t and row_scores[-1] < row_scores[there][t - 1] - margin[row]
-                if settled or row_keys[-1] < 0 or width >= self.size:
-                    keys[row, : len(best)], logits[row, : len(best)] = best, values
-                else:
-                    tied.append(row)
-            left, width = np.array(tied, dtype=np.int64), 4 * width
-        return keys, logits
+
+        async def fetch(some: FloatArray, width: int) -> list[tuple[IntArray, FloatArray]]:
+            return [
+                (keys[keys >= 0], scores[keys >= 0]) for keys, scores in zip(*self._fetch(some, width), strict=True)
+            ]
+
+        found = best_fetched(fetch, states, t, exclude, slack(states, self._longest), self.size, most=self.size)
+        return InThisThread().run(found)
 
     def _log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
         """Log Σ exp(logit / τ) over the `BEST` best that are left, (B,)."""

@@ -21,9 +21,6 @@ _CACHED = 1 << 16
 _MORE = 8
 """Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
 
-_MOST = 1024
-"""Candidates fetched to settle which of many equal ones comes first; further ones are not looked at."""
-
 _FEW = 4
 """Up to this many candidates a row are found one after the other; more by a partition of the row."""
 
@@ -97,7 +94,9 @@ async def best_fetched(
     exclude: Sequence[IntArray],
     slack: FloatArray,
     size: int,
+    *,
     rounding: float = 0.0,
+    most: int = 1024,
 ) -> tuple[IntArray, FloatArray]:
     """What `best` finds, of a pool that is elsewhere: fetches more until nothing that isn't fetched can change it.
 
@@ -110,16 +109,17 @@ async def best_fetched(
         slack: (B,) as for `best`.
         size: how many candidates there are.
         rounding: how far off the order may be in which `fetch` finds them, relative to |state|.
+        most: candidates fetched to settle which of many equal ones comes first; further ones are not looked at.
 
     Returns:
-        Keys (B, t) and logits (B, t), as of `Hits`. Equal candidates beyond the 1,024th are not looked at.
+        Keys (B, t) and logits (B, t), as of `Hits`.
     """
     keys, logits = nothing(len(states), t)
     barred = [np.unique(row) for row in exclude]
     near = slack + np.float32(rounding) * np.sqrt(np.einsum("bd,bd->b", states, states))
     left = list(range(len(states)))
     width = t + max(map(len, barred), default=0) + _MORE
-    most = max(width, _MOST)
+    most = max(width, most)
     while left and size:
         width, unsettled = min(width, size), []
         for at, (found, scores) in zip(left, await fetch(states[left], width), strict=True):

@@ -405,10 +405,10 @@ class _Reader:
     async def search(self, search: Search) -> Hits:
         """See `Reader.search`."""
         states, exclude, totals = search.states, search.exclude, None
-        margins, size, rounding = slack(states, self._header.longest), self.size, _ROUNDING * self._header.bound
-        keys, logits = await best_fetched(self._fetch, states, search.t, exclude, margins, size, rounding)
+        margins, size, off = slack(states, self._header.longest), self.size, _ROUNDING * self._header.bound
+        keys, logits = await best_fetched(self._fetch, states, search.t, exclude, margins, size, rounding=off)
         if search.tau is not None:
-            _, some = await best_fetched(self._fetch, states, self._partition, exclude, 0 * margins, size, rounding)
+            _, some = await best_fetched(self._fetch, states, self._partition, exclude, 0 * margins, size, rounding=off)
             totals = log_sums(some, search.tau, ())
         return Hits.of(keys, logits, self._seen, states.shape[1], totals)
 

@@ -102,7 +102,7 @@ class Database:
     def __init__(self, address: dict[str, Any], most: int, wait_s: float) -> None:
         self._address, self._most, self._wait_s = _DEFAULTS | address, most, wait_s
         self.ready = False
-        """Whether the tables are there: known once they were seen, forgotten when a statement misses one."""
+        """Whether the tables are there: known once they were seen, forgotten when a call fails."""
         self.home = background()
         self.home.at_end.add(self._abort)
         self._open: set[Connection] = set()
@@ -130,6 +130,9 @@ class Database:
                 yield transaction
                 if mode == WRITING:
                     await transaction.fetch("COMMIT")
+            except BaseException:
+                self.ready = False  # another database may have taken its place: the next call looks again
+                raise
             finally:
                 await self._end(connection)
         finally:
@@ -151,8 +154,6 @@ class Database:
                 connection.pgconn.finish()
             raise self._error(f"no answer within {seconds + _GRACE_S:g} seconds") from None
         except psycopg.Error as error:
-            if isinstance(error, psycopg.ProgrammingError):
-                self.ready = False  # another database may have taken its place: the next call looks again
             text = " ".join(str(error).split()) or type(error).__name__
             if isinstance(error, psycopg.errors.QueryCanceled):
                 text += " (set by read_timeout_s and write_timeout_s)"

@@ -81,6 +81,7 @@ _FIND = """
 SELECT id, format, fingerprint, dim, examples, longest, to_regclass(%s || 'rcr_examples_' || id || '_hnsw') IS NOT NULL
 FROM {schema}rcr_pools WHERE name = %s
 """
+_KNOWN = "SELECT id FROM {table} WHERE id = ANY (%s)"
 _COPY = "COPY {table} (id, example, program, candidate, context) FROM STDIN (FORMAT BINARY)"
 _COUNT = "UPDATE {schema}rcr_pools SET examples = examples + %s, longest = greatest(longest, %s) WHERE id = %s"
 _DELETE = """
@@ -255,8 +256,8 @@ class PgVectorIndex:
             pool = await self._claimed(transaction, found, *binding)
             if replace:
                 await transaction.fetch(_DELETE, [ids, pool.id])
-            else:
-                check_ids(ids, await _known(transaction, ids))
+            elif taken := await transaction.fetch(_KNOWN, [ids]):
+                check_ids(ids, {one for (one,) in taken})
             each = zip(packed, vectors.candidate, vectors.context, strict=True)
             await transaction.copy(_COPY, ((*row, *both) for row, *both in each))
             await transaction.fetch(_COUNT, [len(ids), longest(vectors.candidate), pool.id])
@@ -275,7 +276,7 @@ class PgVectorIndex:
 
     async def _known(self, ids: list[str]) -> set[str]:
         async with self._opened(READING) as (transaction, pool):
-            return await _known(transaction, ids) if pool else set()
+            return {one for (one,) in await transaction.fetch(_KNOWN, [ids])} if pool else set()
 
     def close(self) -> None:
         """Close the connections; a second call does nothing."""
@@ -299,13 +300,9 @@ class PgVectorIndex:
     async def _find(self, transaction: Transaction, *, lock: bool) -> Pool | None:
         database, schema = transaction.database, transaction.names["schema"]
         if not database.ready:
-            there = await transaction.fetch("SELECT to_regclass(%s) IS NOT NULL", [f"{schema}rcr_pools"])
-            database.ready = there == [(True,)]
-        found = (
-            await transaction.fetch(_FIND + (" FOR UPDATE" if lock else ""), [schema, self.pool])
-            if database.ready
-            else []
-        )
+            ((database.ready,),) = await transaction.fetch("SELECT to_regclass(%s) IS NOT NULL", [f"{schema}rcr_pools"])
+        query = _FIND + (" FOR UPDATE" if lock else "")
+        found = await transaction.fetch(query, [schema, self.pool]) if database.ready else []
         if not found:
             return None
         pool = Pool(*found[0])
@@ -359,11 +356,6 @@ class PgVectorIndex:
         if schema and await transaction.fetch("SELECT to_regnamespace(%s) IS NULL", [schema]) == [(True,)]:
             await transaction.fetch(f"CREATE SCHEMA {schema}")
         await transaction.fetch(_POOLS)
-
-
-async def _known(transaction: Transaction, ids: list[str]) -> set[str]:
-    """Which of these ids the pool has."""
-    return {one for (one,) in await transaction.fetch("SELECT id FROM {table} WHERE id = ANY (%s)", [ids])}
 
 
 def _let_go(database: Database) -> None:
