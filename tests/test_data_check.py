@@ -1,4 +1,4 @@
-"""`rcr-train data check` and `rcr-train init --train`: what is guessed of files, and what wants mending."""
+"""`rcr-train data check` and `rcr-train init --train`: what is guessed of files, and what needs fixing."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ def test_fields_language_and_delimiter_are_guessed_and_said(capsys, files):
     )
     assert "train.jsonl: 12 rows, 12 examples" in lines
     assert "test.csv: 6 rows, 6 examples, fields between ';'" in lines
-    assert lines[-1] == "Nothing wants mending."
+    assert lines[-1] == "Nothing needs fixing."
 
 
-def test_every_row_that_wants_mending_is_named_up_to_ten(capsys, files):
+def test_every_row_that_needs_fixing_is_named_up_to_ten(capsys, files):
     with (files / "train.jsonl").open("a") as file:
         file.write("no json\n[1]\n" + '{"question": "x"}\n' * 10)
         file.write('{"question": null, "query": "SELECT a"}\n{"question": "w", "query": "SELECT FROM ("}\n')
@@ -66,7 +66,7 @@ def test_every_row_that_wants_mending_is_named_up_to_ten(capsys, files):
     assert lines[at + 1] == "      line 25"
     at = lines.index("! programs that don't parse as sql, which cover and train nothing: 1 of 13")
     assert lines[at + 1] == "      line 26: SELECT FROM ("
-    assert lines[-1] == "To be mended: 3, marked with !"
+    assert lines[-1] == "To fix: 3, marked with !"
 
 
 def test_what_both_files_hold_is_found(capsys, files):
@@ -155,7 +155,7 @@ def test_a_run_says_the_same_in_one_line(capsys, files):
     said(capsys, "init", "--train", "train.jsonl", "--test", "test.csv", "--language", "sexpr")
     assert cli.main(["run", "config.yaml", "--dry-run", "--program.language=sql"]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "train.jsonl 12 examples, test.csv 6 examples; to be mended: train.jsonl: rows without question or program, "
+        "train.jsonl 12 examples, test.csv 6 examples; to fix: train.jsonl: rows without question or program, "
         "which are left out: 1 (`rcr-train data check` names the rows)"
     ]
     assert cli.main(["run", "config.yaml", "--dry-run"]) == 0

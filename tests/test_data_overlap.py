@@ -38,7 +38,7 @@ def test_by_hand():
     assert shared([], TRAINING) == shared(held_out, []) == ([], [])
     dev, test = check_split(Split("mine", TRAINING, [], held_out), SPEC)
     assert dev.findings == []
-    assert [(finding.text, finding.mend) for finding in test.findings] == [
+    assert [(finding.text, finding.fix) for finding in test.findings] == [
         (f"pairs that are also in train: 2 of 5; {FLATTERS}", True),
         (f"questions that train has with another program: 1 of 5; {FLATTERS}", True),
         (
@@ -81,7 +81,7 @@ def files(here):
 
 
 FOUND = (
-    "train.jsonl 30 examples, test.jsonl 12 examples; to be mended: test.jsonl: pairs that are also in train.jsonl: "
+    "train.jsonl 30 examples, test.jsonl 12 examples; to fix: test.jsonl: pairs that are also in train.jsonl: "
     f"1 of 12; {FLATTERS}; test.jsonl: questions that train.jsonl has with another program: 1 of 12; {FLATTERS} "
     "(`rcr-train data check` names the rows)"
 )

@@ -53,7 +53,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"{PROG}: interrupted" + (" (--resume continues the run)" if {"run", "sft"} & set(arguments[:1]) else ""))
         return 130
     except Exception as error:
-        line = _mended_by_the_user(error)
+        line = _line_of(error)
         if line is None:
             say(traceback.format_exc().rstrip())
             return 1
@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _mended_by_the_user(error: Exception) -> str | None:
+def _line_of(error: Exception) -> str | None:
     """What to say of an error about which the user can do something; None for a bug."""
     if isinstance(error, RCRError):
         return str(error)
@@ -280,7 +280,7 @@ def _add_data(commands: Any) -> None:
         "data", help="look at your files; turn public data into a folder that data.directory takes"
     )
     kinds = data.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    text = "read files as a run would, and name the rows that want mending; exit code 1 if there are any"
+    text = "read files as a run would, and name the rows that need fixing; exit code 1 if there are any"
     check = command(kinds, "check", _check, text, "data check train.jsonl test.jsonl")
     check.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV; each is compared with the first"

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(given: argparse.Namespace) -> int:
-    """Say what is in files, and which rows want mending.
+    """Say what is in files, and which rows need fixing.
 
     Returns:
         The exit code: 1 where something does.
@@ -35,8 +35,8 @@ def check(given: argparse.Namespace) -> int:
     show(f"question: field {keys.source!r}; program: field {keys.target!r}; language: {language} ({counts})")
     for each in checks:
         _show(each)
-    faults = sum(finding.mend for each in checks for finding in each.findings)
-    show("Nothing wants mending." if not faults else f"To be mended: {faults}, marked with !")
+    faults = sum(finding.fix for each in checks for finding in each.findings)
+    show("Nothing needs fixing." if not faults else f"To fix: {faults}, marked with !")
     return min(1, faults)
 
 
@@ -55,7 +55,7 @@ def _show(check: FileCheck) -> None:
     between = f", fields between {delimiter!r}" if delimiter not in (None, ",") else ""
     show(f"{check.report.path}: {check.report.rows:,} rows, {len(check.examples):,} examples{between}")
     for finding in check.findings:
-        show(f"{'!' if finding.mend else ' '} {finding.text}")
+        show(f"{'!' if finding.fix else ' '} {finding.text}")
         for place in finding.places[:SHOWN]:
             show(f"      {place}")
         if len(finding.places) > SHOWN:

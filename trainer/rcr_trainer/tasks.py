@@ -245,12 +245,12 @@ def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
     if files:
         keys = Keys(data.source_key, data.target_key, data.id_key)
         checks = check_files(files, keys, spec, collect=False, near=False)
-        level = logging.WARNING if any(finding.mend for check in checks for finding in check.findings) else logging.INFO
+        level = logging.WARNING if any(finding.fix for check in checks for finding in check.findings) else logging.INFO
         logger.log(level, "%s", in_one_line(checks))
         return
     for check in check_split(split, spec):
         for finding in check.findings:
-            logger.log(logging.WARNING if finding.mend else logging.INFO, "%s: %s", check.name, finding.text)
+            logger.log(logging.WARNING if finding.fix else logging.INFO, "%s: %s", check.name, finding.text)
 
 
 def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> str:

@@ -1,7 +1,7 @@
 """What the selectors share that learn from a scoring language model: its scores, their encoders, their training.
 
 The training questions are the pool's own examples, as published; none gets itself. The encoders are those of the run's
-family, or heads over frozen embeddings where that family reads structures. EPR and se² train them by the house's
+family, or heads over frozen embeddings where that family reads structures. EPR and se² train them by the common
 InfoNCE on candidates that the language model has ranked (`contrast`).
 """
 
@@ -157,7 +157,7 @@ def shortlist(programs: Sequence[str], rows: IntArray, size: int) -> IntArray:
 
 
 class Learner:
-    """The house's training loop (`Runner`) around a function batch → loss.
+    """The common training loop (`Runner`) around a function batch → loss.
 
     Args:
         job: the model and the seed.

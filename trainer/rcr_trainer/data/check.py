@@ -1,4 +1,4 @@
-"""Looks at example files as a run reads them, and says which rows want mending."""
+"""Looks at example files as a run reads them, and says which rows need fixing."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Finding:
     Args:
         text: in a line.
         places: where, each a line of its own.
-        mend: whether it should be mended.
+        fix: whether it should be fixed.
     """
 
     text: str
     places: Sequence[str] = ()
-    mend: bool = False
+    fix: bool = False
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class FileCheck:
         name: of the file.
         examples: those that a run would use.
         report: what reading it found.
-        findings: what wants mending first.
+        findings: what needs fixing first.
     """
 
     name: str
@@ -66,11 +66,11 @@ class FileCheck:
     report: ReadReport
     findings: list[Finding] = field(default_factory=list)
 
-    def note(self, count: int, text: str, places: Iterable[str] = (), *, mend: bool = False) -> None:
+    def note(self, count: int, text: str, places: Iterable[str] = (), *, fix: bool = False) -> None:
         """Add a finding, unless there is nothing to say: `text` is formatted with {count} and {total}."""
         if count:
             said = text.format(count=count, total=len(self.examples))
-            self.findings.append(Finding(said, list(places), mend))
+            self.findings.append(Finding(said, list(places), fix))
 
     def at(self, numbers: Iterable[int]) -> list[str]:
         """Examples by their positions, each with its place and its question."""
@@ -155,7 +155,7 @@ def check_files(
     if near:
         _check_near(checks)
     for check in checks:
-        check.findings.sort(key=lambda finding: not finding.mend)
+        check.findings.sort(key=lambda finding: not finding.fix)
     return checks
 
 
@@ -171,27 +171,27 @@ def check_split(split: Split, spec: ProgramSpec) -> list[FileCheck]:
 
 
 def in_one_line(checks: Sequence[FileCheck]) -> str:
-    """What the files hold and what wants mending."""
+    """What the files hold and what needs fixing."""
     sizes = ", ".join(f"{check.name} {len(check.examples):,} examples" for check in checks)
-    mend = [f"{check.name}: {finding.text}" for check in checks for finding in check.findings if finding.mend]
-    if not mend:
+    to_fix = [f"{check.name}: {finding.text}" for check in checks for finding in check.findings if finding.fix]
+    if not to_fix:
         return sizes
-    return f"{sizes}; to be mended: {'; '.join(mend)} (`rcr-train data check` names the rows)"
+    return f"{sizes}; to fix: {'; '.join(to_fix)} (`rcr-train data check` names the rows)"
 
 
 def _check_rows(check: FileCheck, spec: ProgramSpec) -> None:
     """Rows that can't be used, and programs that don't parse."""
     report, examples = check.report, check.examples
-    check.note(len(report.faults), "rows that can't be read: {count}", report.faults, mend=True)
+    check.note(len(report.faults), "rows that can't be read: {count}", report.faults, fix=True)
     blank = [f"{report.unit} {place}" for place in report.empty]
-    check.note(len(blank), "rows without question or program, which are left out: {count}", blank, mend=True)
+    check.note(len(blank), "rows without question or program, which are left out: {count}", blank, fix=True)
     broken = set(unparsed(examples, spec))
     numbers = [number for number, example in enumerate(examples) if example.id in broken]
     text = f"programs that don't parse as {spec.language}, which cover and train nothing: {{count}} of {{total}}"
     if 2 * len(numbers) > len(examples):
         text += f" ({guess_language([example.target for example in examples])[1]})"
     places = [f"{check.place(number)}: {_short(examples[number].target)}" for number in numbers]
-    check.note(len(numbers), text, places, mend=True)
+    check.note(len(numbers), text, places, fix=True)
 
 
 def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
@@ -202,10 +202,10 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
         len(pairs),
         f"pairs that are also in {training.name}: {{count}} of {{total}}; {flatters}",
         check.at(pairs),
-        mend=True,
+        fix=True,
     )
     text = f"questions that {training.name} has with another program: {{count}} of {{total}}; {flatters}"
-    check.note(len(questions), text, check.at(questions), mend=True)
+    check.note(len(questions), text, check.at(questions), fix=True)
     known = {spec.key(target) for target in {example.target for example in training.examples}}
     count = sum(spec.key(example.target) in known for example in check.examples)
     check.note(

@@ -76,7 +76,7 @@ class Caller:
         """The answers, and what they used; retries within.
 
         Raises:
-            LLMError: no answer in all attempts, an error that another attempt can't mend, or another prompt's error.
+            LLMError: no answer in all attempts, an error that another attempt can't fix, or another prompt's error.
             BudgetExceeded: the call could exceed the budget.
         """
         worst = self._backend.worst(requests)

@@ -33,7 +33,7 @@ from langchain_rcr.errors import RCRError
 from rcr_trainer.errors import ConfigError
 
 _FAILED, _INTERRUPTED, _BUG = 1, 2, 3
-"""How a block ended in a process: with an error that its user can mend, by the user, or with any other error."""
+"""How a block ended in a process: with an error that its user can fix, by the user, or with any other error."""
 _MEETINGS = itertools.count()
 _MEETING, _WORK, _FAREWELL = timedelta(minutes=5), timedelta(days=7), timedelta(minutes=1)
 """How long to wait for each other. At work another's language model may take long; a process that is gone is noticed
@@ -81,7 +81,7 @@ class Processes:
         """A block that all processes leave together: an error in one of them is raised in all.
 
         Raises:
-            ProcessError: another process failed with an error that the user can mend, or is gone.
+            ProcessError: another process failed with an error that the user can fix, or is gone.
             RuntimeError: another process failed with a bug; the message has its traceback.
         """
         error: BaseException | None = None
