@@ -86,7 +86,7 @@ def test_results_and_costs_by_hand():
     ).selectors["rcr"]
     assert (scores.exact_match, scores.execution) == (pytest.approx(100 / 3), 50)
     assert scores.cost == pytest.approx(1000 * 2e-6 * scores.prompt_tokens)
-    assert [(row.answer, row.exact, row.execution) for row in kept[-1]["rcr"]] == [
+    assert [(row.answer, row.exact, row.execution) for row in (each.selectors["rcr"] for each in kept[-1])] == [
         ("A ( B )", False, True), (None, False, False), ("c", True, None),
     ]  # fmt: skip
 

@@ -8,7 +8,7 @@ import pytest
 from chromium import BINARY, chromium
 from rcr_trainer import cli
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation import AnswersAsked, Picked, write_picks
+from rcr_trainer.evaluation import AnswersAsked, Picked, Question, write_picks
 from rcr_trainer.evaluation.page import write_page
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
@@ -19,13 +19,14 @@ pytestmark = pytest.mark.slow
 PLANTED = "</script><script>window.planted = 1</script><img src=x onerror='window.planted = 2'>"
 
 
-def row(number, selector, kind, covered, exact, *, answer="f ( a )", text=""):
-    names = ["f", "a", "f -> a", "<root> -> f"]
+NAMES = ["<root> -> f", "a", "f", "f -> a"]
+# The first so many that a selector covers: f by its first pick, the others by its second.
+COVERED = [[0, 0, 0, 0], [0, 0, 1, 0], [0, 2, 1, 0], [0, 2, 1, 2], [2, 2, 1, 2]]
+
+
+def own(kind, covered, exact, text):
     picks = [Example(f"e{i}", f"shown {i} {text}", f"g{i} ( a ) {text}") for i in range(2)]
-    return Picked(
-        f"t{number}", f"question {number} {text}", f"f ( a ) {text}", "f ( a )", selector, kind, picks,
-        {name: 1 + (i > 0) for i, name in enumerate(names[:covered])}, names[covered:], answer, exact, 0.5, None,
-    )  # fmt: skip
+    return Picked(kind, picks, COVERED[covered], "f ( a )", exact, 0.5, None)
 
 
 def evaluated(folder, *, text="", questions=3, **about):
@@ -48,11 +49,14 @@ def evaluated(folder, *, text="", questions=3, **about):
     kinds = {"rcr": "trained", "bm25": "plain", "oracle": "oracle"}
     write_picks(
         run.path,
-        {
-            name: [row(i, name, kinds[name], *own[i % 3], text=text) for i in range(questions)]
-            for name, own in picks.items()
-        },
-    )
+        [
+            Question(
+                f"t{i}", f"question {i} {text}", f"f ( a ) {text}", "f ( a )", NAMES,
+                {name: own(kinds[name], *figures[i % 3], text) for name, figures in picks.items()},
+            )
+            for i in range(questions)
+        ],
+    )  # fmt: skip
     return run
 
 
@@ -146,14 +150,18 @@ def test_several_runs_share_a_page(text):
 def test_500_questions_stay_under_5_megabytes(tmp_path):
     """With names as long and as many as COVR's: 97 structures of 27 characters, ten selectors, four picks."""
     run = evaluated(tmp_path / "one")
-    rows = {}
-    for selector in range(10):
-        own = rows[f"s{selector}"] = []
-        for i in range(500):
-            names = [f"structure {(31 * i + 7 * j) % 9000:017d}" for j in range(97)]
-            picks = [Example(str(p), "q" * 70, f"{(i * 7 + p + selector) % 3000:0110d}") for p in range(4)]
-            own.append(Picked(str(i), "q" * 80, "p" * 120, "p" * 120, f"s{selector}", "plain", picks,
-                              dict.fromkeys(names[:60], 2), names[60:], "a" * 120, False, 0.5))  # fmt: skip
+    rows = []
+    for i in range(500):
+        names = sorted(f"structure {(31 * i + 7 * j) % 9000:017d}" for j in range(97))
+        own = {
+            f"s{selector}": Picked(
+                "plain",
+                [Example(str(p), "q" * 70, f"{(i * 7 + p + selector) % 3000:0110d}") for p in range(4)],
+                [2] * 60 + [0] * 37, "a" * 120, False, 0.5,
+            )
+            for selector in range(10)
+        }  # fmt: skip
+        rows.append(Question(str(i), "q" * 80, "p" * 120, "p" * 120, names, own))
     write_picks(run.path, rows)
     assert write_page([run], tmp_path / "r.html").stat().st_size < 5e6
 

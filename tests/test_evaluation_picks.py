@@ -29,29 +29,29 @@ def picked(answerer=None, **options):
         ProgramSpec(),
         **{"k": 2, "steps": 3, "split": "toy", "seed": 0, **options},
         answerer=answerer,
-        keep=lambda report, picks: kept.append({name: list(rows) for name, rows in picks.items()}),
+        keep=lambda report, picks: kept.append(list(picks)),
     )
     return kept
 
 
 def test_rows_by_hand():
     (picks,) = picked()
-    assert [row.id for row in picks["rcr"]] == ["t0", "t2"]
-    ours, theirs = picks["rcr"][0], picks["random"][0]
-    assert (ours.question, ours.gold, ours.selector, ours.kind) == ("x0", "a ( b )", "rcr", "trained")
-    assert [row.program for row in picks["rcr"]] == [ProgramSpec().key(row.gold) for row in picks["rcr"]]
+    assert [each.id for each in picks] == ["t0", "t2"]
+    first = picks[0]
+    ours, theirs = first.selectors["rcr"], first.selectors["random"]
+    assert (first.question, first.gold, ours.kind) == ("x0", "a ( b )", "trained")
+    assert [each.program for each in picks] == [ProgramSpec().key(each.gold) for each in picks]
+    assert first.structures == ["<root> -> a", "<root> -> a -> b", "a", "a -> b", "b"]
     assert ours.picks == [POOL[1], POOL[2]]
-    assert ours.covered == {"<root> -> a": 2, "a": 2}  # only the second pick has them
-    assert ours.missing == ["<root> -> a -> b", "a -> b", "b"]
-    assert (theirs.covered, len(theirs.missing)) == ({}, 5)
-    all_three = picked(k=3)[0]["rcr"][0]
-    assert all_three.covered == {"<root> -> a": 2, "<root> -> a -> b": 3, "a": 2, "a -> b": 3, "b": 3}
+    assert ours.covered == [2, 0, 2, 0, 0]  # only the second pick has <root> -> a and a
+    assert theirs.covered == [0] * 5
+    assert picked(k=3)[0][0].selectors["rcr"].covered == [2, 3, 2, 3, 3]
     assert (ours.answer, ours.exact, ours.jaccard, ours.execution) == (None, None, None, None)
 
 
-def test_only_structures_that_count_are_missing():
+def test_only_structures_that_count_are_there():
     (picks,) = picked(gold="pool")
-    assert [row.missing for row in picks["random"]] == [
+    assert [each.structures for each in picks] == [
         ["<root> -> a", "<root> -> a -> b", "a", "a -> b", "b"], ["<root> -> a", "a"],
     ]  # fmt: skip
 
@@ -63,12 +63,12 @@ def test_answers_are_kept_with_the_picks():
         ]
 
     before, after = picked(Answerer(answer, "m", queries=1))
-    assert before["rcr"][0] is after["rcr"][0]
-    row = after["rcr"][0]
+    assert before[0] is after[0]
+    row = after[0].selectors["rcr"]
     assert (row.answer, row.exact, row.jaccard) == ("a(b)", True, 1.0)
-    row = after["random"][0]
+    row = after[0].selectors["random"]
     assert (row.answer, row.exact, row.jaccard) == (None, False, 0.0)
-    assert after["rcr"][1].exact is None  # not asked
+    assert after[1].selectors["rcr"].exact is None  # not asked
 
 
 def test_what_is_written_is_read_back(tmp_path):
@@ -115,7 +115,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
     (picks,) = picked()
     path = write_picks(tmp_path, picks)
     old = path.read_bytes()
-    picks["rcr"][1].answer = "half a character: \ud800"
+    picks[1].selectors["rcr"].answer = "half a character: \ud800"
     with pytest.raises(ValueError, match="utf-8"):
         write_picks(tmp_path, picks)
     assert path.read_bytes() == old
@@ -132,9 +132,9 @@ def test_evaluate_can_write_only_the_picks(here, capsys):
     assert cli.main(["run", "demo.yaml"]) == 0
     folder = here / "runs" / "demo"
     first = read_picks(folder)
-    assert [len(rows) for rows in first.values()] == [6, 6, 6]
-    assert {row.kind for row in first["oracle"]} == {"oracle"}
-    assert all(row.exact is not None for rows in first.values() for row in rows)
+    assert [list(each.selectors) for each in first] == [["rcr", "random", "oracle"]] * 6
+    assert {each.selectors["oracle"].kind for each in first} == {"oracle"}
+    assert all(own.exact is not None for each in first for own in each.selectors.values())
     before = {name: (folder / name).stat().st_mtime_ns for name in ("evaluation.json", "coverage.png", "run.json")}
     capsys.readouterr()
     (folder / "picks.jsonl").unlink()

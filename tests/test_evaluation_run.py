@@ -100,8 +100,9 @@ def test_answers_are_compared_by_their_results_where_programs_can_be_run(here, c
     assert cli.main(["run", "demo.yaml", *flags]) == 0
     picks = read_picks("runs/demo")
     for name, scores in report().selectors.items():
-        same = [len(row.answer.split()) == len(row.gold.split()) for row in picks[name] if row.answer is not None]
-        assert [row.execution for row in picks[name] if row.answer is not None] == same
+        rows = [(each.selectors[name], each.gold) for each in picks if each.selectors[name].answer is not None]
+        same = [len(own.answer.split()) == len(gold.split()) for own, gold in rows]
+        assert [own.execution for own, _ in rows] == same
         assert scores.execution == 100 * sum(same) / 8 >= scores.exact_match
     assert cli.main(["evaluate", "runs/demo"]) == 2
     assert "would import runner:sizes (reward.executor): --trust" in capsys.readouterr().err

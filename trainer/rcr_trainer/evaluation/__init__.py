@@ -5,7 +5,7 @@ from __future__ import annotations
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
-from rcr_trainer.evaluation.picks import Picked, read_picks, write_picks
+from rcr_trainer.evaluation.picks import Picked, Question, read_picks, write_picks
 from rcr_trainer.evaluation.plain import PlainSelectors, choose, plain_selectors
 from rcr_trainer.evaluation.plot import plot_coverage
 from rcr_trainer.evaluation.report import AnswersAsked, Choice, EvaluationReport, SelectorScores
@@ -19,6 +19,7 @@ __all__ = [
     "PickFunction",
     "Picked",
     "PlainSelectors",
+    "Question",
     "SelectorScores",
     "advise",
     "choose",

@@ -14,7 +14,7 @@ from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.prompt import APPENDIX_D, Prompt, Request
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
-from rcr_trainer.evaluation.picks import Picked, Picks
+from rcr_trainer.evaluation.picks import Picks
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport, SelectorScores
 from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.llm.ledger import Answer
@@ -62,33 +62,36 @@ class Answerer:
 
         Args:
             report: gets the figures, and why some selectors have none.
-            picks: by selector, of the same B queries, whose gold programs all parse; get the answers and their scores.
+            picks: for B queries, whose gold programs all parse; get the answers and their scores.
             spec: how programs are read.
 
         Raises:
             InputError: the function gave another number of answers than it was given prompts.
         """
-        asked = self.chosen(len(next(iter(picks.values())))).tolist()
-        n = len(asked)
-        rows = {name: [own[i] for i in asked] for name, own in picks.items()}
+        asked = [picks[i] for i in self.chosen(len(picks)).tolist()]
+        n, names = len(asked), list(picks[0].selectors)
         prompts = {
-            name: [self.prompt.request([e.item for e in row.picks], row.question, row.fields) for row in own]
-            for name, own in rows.items()
+            name: [
+                self.prompt.request([e.item for e in each.selectors[name].picks], each.question, each.fields)
+                for each in asked
+            ]
+            for name in names
         }
-        logger.info("%d answers for each of %s", n, ", ".join(picks))
+        logger.info("%d answers for each of %s", n, ", ".join(names))
         given, missing = self._answers(prompts)
-        keys = [row.program for row in next(iter(rows.values()))]
+        keys = [each.program for each in asked]
         report.answers = AnswersAsked(self.name, self.simulated, n, len(set(keys)), missing)
-        exact = {name: self._score(report.selectors[name], rows[name], own, spec) for name, own in given.items()}
+        exact = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
         for name, interval in paired_intervals(exact, keys).items():
             report.selectors[name].intervals["exact_match"] = interval
 
     def _score(
-        self, scores: SelectorScores, rows: Sequence[Picked], answers: Sequence[Answer], spec: ProgramSpec
+        self, scores: SelectorScores, name: str, asked: Picks, answers: Sequence[Answer], spec: ProgramSpec
     ) -> np.ndarray:
-        """Put the figures of one selector's answers into its scores and its rows; (n,) 1 where exact."""
+        """Put the figures of one selector's answers into its scores and its picks; (n,) 1 where exact."""
         programs = [answer.program for answer in answers]
-        golds = [Example(row.id, row.question, row.gold) for row in rows]
+        rows = [each.selectors[name] for each in asked]
+        golds = [Example(each.id, each.question, each.gold) for each in asked]
         shown = [row.picks for row in rows]
         exact = score(correctness(spec), programs, golds, shown)
         jaccard = score(structure_coverage(spec), programs, golds, shown)

@@ -31,7 +31,7 @@ from rcr_trainer.evaluation.metrics import (
     weighted_recall,
     within_pool,
 )
-from rcr_trainer.evaluation.picks import Picked, Picks
+from rcr_trainer.evaluation.picks import Picked, Picks, Question
 from rcr_trainer.evaluation.report import EvaluationReport, Gold, Kind, Metric, SelectorScores
 
 PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
@@ -107,7 +107,7 @@ def evaluate(
     )
     report.repeated = len(shared(task.queries, pool)[0]) if report.part == "test" else 0
     report.advice = advise(report)
-    picks = {name: task.picked(name, each, k) for name, each in measured.items()}
+    picks = task.picks(measured, k)
     keep(report, picks)
     if answerer is not None:
         report = deepcopy(report)  # the one that was kept stays as it is
@@ -219,26 +219,25 @@ class _Task:
         rates: dict[Metric, np.ndarray] = {"coverage": last, "full_coverage": 1.0 * (last == 1)}
         return _Measured(scores, positions, {**rates, "specific_coverage": specific})
 
-    def picked(self, name: str, measured: _Measured, k: int) -> list[Picked]:
-        """A selector's first k picks, not answered yet, as picks.jsonl has them."""
-        positions = measured.positions[:, :k]
-        # How many of the beginnings of the picks show each structure: all k of them if the first pick has it.
-        shown = [shown_of(self.gold, self.pool, positions[:, : t + 1]) for t in range(k)]
-        times = sparse.csr_array(sum(shown[1:], shown[0]))
-        rows = []
+    def picks(self, measured: Mapping[str, _Measured], k: int) -> list[Question]:
+        """The first k picks of all selectors, not answered yet, as picks.jsonl has them."""
+        found = []
         for i, (query, program) in enumerate(zip(self.queries, self.programs, strict=True)):
-            own = slice(times.indptr[i], times.indptr[i + 1])
-            first = dict(zip(times.indices[own].tolist(), (k + 1 - times.data[own]).astype(int).tolist(), strict=True))
             needed = sorted(self.gold.indices[self.gold.indptr[i] : self.gold.indptr[i + 1]].tolist())
-            row = Picked(
-                *(query.id, query.source, query.target, program, name, measured.scores.kind),
-                picks=[self.examples[p] for p in positions[i].tolist()],
-                covered={self.names[j]: first[j] for j in sorted(first)},
-                missing=[self.names[j] for j in needed if j not in first],
-                fields=query.fields,
-            )
-            rows.append(row)
-        return rows
+            about = (query.id, query.source, query.target, program, [self.names[j] for j in needed])
+            found.append(Question(*about, {}, query.fields))
+        for name, each in measured.items():
+            positions = each.positions[:, :k]
+            # How many of the beginnings of the picks show each structure: all k of them if the first pick has it.
+            shown = [shown_of(self.gold, self.pool, positions[:, : t + 1]) for t in range(k)]
+            times = sparse.csr_array(sum(shown[1:], shown[0]))
+            for i, question in enumerate(found):
+                own = slice(times.indptr[i], times.indptr[i + 1])
+                count = {self.names[j]: int(n) for j, n in zip(times.indices[own], times.data[own], strict=True)}
+                covered = [k + 1 - count[structure] if structure in count else 0 for structure in question.structures]
+                picks = [self.examples[position] for position in positions[i].tolist()]
+                question.selectors[name] = Picked(each.scores.kind, picks, covered)
+        return found
 
     def pick(self, selector: PickFunction | Baseline, part: slice, k: int) -> np.ndarray:
         pick = selector.pick if isinstance(selector, Baseline) else selector

@@ -16,7 +16,7 @@ from typing import Any
 
 from langchain_rcr.files import write_text
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.picks import FILE_NAME, Picked, read_picks
+from rcr_trainer.evaluation.picks import FILE_NAME, Question, read_picks
 from rcr_trainer.evaluation.plot import CURVES, coverage_figure, learning_figures, to_svg
 from rcr_trainer.evaluation.report import OURS, EvaluationReport, Metric, SelectorScores
 from rcr_trainer.evaluation.table import label
@@ -106,7 +106,7 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
     return Path(path)
 
 
-def _picks_of(run: Run) -> dict[str, list[Picked]]:
+def _picks_of(run: Run) -> list[Question]:
     if not (run.path / FILE_NAME).is_file():
         raise DataError(f"{run.path} has no {FILE_NAME}: `rcr-train evaluate {run.path} --only-picks` writes it")
     return read_picks(run.path)
@@ -187,7 +187,7 @@ def _on_answers(report: EvaluationReport) -> str:
     return f"{answers.n} questions of {answers.programs} programs were answered by {who}.{missing}"
 
 
-def _data_of(picks: dict[str, list[Picked]]) -> dict[str, Any]:
+def _data_of(questions: Sequence[Question]) -> dict[str, Any]:
     """What the browser of questions needs: texts, examples and structures once, everything else as numbers."""
     structures: dict[str, int] = {}
     examples: dict[tuple[str, str], int] = {}
@@ -195,22 +195,23 @@ def _data_of(picks: dict[str, list[Picked]]) -> dict[str, Any]:
     def number(known: dict[Any, int], key: Any) -> int:
         return known.setdefault(key, len(known))
 
-    questions = []
-    for rows in zip(*picks.values(), strict=True):
-        first = rows[0]
-        needed = sorted(
-            [*first.covered, *first.missing], key=lambda name: (name.count(" -> ") + name.count(" <-> "), name)
-        )
+    def links(name: str) -> tuple[int, str]:
+        return name.count(" -> ") + name.count(" <-> "), name
+
+    rows = []
+    for each in questions:
+        smallest_first = sorted(range(len(each.structures)), key=lambda at: links(each.structures[at]))
         picked = []
-        for row in rows:
-            shown = [number(examples, (example.source, example.target)) for example in row.picks]
-            steps = "".join(_DIGITS[min(row.covered.get(name, 0), len(_DIGITS) - 1)] for name in needed)
-            scores = None if row.exact is None else [row.answer, row.exact, row.jaccard, row.execution]
+        for own in each.selectors.values():
+            shown = [number(examples, (example.source, example.target)) for example in own.picks]
+            steps = "".join(_DIGITS[min(own.covered[at], len(_DIGITS) - 1)] for at in smallest_first)
+            scores = None if own.exact is None else [own.answer, own.exact, own.jaccard, own.execution]
             picked.append([shown, steps, scores])
-        questions.append([first.id, first.question, first.gold, [number(structures, name) for name in needed], picked])
+        needed = [number(structures, each.structures[at]) for at in smallest_first]
+        rows.append([each.id, each.question, each.gold, needed, picked])
     return {
-        "selectors": [[name, rows[0].kind, label(name, rows[0].kind)] for name, rows in picks.items()],
+        "selectors": [[name, own.kind, label(name, own.kind)] for name, own in questions[0].selectors.items()],
         "structures": list(structures),
         "examples": list(examples),
-        "questions": questions,
+        "questions": rows,
     }

@@ -24,7 +24,7 @@ from rcr_trainer.tasks import divide, load_split, open_language_model
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Split
-    from rcr_trainer.evaluation import Picked
+    from rcr_trainer.evaluation.picks import Picks
 
 # Appendix A: 110 questions are held out for GRPO.
 _DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_state": False, "grpo": {"queries": 110}}
@@ -280,8 +280,9 @@ def _outcomes(cell: Cell, variant: Variant) -> Iterator[Outcome]:
         metrics["pick_seconds"] = scores.latency_batch_ms * report.n / 1000
         simulated = report.answers is not None and report.answers.simulated
         named = Row(row.label.format(name), row.series.format(name), row.x)
-        yield Outcome(named, cell.split, cell.seed, metrics, _answered(picks[selector]), simulated)
+        yield Outcome(named, cell.split, cell.seed, metrics, _answered(picks, selector), simulated)
 
 
-def _answered(rows: Sequence[Picked]) -> dict[str, tuple[str, bool]]:
-    return {row.id: (row.program, row.exact) for row in rows if row.exact is not None}
+def _answered(picks: Picks, selector: str) -> dict[str, tuple[str, bool]]:
+    own = ((each, each.selectors[selector].exact) for each in picks)
+    return {each.id: (each.program, exact) for each, exact in own if exact is not None}
