@@ -9,8 +9,8 @@ import sys
 
 import pytest
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation import Choice, EvaluationReport, plot_coverage, write_table
-from rcr_trainer.evaluation.plot import coverage_figure
+from rcr_trainer.evaluation import Choice, EvaluationReport, write_table
+from rcr_trainer.evaluation.plot import coverage_figure, write_png
 from reports import report as report_on
 from reports import scores as scores_of
 
@@ -180,7 +180,7 @@ def test_plain_text_even_where_colour_is_forced(monkeypatch):
 @pytest.mark.slow
 def test_plot_is_a_png_and_leaves_pyplot_alone(tmp_path):
     before = "matplotlib.pyplot" in sys.modules
-    path = plot_coverage(make(), tmp_path / "plots" / "coverage.png")
+    path = write_png(coverage_figure(make()), tmp_path / "plots" / "coverage.png")
     content = path.read_bytes()
     assert content.startswith(b"\x89PNG")
     width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
@@ -197,7 +197,7 @@ def test_every_selector_has_its_own_look(tmp_path, monkeypatch):
     plot = Axes.plot
     monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: drawn.append(k) or plot(self, *a, **k))
     selectors = {**make().selectors, "dense": scores(40.0), "mine": scores(41.0), "yours": scores(42.0)}
-    plot_coverage(make(selectors=selectors), tmp_path / "a.png")
+    write_png(coverage_figure(make(selectors=selectors)), tmp_path / "a.png")
     assert [options["label"] for options in drawn][-2:] == ["rcr (ours)", "oracle (sees gold)"]
     looks = {(options["color"], options["marker"]) for options in drawn}
     assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 9

@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_one_plain_graph(monkeypatch, bert, family, trai
     reference = actor.reference_log_probs(rows, drawn)
     torch.testing.assert_close(reference, drawn.log_probs, rtol=1e-4, atol=1e-4)  # nothing has moved yet
     reference = reference - 0.3
-    drawn = Sequences(drawn.picks, drawn.log_probs + 0.1)
+    drawn = Sequences(drawn.picks, drawn.log_probs + 0.1, drawn.entropies)
     advantages = torch.randn(6, generator=torch.Generator().manual_seed(0))
 
     def loss(new, of):

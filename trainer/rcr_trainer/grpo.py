@@ -89,28 +89,23 @@ class _Rollout:
     count: int
     figures: Figures
 
-    def groups(self) -> Tensor:
-        """(B, G) which sequences each query has."""
-        count = len(self.rows)
-        return torch.arange(len(self.scored), device=self.scored.device).reshape(
-            count, len(self.scored) // max(1, count)
-        )
-
     def dead(self) -> IntArray:
         """Of the queries, those whose sequences all earn the same: they teach nothing."""
-        return np.flatnonzero(~self.advantages[self.groups()].any(dim=1).cpu().numpy())
+        return np.flatnonzero(~self._by_query(self.advantages).any(dim=1).cpu().numpy())
 
     def take(self, places: IntArray, others: _Rollout, theirs: IntArray) -> None:
         """Put others' queries (`theirs`) in the place of some of these."""
         self.rows[places] = others.rows[theirs]
-        mine, new = self.groups()[places].ravel(), others.groups()[theirs].ravel()
-        self.drawn.take(mine, others.drawn, new)
-        for one, other in zip(
-            (self.reference, self.advantages, self.scored),
-            (others.reference, others.advantages, others.scored),
-            strict=True,
-        ):
-            one[mine] = other[new]
+        for mine, new in zip(self._tensors(), others._tensors(), strict=True):
+            self._by_query(mine)[places] = others._by_query(new)[theirs]
+
+    def _tensors(self) -> list[Tensor]:
+        drawn = self.drawn
+        return [drawn.picks, drawn.log_probs, drawn.entropies, self.reference, self.advantages, self.scored]
+
+    def _by_query(self, values: Tensor) -> Tensor:
+        """(B, G, …) the same memory."""
+        return values.view(len(self.rows), len(values) // max(1, len(self.rows)), *values.shape[1:])
 
 
 def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | None = None) -> Result:
@@ -288,9 +283,8 @@ class _GRPO:
         advantages, scored = estimate(config.advantage, shaped, greedy_shaped)
         tally["reward"] = (rewards[scored].sum(), scored.sum())
         tally["unscored"] = ((~scored).sum(), scored.size)
-        if drawn.entropies is not None:
-            sums = drawn.entropies.sum(0).tolist()
-            tally.update({f"perplexity_{step}": (each, len(drawn.picks)) for step, each in enumerate(sums, start=1)})
+        for step, each in enumerate(drawn.entropies.sum(0).tolist(), start=1):
+            tally[f"perplexity_{step}"] = each, len(drawn.picks)
         advantage = torch.from_numpy(advantages.ravel()).float().to(reference.device)
         has_one = torch.from_numpy(scored.ravel()).to(reference.device)
         return _Rollout(rows, drawn, reference, advantage, has_one, count, {}), tally

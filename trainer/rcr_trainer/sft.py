@@ -35,7 +35,7 @@ from rcr_trainer.coverage import program_groups
 from rcr_trainer.errors import DataError
 from rcr_trainer.folds import HeldOut, own_positions
 from rcr_trainer.settings import SFTSettings
-from rcr_trainer.training.batches import Batch, grouped, info_nce_batches, listwise_batches
+from rcr_trainer.training.batches import Batch, Negatives, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.training.development import Development, greedy_picks
 from rcr_trainer.training.losses import Targets
 from rcr_trainer.training.processes import Processes
@@ -93,10 +93,11 @@ class _SFT:
         taught = np.broadcast_to(gaining[:, :1], gaining.shape) if config.zero_gain_steps else gaining
         self.steps = np.argwhere(taught)
         """(n, 2) query and step of the states that InfoNCE trains."""
-        self.negatives = None
+        self.negatives: Negatives | None = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in queries], [e.source for e in pool]
-            self.negatives = HardNegatives(self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst)
+            near = HardNegatives(self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst)
+            self.negatives = near.draw
 
         self.groups = None
         if config.mask_duplicates:

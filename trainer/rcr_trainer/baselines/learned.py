@@ -233,7 +233,7 @@ class Ranking:
         return found
 
     def draw(self, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
-        """One of the worst of each state, see `Negatives`."""
+        """One of the worst of each state, see `HardNegatives.draw`."""
         places = rng.integers(self._at_most(self.worst), size=len(queries))
         found: IntArray = self.candidates[queries, steps, -1 - places]
         return found
@@ -269,7 +269,7 @@ def contrast(
 
     def batches(rng: np.random.Generator) -> Iterator[Batch]:
         order, best = rng.permutation(every), ranking.positives(rng)
-        return info_nce_batches(order, best, sequences, options.batch_size, ranking, rng)
+        return info_nce_batches(order, best, sequences, options.batch_size, ranking.draw, rng)
 
     def loss(batch: Batch) -> Tensor:
         # Each row of the batch is a single state, and has a positive.

@@ -80,7 +80,7 @@ def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
                 ) from None
 
 
-def write_split(directory: str | Path, split: Split, meta: Mapping[str, Any] | None = None) -> None:
+def write_split(directory: str | Path, split: Split) -> None:
     """Write a split's folder: train.jsonl, test.jsonl, dev.jsonl unless empty, and split.json.
 
     Everything is written beside the folder first and put in place by renaming, so that an interrupted write
@@ -89,7 +89,6 @@ def write_split(directory: str | Path, split: Split, meta: Mapping[str, Any] | N
     Args:
         directory: the folder; made, or replaced when it holds an earlier split.
         split: what to write.
-        meta: how the split was made (task, seed, …), added to the split's own ``meta``.
 
     Raises:
         DataError: the folder holds other files.
@@ -103,7 +102,7 @@ def write_split(directory: str | Path, split: Split, meta: Mapping[str, Any] | N
             examples = getattr(split, part)
             if examples or part != "dev":
                 write_examples(folder / f"{part}.jsonl", examples)
-        write_json(folder / "split.json", fixed | split.meta | dict(meta or {}) | fixed)
+        write_json(folder / "split.json", fixed | split.meta | fixed)
 
 
 def read_split(directory: str | Path) -> Split:

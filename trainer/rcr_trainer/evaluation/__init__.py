@@ -7,7 +7,6 @@ from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
 from rcr_trainer.evaluation.picks import Picked, Question, read_picks, write_picks
 from rcr_trainer.evaluation.plain import PlainSelectors, choose, plain_selectors
-from rcr_trainer.evaluation.plot import plot_coverage
 from rcr_trainer.evaluation.report import AnswersAsked, Choice, EvaluationReport, SelectorScores
 from rcr_trainer.evaluation.table import write_table
 
@@ -25,7 +24,6 @@ __all__ = [
     "choose",
     "evaluate",
     "plain_selectors",
-    "plot_coverage",
     "read_picks",
     "write_picks",
     "write_table",

@@ -36,19 +36,6 @@ CURVES: dict[str, dict[str, str]] = {
 """By stage the metrics whose curves are drawn, with their titles."""
 
 
-def plot_coverage(report: EvaluationReport, path: str | Path) -> Path:
-    """Draw coverage of the gold program against the number of picks, and write it as a PNG.
-
-    Args:
-        report: the evaluation.
-        path: of the PNG; written whole or not at all.
-
-    Raises:
-        DataError: the file can't be written.
-    """
-    return write_png(coverage_figure(report), path)
-
-
 def coverage_figure(report: EvaluationReport) -> Figure:
     """Coverage of the gold program against the number of picks, a line for each selector with its name at the end."""
     figure = new_figure(6.4, 4.4)

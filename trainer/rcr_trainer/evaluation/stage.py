@@ -20,7 +20,7 @@ from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
 from rcr_trainer.evaluation.picks import Picks, write_picks
 from rcr_trainer.evaluation.plain import plain_selectors
-from rcr_trainer.evaluation.plot import plot_coverage
+from rcr_trainer.evaluation.plot import coverage_figure, write_png
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
@@ -85,7 +85,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             _check_same(run, report, asks=evaluation.asks(config.llm))
         write_picks(run.path, picks)
         if not only_picks:
-            plot_coverage(report, run.path / "coverage.png")
+            write_png(coverage_figure(report), run.path / "coverage.png")
             report.write(run.path)
             write_text(run.checkpoint / CARD, _card(config, model, report))
 

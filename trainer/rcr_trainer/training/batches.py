@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from rcr_trainer.training.supervision import IntArray
 
-
-class Negatives(Protocol):
-    """Draws hard negatives."""
-
-    def draw(self, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
-        """One for each state, (B,) pool positions; see `HardNegatives.draw`."""
-        ...
+Negatives: TypeAlias = Callable[[IntArray, IntArray, IntArray, np.random.Generator], IntArray]
+"""Draws a hard negative for each state, (B,) pool positions; see `HardNegatives.draw`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +111,7 @@ def info_nce_batches(
     for start in range(0, len(order), size):
         queries, at = order[start : start + size].T
         positives, picked = best[queries, at], sequences[queries, : k - 1]
-        hard = positives[:0] if negatives is None else negatives.draw(queries, picked, at, rng)
+        hard = positives[:0] if negatives is None else negatives(queries, picked, at, rng)
         candidates, columns = np.unique(np.concatenate([positives, hard]), return_inverse=True)
         steps = np.zeros((len(queries), k), dtype=bool)
         steps[np.arange(len(queries)), at] = True

@@ -25,20 +25,12 @@ class Sequences:
     Args:
         picks: (R, k) int64 pool positions, in order.
         log_probs: (R,) float32 log π(o) of the policy that drew them.
-        entropies: (R, k) of the policy at each step, in nats; None where they aren't of interest.
+        entropies: (R, k) of the policy at each step, in nats.
     """
 
     picks: Tensor
     log_probs: Tensor
-    entropies: Tensor | None = None
-
-    def take(self, places: Tensor, others: Sequences, rows: Tensor) -> None:
-        """Put others' sequences (`rows`) in the place of some of these, where they are."""
-        for mine, their in zip(self._tensors(), others._tensors(), strict=True):
-            mine[places] = their[rows]
-
-    def _tensors(self) -> list[Tensor]:
-        return [each for each in (self.picks, self.log_probs, self.entropies) if each is not None]
+    entropies: Tensor
 
 
 @torch.no_grad()
