@@ -18,33 +18,14 @@ from langchain_rcr.files import write_text
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.picks import FILE_NAME, Question, read_picks
 from rcr_trainer.evaluation.plot import CURVES, coverage_figure, learning_figures, to_svg
-from rcr_trainer.evaluation.report import OURS, EvaluationReport, Metric, SelectorScores
+from rcr_trainer.evaluation.report import FIGURES, OURS, EvaluationReport, Metric, SelectorScores
 from rcr_trainer.evaluation.table import label
 from rcr_trainer.runs import Run
 
 _HERE = Path(__file__).parent
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_COLUMNS = {
-    "exact_match": ("exact match %", 1),
-    "jaccard": ("structure Jaccard %", 1),
-    "execution": ("same result %", 1),
-    "coverage": ("coverage %", 1),
-    "full_coverage": ("full coverage %", 1),
-    "specific_coverage": ("specific coverage %", 1),
-    "label_complete": ("labels complete %", 1),
-    "duplicate_rate": ("with repeated programs %", 1),
-    "hub_share": ("top ten picks %", 1),
-    "prompt_length": ("prompt characters", 0),
-    "prompt_tokens": ("prompt tokens", 0),
-    "cost": ("$ / 1,000 questions", 2),
-    "latency_ms": ("ms a question", 2),
-}
-"""Figures of SelectorScores with their headings and decimals; a column that nobody has a figure for is left out."""
-_INTERVALS: dict[Metric, str] = {
-    "exact_match": "exact match",
-    "full_coverage": "full coverage",
-    "specific_coverage": "specific coverage",
-}
+_COMPARED: tuple[Metric, ...] = ("exact_match", "full_coverage", "specific_coverage")
+"""The figures whose intervals are shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +104,7 @@ def _json(value: Any) -> str:
 def _table_of(report: EvaluationReport) -> Table:
     every = report.selectors.values()
     columns = {
-        name: about for name, about in _COLUMNS.items() if any(getattr(scores, name) is not None for scores in every)
+        name: about for name, about in FIGURES.items() if any(getattr(scores, name) is not None for scores in every)
     }
     simulated = report.answers is not None and report.answers.simulated
     headings = [
@@ -142,7 +123,7 @@ def _table_of(report: EvaluationReport) -> Table:
 def _intervals_of(report: EvaluationReport) -> Table | None:
     """Ours less each other selector, with the 95 % interval; None where there are too few programs for intervals."""
     ours = report.selectors.get(OURS)
-    metrics = {m: t for m, t in _INTERVALS.items() if any(m in s.intervals for s in report.selectors.values())}
+    metrics = [m for m in _COMPARED if any(m in s.intervals for s in report.selectors.values())]
     if ours is None or not metrics:
         return None
     rows = []
@@ -155,12 +136,12 @@ def _intervals_of(report: EvaluationReport) -> Table | None:
             cells.append("–" if interval is None else f"{shown[0]} ({shown[1]} to {shown[2]})")
         if name != OURS:
             rows.append((scores.kind, [label(name, scores.kind), *cells]))
-    return Table(["ours less", *metrics.values()], rows)
+    return Table(["ours less", *(FIGURES[metric][0].removesuffix(", %") for metric in metrics)], rows)
 
 
 def _summary(sections: Sequence[dict[str, Any]], reports: Sequence[EvaluationReport]) -> Table:
     """A row for each run: ours and the best selector that needs no training, in what both have."""
-    compared: dict[Metric, str] = {m: _COLUMNS[m][0] for m in ("exact_match", "full_coverage", "coverage")}
+    compared: tuple[Metric, ...] = ("exact_match", "full_coverage", "coverage")
     rows = []
     for section, report in zip(sections, reports, strict=True):
         cells = [section["name"], report.split, str(report.seed), str(report.k)]
@@ -169,7 +150,7 @@ def _summary(sections: Sequence[dict[str, Any]], reports: Sequence[EvaluationRep
             best = report.best_plain(metric)
             cells += [_shown(ours, metric, 1), "–" if best is None else f"{best[1]:.1f} ({best[0]})"]
         rows.append(("plain", cells))
-    titles = [f"{who} {what}" for what in compared.values() for who in ("our", "best plain")]
+    titles = [f"{who} {FIGURES[metric][0]}" for metric in compared for who in ("our", "best plain")]
     return Table(["run", "split", "seed", "k", *titles], rows)
 
 

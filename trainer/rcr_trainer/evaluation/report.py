@@ -78,6 +78,24 @@ class SelectorScores:
     intervals: dict[Metric, Interval] = field(default_factory=dict)
 
 
+FIGURES = {
+    "exact_match": ("exact match, %", 1),
+    "jaccard": ("structure Jaccard, %", 1),
+    "execution": ("execution accuracy, %", 1),
+    "coverage": ("coverage, %", 1),
+    "full_coverage": ("full coverage, %", 1),
+    "specific_coverage": ("specific coverage, %", 1),
+    "label_complete": ("labels complete, %", 1),
+    "duplicate_rate": ("with repeated programs, %", 1),
+    "hub_share": ("top ten picks, %", 1),
+    "prompt_length": ("prompt characters", 0),
+    "prompt_tokens": ("prompt tokens", 0),
+    "cost": ("$ for 1,000 questions", 3),
+    "latency_ms": ("ms for a question", 2),
+}
+"""Figures of `SelectorScores` with the titles and decimals that reports show them with."""
+
+
 @dataclass(slots=True)
 class Choice:
     """How a selector's trade-off was chosen.
