@@ -73,7 +73,9 @@ def test_no_file_log_or_traceback_of_a_run_shows_a_secret(
         evaluated = ["evaluate", "runs/first", "--trust", "--evaluation.selectors=fixed"]
         assert cli.main(evaluated) == 2
         said = capsys.readouterr().err
-        assert "llm.base_url had a secret, which no run folder keeps: give it again, as RCR_LLM__BASE_URL or --" in said
+        assert (
+            "llm.base_url had a secret, which run folders don't keep: give it again, as RCR_LLM__BASE_URL or --" in said
+        )
         monkeypatch.setenv("RCR_LLM__BASE_URL", settings(server)["llm"]["base_url"])
         monkeypatch.setenv("RCR_LLM__EXTRA_BODY", yaml.safe_dump(EXTRA))
         monkeypatch.setenv("RCR_LLM__MODEL", "of the next training")

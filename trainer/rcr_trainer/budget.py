@@ -94,7 +94,7 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[int, int, Sequence[Ex
 
 
 def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> Request:
-    """A prompt with at least as many tokens as any that shows so many examples of the pool and asks one of the queries.
+    """A prompt with at least as many tokens as any that shows `shown` examples of the pool and asks one of the queries.
 
     It is the one of the longest examples and query, each measured by itself: no tokenizer in use has a token that spans
     the line break between two of them.

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
 """What the extra `train` brings, as it is imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size", "time")
-"""Those of `rcr_trainer.paper`, which takes its time to import."""
+"""The names in `rcr_trainer.paper.TABLES`, which is slow to import."""
 
 _LONGEST = 900
 """Characters of an error: a setting may be as long as its file."""
@@ -300,7 +300,7 @@ def _add_data(commands: Any) -> None:
 
 
 def _check_extra(config: Settings) -> None:
-    """Fail now for want of a library, not after the training."""
+    """Fail now if a library is missing, not after the training."""
     from importlib.util import find_spec
 
     for module in ("matplotlib", *(["tensorboard"] if config.tensorboard else [])):

@@ -169,7 +169,7 @@ def recall_by_step(gold: sparse.csr_array, pool: sparse.csr_array, positions: np
 
 
 def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator[slice]:
-    """Slices over n_rows such that a dense block of n_columns has at most so many elements (8 million), or one row."""
+    """Slices over n_rows such that a dense block of n_columns has `most` elements (default 8 million) or fewer, or one row."""
     size = max(1, (most or _BLOCK_ELEMENTS) // max(1, n_columns))
     return (slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size))
 
@@ -204,7 +204,7 @@ def excluded_entries(excluded: Sequence[np.ndarray]) -> tuple[np.ndarray, np.nda
     return rows, np.concatenate([np.empty(0, dtype=np.int64), *excluded])
 
 
-# Degrees of coverage are rounded to this fraction: what is a tie on paper is one here, whatever order BLAS sums in.
+# Degrees of coverage are rounded to this fraction: exact ties stay ties, whatever order BLAS sums in.
 _GRID = 2.0**-16
 
 

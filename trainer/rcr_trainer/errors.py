@@ -10,4 +10,4 @@ class DataError(RCRError, ValueError):
 
 
 class ConfigError(RCRError, ValueError):
-    """A setting is unknown, out of range or at odds with another; the message names the field."""
+    """A setting is unknown, out of range or contradicts another; the message names the field."""

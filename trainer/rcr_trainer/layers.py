@@ -308,7 +308,7 @@ def check_hidden(config: Settings, section: str) -> None:
     for place in hidden(config):
         if place.startswith(f"{section}."):
             raise ConfigError(
-                f"{place} had a secret, which no run folder keeps: give it again, as {_variable(place)} or --{place}"
+                f"{place} had a secret, which run folders don't keep: give it again, as {_variable(place)} or --{place}"
             )
 
 

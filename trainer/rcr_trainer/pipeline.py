@@ -284,7 +284,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
         processes: those that train together.
 
     Raises:
-        ConfigError: the reward fails its test, or a setting of it or of the language model can't be.
+        ConfigError: the reward fails its test, or a setting of it or of the language model is invalid.
         RewardError: the reward failed on an example, which is named.
         LLMError: the language model can't be asked, or its budget is spent.
     """

@@ -1,6 +1,6 @@
 """Keeps keys and passwords of the settings out of files and messages, and control characters out of terminals.
 
-A run folder has HIDDEN in place of a secret. Whoever goes on with the run gives it again, as the first time: by the
+A run folder has HIDDEN in place of a secret. To continue the run, it is given again as it was the first time: by the
 settings file, the environment or a flag.
 """
 

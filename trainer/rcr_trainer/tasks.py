@@ -332,7 +332,7 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         keep: whether there is such a file; without it answers and bookings are gone with the model.
 
     Raises:
-        ConfigError: settings that can't be.
+        ConfigError: invalid settings.
         DataError: the file of answers can't be used.
     """
     from rcr_trainer.llm.model import LanguageModel

@@ -1,7 +1,7 @@
 """What a run folder may do where it is only read: compared again, or shown.
 
 A settings file that is given to `rcr-train run` is the caller's own word: what it names is imported, opened and asked.
-The settings in a run folder are data, since the folder may be somebody else's. What they name outside of it takes the
+The settings in a run folder are data, since the folder may be someone else's. What they name outside of it takes the
 caller's consent (`--trust`), or is given by a flag.
 """
 
@@ -34,7 +34,7 @@ def check_foreign(run: Run) -> None:
     if found:
         msg = (
             f"{run.path / 'config.yaml'} would {', '.join(found)}: --trust allows that in a run of your own or of "
-            "somebody you trust; a flag gives another value"
+            "someone you trust; a flag gives another value"
         )
         raise ConfigError(redact(msg))
 

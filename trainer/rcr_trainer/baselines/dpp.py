@@ -85,7 +85,7 @@ class DPPSelector(EmbeddingSelector):
         return np.concatenate([picked, top_k(similarity, k - steps)], axis=1)
 
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
-        """(b, N) float64 in [0, 1]; rounded, so that what is a tie on paper is one here, whatever BLAS does."""
+        """(b, N) float64 in [0, 1]; rounded, so that exact ties stay ties, whatever BLAS does."""
         cosines = np.round(vectors @ self._vectors.T, 6).astype(np.float64)
         return ((1 + cosines) / 2)[:, self._row_of]
 

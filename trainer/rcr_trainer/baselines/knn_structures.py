@@ -18,7 +18,7 @@ from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import EmbeddingSelector
 from rcr_trainer.coverage import PoolStructures, greedy_coverage
 
-# Needs are rounded to this fraction, cosines to six decimals: what is a tie on paper is one here, whatever BLAS does.
+# Needs are rounded to this fraction, cosines to six decimals: exact ties stay ties, whatever BLAS does.
 _GRID = 2.0**-16
 # With the temperature chosen, 20 to 80 are within half a point of each other on the development questions of Geography,
 # Scholar, GeoQuery's template_1 and COVR 100; on tmcd_1 ten cover two points more.

@@ -39,7 +39,7 @@ FloatArray = NDArray[np.float64]
 MaterialT = TypeVar("MaterialT")
 
 _GRID = 1e-5
-"""Logits are rounded to this: what is a tie on paper is one here, whatever batch a text was encoded in."""
+"""Logits are rounded to this: exact ties stay ties, whatever batch a text was encoded in."""
 
 
 class LearnedSelector(Baseline):

@@ -15,7 +15,7 @@ class LearnedSettings(Section):
     candidates: int = Field(50, ge=2)
     """Candidates that the language model scores for each question (se2: and step)."""
     extreme: int = Field(5, ge=1)
-    """epr: positives are drawn among so many of the best; epr, se2: hard negatives among the worst."""
+    """epr: positives are drawn among this many of the best; epr, se2: hard negatives among this many of the worst."""
     sets: int = Field(10, ge=2)
     """ceil: sets scored for a question; iterr: sequences drawn for it."""
     beam_width: int = Field(3, ge=1)

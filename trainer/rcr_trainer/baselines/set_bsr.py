@@ -94,7 +94,7 @@ class SetBSRSelector(PoolEmbeddings):
         return best
 
     def _parts(self, n_tokens: int) -> Iterator[slice]:
-        """Ranges of questions whose tokens' products with so many tokens fit in memory; at least one question each."""
+        """Ranges of questions whose tokens' products with `n_tokens` tokens fit in memory; one question or more."""
         most, start = _PRODUCTS // max(1, n_tokens), 0
         while start < len(self._lengths):
             stop = int(np.searchsorted(self._starts, self._starts[start] + most, side="right")) - 1

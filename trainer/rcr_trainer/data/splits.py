@@ -128,7 +128,7 @@ class _SwapSearch:
         self.in_train = self._start(train)
 
     def _start(self, train: int) -> NDArray[np.bool_]:
-        """Whoever brings a new atom starts in train, the rest fills up in random order."""
+        """Examples that bring a new atom start in train; the rest of it is filled up in random order."""
         has = self._atoms[self._kind] > 0
         in_train = np.zeros(len(has), dtype=np.bool_)
         covered = np.zeros(has.shape[1], dtype=np.bool_)

@@ -38,7 +38,7 @@ class Answerer:
         simulated: it is no language model, but the offline simulator of one.
         queries: how many queries it is asked, spread evenly over those that count; None: all.
         execution: scores answers by their results (`rcr_trainer.rewards.execution`); None: there is no database.
-        money: dollars for so many prompt and completion tokens; None without prices.
+        money: dollars for numbers of prompt and completion tokens; None without prices.
     """
 
     answer: AnswerFunction
@@ -50,7 +50,7 @@ class Answerer:
     money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None
 
     def chosen(self, count: int) -> np.ndarray:
-        """(n,) int64, ascending: which of so many queries it is asked."""
+        """(n,) int64, ascending: which of `count` queries it is asked."""
         n = count if self.queries is None else min(self.queries, count)
         return np.arange(n) * count // n
 

@@ -77,7 +77,7 @@ def evaluate(
         **about: fields of the report that only the caller knows: `split`, `seed`, `part`, `left_out`, `trade_offs`.
 
     Raises:
-        InputError: k is more than what is left to pick from, no query is left to count, or a selector breaks its word
+        InputError: k is more than what is left to pick from, no query is left to count, or a selector picks wrongly
             (a wrong shape, a position outside the pool, excluded, or picked twice).
         LLMError: what the answerer raises, save for BudgetExceeded, which leaves selectors without answers.
     """

@@ -129,7 +129,7 @@ def learning_figures(metrics: Sequence[Mapping[str, Any]], stage: str) -> dict[s
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches."""
+    """An empty figure; width and height in inches."""
     from matplotlib.figure import Figure
 
     return Figure(figsize=(width, height), dpi=200, layout="constrained")

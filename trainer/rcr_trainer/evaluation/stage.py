@@ -239,7 +239,7 @@ def _held_out(config: Settings, task: Task) -> HeldOut:
 
 
 def _barred(config: Settings, task: Task, split: str) -> list[Any]:
-    """For each query of a split the pool positions that nobody may pick: itself, as an option its own program.
+    """For each query of a split the pool positions that no selector may pick: itself, as an option its own program.
 
     Development queries that were taken out of training are barred from the programs of their folds, too.
     """

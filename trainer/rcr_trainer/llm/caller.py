@@ -137,7 +137,7 @@ class Caller:
         return replace(answer, prompt_tokens=read, completion_tokens=written)
 
     async def _wait_turn(self, batch: Batch) -> None:
-        """Stop if the batch has failed, and call nothing while the server wants a pause."""
+        """Stop if the batch has failed, and call nothing while the server asks for a pause."""
         now = asyncio.get_running_loop().time
         while (left := self._not_before - now()) > 0:
             await self._sleep(left + self._jitter.uniform(0, min(1.0, 0.1 * left)), batch)

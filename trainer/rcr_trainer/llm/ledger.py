@@ -251,7 +251,7 @@ class Ledger:
         spent: by the account before.
 
     Attributes:
-        spent: booked, for good.
+        spent: booked and on disk.
         pending: used, but not yet on disk.
         reserved: the worst case of the calls that are running.
     """
@@ -271,7 +271,7 @@ class Ledger:
         self.spent = self.spent + used if total is None else total
 
     def fits(self, worst: Use) -> bool:
-        """Whether a call of at most so much can't break the budget, whatever the running calls come to."""
+        """Whether a call that uses at most `worst` can't break the budget, whatever the running calls cost."""
         total, limit = self.total + self.reserved + worst, self.settings
         money = limit.money(total.prompt_tokens, total.completion_tokens) or 0.0
         return not (

@@ -1,6 +1,6 @@
 """An offline simulator of a language model that can only put together what its prompt shows.
 
-It is no language model: it knows the gold programs. It stands in for one where none speaks the language of a domain,
+It is no language model: it knows the gold programs. It stands in for one where none knows the language of a domain,
 so that the training loop, and the order of selectors, can be looked at without a network. Its numbers say nothing
 about any real model.
 """

@@ -18,7 +18,7 @@ def paper(given: argparse.Namespace) -> None:
     """Say what is missing and what it costs at most, ask, run, and write the table.
 
     Raises:
-        ConfigError: settings that can't be, or nobody agreed to the budget.
+        ConfigError: invalid settings, or the user didn't agree to the budget.
         RCRError: as `pipeline.run`.
     """
     flags = console.flags(given)

@@ -115,7 +115,7 @@ class Sweep:
         """Every run, in the order in which they must be done: what others begin with comes before them.
 
         Raises:
-            ConfigError: settings that can't be, or no such split.
+            ConfigError: invalid settings, or no such split.
             DataError: a split can't be drawn.
         """
         cells: dict[Path, Cell] = {}
@@ -247,7 +247,7 @@ def _comparable(llm: LLMSettings) -> list[str]:
 
 
 def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of GRPO that change no policy and ask nobody; the questions held out for it stay held out."""
+    """Settings by which GRPO leaves the policy as it is and asks no model; its questions stay held out."""
     queries = settings.get("grpo", {}).get("queries")
     if queries is None:
         return {"grpo": {"enabled": False}}

@@ -69,7 +69,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this is the process that writes and speaks."""
+        """Whether this is the process that writes and logs."""
         return self.rank == 0
 
     def part(self, count: int) -> slice:

@@ -4,7 +4,7 @@ A stage brings three functions, and decides what a round is (an epoch of SFT, a 
 
     collect(round) → what the round learns from; moves no weight, and may cost money
     learn(that)    → figures; takes optimiser steps (`Runner.step`, `Runner.advance`)
-    evaluate()     → figures on development queries, every so many rounds and after the last
+    evaluate()     → figures on development queries, every `every` rounds and after the last
 
 The state is written after a round, if the last time is long enough ago, and whenever `collect` or `evaluate` fails (a
 spent budget, an interruption). A run that is resumed goes on after the last round, or with that round's evaluation

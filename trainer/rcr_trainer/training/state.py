@@ -21,7 +21,7 @@ Figures = dict[str, float]
 
 SAVE_EVERY_S = 20.0
 """Seconds between two writes of the state, more where a write takes more than a second, so that writing never takes
-more than a twentieth of the time. At most so much work is repeated after a kill."""
+more than a twentieth of the time. After a kill, at most this much work is repeated."""
 
 
 @dataclass(slots=True)
@@ -54,7 +54,7 @@ class Result:
 class TrainingState:
     """Everything that a run needs to go on after any round as if it had never stopped.
 
-    Random numbers are no part of it: whoever draws some seeds a generator by the position in the run.
+    Random numbers are not part of it: those who draw some seed a generator by the position in the run.
 
     Args:
         parameters: what is trained, by name.
