@@ -169,7 +169,7 @@ def recall_by_step(gold: sparse.csr_array, pool: sparse.csr_array, positions: np
 
 
 def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator[slice]:
-    """Slices over n_rows such that a dense block of n_columns has `most` elements (default 8 million) or fewer, or one row."""
+    """Slices over n_rows; a dense block of n_columns has `most` elements (default 8 million) or fewer, or one row."""
     size = max(1, (most or _BLOCK_ELEMENTS) // max(1, n_columns))
     return (slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size))
 
