@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.index import ranking
-from langchain_rcr.index.base import PoolVectors, Search
+from langchain_rcr.index.base import InThisThread, PoolVectors, Search
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.index.ranking import best, first_best
+from langchain_rcr.index.ranking import best, best_fetched, first_best
 
 FIELDS = ("candidate", "context")
 NOTHING = np.empty(0, dtype=np.int64)
@@ -202,3 +202,47 @@ def test_an_empty_pool_finds_nothing():
 def test_vectors_that_disagree_are_refused():
     with pytest.raises(ValueError, match=r"must both be \(N, D\)"):
         PoolVectors(np.ones((2, 3), dtype=np.float32), np.ones((3, 3), dtype=np.float32))
+
+
+@pytest.mark.parametrize("noise", [0.0, 1e-6])
+@settings(deadline=None, max_examples=50)
+@given(seed=st.integers(0, 10_000), t=st.integers(1, 12), size=st.integers(0, 90))
+def test_what_is_fetched_piece_by_piece_is_the_best_of_all(noise, seed, t, size):
+    """Of candidates among which many are equal, in the order of a store that is off by some noise."""
+    rng = np.random.default_rng(seed)
+    pool = rng.integers(-1, 2, size=(size, 3)).astype(np.float32)
+    states = rng.normal(size=(4, 3)).astype(np.float32)
+    exclude = [rng.integers(0, 95, rng.integers(0, 9)) for _ in states]
+    margin = np.full(len(states), 1e-5, dtype=np.float32)
+    widths = []
+
+    async def fetch(some, width):
+        widths.append(width)
+        found = []
+        for state in some:
+            scores = pool @ state
+            off = noise * np.linalg.norm(state) * rng.uniform(-1, 1, size=size)
+            nearest = np.argsort(-(scores + off))[:width]
+            found.append((nearest.astype(np.int64), scores[nearest]))
+        return found
+
+    work = best_fetched(fetch, states, t, exclude, margin, size, rounding=2 * noise)
+    keys, logits = InThisThread().run(work)
+    expected, values = best(states @ pool.T, margin, t, exclude)
+    np.testing.assert_array_equal(keys, expected)
+    np.testing.assert_allclose(logits, values, rtol=1e-6, atol=1e-6)
+    assert widths == sorted(widths)
+    assert all(0 < width <= size for width in widths)
+
+
+def test_equal_candidates_beyond_the_most_are_not_fetched():
+    widths = []
+
+    async def fetch(some, width):
+        widths.append(width)
+        return [(np.arange(5000 - width, 5000), np.ones(width, dtype=np.float32)) for _ in some]
+
+    states = np.ones((1, 2), dtype=np.float32)
+    work = best_fetched(fetch, states, 2, [NOTHING], np.zeros(1, dtype=np.float32), 5000, most=100)
+    assert InThisThread().run(work)[0].tolist() == [[4900, 4901]]
+    assert widths == [10, 80, 100]

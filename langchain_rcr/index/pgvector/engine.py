@@ -66,9 +66,10 @@ CREATE TABLE {table} (
     id text NOT NULL,
     example jsonb NOT NULL,
     program bigint NOT NULL,
-    candidate vector({dim}) STORAGE MAIN NOT NULL,
-    context vector({dim}) STORAGE EXTERNAL NOT NULL
+    candidate vector({dim}) NOT NULL,
+    context vector({dim}) NOT NULL
 );
+ALTER TABLE {table} ALTER candidate SET STORAGE MAIN, ALTER context SET STORAGE EXTERNAL;
 CREATE INDEX ON {table} USING hash (id)
 """
 
