@@ -271,10 +271,10 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             for members in batches.values():
                 calls = [waiting.pop(at) for at in members]
                 drafts = {call.given: call.draft for call in calls if call.draft is not None}
-                told = {**calls[0].options, **({"drafts": drafts} if drafts else {})}
+                arguments = {**calls[0].options, **({"drafts": drafts} if drafts else {})}
                 batch = batch_of(calls[0].runnable)
                 given, where = [call.given for call in calls], [configs[at] for at in members]
-                outputs = await resolved(batch(given, where, return_exceptions=True, **told))
+                outputs = await resolved(batch(given, where, return_exceptions=True, **arguments))
                 for at, output in zip(members, outputs, strict=True):
                     go_on(at, output)
         return results

@@ -84,7 +84,7 @@ class Database:
         """The rows of a query.
 
         Raises:
-            ProgramError: it is no query, fails, takes too long, or gives or needs too much.
+            ProgramError: it is not a query, fails, takes too long, or gives or needs too much.
             InputError: the database can't be read any more.
         """
         process = self._process()

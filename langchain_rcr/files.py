@@ -80,7 +80,7 @@ def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} can't be read as JSON: {error}") from None
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds no JSON object")
+        raise CheckpointError(f"{path} does not hold a JSON object")
     lacking = [key for key in required if key not in value]
     if lacking:
         raise CheckpointError(f"{path} was not written by langchain-rcr: it has no '{lacking[0]}'")

@@ -62,7 +62,7 @@ def parse_filter(spec: Mapping[str, Any]) -> Filter:
     `{"$not": {…}}`; several entries of one mapping must all hold.
 
     Raises:
-        InputError: it is none; the message names the operator, key or value.
+        InputError: it is not a filter; the message names the operator, key or value.
     """
     if not isinstance(spec, Mapping):
         raise InputError(f"filter: must be a mapping of fields to values, not {type(spec).__name__}")

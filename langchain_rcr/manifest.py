@@ -1,8 +1,8 @@
 """What a checkpoint folder consists of: manifest.json has the size and SHA-256 of every file, and is written last.
 
-So half-written files and flipped bits are noticed before they are used. It is no signature: whoever changes a file can
-change the manifest, too. That is why nothing that a checkpoint names is imported, fetched, or opened outside its folder
-(SECURITY.md), whatever the digests say.
+So half-written files and flipped bits are noticed before they are used. It is not a signature: whoever changes a file
+can change the manifest, too. That is why nothing that a checkpoint names is imported, fetched, or opened outside its
+folder (SECURITY.md), whatever the digests say.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def inside(folder: Path, name: str) -> Path:
     # In the hub's cache a file is a link to one of the repository's blobs.
     roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
     if not any(map(path.resolve().is_relative_to, roots)) or not _is_ours(path.name):
-        raise CheckpointError(f"{folder} names '{name}', which is no file of a checkpoint, or outside of it")
+        raise CheckpointError(
+            f"{folder} names '{name}', which is not a file of a checkpoint, or lies outside its folder"
+        )
     return path
 
 

@@ -223,7 +223,7 @@ class TriEncoder(nn.Module):
             seed: of the folds and of the nets.
 
         Raises:
-            InputError: the default model is not installed, or the embeddings' vectors are of no use.
+            InputError: the default model is not installed, or the embeddings' vectors can't be used.
         """
         items = list(items)
         parsed = sum(bool(spec.structures(item.target)) for item in items)
@@ -376,7 +376,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
     meta = read_json(file, ("family", "settings", "dim", "lam", "tau", "state", "spec", "fingerprint"))
     for name, kind in (("settings", dict), ("spec", dict)):
         if not isinstance(meta[name], kind):
-            raise CheckpointError(f"{file} is damaged: '{name}' is no {kind.__name__}")
+            raise CheckpointError(f"{file} is damaged: '{name}' is not a {kind.__name__}")
     return meta
 
 

@@ -199,7 +199,7 @@ def read_jsonl(
     """Read the pool that `write_jsonl` wrote; a row without "id" gets a random one.
 
     Raises:
-        PoolError: the file can't be read, or a row is no example; the message names file and line.
+        PoolError: the file can't be read, or a row is not an example; the message names file and line.
     """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")

@@ -28,7 +28,7 @@ def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = N
         items: what the bar gives one by one, if it is iterated over.
 
     Returns:
-        A `tqdm.tqdm`; one that shows nothing where stderr is no terminal.
+        A `tqdm.tqdm`; one that shows nothing where stderr is not a terminal.
     """
     from tqdm import tqdm
 

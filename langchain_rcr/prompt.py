@@ -44,7 +44,7 @@ def _names(template: str) -> Iterator[str]:
     for _, name, spec, conversion in string.Formatter().parse(template):
         if name is not None:
             if not name.isidentifier() or spec or conversion:
-                raise ValueError(f"{{{name}}} is no plain name in braces (literal braces are doubled)")
+                raise ValueError(f"{{{name}}} is not a plain name in braces (literal braces are doubled)")
             yield name
 
 

@@ -126,17 +126,17 @@ def table(rows: Iterable[list[Any]], encode: Callable[[Any], str], max_rows: int
     Raises:
         RefusedError: there are too many.
     """
-    told: list[str] = []
+    written: list[str] = []
     count = size = 0
     for some in rows:
         count += len(some)
         if count > max_rows:
             raise RefusedError(f"more than {max_rows} rows")
-        told.append(encode(some)[1:-1])
-        size += len(told[-1])
+        written.append(encode(some)[1:-1])
+        size += len(written[-1])
         if size > max_bytes:
             raise RefusedError(f"rows of more than {max_bytes} bytes")
-    return ",".join(told)
+    return ",".join(written)
 
 
 def plain(value: Any) -> list[Any]:

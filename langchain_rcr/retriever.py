@@ -215,8 +215,8 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             run_manager: LangChain's.
             draft: a program that the question may have, such as a model's first answer: its structures count as likely
                 needed. One that doesn't parse changes nothing.
-            picked: a list that receives the picks. Then nobody but callbacks sees the documents: without any there are
-                none, and no probabilities either.
+            picked: a list that receives the picks. Then only callbacks see the documents: where there are no callbacks,
+                none are made, and no probabilities computed.
             **overrides: `k`, `beam_width` and `filter`, each in place of the field; a filter of `{}` for none.
 
         Returns:
@@ -225,7 +225,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         """
         seen = picked is None or bool(run_manager.handlers)
         found = self.store.select([query], *self._options(**overrides, seen=seen), [draft])
-        return self._told(found[0], picked, seen)
+        return self._handed_over(found[0], picked, seen)
 
     async def _aget_relevant_documents(
         self,
@@ -239,7 +239,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         """`_get_relevant_documents`, awaited."""
         seen = picked is None or bool(run_manager.handlers)
         found = await self.store.aselect([query], *self._options(**overrides, seen=seen), [draft])
-        return self._told(found[0], picked, seen)
+        return self._handed_over(found[0], picked, seen)
 
     def batch(
         self,
@@ -366,7 +366,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
     def _query(self, input_variables: Mapping[str, Any]) -> str:
         return query_of(input_variables, self.input_keys, self.source_key)
 
-    def _told(self, picks: list[Pick], picked: list[Pick] | None, seen: bool) -> list[Document]:
+    def _handed_over(self, picks: list[Pick], picked: list[Pick] | None, seen: bool) -> list[Document]:
         """Hand picks over in their order: to `picked`, and as documents where somebody sees them."""
         picks = self._ordered(picks)
         if picked is not None:

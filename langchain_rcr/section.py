@@ -19,7 +19,7 @@ _CONTROL = re.compile(
 
 
 class Section(BaseModel):
-    """A group of settings: frozen, no unknown keys; numbers may stand for names, true is no number, nor is 10^19."""
+    """A group of settings: frozen, no unknown keys. A number may stand for a name; true and 10^19 are not numbers."""
 
     model_config = ConfigDict(
         extra="forbid",

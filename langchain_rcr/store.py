@@ -307,7 +307,7 @@ def checkpoint_folder(path: Path) -> Path:
     if folder.is_dir():
         return folder
     if not path.is_dir():
-        raise CheckpointError(f"{path} is no folder: give a run folder of rcr-train or a checkpoint folder")
+        raise CheckpointError(f"{path} is not a folder: give a run folder of rcr-train or a checkpoint folder")
     return path
 
 
@@ -315,7 +315,7 @@ def stored_pool(folder: Path, source_key: str, target_key: str) -> ExamplePool:
     """The examples of a checkpoint folder.
 
     Raises:
-        CheckpointError: there are none, or a row is no example of these keys.
+        CheckpointError: there are none, or a row is not an example with these keys.
     """
     file = inside(folder, POOL_FILE)
     if not file.is_file():

@@ -156,8 +156,8 @@ def test_trained_saved_served_and_refused_where_it_is_not_installed(python):
     ("module", "entry", "message"),
     [
         ("import no_such_module", "toy = toy_family:ToyFamily", "can't be loaded: No module named 'no_such_module'"),
-        ("ToyFamily = dict", "toy = toy_family:ToyFamily", "is no Family of this name"),
-        (TOY, "other = toy_family:ToyFamily", "is no Family of this name"),
+        ("ToyFamily = dict", "toy = toy_family:ToyFamily", "is not a Family of this name"),
+        (TOY, "other = toy_family:ToyFamily", "is not a Family of this name"),
     ],
 )
 def test_a_broken_family_is_named_and_spares_the_others(tmp_path, monkeypatch, caplog, module, entry, message):

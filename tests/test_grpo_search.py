@@ -72,11 +72,11 @@ def same(one, other):
 
 
 def test_the_variant_whose_picks_earn_most_is_taken(policy, caplog):
-    before, told = weights(policy), policy.query.told()
+    before, told = weights(policy), policy.query.logged()
     with wants_labels() as llm, caplog.at_level(logging.INFO):
         reinforce(policy, SEARCH, llm)
         assert llm.stats.nominal == calls_at_most(SEARCH, len(SPLIT.train), 0, len(FAMILY.variants)) == 40 * 7
-    now = policy.query.told()
+    now = policy.query.logged()
     assert told["labels ×"] == pytest.approx(0.01)
     assert {"label": round(now["labels ×"]), "cost": round(now["ε"], 2)} in list(FAMILY.variants)
     assert f"moved: ε {told['ε']:.3g} → {now['ε']:.3g}, labels × 0.01 → {now['labels ×']:.3g}" in caplog.text

@@ -156,8 +156,8 @@ def test_answers_are_read_by_the_prompts_labels() -> None:
         ({"question": "Source:"}, "prompt.question = 'Source:': must have {source} once, and no other name"),
         ({"answer": "{target} {schema}"}, "must have {target} once"),
         ({"prefix": "{source}"}, "the question is prompt.question's alone"),
-        ({"suffix": "{a.b}"}, "{a.b} is no plain name in braces"),
-        ({"system": "{a:>999999999}"}, "is no plain name in braces"),
+        ({"suffix": "{a.b}"}, "{a.b} is not a plain name in braces"),
+        ({"system": "{a:>999999999}"}, "is not a plain name in braces"),
         ({"prefix": "{"}, "prompt.prefix = '{': Single '{'"),
         ({"name": "chat", "prefix": "x"}, "prompt.prefix = 'x' contradicts prompt.form = 'chat'"),
         ({"name": "paper"}, "Input should be 'appendix_d', 'chat', 'sql' or 'sql_chat'"),
@@ -182,7 +182,7 @@ def test_a_template_that_cannot_be_in_a_strangers_checkpoint_is_refused(tmp_path
     file.write_text(file.read_text(encoding="utf-8").replace("hello", "{a.b}"), encoding="utf-8")
     (file.parent / MANIFEST).unlink()
     seal(file.parent)
-    with pytest.raises(CheckpointError, match=r"is damaged: .*\{a.b\} is no plain name"):
+    with pytest.raises(CheckpointError, match=r"is damaged: .*\{a.b\} is not a plain name"):
         TriEncoder.from_pretrained(tmp_path / "saved")
 
 

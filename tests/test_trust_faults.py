@@ -151,13 +151,13 @@ class Odd(Embeddings):
 @pytest.mark.parametrize(
     ("row", "words"),
     [
-        ([0.0, 0.0], "zeros alone"),
-        ([1j, 2.0], "something else than real numbers"),
-        (np.array([1j, 2.0]), "something else than real numbers"),
-        (["a", "b"], "something else than real numbers"),
-        ([None, 1.0], "something else than real numbers"),
-        (None, "something else than real numbers"),
-        ([[1.0]], "something else than real numbers"),
+        ([0.0, 0.0], "a vector of zeros"),
+        ([1j, 2.0], "vectors of real numbers"),
+        (np.array([1j, 2.0]), "vectors of real numbers"),
+        (["a", "b"], "vectors of real numbers"),
+        ([None, 1.0], "vectors of real numbers"),
+        (None, "vectors of real numbers"),
+        ([[1.0]], "vectors of real numbers"),
         ([], "shape"),
         ([float("nan"), 1.0], "not finite"),
         ([float("inf"), 1.0], "not finite"),
@@ -168,7 +168,7 @@ def test_odd_embeddings_are_an_input_error_of_one_line(row: Any, words: str) -> 
     with pytest.raises(InputError, match=words) as error:
         LangChainBackbone(Odd(row))
     assert "\n" not in str(error.value)
-    if words != "zeros alone":  # a text without known words may have none
+    if words != "a vector of zeros":  # a text without known words may have none
         backbone = LangChainBackbone(Odd(row, first=[1.0, 2.0]))
         with pytest.raises(InputError):
             backbone.embed(["a"])

@@ -118,7 +118,7 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "pooling": (lambda folder: changed(folder / "backbone.json", pooling="evil"), "pooling must be one of mean, cls"),
     "length": (lambda folder: changed(folder / "backbone.json", max_length="x" * 9), "invalid literal for int"),
     "family": (lambda folder: changed(folder / "tri_encoder.json", family="evil:run"), "unknown encoder family"),
-    "absolute": (named("/etc/passwd.json"), "names '/etc/passwd.json', which is no file of a checkpoint"),
+    "absolute": (named("/etc/passwd.json"), "names '/etc/passwd.json', which is not a file of a checkpoint"),
     "parent": (named("../outside/secret.json"), "names '../outside/secret.json'"),
     "code": (named("modeling.py"), "names 'modeling.py'"),
     "link": (linked("backbone.json"), "names 'backbone.json'"),

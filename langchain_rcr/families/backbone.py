@@ -100,7 +100,7 @@ class LangChainBackbone:
         query, entry = _vectors([embeddings.embed_query(_PROBE)], 1), _vectors(embeddings.embed_documents([_PROBE]), 1)
         self.dim = query.shape[1]
         if not query.any() or not entry.any():
-            raise InputError(f"embeddings returned zeros alone for '{_PROBE}': they can't tell texts apart")
+            raise InputError(f"embeddings returned a vector of zeros for '{_PROBE}', which can't tell texts apart")
         # Most embeddings read both in the same way: then questions, too, can be sent in batches.
         self.symmetric = entry.shape == query.shape and bool(np.allclose(query, entry, atol=1e-3))
 
@@ -171,7 +171,7 @@ def open_backbone(settings: ModelSettings, embeddings: Embeddings | None = None)
     """LangChain's embeddings where there are any, else the frozen transformer that the settings name.
 
     Raises:
-        InputError: it can't be loaded, or the embeddings' vectors are of no use.
+        InputError: it can't be loaded, or the embeddings' vectors can't be used.
     """
     if embeddings is not None:
         return LangChainBackbone(embeddings)
@@ -257,7 +257,7 @@ def _vectors(rows: Any, count: int, dim: int | None = None) -> NDArray[np.float3
     except (TypeError, ValueError):  # rows of several lengths
         sound = False
     if not sound:
-        raise InputError("embeddings returned something else than real numbers, as many for each text")
+        raise InputError("embeddings must return vectors of real numbers, all of one length")
     if found.shape != (count, dim or found.shape[1]) or not found.shape[1]:
         raise InputError(f"embeddings returned shape {found.shape}, expected {(count, dim or 'any number above 0')}")
     if not (np.abs(found) < _LARGEST).all():

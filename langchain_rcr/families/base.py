@@ -252,7 +252,7 @@ def get_family(name: str) -> Family:
             f"encoder family '{name}' ({point.value}) can't be loaded: {' '.join(str(error).split())}"
         ) from error
     if not isinstance(made, Family) or made.name != name:
-        raise InputError(f"encoder family '{name}': {point.value} is no Family of this name")
+        raise InputError(f"encoder family '{name}': {point.value} is not a Family of this name")
     return made
 
 

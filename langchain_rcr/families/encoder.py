@@ -100,7 +100,7 @@ class Encoder(nn.Module, ABC):
     """Prefixes of the names of tensors whose shapes come from a fit, not from the arguments."""
 
     rates: ClassVar[Mapping[str, float]] = {}
-    """GRPO's learning rates of parameters that are no weights of a net, by how their names begin; decayed like `lr`."""
+    """GRPO's learning rates of parameters that are not a net's weights, by how their names begin; decayed like `lr`."""
 
     batch_size: ClassVar[int] = 512
     """Texts per batch when encoding without gradients."""
@@ -129,7 +129,7 @@ class Encoder(nn.Module, ABC):
         """
         raise NotImplementedError
 
-    def told(self) -> dict[str, float]:
+    def logged(self) -> dict[str, float]:
         """Parameters that mean something by themselves, in their units: GRPO's log says how they moved."""
         return {}
 

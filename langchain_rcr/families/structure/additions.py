@@ -1,10 +1,10 @@
 """Labels that came in after training, with examples added to a pool: which questions need them.
 
-A label that no training program has stands in a few of the columns that every vector has to spare, which ones its name
-decides. So processes that share a pool agree without a word, and vectors already stored stay as they are. How likely a
-question needs it is told by two fits to the added questions, which need it, and to the training questions, which don't:
-a noisy-OR over phrases as in `cues`, which knows new words, and the kernel, where the added questions become landmarks
-beside those of training, by the inverse of a block matrix. No gradient descent.
+A label that no training program has takes a few of the columns that every vector keeps spare; its name decides which.
+So processes that share a pool agree without exchanging anything, and vectors already stored stay valid. How likely a
+question needs the label is predicted by two fits to the added questions, which need it, and to the training questions,
+which don't: a noisy-OR over phrases as in `cues`, which knows new words, and the kernel, where the added questions
+become landmarks beside those of training, by the inverse of a block matrix. No gradient descent.
 """
 
 from __future__ import annotations

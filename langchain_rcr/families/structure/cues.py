@@ -41,7 +41,7 @@ def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> csr_ar
 
     Args:
         bags: of the questions.
-        column: of each n-gram; −1: it is no phrase.
+        column: of each n-gram; −1: it is not a phrase.
         count: F.
     """
     place = column[bags.columns]

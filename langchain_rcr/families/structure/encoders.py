@@ -320,7 +320,7 @@ class NeedEncoder(Encoder):
             return likely
         return torch.sigmoid(torch.logit(likely, _LEAST) + torch.from_numpy(features.shift).to(device))
 
-    def told(self) -> dict[str, float]:
+    def logged(self) -> dict[str, float]:
         """γ, ε, and how many times single labels and larger structures count."""
         with torch.no_grad():
             sizes = self.by_size.exp().tolist()

@@ -93,7 +93,7 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
 
     Args:
         encoder: fitted in place.
-        questions: the training questions with their programs; those whose program doesn't parse are no landmarks.
+        questions: the training questions with their programs; those whose program doesn't parse are not landmarks.
         folds: of these questions.
         seed: of the sample and of the nets.
     """

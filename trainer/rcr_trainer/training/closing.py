@@ -74,7 +74,7 @@ def _kept(result: Result, best_by: str) -> Iterator[str]:
 
 def told(model: TriEncoder) -> dict[str, float]:
     """Those of the encoders' numbers that have a name of their own."""
-    return {name: value for part in PARTS for name, value in getattr(model, part).told().items()}
+    return {name: value for part in PARTS for name, value in getattr(model, part).logged().items()}
 
 
 def moved(before: Mapping[str, float], start: Mapping[str, Tensor], model: TriEncoder) -> Iterator[str]:
