@@ -5,7 +5,7 @@ To add one, write a pure function beside those in `losses` or `advantages`, and 
 
 from __future__ import annotations
 
-import importlib
+import pkgutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -26,8 +26,7 @@ class Entry:
     @property
     def function(self) -> Callable[..., Any]:
         """The function itself."""
-        module, _, name = self.path.partition(":")
-        found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+        found: Callable[..., Any] = pkgutil.resolve_name(self.path)
         return found
 
 
