@@ -21,11 +21,9 @@ from torch import Tensor, nn
 from langchain_rcr.errors import InputError
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
-from langchain_rcr.prompt import APPENDIX_D, Prompt
 from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.coverage import row_blocks
-from rcr_trainer.llm.scoring import Scorer
 from rcr_trainer.okapi import BM25Scorer
 from rcr_trainer.training.batches import Batch, info_nce_batches
 from rcr_trainer.training.losses import Targets, info_nce
@@ -113,11 +111,24 @@ class LearnedSelector(Baseline):
     def _scores(self, rows: Sequence[int], sets: Iterable[Sequence[int]]) -> FloatArray:
         """(R,) log-likelihoods of the programs of R examples behind prompts that show others, in this order."""
         scorer: Any = self.resources.score
-        return likelihoods(scorer, self._items, rows, sets, self.resources.prompt, self._examples)
+        prompt, items, examples = self.resources.prompt, self._items, self._examples
+        prompts = [
+            str(prompt.request([items[each] for each in shown], items[row].source, examples[row]))
+            for row, shown in zip(rows, sets, strict=True)
+        ]
+        wanted = [prompt.continuation(items[row].target) for row in rows]
+        return np.array(scorer.log_likelihoods(prompts, wanted), dtype=np.float64)
 
     def _near(self, rows: IntArray) -> IntArray:
-        """(Q, L) candidates of questions, see `shortlist`; L is at least k."""
-        return shortlist(self._programs(), rows, max(self.options.candidates, self.k))
+        """(Q, L) the examples nearest to each row by BM25 between programs, itself left out; L is k or more."""
+        programs = self._programs()
+        scorer, size = BM25Scorer(programs), min(max(self.options.candidates, self.k), len(programs) - 1)
+        found = np.empty((len(rows), size), dtype=np.int64)
+        for block in row_blocks(len(rows), len(programs)):
+            scores = np.round(scorer.scores([programs[row] for row in rows[block]]), 6)  # so that a tie is one
+            scores[np.arange(len(scores)), rows[block]] = -np.inf
+            found[block] = np.argsort(-scores, axis=1, kind="stable")[:, :size]
+        return found
 
     def _job(self, model: TriEncoder) -> Job:
         return Job(model, (), (), (), self.resources.spec, self.resources.seed)
@@ -126,34 +137,6 @@ class LearnedSelector(Baseline):
 def training_rows(pool: int, most: int | None) -> IntArray:
     """The pool's examples that are training questions: all, or `most`, evenly spaced."""
     return np.unique(np.linspace(0, pool - 1, min(pool, most or pool)).astype(np.int64))
-
-
-def likelihoods(
-    scorer: Scorer,
-    items: Sequence[Item],
-    rows: Sequence[int],
-    sets: Iterable[Sequence[int]],
-    prompt: Prompt = APPENDIX_D,
-    fields: Sequence[Mapping[str, Any]] = (),
-) -> FloatArray:
-    """(R,) log-likelihoods of the programs of items[rows] behind prompts with the items of a set each, in its order."""
-    prompts = [
-        str(prompt.request([items[each] for each in shown], items[row].source, fields[row] if fields else None))
-        for row, shown in zip(rows, sets, strict=True)
-    ]
-    wanted = [prompt.continuation(items[row].target) for row in rows]
-    return np.array(scorer.log_likelihoods(prompts, wanted), dtype=np.float64)
-
-
-def shortlist(programs: Sequence[str], rows: IntArray, size: int) -> IntArray:
-    """(Q, L) the examples nearest to each row by BM25 between programs, without itself; ties to the lowest position."""
-    scorer, size = BM25Scorer(programs), min(size, len(programs) - 1)
-    found = np.empty((len(rows), size), dtype=np.int64)
-    for block in row_blocks(len(rows), len(programs)):
-        scores = np.round(scorer.scores([programs[row] for row in rows[block]]), 6)  # so that a tie is one
-        scores[np.arange(len(scores)), rows[block]] = -np.inf
-        found[block] = np.argsort(-scores, axis=1, kind="stable")[:, :size]
-    return found
 
 
 class Learner:

@@ -51,7 +51,9 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
 
     sections, data = [], []
     for number, run in enumerate(runs):
-        report, picks = EvaluationReport.read(run.path), _picks_of(run)
+        report = EvaluationReport.read(run.path)
+        if not (run.path / FILE_NAME).is_file():
+            raise DataError(f"{run.path} has no {FILE_NAME}: `rcr-train evaluate {run.path} --only-picks` writes it")
         sections.append(
             {
                 "id": f"run-{number}",
@@ -70,7 +72,7 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
                 },
             }
         )
-        data.append({"name": run.config.name, **_data_of(picks)})
+        data.append({"name": run.config.name, **_data_of(read_picks(run.path))})
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
@@ -85,12 +87,6 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
     )
     write_text(path, page)
     return Path(path)
-
-
-def _picks_of(run: Run) -> list[Question]:
-    if not (run.path / FILE_NAME).is_file():
-        raise DataError(f"{run.path} has no {FILE_NAME}: `rcr-train evaluate {run.path} --only-picks` writes it")
-    return read_picks(run.path)
 
 
 def _json(value: Any) -> str:

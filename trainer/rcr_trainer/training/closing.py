@@ -14,10 +14,6 @@ from rcr_trainer.training.state import Result
 _Judge = Callable[[float], str]
 
 
-def _never(value: float) -> str:
-    return ""
-
-
 _FIGURES: dict[str, tuple[str, _Judge]] = {
     "kl": (
         "KL {:.3g}: how far the policy has moved from SFT's, in nats a sequence of picks",
@@ -27,7 +23,7 @@ _FIGURES: dict[str, tuple[str, _Judge]] = {
         "no signal {:.0%}: questions whose sequences all earned the same, which teaches nothing",
         lambda share: "try grpo.resample, or a larger grpo.group_size or grpo.perplexity" if share > 0.5 else "",
     ),
-    "clipped": ("clipped {:.0%}: sequences whose ratio left 1 ± grpo.epsilon; 0 with grpo.updates: 1", _never),
+    "clipped": ("clipped {:.0%}: sequences whose ratio left 1 ± grpo.epsilon; 0 with grpo.updates: 1", lambda _: ""),
     "unscored": (
         "unscored {:.0%}: sequences without a reward",
         lambda share: "look at the programs, or the reward" if share > 0.1 else "",
