@@ -79,6 +79,9 @@ def postgres() -> str:
 _folders: list[str] = []
 """Of the server of this run."""
 
+_scratch: list[tempfile.TemporaryDirectory[str]] = []
+"""Removed at the end of the process."""
+
 
 def cpu_seconds() -> float:
     """CPU time so far, of this process and of this run's server."""
@@ -153,7 +156,8 @@ def milvus() -> CandidateIndex:
 
     from langchain_rcr.index.vectorstore import VectorStoreIndex
 
-    uri = str(Path(tempfile.mkdtemp(prefix="rcr-milvus-")) / "pool.db")
+    _scratch.append(tempfile.TemporaryDirectory(prefix="rcr-milvus-", ignore_cleanup_errors=True))
+    uri = str(Path(_scratch[-1].name) / "pool.db")
     return VectorStoreIndex(Milvus, connection_args={"uri": uri}, auto_id=False)
 
 
