@@ -8,6 +8,8 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
 SAYS_WHAT_PIP_DOES = echo "Installing into $(VENV): some 70 packages, of which torch is by far the largest (200 MB for a \
 CPU; with CUDA, which pip takes on Linux unless a CPU wheel is there, gigabytes). Minutes, once."
+# pip would compile one module after the other. Some packages bring files of other Python versions: their errors don't count.
+COMPILE = $(BIN)/python -W ignore -m compileall -q -q -j 0 $(VENV)/lib || true
 FOR_USE := $(VENV)/.installed-for-use
 FOR_WORK := $(VENV)/.installed-for-work
 
@@ -117,13 +119,15 @@ wheel-test: $(FOR_WORK)
 $(FOR_USE): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
 	@$(SAYS_WHAT_PIP_DOES)
-	$(PIP_INSTALL) -e '.[train,offline]'
+	$(PIP_INSTALL) --no-compile -e '.[train,offline]'
+	@$(COMPILE)
 	@touch $@
 
 $(FOR_WORK): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
 	@$(SAYS_WHAT_PIP_DOES)
-	$(PIP_INSTALL) -e '.[dev]'
+	$(PIP_INSTALL) --no-compile -e '.[dev]'
+	@$(COMPILE)
 	@touch $(FOR_USE) $@
 
 .PHONY: venv

@@ -1,6 +1,8 @@
 """A draft of a question's program: its part in the needs, the retriever's picks and the chain's second prompt."""
 
 import asyncio
+import sqlite3
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from toys import lexical
 
 from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder, semantic_parsing_chain
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.text_to_sql import text_to_sql_chain
 
 ROWS = [
     {"source": f"{asks} {table}", "target": f"SELECT {what} FROM {table}"}
@@ -141,6 +144,21 @@ def test_without_a_program_there_is_no_draft():
     model = Keeping(responses=["no", "no", DRAFT])
     answer = semantic_parsing_chain(model, retriever(k=1), "sql", drafts=1).invoke(QUESTION)
     assert (answer.program, answer.answers) == (None, ("no", "no"))
+
+
+def test_sql_that_was_run_is_a_draft_for_the_next_picks(tmp_path):
+    path = tmp_path / "lakes.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript("CREATE TABLE lake (size); INSERT INTO lake VALUES (3), (7)")
+    model = Keeping(responses=[DRAFT, "SELECT MIN(size) FROM lake"])
+    answer = text_to_sql_chain(model, retriever(k=1), str(path), drafts=1).invoke(QUESTION)
+    assert answer.answers == (DRAFT, "SELECT MIN(size) FROM lake")
+    assert (answer.program, answer.result) == ("SELECT MIN(size) FROM lake", [(3,)])
+    assert programs(answer.picks) == [DRAFT]
+    # The draft's rows stay where no later SQL can be run.
+    model = Keeping(responses=[DRAFT, "SELECT depth FROM lake", "SELECT depth FROM lake"])
+    answer = text_to_sql_chain(model, retriever(k=1), str(path), drafts=1).invoke(QUESTION)
+    assert (answer.program, answer.result, len(answer.answers)) == (DRAFT, [(7,)], 3)
 
 
 @pytest.mark.parametrize(("drafts", "error"), [(-1, "drafts must be a whole number"), (True, "drafts must be")])
