@@ -5,7 +5,7 @@ WORKERS ?= 2
 
 BIN := $(VENV)/bin
 # pip shows what it downloads on a terminal, and says it in lines elsewhere.
-PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt
+PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 SAYS_WHAT_PIP_DOES = echo "Installing into $(VENV): some 70 packages, of which torch is by far the largest (200 MB for a \
 CPU; with CUDA, which pip takes on Linux unless a CPU wheel is there, gigabytes). Minutes, once."
 # pip would compile one module after the other. Some packages bring files of other Python versions: their errors don't count.
@@ -119,14 +119,14 @@ wheel-test: $(FOR_WORK)
 $(FOR_USE): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
 	@$(SAYS_WHAT_PIP_DOES)
-	$(PIP_INSTALL) --no-compile -e '.[train,offline]'
+	$(PIP_INSTALL) -e '.[train,offline]'
 	@$(COMPILE)
 	@touch $@
 
 $(FOR_WORK): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
 	@$(SAYS_WHAT_PIP_DOES)
-	$(PIP_INSTALL) --no-compile -e '.[dev]'
+	$(PIP_INSTALL) -e '.[dev]'
 	@$(COMPILE)
 	@touch $(FOR_USE) $@
 
