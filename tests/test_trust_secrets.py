@@ -170,9 +170,10 @@ def test_secrets_of_a_model_given_as_an_object_are_known() -> None:
     assert said == " ".join([HIDDEN] * 3)
 
 
-def test_the_password_of_a_database_is_in_no_representation(monkeypatch: pytest.MonkeyPatch) -> None:
-    database = pytest.importorskip("langchain_rcr.index.pgvector.database")
-    assert "hunter2-of-the-dsn" not in repr(database.Database({"password": "hunter2-of-the-dsn"}, 1, 1.0))
+def test_the_password_of_a_database_is_in_no_representation() -> None:
+    pgvector = pytest.importorskip("langchain_rcr.index.pgvector")
+    index = pgvector.PgVectorIndex("postgresql://me:hunter2-of-the-dsn@host/shop")
+    assert "hunter2-of-the-dsn" not in f"{index!r} {index}"
 
 
 def test_an_api_key_in_place_of_its_variable_is_not_shown(tmp_path: Path) -> None:
