@@ -71,7 +71,7 @@ COMPARED = ("gains", "covr")
 
 METRICS = {"coverage": "coverage", "exact_match": "exact match", "jaccard": "structure Jaccard"}
 JUDGED = "exact match by "
-"""Of the metrics of `--judge`; the model folder's name follows."""
+"""Of the metrics of `--judge`; its folder follows."""
 
 
 def run_one(arguments: Any, split: str, seed: int) -> dict[str, dict[str, float]]:
@@ -98,7 +98,7 @@ def run_one(arguments: Any, split: str, seed: int) -> dict[str, dict[str, float]
             for selector, exact in judged(run, judge).items():
                 shown = {"rcr": column, "rcr_without_rl": WITHOUT}.get(selector, selector)
                 if shown in figures:
-                    figures[shown][f"{JUDGED}{judge.name}"] = exact
+                    figures[shown][f"{JUDGED}{judge}"] = exact
     return figures
 
 
