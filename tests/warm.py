@@ -3,6 +3,7 @@
 As a script it is the server, one for each pytest worker: it imports torch and both packages and forks for each program.
 """
 
+import importlib
 import json
 import os
 import runpy
@@ -15,6 +16,15 @@ import warnings
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
+
+IMPORTED = (
+    "torch._dynamo",  # which the optimisers load
+    "langchain_openai",
+    "rcr_trainer.evaluation.stage",
+    "rcr_trainer.grpo",
+    "rcr_trainer.llm.openai_",
+    "rcr_trainer.sft",
+)
 
 
 class Program:
@@ -67,8 +77,8 @@ def _server() -> subprocess.Popen[bytes]:
 
 
 def _serve() -> None:
-    import torch._dynamo  # noqa: F401  the optimisers load it
-
+    for name in IMPORTED:
+        importlib.import_module(name)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for those who watch
     for line in sys.stdin:
         job = json.loads(line)
