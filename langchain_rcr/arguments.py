@@ -13,27 +13,28 @@ Order = Literal["picked", "reversed", "relevance"]
 """The order of the picks in a prompt."""
 
 
-def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_key: str) -> str:
+def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_keys: Sequence[str]) -> str:
     """Return the query among a prompt's variables.
 
     Args:
         variables: name → value.
         input_keys: the variables that make up the query, joined by spaces in the order of their sorted names. None:
-            the variable `source_key`, or else the only one.
-        source_key: the key of an example's question.
+            the variables `source_keys`, or else the only one.
+        source_keys: the keys of an example's question, sorted.
 
     Raises:
         InputError: the query is missing or not a string; the message names the keys.
     """
     if not isinstance(variables, Mapping):
         raise InputError(f"input_variables must be a mapping of names to values, not {type(variables).__name__}")
-    keys = sorted(input_keys or ([source_key] if source_key in variables else variables))
+    named = input_keys or (source_keys if all(key in variables for key in source_keys) else None)
+    keys = sorted({*(named or variables)})
     names = ", ".join(repr(key) for key in variables) or "nothing"
     lacking = [key for key in keys if key not in variables]
     if lacking:
         raise InputError(f"input_keys names {lacking[0]!r}, but the input variables are {names}")
-    if not input_keys and len(keys) != 1:
-        expected = f"Expected '{source_key}' or a single one"
+    if not named and len(keys) != 1:
+        expected = f"Expected {' and '.join(map(repr, source_keys))} or a single one"
         raise InputError(f"which variable is the query? {expected}, got {names}: set input_keys")
     for key in keys:
         if not isinstance(variables[key], str):

@@ -333,7 +333,10 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
 
     def _input_keys(self) -> list[str]:
         """The variables that make up the retriever's query, as LangChain's selectors order them."""
-        return sorted(getattr(innermost(self.retriever), "input_keys", None) or [self.query_key])
+        selector = innermost(self.retriever)
+        own = getattr(selector, "source_keys", ())
+        named = getattr(selector, "input_keys", None) or (own if self.query_key in own else [self.query_key])
+        return sorted({*named})
 
     def _read(self, output: Any) -> tuple[str, Reading, Any]:
         """The answer, the program in it, and what running that gave."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from langchain_rcr.errors import InputError
@@ -26,14 +26,14 @@ class DifferentQuestions:
     """No two picks whose questions share almost all words, while others are left.
 
     Args:
-        source_key: the key of the question.
+        question: the question of an example.
         overlap: the largest Jaccard similarity of two picks' word sets (lower case) that is still let through, below 1.
     """
 
     soft = True
 
-    def __init__(self, source_key: str, overlap: float) -> None:
-        self._key, self._overlap = source_key, overlap
+    def __init__(self, question: Callable[[Mapping[str, Any]], str], overlap: float) -> None:
+        self._question, self._overlap = question, overlap
         self._words: dict[str, frozenset[str]] = {}
 
     def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
@@ -43,7 +43,7 @@ class DifferentQuestions:
 
     def _of(self, row: Row) -> frozenset[str]:
         if row.id not in self._words:
-            self._words[row.id] = frozenset(str(row.example[self._key]).lower().split())
+            self._words[row.id] = frozenset(self._question(row.example).lower().split())
         return self._words[row.id]
 
 

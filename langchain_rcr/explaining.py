@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
 from textwrap import shorten
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from langchain_rcr.index.base import Reader, Search
+from langchain_rcr.items import Item
 from langchain_rcr.rows import FloatArray
 from langchain_rcr.section import printable
 from langchain_rcr.selection import Options, select
@@ -96,7 +97,7 @@ async def explain(
     reader: Reader,
     *,
     runner_ups: int,
-    keys: tuple[str, str],
+    item: Callable[[Mapping[str, Any]], Item],
     structures: Structures | None,
 ) -> Explanation:
     """Select for one question, and explain every step.
@@ -108,7 +109,7 @@ async def explain(
         options: the selection's options.
         reader: the pool.
         runner_ups: how many candidates to show at each step beside the pick.
-        keys: an example's keys for question and program.
+        item: question and program of an example.
         structures: returns the local structures of a program; None: leave `covered` empty.
     """
     ((*picks,),) = (await select(vector, state, options, reader)).hits
@@ -125,17 +126,18 @@ async def explain(
         vectors = await reader.candidates(np.array([key for key, _ in shown], dtype=np.int64))
         total = 0.0 if hits.log_partition is None else float(hits.log_partition[0])
         logits, relevance = vectors @ here[0], vectors @ start[0]
+        texts = [(row, item(row.example)) for _, row in shown]
         scored = [
             Scored(
                 row.id,
-                row.example[keys[0]],
-                row.example.get(keys[1]) or "",
+                one.source,
+                one.target,
                 float(logit),
                 float(alone),
                 float(logit - alone),
                 min(1.0, float(np.exp(logit / options.tau - total))),
             )
-            for (_, row), logit, alone in zip(shown, logits, relevance, strict=True)
+            for (row, one), logit, alone in zip(texts, logits, relevance, strict=True)
         ]
         has = frozenset(structures(scored[0].target)) if structures else frozenset()
         steps.append(Step(scored[0], tuple(scored[1:]), tuple(sorted(has - seen))))

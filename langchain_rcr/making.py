@@ -44,7 +44,7 @@ class Made:
         examples: Sequence[Example] | None = None,
         ids: Sequence[str] | None = None,
         index: CandidateIndex | None = None,
-        source_key: str = "source",
+        source_key: str | Sequence[str] = "source",
         target_key: str = "target",
         embeddings: Embeddings | None = None,
         trust: bool = False,
@@ -58,7 +58,7 @@ class Made:
             examples: the pool. None: the examples in `index`, or, if it is empty, those stored in the checkpoint.
             ids: an id for each of `examples`; see `from_encoder`.
             index: the engine that holds the pool; None: one in memory.
-            source_key: the key of an example's question.
+            source_key: the key of an example's question, or several (see `ExamplePool`).
             target_key: the key of its program.
             embeddings: the LangChain embeddings that the checkpoint was trained with, if any.
             trust: whether a model that the checkpoint names and doesn't contain may be fetched from the Hugging Face
@@ -100,7 +100,7 @@ class Made:
         vectorstore_kwargs: Mapping[str, Any] | None = None,
         *,
         language: str | None = None,
-        source_key: str | None = None,
+        source_key: str | Sequence[str] | None = None,
         target_key: str | None = None,
         seed: int = 0,
         **options: Any,
@@ -124,9 +124,10 @@ class Made:
             vectorstore_kwargs: `{"filter": …}`, as the field `filter`.
             language: of the programs: `functional`, `sexpr`, `sql`, `sql:DIALECT`, `json`, `python`, or `tokens` for
                 anything else. None: `sql` where its extra is installed, else `tokens`.
-            source_key: the key of an example's question. None: the only one of `input_keys`, "source", or the first of
-                two fields.
-            target_key: the key of its program. None: "target", or the only other field.
+            source_key: the key of an example's question, or several (see `ExamplePool`). None: `input_keys`, where the
+                examples have them, "source", or the first of two fields.
+            target_key: the key of its program. None: "target", or the only other field, of those in `example_keys`
+                where there are more.
             seed: of what is drawn at random.
             **options: fields of the class (`order`, `mask_same_program`, …); `ids` and `index` as in `from_encoder`;
                 all others go to `vectorstore_cls`.
@@ -166,7 +167,7 @@ class Made:
         *,
         ids: Sequence[str] | None = None,
         index: CandidateIndex | None = None,
-        source_key: str = "source",
+        source_key: str | Sequence[str] = "source",
         target_key: str = "target",
         **fields: Any,
     ) -> Self:
@@ -174,11 +175,11 @@ class Made:
 
         Args:
             encoder: the trained encoder.
-            examples: mappings with the two keys, and any other fields.
+            examples: mappings with the keys, and any other fields.
             ids: one per example. None: derived from the example's content, so that a persistent engine recognises it
                 next time and doesn't encode it again. An example whose id is in the engine already is left unchanged.
             index: the engine that holds the pool; None: one in memory.
-            source_key: the key of an example's question.
+            source_key: the key of an example's question, or several (see `ExamplePool`).
             target_key: the key of its program.
             **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
 
@@ -225,29 +226,31 @@ def _keys_of(
     examples: Sequence[Example],
     input_keys: Sequence[str] | None,
     example_keys: Sequence[str] | None,
-    source_key: str | None,
+    source_key: str | Sequence[str] | None,
     target_key: str | None,
-) -> tuple[str, str]:
+) -> tuple[str | Sequence[str], str]:
     """The keys of question and program, where they weren't given by those that the first example has.
 
-    The question is "source", else the only one of `input_keys`, else the first of two fields; the program is "target",
-    else the other field of two, else the only one of `example_keys` that isn't the question.
+    The question is `input_keys`, where it has them all, else "source", else the first of two fields; the program is
+    "target", else the only other field, else the only one of `example_keys` that isn't the question's. Without
+    examples, `example_keys` are taken for their fields.
 
     Raises:
         InputError: the fields leave it open.
     """
     first = next(iter(examples), {})
     fields = list(first) if isinstance(first, Mapping) else []
+    fields = fields or [*dict.fromkeys((*(input_keys or ()), *(example_keys or ())))]
     if source_key is None:
-        named = list(input_keys or ())
-        if len(named) == 1 and (named[0] in fields or not fields):
-            source_key = named[0]
+        if input_keys and {*input_keys} <= {*fields}:
+            source_key = input_keys
         elif "source" in fields or len(fields) < 2:
             source_key = "source"
         elif len(fields) == 2:
             source_key = next(name for name in fields if name != target_key)
     if target_key is None:
-        others = [name for name in fields if name != source_key]
+        questions = (source_key,) if isinstance(source_key, str) else source_key or ()
+        others = [name for name in fields if name not in questions]
         shown = [name for name in example_keys or () if name in others]
         if "target" in others or not others:
             target_key = "target"

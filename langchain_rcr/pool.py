@@ -33,14 +33,16 @@ class ExamplePool:
         examples: mappings with the two keys; further fields, of any type, are kept as they are.
         ids: one unique string for each example; a random UUID (hex) each when left out. A field named "id" of an
             example is a field like any other, not its id.
-        source_key: the key of the question.
+        source_key: the key of the question; several: their values, in the order of the sorted keys and joined by
+            spaces, are the question, as in LangChain's selectors.
         target_key: the key of the program.
         spec: which programs are the same (`ProgramSpec.key`): the encoder's, where there is one.
 
     Raises:
         PoolError: an example that is not a mapping, lacks a key, has no text under it; an id that is not a unique
             non-empty string. The message names position and field.
-        InputError: the two keys are the same, `examples` is not a sequence, or the ids don't match it in number.
+        InputError: one key is both the question's and the program's, `examples` is not a sequence, or the ids don't
+            match it in number.
     """
 
     def __init__(
@@ -48,14 +50,15 @@ class ExamplePool:
         examples: Sequence[Example] = (),
         *,
         ids: Sequence[str] | None = None,
-        source_key: str = "source",
+        source_key: str | Sequence[str] = "source",
         target_key: str = "target",
         spec: ProgramSpec | None = None,
     ) -> None:
-        if source_key == target_key:
-            raise InputError(f"source_key and target_key are both '{source_key}': they must differ")
-        self.source_key = source_key
+        self.source_keys = _names(source_key)
+        """The keys of the question, sorted."""
         self.target_key = target_key
+        if target_key in self.source_keys:
+            raise InputError(f"source_key and target_key are both '{target_key}': they must differ")
         self.spec = spec or ProgramSpec()
         self.ids: tuple[str, ...] = ()
         """(N,) the ids, by position."""
@@ -68,7 +71,12 @@ class ExamplePool:
         return len(self.ids)
 
     def __repr__(self) -> str:
-        return f"ExamplePool({len(self)} examples, keys '{self.source_key}' and '{self.target_key}')"
+        return f"ExamplePool({len(self)} examples, keys {self.keys})"
+
+    @property
+    def keys(self) -> str:
+        """Those of question and program, in words."""
+        return f"{' + '.join(map(repr, self.source_keys))} and '{self.target_key}'"
 
     def extended(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> ExamplePool:
         """This pool with more examples at its end; positions of the old ones stay. Arguments, errors: as the class."""
@@ -89,18 +97,23 @@ class ExamplePool:
         """What the encoders read of an example: the only place where its fields become text.
 
         Args:
-            example: a mapping with the pool's two keys.
+            example: a mapping with the pool's keys.
             where: how an error names the example.
 
         Raises:
             PoolError: it is not a mapping, or a field is missing, not a string, blank or not valid Unicode.
         """
         if not isinstance(example, Mapping):
-            raise PoolError(
-                f"{where} must be a mapping with '{self.source_key}' and '{self.target_key}', not {_kind(example)}"
-            )
-        source = _text(example, self.source_key, where)
-        return Item(source, _text(example, self.target_key, where, what=" (the program)"))
+            raise PoolError(f"{where} must be a mapping with {self.keys}, not {_kind(example)}")
+        return Item(self._question(example, where), _text(example, self.target_key, where, what=" (the program)"))
+
+    def _question(self, example: Example, where: str) -> str:
+        if len(self.source_keys) == 1:
+            return _text(example, self.source_keys[0], where)
+        question = " ".join(_text(example, key, where, blank=True) for key in self.source_keys)
+        if not question.strip():
+            raise PoolError(f"{where}: {' and '.join(map(repr, self.source_keys))} are blank")
+        return question
 
     def items(self) -> list[Item]:
         """(N,) what the encoders read of each example."""
@@ -149,7 +162,9 @@ class ExamplePool:
         return tuple(ids)
 
 
-def pool_of(examples: Sequence[Example], ids: Sequence[str] | None, source_key: str, target_key: str) -> ExamplePool:
+def pool_of(
+    examples: Sequence[Example], ids: Sequence[str] | None, source_key: str | Sequence[str], target_key: str
+) -> ExamplePool:
     """A pool of examples; without ids they get ids by what they hold, so that the same list gets the same ids again.
 
     Equal examples get different ids: the second of a kind ends in "-2".
@@ -193,7 +208,7 @@ def write_jsonl(path: str | os.PathLike[str], pool: ExamplePool) -> None:
 def read_jsonl(
     path: str | os.PathLike[str],
     *,
-    source_key: str = "source",
+    source_key: str | Sequence[str] = "source",
     target_key: str = "target",
 ) -> ExamplePool:
     """Read the pool that `write_jsonl` wrote; a row without "id" gets a random one.
@@ -235,7 +250,15 @@ def _row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def _text(example: Example, key: str, where: str, what: str = "") -> str:
+def _names(source_key: object) -> tuple[str, ...]:
+    """The keys of the question, sorted."""
+    names = {source_key} if isinstance(source_key, str) else source_key
+    if not isinstance(names, Iterable) or not (names := [*names]) or not all(isinstance(name, str) for name in names):
+        raise InputError(f"source_key must be a name or several, not {source_key!r}")
+    return tuple(sorted({*names}))
+
+
+def _text(example: Example, key: str, where: str, what: str = "", *, blank: bool = False) -> str:
     if key not in example:
         has = ", ".join(repr(name) for name in example) or "nothing"
         raise PoolError(f"{where} has no '{key}'{what}: it has {has}")
@@ -243,7 +266,7 @@ def _text(example: Example, key: str, where: str, what: str = "") -> str:
     if not isinstance(value, str):
         raise PoolError(f"{where}: '{key}'{what} must be a string, not {_kind(value)}")
     try:
-        return check_text(value)
+        return value if blank and not value.strip() else check_text(value)
     except ValueError as error:
         raise PoolError(f"{where}: '{key}'{what} {error}") from None
 

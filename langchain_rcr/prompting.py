@@ -116,7 +116,8 @@ def few_shot_prompt(
         prompt: how it is written. None: as the selector's checkpoint was trained with, if it was with one, otherwise as
             in the paper's appendix D: lines of "Source: …" and "Target: …" for each example, then "Source: " with the
             question, then "Target:".
-        source_key: the key of an example's question; None for the retriever's own, "source" for other selectors.
+        source_key: the key of an example's question; None for the retriever's own, if it has exactly one, "source" for
+            other selectors.
         target_key: the key of its program; None for the retriever's own, "target" for other selectors.
         query_key: the prompt variable with the question; None for the selector's input key, if it has exactly one,
             otherwise the source key.
@@ -127,8 +128,8 @@ def few_shot_prompt(
         `few_shot_prompt(retriever).invoke({"source": question})`.
 
     Raises:
-        InputError: the selector is not an example selector, a key can't be the name of a template variable, or the
-            prompt is one of chat messages.
+        InputError: the selector is not an example selector, a key can't be the name of a template variable, the
+            question has several keys, none of which was named, or the prompt is one of chat messages.
     """
     prompt = prompt or prompt_of(selector) or APPENDIX_D
     if prompt.form != "text":
@@ -226,9 +227,13 @@ def prompt_keys(
     """The keys of a prompt over what a selector picks; see `few_shot_prompt` for what None stands for.
 
     Raises:
-        InputError: one can't be the name of a template variable.
+        InputError: one can't be the name of a template variable, or the question has several, none of which was named.
     """
-    source_key = source_key or getattr(selector, "source_key", None) or "source"
+    own = getattr(selector, "source_keys", ())
+    if source_key is None and len(own) > 1:
+        several = ", ".join(map(repr, own))
+        raise InputError(f"an example's question consists of {several}: set source_key, to say which the prompt shows")
+    source_key = source_key or next(iter(own), "source")
     target_key = target_key or getattr(selector, "target_key", None) or "target"
     asked = getattr(selector, "input_keys", None) or []
     keys = PromptKeys(source_key, target_key, query_key or (asked[0] if len(asked) == 1 else source_key))
@@ -246,7 +251,7 @@ def _asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelect
         raise InputError(f"selector must be a LangChain example selector, not {type(selector).__name__}")
     if not isinstance(selector, SequentialCompositionalRetriever):
         return selector
-    known = selector.input_keys or selector.source_key == variable
+    known = selector.input_keys or variable in selector.source_keys
     return selector if known else selector.model_copy(update={"input_keys": [variable]})
 
 

@@ -45,7 +45,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         k: how many examples to pick; all of them if the pool, or what the filter lets through, has fewer.
         k_min: fewer picks than this are an error.
         input_keys: the prompt variables that make up the query: their values in the order of the sorted names,
-            joined by spaces, as in LangChain's own selectors. None: the variable named like the pool's source key,
+            joined by spaces, as in LangChain's own selectors. None: the variables named like the pool's source keys,
             or the only variable.
         example_keys: the fields of an example that `select_examples` returns. None: all.
         filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
@@ -101,9 +101,9 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         super().__init__(store=store, k=k, **fields)
 
     @property
-    def source_key(self) -> str:
-        """The key of an example's question."""
-        return self.store.schema.source_key
+    def source_keys(self) -> tuple[str, ...]:
+        """The keys of an example's question, sorted: mostly one."""
+        return self.store.schema.source_keys
 
     @property
     def target_key(self) -> str:
@@ -344,10 +344,11 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         by_family = self.store.encoder.family.masks_same_program
         if by_family if self.mask_same_program is None else self.mask_same_program:
             constraints.append(DifferentPrograms())
+        item = self.store.schema.item
         if self.max_overlap is not None:
-            constraints.append(DifferentQuestions(self.source_key, self.max_overlap))
+            constraints.append(DifferentQuestions(lambda example: item(example).source, self.max_overlap))
         if self.max_tokens is not None:
-            item, shown = self.store.schema.item, (self.store.encoder.prompt or APPENDIX_D).shown
+            shown = (self.store.encoder.prompt or APPENDIX_D).shown
             count = token_counter(self.tokenizer)
             constraints.append(TokenBudget(self.max_tokens, count, lambda example: shown(item(example))))
         options = Options(
@@ -364,7 +365,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         return options, parse_filter(where) if where else None
 
     def _query(self, input_variables: Mapping[str, Any]) -> str:
-        return query_of(input_variables, self.input_keys, self.source_key)
+        return query_of(input_variables, self.input_keys, self.source_keys)
 
     def _handed_over(self, picks: list[Pick], picked: list[Pick] | None, seen: bool) -> list[Document]:
         """Hand picks over in their order: to `picked`, and as documents where somebody sees them."""

@@ -113,8 +113,7 @@ class ExampleStore:
                 self._say_unread(new)
 
     def __repr__(self) -> str:
-        keys = f"keys '{self.schema.source_key}' and '{self.schema.target_key}'"
-        return f"ExampleStore({self.index.count()} examples in {type(self.index).__name__}, {keys})"
+        return f"ExampleStore({self.index.count()} examples in {type(self.index).__name__}, keys {self.schema.keys})"
 
     def _say_unread(self, pool: ExamplePool) -> None:
         """Warn of examples that the policy can't use."""
@@ -212,7 +211,7 @@ class ExampleStore:
     ) -> Explanation:
         """Pick examples for a question, and say why. Arguments: see `select` and `langchain_rcr.explaining.explain`."""
         vectors = self._queries([query], [draft])
-        keys = (self.schema.source_key, self.schema.target_key)
+        item = self.schema.item
 
         async def explained() -> Explanation:
             async with self.index.read(where) as reader:
@@ -220,7 +219,7 @@ class ExampleStore:
                     raise PoolError("there are no candidates to explain picks from")
                 possible, state = replace(options, k=min(options.k, reader.size)), self.encoder.state()
                 return await explain(
-                    query, vectors, state, possible, reader, runner_ups=runner_ups, keys=keys, structures=structures
+                    query, vectors, state, possible, reader, runner_ups=runner_ups, item=item, structures=structures
                 )
 
         return self.index.run(explained())
@@ -311,7 +310,7 @@ def checkpoint_folder(path: Path) -> Path:
     return path
 
 
-def stored_pool(folder: Path, source_key: str, target_key: str) -> ExamplePool:
+def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) -> ExamplePool:
     """The examples of a checkpoint folder.
 
     Raises:

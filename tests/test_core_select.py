@@ -1,6 +1,7 @@
 """`select`: greedy, beams, probabilities, early ends, constraints; against enumeration and by hand."""
 
 from itertools import permutations
+from operator import itemgetter
 
 import numpy as np
 import pytest
@@ -154,12 +155,12 @@ def test_questions_differ_in_their_words() -> None:
     texts = ["how many red cats", "How many red dogs", "is there a mouse"]
     rows = [Row(str(n), {"source": text, "target": "p"}, n) for n, text in enumerate(texts)]
     # 3 of 5 words are shared.
-    assert picked(pool, query, rows, k=2, constraints=(DifferentQuestions("source", 0.6),)).positions.tolist() == [
-        [0, 1]
-    ]
-    assert picked(pool, query, rows, k=2, constraints=(DifferentQuestions("source", 0.59),)).positions.tolist() == [
-        [0, 2]
-    ]
+    assert picked(
+        pool, query, rows, k=2, constraints=(DifferentQuestions(itemgetter("source"), 0.6),)
+    ).positions.tolist() == [[0, 1]]
+    assert picked(
+        pool, query, rows, k=2, constraints=(DifferentQuestions(itemgetter("source"), 0.59),)
+    ).positions.tolist() == [[0, 2]]
 
 
 def test_what_does_not_fit_is_passed_over_for_what_does() -> None:

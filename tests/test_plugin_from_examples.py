@@ -89,12 +89,12 @@ def test_programs_that_do_not_parse(caplog: pytest.LogCaptureFixture) -> None:
 @pytest.mark.slow
 def test_keys_are_those_of_the_examples() -> None:
     selector = made(SQL, k=1, input_keys=["question"], language="sql")
-    assert (selector.source_key, selector.target_key) == ("question", "query")
+    assert (selector.source_keys, selector.target_key) == (("question",), "query")
     assert selector.select_examples({"question": SQL[7]["question"], "style": "brief"}) == [SQL[7]]
     named = made([{**row, "n": 1} for row in SQL], source_key="question", target_key="query", example_keys=["query"])
     assert named.select_examples({"question": SQL[7]["question"]})[0].keys() == {"query"}
     guessed = made(SQL[:5])
-    assert (guessed.source_key, guessed.target_key) == ("question", "query")
+    assert (guessed.source_keys, guessed.target_key) == (("question",), "query")
     with pytest.raises(
         InputError, match=r"which fields are question and program.*'question', 'query', 'n': set source"
     ):

@@ -163,7 +163,7 @@ def test_of_few_examples_the_likeness_of_questions_decides_and_one_warning_says_
         "likeness of questions"
     ]
     assert isinstance(selector.store.index, VectorStoreIndex)
-    assert (selector.source_key, selector.target_key) == ("input", "output")
+    assert (selector.source_keys, selector.target_key) == (("input",), "output")
     for row in ANTONYMS:
         picks = selector.select_examples({"adjective": row["input"]})
         assert (len(picks), picks[0]) == (4, row)
