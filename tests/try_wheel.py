@@ -49,7 +49,7 @@ def megabytes(folder: Path) -> int:
 
 
 def main() -> None:
-    (wheel,) = map(Path, sys.argv[1:])
+    (wheel,) = (Path(argument).resolve() for argument in sys.argv[1:])
     work = wheel.parent / "empty"
     shutil.rmtree(work, ignore_errors=True)
     make_checkpoint(work / "checkpoint")
