@@ -28,6 +28,10 @@ def test_the_site_is_built_whole_loads_nothing_from_elsewhere_and_fits_a_phone(t
         loaded += re.findall(r'<link[^>]*rel="(?:stylesheet|preconnect|icon)"[^>]*href="([^"]+)"', text)
         assert loaded
         assert [address for address in loaded if "//" in address] == [], name
+        # A list that goes on after a paragraph of its own: Python-Markdown wants that indented by four spaces.
+        _, _, page = text.partition("<article")
+        written = re.sub(r"<pre.*?</pre>", "", page.partition("</article>")[0], flags=re.DOTALL)
+        assert re.findall(r"\n *(?:\d+\.|[-*|#]+) .*", written) == [], name
     for name, part in (
         ("settings", "<code>sft.epochs</code>"),
         ("cli", "rcr-train evaluate"),
