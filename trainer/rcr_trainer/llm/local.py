@@ -222,6 +222,9 @@ class LocalLM(BaseLLM):
                 pad_token_id=ends.pad,
                 eos_token_id=ends.tokens or None,
                 bos_token_id=self._tokenizer.bos_token_id,
+                # A growing cache is copied whole at each token: half as long again for a small model on a CPU. On a GPU
+                # transformers would compile the model again for every shape of the fixed one.
+                cache_implementation="static" if self._model.device.type == "cpu" else None,
             ),
             stopping_criteria=StoppingCriteriaList([stopping]),
         )[:, longest:].tolist()
