@@ -1,12 +1,21 @@
-"""What an encoder reads: a question alone (a query) or a question with its program (an example)."""
+"""What an encoder reads: a question alone (a query) or a question with its program (an example); and own examples."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import chain
+from typing import Any, NamedTuple, TypeVar
+
+from langchain_rcr.errors import PoolError
+
+Named = TypeVar("Named", bound=tuple[Any, ...])
+
+_PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One text to encode.
 
     Args:
@@ -21,3 +30,27 @@ class Item:
     def text(self) -> str:
         """What a text encoder reads: the question and, on a line of its own, the program if there is one."""
         return f"{self.source}\n{self.target}" if self.target else self.source
+
+
+def made(kind: type[Named], *columns: Iterable[Any]) -> Iterator[Named]:
+    """Named tuples of their columns; one call of Python each would take thrice as long."""
+    return map(partial(tuple.__new__, kind), zip(*columns, strict=True))
+
+
+def copied(examples: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> Iterable[dict[str, Any]]:
+    """The fields of examples, sharing nothing that can be changed.
+
+    Raises:
+        PoolError: a field can't be copied; the message names the example's id.
+    """
+    copies = list(map(dict, examples))
+    if _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, copies)))):
+        return copies
+    return map(_deep_copy, copies, ids)
+
+
+def _deep_copy(fields: dict[str, Any], example_id: str) -> dict[str, Any]:
+    try:
+        return copy.deepcopy(fields)
+    except Exception as error:  # whatever a user's class raises
+        raise PoolError(f"example {example_id!r} has a field that can't be copied: {error}") from error

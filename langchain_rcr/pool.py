@@ -6,8 +6,8 @@ import copy
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Sized
-from functools import cached_property
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.files import write_text
 from langchain_rcr.folds import text_hash
-from langchain_rcr.items import Item
+from langchain_rcr.items import Item, copied, made
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.prompt import APPENDIX_D
 
@@ -129,8 +129,8 @@ class ExamplePool:
 
         A hash of each program's key, the same in every process, so that pools can grow and be pickled.
         """
-        number = {text: text_hash(self.spec.key(text)) for text in {item.target for item in self._items}}
-        return np.array([number[item.target] for item in self._items], dtype=np.int64)
+        numbers = [_number(self.spec, item.target) for item in self._items]
+        return np.array(numbers, dtype=np.int64)
 
     def _copy(self) -> ExamplePool:
         pool = copy.copy(self)
@@ -142,10 +142,24 @@ class ExamplePool:
         sized = isinstance(examples, Sized) and isinstance(examples, Iterable)
         if not sized or isinstance(examples, (str, bytes, Mapping)):
             raise InputError(f"examples must be a sequence of mappings, not {_kind(examples)}")
-        items = tuple(self.item(example, f"examples[{n}]") for n, example in enumerate(examples))
-        self.ids += random_ids(len(items)) if ids is None else self._checked(ids, len(items))
-        self.examples += tuple(dict(example) for example in examples)
+        rows = [*examples]
+        items = self._read(rows, "examples[{}]".format)
+        new = random_ids(len(rows)) if ids is None else self._checked(ids, len(rows))
+        self.examples += tuple(copied(rows, new))
+        self.ids += new
         self._items += items
+
+    def _read(self, examples: Sequence[Example], where: Callable[[int], str]) -> tuple[Item, ...]:
+        """What the encoders read of each example; `where` names the one that an error is about by its position."""
+        if len(self.source_keys) == 1 and {*map(type, examples)} <= {dict}:
+            try:
+                texts = [[example[key] for example in examples] for key in (*self.source_keys, self.target_key)]
+                if all(map(_readable, texts)):
+                    return tuple(made(Item, *texts))
+            except KeyError:
+                pass
+        # One by one, which finds what is wrong.
+        return tuple(self.item(example, where(n)) for n, example in enumerate(examples))
 
     def _checked(self, ids: Sequence[str], count: int) -> tuple[str, ...]:
         if isinstance(ids, str) or len(ids) != count:
@@ -223,7 +237,7 @@ def read_jsonl(
     probe, name = ExamplePool(source_key=source_key, target_key=target_key), os.fspath(path)
     ids: dict[str, None] = {}
     examples: list[dict[str, Any]] = []
-    items: list[Item] = []
+    numbers: list[int] = []
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
@@ -233,10 +247,11 @@ def read_jsonl(
         if not isinstance(example_id, str) or example_id in ids:
             raise PoolError(f"{where}: the id {example_id!r} is not a string or not the only one of its kind")
         example = row["example"] if row.keys() == {"example"} and isinstance(row["example"], dict) else row
-        items.append(probe.item(example, where))
         ids[example_id] = None
         examples.append(example)
-    probe.ids, probe.examples, probe._items = tuple(ids), tuple(examples), tuple(items)
+        numbers.append(number)
+    probe.ids, probe.examples = tuple(ids), tuple(examples)
+    probe._items = probe._read(examples, lambda at: f"{name}, line {numbers[at]}")
     return probe
 
 
@@ -248,6 +263,15 @@ def _row(line: str, where: str) -> dict[str, Any]:
     if not isinstance(row, dict):
         raise PoolError(f"{where}: must be a JSON object, not {_kind(row)}")
     return row
+
+
+def _readable(texts: Sequence[Any]) -> bool:
+    """Whether `check_text` lets each of these through."""
+    try:
+        "".join(texts).encode("utf-8")
+    except (TypeError, UnicodeEncodeError):
+        return False
+    return all(map(str.strip, texts))
 
 
 def _names(source_key: object) -> tuple[str, ...]:
@@ -269,6 +293,11 @@ def _text(example: Example, key: str, where: str, what: str = "", *, blank: bool
         return value if blank and not value.strip() else check_text(value)
     except ValueError as error:
         raise PoolError(f"{where}: '{key}'{what} {error}") from None
+
+
+@lru_cache(maxsize=1 << 15)
+def _number(spec: ProgramSpec, program: str) -> int:
+    return text_hash(spec.key(program))
 
 
 def random_ids(count: int) -> tuple[str, ...]:

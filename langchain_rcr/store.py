@@ -6,7 +6,7 @@ import asyncio
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,11 +21,12 @@ from langchain_rcr.index.base import Row
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
+from langchain_rcr.items import copied, made
 from langchain_rcr.manifest import inside, seal, verify
 from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
 from langchain_rcr.rows import FloatArray
 from langchain_rcr.section import printable
-from langchain_rcr.selection import Options, select
+from langchain_rcr.selection import Hit, Options, select
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -251,13 +252,13 @@ class ExampleStore:
             [
                 Pick(
                     hit.row.id,
-                    hit.row.copied().example,
+                    example,
                     step,
                     hit.logit,
                     float(picks.probabilities[query, step - 1]) if options.scored else None,
                     float(alone[hit.key][query]) if options.relevance else None,
                 )
-                for step, hit in enumerate(hits, start=1)
+                for step, (hit, example) in enumerate(zip(hits, _examples(hits), strict=True), start=1)
             ]
             for query, hits in enumerate(picks.hits)
         ]
@@ -331,7 +332,12 @@ def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) 
 
 
 def _rows(pool: ExamplePool) -> list[Row]:
-    return [Row(*row) for row in zip(pool.ids, pool.examples, pool.programs.tolist(), strict=True)]
+    return list(made(Row, pool.ids, pool.examples, pool.programs.tolist()))
+
+
+def _examples(hits: Sequence[Hit]) -> Iterable[dict[str, Any]]:
+    """The examples of hits, for the caller to keep."""
+    return copied([hit.row.example for hit in hits], [hit.row.id for hit in hits])
 
 
 def _signatures(pool: ExamplePool) -> list[str]:

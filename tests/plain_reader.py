@@ -82,7 +82,7 @@ class Reading:
 
     def everything(self, dim):
         """The rows of all that can be found, by key."""
-        return [row.copied() for row in self._all(dim).rows[0]]
+        return list(self._all(dim).rows[0])
 
     def keys(self, dim):
         """The key of each example that can be found, by its id."""
@@ -94,7 +94,7 @@ class Reading:
         return self.hits(states, max(1, self.size), [np.empty(0, dtype=np.int64)])
 
     def rows(self, keys):
-        return [self._found[key][1].copied() for key in keys.tolist()]
+        return [self._found[key][1] for key in keys.tolist()]
 
     def candidates(self, keys):
         return self._index.run(self._reader.candidates(keys))

@@ -1,9 +1,8 @@
-"""The engines in this process, one suite for all: rows in, rows out, filters, copies, compaction, a slow reference."""
+"""The engines in this process, one suite for all: rows in, rows out, filters, compaction, a slow reference."""
 
 import copy
 import math
 import pickle
-import threading
 
 import numpy as np
 import pytest
@@ -95,18 +94,6 @@ def test_an_empty_index(index):
     index.close()
 
 
-def test_rows_are_copies_on_both_ways(index):
-    tags = ["a", {"b": 1}]
-    index.add([Row("one", {"source": "q", "tags": tags}, 1)], vectors(np.random.default_rng(0), 1))
-    tags.append("changed")
-    for _ in range(2):
-        with reading(index) as reader:
-            (row,) = reader.everything(4)
-        assert row.example == {"source": "q", "tags": ["a", {"b": 1}]}
-        row.example["source"] = "changed"
-        row.example["tags"][1]["b"] = "changed"
-
-
 def test_what_is_added_is_found_at_once_and_deletes_are_gone_at_once(index):
     fill(index, 5)
     with reading(index) as before:
@@ -180,12 +167,6 @@ def test_vectors_that_do_not_fit_are_refused(index, pool, message):
     with pytest.raises(InputError, match=message):
         index.add(rows_of("a"), pool)
     assert everything(index) == ["0-0", "0-1"]
-
-
-def test_a_field_that_cannot_be_copied_is_named(index):
-    with pytest.raises(PoolError, match="example 'a' has a field that can't be copied"):
-        index.add([Row("a", {"source": "x", "lock": threading.Lock()}, 0)], vectors(np.random.default_rng(1), 1))
-    assert index.count() == 0
 
 
 def test_binding(index):

@@ -193,9 +193,6 @@ def test_the_vectors_of_what_was_found(filled):
         np.testing.assert_array_equal(reader.vectors(keys[0][mixed]), vectors.context[[at[n] for n in mixed]])
         np.testing.assert_array_equal(reader.candidates(keys[0][mixed]), vectors.candidate[[at[n] for n in mixed]])
         assert reader.candidates(NOTHING).shape == (0, DIM)
-        first, again = reader.rows(keys[0][[0, 0]])
-        first.example["source"] = "changed"
-        assert again.example["source"] == rows[at[0]].example["source"]
 
 
 def test_a_reader_sees_the_pool_as_it_was(filled):

@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,15 @@ def test_examples_are_kept_exactly_and_apart_from_the_users_dicts() -> None:
     pool = ExamplePool(rows)
     rows[0]["source"] = "changed"
     assert list(pool.examples) == ROWS
+
+
+def test_nested_values_are_copied_and_one_that_cannot_be_is_named() -> None:
+    rows = copy.deepcopy(ROWS)
+    pool = ExamplePool(rows)
+    rows[1]["tags"][1]["b"] = "changed"
+    assert list(pool.examples) == ROWS
+    with pytest.raises(PoolError, match="example 'a' has a field that can't be copied"):
+        pool.extended([{**ROWS[0], "lock": threading.Lock()}], ids=["a"])
 
 
 def test_ids_are_random_unless_given() -> None:

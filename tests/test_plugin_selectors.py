@@ -341,3 +341,7 @@ def test_nested_values_are_not_shared_with_ours(make_theirs: Make) -> None:
         selector = maker(copy.deepcopy(rows), k=1)
         selector.select_examples({"source": "a"})[0]["nested"].append(2)
         assert selector.select_examples({"source": "a"})[0]["nested"] == expected
+    added = {"source": "which zebra", "target": "c", "nested": [1]}
+    selector.add_example(added)
+    added["nested"].append(2)
+    assert selector.select_examples({"source": "which zebra"}) == [{**added, "nested": [1]}]

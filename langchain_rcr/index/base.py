@@ -15,18 +15,18 @@ What every engine promises, each as far as its kind of search is exact:
 from __future__ import annotations
 
 import asyncio
-import copy
+import math
 from collections.abc import Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.filters import Filter
-from langchain_rcr.rows import FloatArray, IntArray, Rows, numbers, taken
+from langchain_rcr.rows import FloatArray, IntArray, Rows, longest, taken
 
 T = TypeVar("T")
 
@@ -35,8 +35,6 @@ TIE = 1e-6
 
 BEST = 1024
 """Candidates whose logits make up a log partition where not all are looked at."""
-
-_PLAIN = (str, int, float, bool, type(None))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +59,7 @@ class PoolVectors:
         return PoolVectors(candidate, candidate if self.context is self.candidate else taken(self.context, keys))
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """An example as an engine keeps it.
 
     Args:
@@ -74,19 +71,6 @@ class Row:
     id: str
     example: dict[str, Any]
     program: int
-
-    def copied(self) -> Row:
-        """The same row, sharing nothing that can be changed.
-
-        Raises:
-            PoolError: a field can't be copied.
-        """
-        if all(type(value) in _PLAIN for value in self.example.values()):
-            return Row(self.id, dict(self.example), self.program)
-        try:
-            return Row(self.id, copy.deepcopy(dict(self.example)), self.program)
-        except Exception as error:  # whatever a user's class raises
-            raise PoolError(f"example {self.id!r} has a field that can't be copied: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +185,7 @@ class CandidateIndex(Protocol):
         """Add examples, all or none; the next `read` sees them.
 
         Args:
-            rows: the examples, ids unique among them.
+            rows: the examples, ids unique among them; nobody may change them afterwards.
             vectors: E_c and E_z of each.
             replace: an example whose id is there takes the other's place (with a key of its own).
 
@@ -257,7 +241,7 @@ def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
         raise InputError(f"{count} examples came with {number} vectors")
     if count and dim not in (0, length):
         raise InputError(f"vectors of {length} numbers can't enter an index that holds vectors of {dim}")
-    if not all(np.isfinite(numbers(rows)).all() for rows in (vectors.candidate, vectors.context)):
+    if not (math.isfinite(longest(vectors.candidate)) and math.isfinite(longest(vectors.context))):
         raise InputError("vectors of examples are not finite numbers: the encoder or its embeddings are broken")
 
 
@@ -267,6 +251,8 @@ def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
     Raises:
         PoolError: one is; the message names it.
     """
+    if not taken and len({*ids}) == len(ids):
+        return
     seen = set(taken)
     for one in ids:
         if one in seen:

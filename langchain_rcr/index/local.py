@@ -216,25 +216,24 @@ class LocalIndex(InThisThread, ABC):
         """Add examples, all or none; see `CandidateIndex.add`.
 
         Raises:
-            PoolError: an id is taken and `replace` is off, comes twice, or a field can't be copied.
+            PoolError: an id is taken and `replace` is off, or comes twice.
             InputError: vectors of another number or length, or with numbers that are not finite.
         """
-        kept = [row.copied() for row in rows]
-        ids = [row.id for row in kept]
+        ids = [row.id for row in rows]
         with self._lock:
-            check_vectors(len(kept), vectors, self._dim)
+            check_vectors(len(rows), vectors, self._dim)
             taken = self._keys.keys() & set(ids)
             check_ids(ids, () if replace else taken)
-            if not kept:
+            if not rows:
                 return
             self._start(vectors.candidate.shape[1])
             now, start = self._now, len(self._now.table)
             table = now.table.extended(vectors) if start else self._table(vectors)
             del now.rows[start:]  # left by a change that failed half-way
-            now.rows.extend(kept)
-            programs = now.programs.extended(_programs(kept))
-            self._publish(table, programs, np.append(now.alive, np.ones(len(kept), dtype=bool)), taken)
-            self._keys.update(zip(ids, range(start, start + len(kept)), strict=True))
+            now.rows.extend(rows)
+            programs = now.programs.extended(_programs(rows))
+            self._publish(table, programs, np.append(now.alive, np.ones(len(rows), dtype=bool)), taken)
+            self._keys.update(zip(ids, range(start, start + len(rows)), strict=True))
             self._compact()
 
     def delete(self, ids: Sequence[str]) -> int:
