@@ -1,5 +1,6 @@
 """What all tests share: no hub, nothing from the developer's own environment, a tiny BERT, a PostgreSQL server."""
 
+import gc
 import os
 import signal
 import tempfile
@@ -7,6 +8,7 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +21,39 @@ for _name in [name for name in os.environ if name.startswith(("RCR_", "OPENAI_")
 # A shell starts what it runs in the background with SIGINT ignored, and so would be the children of tests about it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# No test cuts the power: what a killed process has written is there. Waiting for the disk takes a tenth of the time.
+os.fsync = lambda _: None
+
+
+def pytest_collection_finish() -> None:
+    """Leave alone what is there before the first test: going through all modules takes a garbage collection long."""
+    gc.freeze()
+
+
+@pytest.fixture
+def quick_nets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The `structure` family's nets train for a tenth of the time: most tests don't depend on how good they are."""
+    from langchain_rcr.families.structure import fit
+
+    monkeypatch.setattr(fit, "STEPS", fit.STEPS // 10)
+
+
+@pytest.fixture
+def rough_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs draw coarsely and lay nothing out: that takes longer than a small run's training."""
+    from rcr_trainer.evaluation import plot
+
+    new_figure = plot.new_figure
+
+    def rough(width: float, height: float) -> Any:
+        figure = new_figure(width, height)
+        figure.set_layout_engine("none")
+        figure.set_dpi(20)
+        return figure
+
+    monkeypatch.setattr(plot, "new_figure", rough)
 
 
 @pytest.fixture
@@ -57,5 +92,6 @@ def postgres_url() -> Iterator[str]:
     # Not in pytest's folder, which pytest closes to other users.
     with tempfile.TemporaryDirectory(prefix="rcr-postgres-", ignore_cleanup_errors=True) as folder:
         server = pgserver.get_server(folder)
+        server.psql("ALTER SYSTEM SET fsync = off; SELECT pg_reload_conf();")
         yield server.get_uri()
         server.cleanup()

@@ -10,6 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+import warm
 from rcr_trainer import cli
 from rcr_trainer.layers import load_config, settings
 from rcr_trainer.settings import Settings
@@ -214,7 +215,7 @@ def test_a_signal_is_control_c(tiny, here):
         "pipeline.sft_stage = lambda *_: os.kill(os.getpid(), signal.SIGINT) or signal.pause()\n"
         "sys.exit(cli.main(['run', 'tiny.yaml']))"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=here)
+    result = warm.run("-c", script, cwd=here)
     assert result.returncode == 130
     assert result.stderr.splitlines()[-1] == "rcr-train: interrupted (--resume continues the run)"
     assert json.loads((here / "runs" / "tiny" / "run.json").read_text())["status"] == "interrupted"

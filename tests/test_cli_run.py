@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +12,7 @@ from rcr_trainer.runs import Run
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import divide, load_split
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 
 CONFIG = """
 data: {split: 110, train_size: 60, test_size: 12, dev_size: 10}
@@ -121,11 +119,9 @@ cli.main(sys.argv[1:])
 
 def test_a_second_run_in_the_folder_of_a_running_one_is_refused(capsys, here):
     folder = here / "runs" / "demo"
-    running = subprocess.Popen(
-        [sys.executable, "-c", HANGS, "run", "demo.yaml"], cwd=here, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-    )
+    running = warm.Program("-c", HANGS, "run", "demo.yaml", cwd=here)
     try:
-        assert running.stdout.readline() == b"there\n"
+        assert running.says("there\n")
         before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
         for flags in (["--seed=1"], ["--seed=1", "--overwrite"], ["--resume"]):
             assert cli.main(["run", "demo.yaml", *flags]) == 2
@@ -136,19 +132,13 @@ def test_a_second_run_in_the_folder_of_a_running_one_is_refused(capsys, here):
             assert line.startswith(f"rcr-train: error: runs/demo is in use by process {running.pid} on ")
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
     finally:
-        running.kill()
-        running.communicate()
+        running.end(0)
     assert cli.main(["run", "demo.yaml", "--resume"]) == 0
 
 
 def test_progress_and_results_part_ways(here):
-    result = subprocess.run(
-        [sys.executable, "-m", "rcr_trainer.cli", "sft", "demo.yaml"],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=here,
-    )
+    result = warm.run("-m", "rcr_trainer.cli", "sft", "demo.yaml", cwd=here)
+    assert result.returncode == 0
     assert result.stdout == "run folder: runs/demo\n"
     assert "epoch 2" in result.stderr
     assert "dev_coverage" in result.stderr

@@ -23,7 +23,7 @@ from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.prompt import APPENDIX_D
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 
 PARSER = Path(__file__).parent.parent / "examples" / "models" / "covr-parser"
 CONFIG = """

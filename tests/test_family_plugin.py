@@ -1,11 +1,11 @@
 """A family, and a state, from another distribution: one file, an entry point, and nothing of ours changed."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import warm
 from toys import reseal
 
 from langchain_rcr.errors import CheckpointError, InputError
@@ -130,10 +130,8 @@ def python(tmp_path):
 
     def run(*words, installed=True):
         path = [str(site)] if installed else []
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join([*path, *filter(None, sys.path)])}
-        return subprocess.run(
-            [sys.executable, *words], cwd=tmp_path, env=environ, capture_output=True, text=True, check=False
-        )
+        environ = {"PYTHONPATH": os.pathsep.join([*path, *filter(None, sys.path)])}
+        return warm.run(*words, cwd=tmp_path, environ=environ, fresh=True)
 
     return run
 

@@ -26,6 +26,7 @@ from rcr_trainer.llm.ledger import AnswerCache
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.runs import Run
+from warm import REST, THIRD_PARTY
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")]
 
@@ -42,10 +43,10 @@ threads: 1
 """
 
 NURSERY = """
-import json, os, signal, sys, time
+import gc, importlib, json, os, signal, sys, time
 
-import langchain_openai, torch._dynamo  # the optimiser loads the latter
-import rcr_trainer.evaluation.stage, rcr_trainer.llm.openai_, rcr_trainer.rewards
+for name in sys.argv[1:]:
+    importlib.import_module(name)
 from langchain_rcr import files
 from rcr_trainer import cli, grpo, pipeline, sft
 from rcr_trainer.llm import model as llm
@@ -92,6 +93,7 @@ llm.LanguageModel = lambda model, settings, **options: opened(
     model, settings, **{"cache_path": job["cache"], "identity": "simulator", **options}
 )
 
+gc.freeze()  # or else each run copies all memory when it collects
 for line in sys.stdin:
     job = json.loads(line)
     child = os.fork()
@@ -109,7 +111,10 @@ class Nursery:
         self.folder = folder
         (folder / "demo.yaml").write_text(CONFIG, encoding="utf-8")
         self._process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder
+            [sys.executable, "-W", "ignore", "-c", NURSERY, *THIRD_PARTY, *REST],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            cwd=folder,
         )
 
     def start(self, name: str, *flags: str, steps: int = 10**9) -> Iterator[tuple[str, str, float]]:

@@ -36,7 +36,7 @@ SEARCH = GRPOSettings(search=40, epochs=0, best_by="coverage")
 def start():
     """The weights of a policy that has been fitted, but takes a label for next to nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "_STEPS", fitting._STEPS // 10)
+        patch.setattr(fitting, "STEPS", fitting.STEPS // 10)
         model = TriEncoder.build("structure", ITEMS, spec=SPEC)
         FAMILY.fit(model.query, ITEMS, Folds.of(ITEMS, SPEC), seed=0)
     with torch.no_grad():

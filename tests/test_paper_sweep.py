@@ -9,7 +9,7 @@ from rcr_trainer import cli, pipeline
 from rcr_trainer.paper import TABLES
 from rcr_trainer.runs import Run
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 
 CONFIG = """
 data: {train_size: 40, test_size: 6, dev_size: 5}

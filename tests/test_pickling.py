@@ -1,9 +1,12 @@
 """Whatever answered a question can still be pickled, forked and sent to a spawned process: every family and chain."""
 
+import json
 import multiprocessing
 import pickle
+from pathlib import Path
 
 import pytest
+import warm
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListLLM
 from langchain_core.prompts import BasePromptTemplate
@@ -23,6 +26,7 @@ ITEMS = [
     for word in ("capital", "area", "river")
     for state in ("texas", "ohio")
 ]
+EXAMPLES = [{"source": item.source, "target": item.target} for item in ITEMS]
 QUESTION = "what is the area of texas"
 KINDS = ("lexical", "embeddings", "embeddings over a model", "structure", "structure over a model", "transformer")
 
@@ -42,8 +46,7 @@ def policy(kind, bert):
 @pytest.fixture(scope="module", params=KINDS)
 def used(request, bert):
     """A retriever after its first question."""
-    examples = [{"source": item.source, "target": item.target} for item in ITEMS]
-    retriever = SequentialCompositionalRetriever.from_encoder(policy(request.param, bert), examples, k=2)
+    retriever = SequentialCompositionalRetriever.from_encoder(policy(request.param, bert), EXAMPLES, k=2)
     retriever.invoke(QUESTION)
     return retriever
 
@@ -70,11 +73,38 @@ def test_pickled_after_use(used):
     assert encoder.fingerprint() == used.store.encoder.fingerprint()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_used_in_another_process(used, method):
-    if method not in multiprocessing.get_all_start_methods():
-        pytest.skip(f"no {method} here")
+def test_used_in_a_forked_process(used):
+    if "fork" not in multiprocessing.get_all_start_methods():
+        pytest.skip("no fork here")
+    _check_in_another_process("fork", works(used))
+
+
+def test_used_in_a_process_that_has_imported_nothing_of_ours(used, tmp_path):
     runnables = works(used)
+    path = tmp_path / "runnables"
+    path.write_bytes(pickle.dumps(runnables))
+    done = warm.run("-c", READS, path, environ={"PYTHONPATH": str(Path(__file__).parent)}, fresh=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == [answers(runnable) for runnable in runnables]
+
+
+READS = """
+import json, pickle, sys
+from pathlib import Path
+assert not {"langchain_rcr", "transformers"} & sys.modules.keys()
+runnables = pickle.loads(Path(sys.argv[1]).read_bytes())
+from test_pickling import answers
+print(json.dumps([answers(runnable) for runnable in runnables]))
+"""
+
+
+def test_used_in_a_spawned_process():
+    retriever = SequentialCompositionalRetriever.from_encoder(policy("lexical", None), EXAMPLES, k=2)
+    retriever.invoke(QUESTION)
+    _check_in_another_process("spawn", works(retriever))
+
+
+def _check_in_another_process(method, runnables):
     expected = [answers(runnable) for runnable in runnables]
     context = multiprocessing.get_context(method)
     ours, theirs = context.Pipe()

@@ -14,7 +14,8 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from test_plugin_selectors import WordCounts
 
 from langchain_rcr import InputError, SequentialCompositionalRetriever, VectorStoreIndex
-from langchain_rcr.families.structure import fit as fitting
+
+pytestmark = pytest.mark.usefixtures("quick_nets")
 
 torch.set_num_threads(1)
 
@@ -24,11 +25,6 @@ ROWS = [
     for verb, color, animal in product(*WORDS)
 ]
 SQL = [{"question": f"list the {c} of {t}", "query": f"SELECT {c} FROM {t}"} for c, t in product("abcde", "uvwxy")]
-
-
-@pytest.fixture(autouse=True)
-def quick_nets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "_STEPS", fitting._STEPS // 10)
 
 
 def made(rows: list[dict[str, Any]], *arguments: Any, **options: Any) -> SequentialCompositionalRetriever:

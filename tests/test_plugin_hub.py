@@ -1,12 +1,10 @@
 """Checkpoints on the hub: pushed to one on loopback and fetched by name, from its cache offline, and model cards."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 import yaml
 from hub_server import SHA, HubServer
 from rcr_trainer.evaluation import EvaluationReport
@@ -65,13 +63,10 @@ except InputError as error:
 
 
 def run(code, hub, folder):
-    """In a process of its own: huggingface-hub reads its environment once."""
-    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0",
-                   "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
-    done = subprocess.run(
-        [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False,
-        env={**os.environ, **environment},
-    )  # fmt: skip
+    """In a process of its own that hasn't imported huggingface-hub, which reads its environment once."""
+    environ = {"HF_ENDPOINT": hub.url, "HF_HOME": str(folder / "hf"), "HF_TOKEN": "hf_test", "HF_HUB_OFFLINE": "0",
+               "HF_HUB_DISABLE_PROGRESS_BARS": "1", "HF_HUB_DISABLE_TELEMETRY": "1"}  # fmt: skip
+    done = warm.run("-c", code, cwd=folder, environ=environ, fresh=True)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -1,7 +1,5 @@
 """examples/quickstart.py, as a user runs it."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -17,18 +15,6 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "examples" / "quickstart.py"
 
 
-def _quickstart(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-W", "error", str(SCRIPT), *arguments],
-        cwd=cwd,
-        env={"PYTHONPATH": str(ROOT), "PYTHONIOENCODING": "utf-8", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        check=False,
-    )
-
-
 def test_it_shows_the_prompt_and_finds_what_it_adds(tmp_path: Path) -> None:
     animals = ("cat", "dog", "mouse", "animal", "square cat")
     pool = ExamplePool([{"source": f"there is a {name}", "target": f"exists ( find ( {name} ) )"} for name in animals])
@@ -36,7 +22,7 @@ def test_it_shows_the_prompt_and_finds_what_it_adds(tmp_path: Path) -> None:
     encoder.save_pretrained(tmp_path / "runs" / "demo" / "checkpoint")
     write_jsonl(tmp_path / "runs" / "demo" / "checkpoint" / "pool.jsonl", pool)
     reseal(tmp_path / "runs" / "demo" / "checkpoint")
-    done = _quickstart("there is a square mouse", cwd=tmp_path)
+    done = warm.run(SCRIPT, "there is a square mouse", cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     prompt, picks = done.stdout.split("One example added.")
     assert prompt.count("Source: ") == 5

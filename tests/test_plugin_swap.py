@@ -29,7 +29,7 @@ def test_both_prompts_and_what_changed(tmp_path: Path) -> None:
     write_jsonl(folder / "pool.jsonl", pool)
     reseal(folder)
 
-    done = warm.run(SCRIPT, cwd=tmp_path)
+    done = warm.run(SCRIPT, cwd=tmp_path, fresh=True)
     assert done.returncode == 0, done.stderr
     _, theirs, ours, changed = done.stdout.split("———— ")
     for prompt in (theirs, ours):

@@ -262,7 +262,7 @@ def test_metrics_reach_tensorboard(folder):
 
 
 CRASHES = """
-import os, signal, sys
+import gc, os, signal, sys
 from pathlib import Path
 from langchain_rcr.files import atomic_directory
 from rcr_trainer import provenance, runs
@@ -297,6 +297,7 @@ def check(run):
 
 config = Settings(tensorboard=False)
 root = Path(sys.argv[1])
+gc.freeze()  # or else each child copies all memory when it collects
 for at in range(1, 200):
     folder = root / str(at)
     child = os.fork()

@@ -9,7 +9,7 @@ from rcr_trainer.runs import Run
 
 from langchain_rcr.policy import TriEncoder
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 
 CONFIG = """
 data: {split: 110, train_size: 40, test_size: 8, dev_size: 8}

@@ -40,7 +40,7 @@ def items(examples):
 @pytest.fixture
 def retriever(monkeypatch):
     """Fitted to rows without purple."""
-    monkeypatch.setattr(fitting, "_STEPS", 60)
+    monkeypatch.setattr(fitting, "STEPS", 60)
     model = TriEncoder.build("structure", items(rows()), state="saturating")
     get_family("structure").fit(model.query, items(rows()), Folds.of(items(rows()), SPEC), seed=0)
     return SequentialCompositionalRetriever.from_encoder(model, rows(), k=2)

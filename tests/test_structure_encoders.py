@@ -27,16 +27,12 @@ from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
 
+pytestmark = pytest.mark.usefixtures("quick_nets")
+
 torch.set_num_threads(1)
 
 SPEC, FAMILY = ProgramSpec(), get_family("structure")
 SPLIT = covr_split("110", 0, 60, 0, dev=40)
-
-
-@pytest.fixture(autouse=True)
-def quick_nets(monkeypatch):
-    """Nets trained for a tenth of the time: most of what is tested doesn't depend on how good they are."""
-    monkeypatch.setattr(fitting, "_STEPS", fitting._STEPS // 10)
 
 
 def items(examples):
@@ -267,7 +263,7 @@ def test_a_question_is_read_once():
 
 @pytest.mark.slow
 def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
-    monkeypatch.setattr(fitting, "_STEPS", 5)
+    monkeypatch.setattr(fitting, "STEPS", 5)
     with caplog.at_level("INFO", logger="rcr_trainer.sft"):
         fitted()
     assert caplog.messages[0] == "fitting to 60 training questions …"
@@ -278,7 +274,7 @@ def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("epochs", [0, 1])
 def test_development_questions_taken_from_training_stay_questions_of_the_fit(monkeypatch, epochs):
-    monkeypatch.setattr(fitting, "_STEPS", 40)
+    monkeypatch.setattr(fitting, "STEPS", 40)
     model, pool = structure(), SPLIT.train[:40]
     train(model, pool, pool[10:], pool[:10], SPEC, SFTSettings(epochs=epochs, patience=None))
     assert len(model.query.dual) == 40

@@ -36,11 +36,6 @@ SPLIT = covr_split("110", 0, 60, 0, dev=40)
 ITEMS = [example.item for example in SPLIT.train]
 
 
-@pytest.fixture
-def quick_nets(monkeypatch):
-    monkeypatch.setattr(fitting, "_STEPS", fitting._STEPS // 10)
-
-
 def fitted(questions=ITEMS, backbone=None, *, folds=None, **options):
     model = TriEncoder.build("structure", questions, backbone=backbone, spec=SPEC, **options)
     FAMILY.fit(model.query, questions, folds or Folds.of(questions, SPEC), seed=0)

@@ -6,13 +6,13 @@ Nothing of it is imported, nothing is connected to, no token and no file outside
 import json
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import warm
 from rcr_trainer.data import Example, Split, write_examples, write_split
 from rcr_trainer.layers import to_yaml
 from rcr_trainer.runs import Run
@@ -194,11 +194,9 @@ def test_a_strangers_checkpoint_and_run_are_data(tmp_path: Path, bert: str) -> N
     script = tmp_path / "watched.py"
     script.write_text(WATCHED)
     path = [str(tmp_path / "package"), *(entry for entry in sys.path if entry)]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "OPENAI_"))}
-    environment |= {"PYTHONPATH": os.pathsep.join(path), "HOME": str(home), "OPENAI_API_KEY": "sk-of-the-user"}
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path)], env=environment, capture_output=True, text=True, check=False
-    )
+    environ: dict[str, str | None] = {name: None for name in os.environ if name.startswith(("HF_", "OPENAI_"))}
+    environ |= {"PYTHONPATH": os.pathsep.join(path), "HOME": str(home), "OPENAI_API_KEY": "sk-of-the-user"}
+    done = warm.run(script, tmp_path, environ=environ, fresh=True)
     assert done.returncode == 0, done.stderr
     said = {name: (message, seen) for name, message, seen in map(json.loads, done.stdout.splitlines())}
     expected = {f"checkpoint-{name}": words for name, (_, words) in CHECKPOINTS.items()} | {"checkpoint-sound": "fine"}

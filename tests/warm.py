@@ -1,8 +1,10 @@
-"""Python programs in processes that have everything imported when they begin: starting one anew takes five seconds.
+"""Python programs in processes that have much imported when they begin: starting one anew takes five seconds.
 
-As a script it is the server, one for each pytest worker: it imports torch and both packages and forks for each program.
+As a script it is the server, one for each pytest worker: it imports torch and LangChain, and forks for each program
+that imports the rest itself. For the others it forks another server, which imports both packages, too.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -13,17 +15,30 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
+from typing import Any
 
-IMPORTED = (
+THIRD_PARTY = ("langchain_core.retrievers", "langchain_core.runnables", "safetensors.torch", "scipy.sparse", "torch")
+"""Nothing that reads the environment at its import, as huggingface_hub and transformers do."""
+
+REST = (
     "torch._dynamo",  # which the optimisers load
     "langchain_openai",
+    "langchain_rcr.families.lexical",
+    "langchain_rcr.programs.functional",
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
     "rcr_trainer.evaluation.stage",
     "rcr_trainer.grpo",
     "rcr_trainer.llm.openai_",
+    "rcr_trainer.llm.opening",
+    "rcr_trainer.llm.simulator",
+    "rcr_trainer.pipeline",
+    "rcr_trainer.rewards",
     "rcr_trainer.sft",
+    "scipy.optimize",
 )
 
 
@@ -33,28 +48,51 @@ class Program:
     Args:
         arguments: after the interpreter's own name.
         cwd: where it runs.
-        environ: what differs from this process's environment. What is read at an import (HF_HOME, say) comes too late.
+        environ: what differs from this process's environment; None: not there. What is read at an import (HF_HOME, say)
+            comes too late, except with `fresh`.
+        fresh: whether it has `THIRD_PARTY` imported, but not `REST` and neither of our packages.
     """
 
-    def __init__(self, *arguments: object, cwd: Path | None = None, environ: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        *arguments: object,
+        cwd: Path | None = None,
+        environ: Mapping[str, str | None] | None = None,
+        fresh: bool = False,
+    ) -> None:
         self._folder = tempfile.TemporaryDirectory()
         job = {
             "words": [str(argument) for argument in arguments],
             "cwd": os.fspath(cwd or Path.cwd()),
-            "environ": {**os.environ, **(environ or {})},
+            "environ": {name: value for name, value in {**os.environ, **(environ or {})}.items() if value is not None},
             "folder": self._folder.name,
+            "fresh": fresh,
         }
         server = _server()
         assert server.stdin is not None
         server.stdin.write(f"{json.dumps(job)}\n".encode())
         server.stdin.flush()
 
+    @property
+    def pid(self) -> int:
+        """Of its process; it may take a moment until there is one."""
+        while not (pid := self._read("pid")):
+            time.sleep(0.01)
+        return int(pid)
+
+    def says(self, text: str, timeout: float = 100) -> bool:
+        """Whether its output begins with a text, as soon as it does."""
+        deadline = time.monotonic() + timeout
+        while not (found := self._read("out").startswith(text)) and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return found
+
     def end(self, timeout: float = 100) -> subprocess.CompletedProcess[str]:
         """Wait until it has ended, or kill it."""
         deadline = time.monotonic() + timeout
         while not (code := self._read("code")):
-            if time.monotonic() > deadline and (pid := self._read("pid")):
-                os.kill(int(pid), signal.SIGKILL)
+            if time.monotonic() > deadline:
+                os.kill(self.pid, signal.SIGKILL)
                 deadline += 10
             time.sleep(0.01)
         done = subprocess.CompletedProcess([], int(code), self._read("out"), self._read("err"))
@@ -66,9 +104,9 @@ class Program:
         return path.read_text(encoding="utf-8") if path.exists() else ""
 
 
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     """What came of a program; see `Program`."""
-    return Program(*arguments, cwd=cwd).end()
+    return Program(*arguments, **options).end()
 
 
 @cache
@@ -76,18 +114,28 @@ def _server() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE)
 
 
-def _serve() -> None:
-    for name in IMPORTED:
+def _serve(lines: Iterable[str], modules: Iterable[str], *, fresh: bool) -> None:
+    """Run a program for each line; from here on this returns in the program's process, and where no line is left."""
+    for name in modules:
         importlib.import_module(name)
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for those who watch
-    for line in sys.stdin:
+    gc.freeze()  # or else each program copies all memory when it collects
+    rest = None
+    for line in lines:
         job = json.loads(line)
-        if not os.fork():
+        if job.pop("fresh") < fresh:
+            if rest is None:
+                here, there = os.pipe()
+                if not os.fork():
+                    os.close(there)
+                    # Closed with the process: without a file object of its own, which would warn in each program.
+                    return _serve(open(here, closefd=False), REST, fresh=False)
+                rest = there
+            os.write(rest, line.encode())
+        elif not os.fork():
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             program = os.fork()
             if not program:
-                _become(**job)
-                return
+                return _become(**job)
             _write(job["folder"], "pid", program)
             _write(job["folder"], "code", os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]))
             os._exit(0)
@@ -109,6 +157,7 @@ def _become(words: list[str], cwd: str, environ: dict[str, str], folder: str) ->
     warnings.simplefilter("error")
     option, *sys.argv = words if words[0] in ("-c", "-m") else ["", *words]
     sys.path[0] = "" if option else str(Path(sys.argv[0]).parent)
+    sys.path += [path for path in environ.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     if option == "-m":
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         return
@@ -120,4 +169,5 @@ def _become(words: list[str], cwd: str, environ: dict[str, str], folder: str) ->
 
 
 if __name__ == "__main__":
-    _serve()
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for those who watch
+    _serve(sys.stdin, THIRD_PARTY, fresh=True)

@@ -51,7 +51,7 @@ _PUPILS = 1000
 """Held-out questions of each way that the nets learn on: some hundreds of structures of each are enough."""
 _JUDGES = 300
 """Held-out questions of each way that a choice is judged by."""
-_STEPS, _BATCH, _LR = 600, 1024, 0.01
+STEPS, _BATCH, _LR = 600, 1024, 0.01
 _CHUNK = 128
 _ABSENT = 0.1
 """The share of the plainly absent structures that the nets learn on, so that they know them."""
@@ -375,8 +375,8 @@ def _train(composition: Composition, pairs: Sequence[tuple[_Floats, _Floats, _Fl
     seen, wanted, counts = (torch.from_numpy(array) for array in (inputs.T.copy(), labels, weights / weights.mean()))
     parameters = [*composition.weights, *composition.biases]
     optimizer = torch.optim.Adam(parameters, lr=_LR, fused=True)
-    for step in track(range(_STEPS), "fitting the nets"):
-        optimizer.param_groups[0]["lr"] = _LR * (1 - step / _STEPS)
+    for step in track(range(STEPS), "fitting the nets"):
+        optimizer.param_groups[0]["lr"] = _LR * (1 - step / STEPS)
         rows = torch.randint(len(seen), (NETS, min(_BATCH, len(seen))), generator=generator)
         odds = composition.odds(seen[rows].transpose(1, 2))
         losses = torch.nn.functional.binary_cross_entropy_with_logits(
