@@ -328,6 +328,7 @@ def load(folder: Path, side: str) -> None:
     from langchain_rcr.index.base import Row
     from langchain_rcr.index.memory import MemoryIndex
     from langchain_rcr.index.vectors_file import load_vectors
+    from langchain_rcr.items import made
     from langchain_rcr.pool import read_jsonl
     from langchain_rcr.selection import Options, select
     from langchain_rcr.state import AdditiveState
@@ -344,7 +345,7 @@ def load(folder: Path, side: str) -> None:
         vectors, programs = load_vectors(folder / "pool.safetensors", "f", list(pool.ids))
         index = MemoryIndex()
         index.bind("f", len(query))
-        index.add([Row(*row) for row in zip(pool.ids, pool.examples, programs.tolist(), strict=True)], vectors)
+        index.add(list(made(Row, pool.ids, pool.examples, programs.tolist())), vectors)
 
         async def picks() -> Any:
             async with index.read() as reader:

@@ -234,25 +234,37 @@ def read_jsonl(
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise PoolError(f"{os.fspath(path)} can't be read: {error}") from error
-    probe, name = ExamplePool(source_key=source_key, target_key=target_key), os.fspath(path)
+    numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
+
+    def where(at: int) -> str:
+        return f"{os.fspath(path)}, line {numbers[at]}"
+
+    probe = ExamplePool(source_key=source_key, target_key=target_key)
     ids: dict[str, None] = {}
     examples: list[dict[str, Any]] = []
-    numbers: list[int] = []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        where = f"{name}, line {number}"
-        row = _row(line, where)
+    for at, row in enumerate(_rows([lines[number - 1] for number in numbers], where)):
         example_id = row.pop("id", None) or random_ids(1)[0]
         if not isinstance(example_id, str) or example_id in ids:
-            raise PoolError(f"{where}: the id {example_id!r} is not a string or not the only one of its kind")
-        example = row["example"] if row.keys() == {"example"} and isinstance(row["example"], dict) else row
+            raise PoolError(f"{where(at)}: the id {example_id!r} is not a string or not the only one of its kind")
         ids[example_id] = None
-        examples.append(example)
-        numbers.append(number)
+        examples.append(row["example"] if row.keys() == {"example"} and isinstance(row["example"], dict) else row)
     probe.ids, probe.examples = tuple(ids), tuple(examples)
-    probe._items = probe._read(examples, lambda at: f"{name}, line {numbers[at]}")
+    probe._items = probe._read(examples, where)
     return probe
+
+
+def _rows(lines: Sequence[str], where: Callable[[int], str]) -> list[dict[str, Any]]:
+    """The object on each line."""
+    try:
+        rows = json.loads(
+            f"[{','.join(lines)}]"
+        )  # at once: twice as fast, and the rows share the names of their fields
+        if len(rows) == len(lines) and {*map(type, rows)} <= {dict}:
+            return list(rows)
+    except (ValueError, RecursionError):
+        pass
+    # One by one, which finds the line that is wrong.
+    return [_row(line, where(at)) for at, line in enumerate(lines)]
 
 
 def _row(line: str, where: str) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -340,10 +339,9 @@ def _examples(hits: Sequence[Hit]) -> Iterable[dict[str, Any]]:
     return copied([hit.row.example for hit in hits], [hit.row.id for hit in hits])
 
 
-def _signatures(pool: ExamplePool) -> list[str]:
+def _signatures(pool: ExamplePool) -> list[tuple[str, ...]]:
     """Of each example its id and what the encoders read of it: what its vectors belong to."""
-    each = zip(pool.ids, pool.items(), strict=True)
-    return [json.dumps([example_id, item.source, item.target]) for example_id, item in each]
+    return [(example_id, *item) for example_id, item in zip(pool.ids, pool.items(), strict=True)]
 
 
 def _ids(ids: Sequence[str]) -> list[str]:

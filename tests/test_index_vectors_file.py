@@ -1,5 +1,8 @@
 """The file of a pool's vectors: what comes back, and what is refused with a word on what to rebuild."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
@@ -100,3 +103,28 @@ def test_a_file_whose_tensors_are_not_as_written_is_refused(file, what):
     save_file(tensors, file, meta)
     with pytest.raises(CheckpointError, match=r"is damaged|holds no vectors of a pool"):
         load_vectors(file, "one", IDS)
+
+
+PEAK = """
+import sys
+from langchain_rcr.index.vectors_file import load_vectors
+
+def peak():
+    return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
+
+before = peak()
+vectors, _ = load_vectors(sys.argv[1], "f", [*range(40_000)])
+print((peak() - before) * 1024, vectors.candidate.nbytes + vectors.context.nbytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_loading_holds_the_vectors_once(tmp_path):
+    rows = np.zeros((40_000, 128), dtype=np.float32)
+    file = tmp_path / "pool.safetensors"
+    save_vectors(file, "f", [*range(40_000)], PoolVectors(rows, rows + 1), np.zeros(40_000, dtype=np.int64))
+    command = [sys.executable, "-c", PEAK, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    grown, needed = map(int, done.stdout.split())
+    assert grown < 1.3 * needed

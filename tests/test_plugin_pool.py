@@ -190,6 +190,7 @@ def test_a_row_without_id_gets_one(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("{", r"pool.jsonl, line 3: not JSON"),
+        ('{"source": "a", "target": "b"}, {"source": "c", "target": "d"}', r"pool.jsonl, line 3: not JSON"),
         ("[" * 100_000, r"pool.jsonl, line 3: not JSON"),
         ("[1]", r"pool.jsonl, line 3: must be a JSON object, not list"),
         ('{"source": "x"}', r"pool.jsonl, line 3 has no 'target' \(the program\)"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,22 +18,23 @@ from safetensors.numpy import save
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import write_bytes
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.rows import IntArray, Rows, SparseRows, numbers
+from langchain_rcr.rows import IntArray, Rows, SparseRows, longest, numbers
 
 _FORMAT = "langchain-rcr pool vectors"
 _PROGRAMS = "programs"
 _PARTS = ("starts", "columns", "values")
+_KINDS = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}
 
 
 def save_vectors(
-    path: str | os.PathLike[str], fingerprint: str, ids: Sequence[str], vectors: PoolVectors, programs: IntArray
+    path: str | os.PathLike[str], fingerprint: str, ids: Sequence[object], vectors: PoolVectors, programs: IntArray
 ) -> None:
     """Write a pool's vectors to a safetensors file, atomically.
 
     Args:
         path: the file.
         fingerprint: of the encoder that made them.
-        ids: the examples' ids, (N,).
+        ids: the examples' ids, (N,), or whatever else tells them apart, as JSON takes it.
         vectors: theirs, by the order of the ids.
         programs: (N,) `Row.program` of each, which would be read off the programs again otherwise.
     """
@@ -42,7 +44,7 @@ def save_vectors(
     write_bytes(path, save({name: np.ascontiguousarray(value) for name, value in arrays.items()}, meta))
 
 
-def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[str]) -> tuple[PoolVectors, IntArray]:
+def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[object]) -> tuple[PoolVectors, IntArray]:
     """Read what `save_vectors` wrote: vectors and programs.
 
     Args:
@@ -57,11 +59,11 @@ def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[s
     try:
         if not Path(path).is_file():
             raise _unfit(path, "is missing")
-        with safe_open(path, framework="numpy") as file:
+        with safe_open(path, framework="numpy") as file:  # which checks the header
             meta = file.metadata() or {}
-            if meta.get("format") != _FORMAT:
-                raise _unfit(path, "holds no vectors of a pool")
-            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        if meta.get("format") != _FORMAT:
+            raise _unfit(path, "holds no vectors of a pool")
+        arrays = _read(path)
         programs = arrays.pop(_PROGRAMS)
         candidate = _rows(arrays, "candidate", int(meta["dim"]))
         shared = not any(name.startswith("context") for name in arrays)
@@ -79,6 +81,26 @@ def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[s
     if not all(right) or not same:
         raise _unfit(path, "is damaged (the vectors are not what its header says)")
     return vectors, programs
+
+
+def _read(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+    """The tensors of a safetensors file, by name.
+
+    `safe_open` copies them out of a file that it has mapped into memory, where the process holds both at once.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    with Path(path).open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        for name in header.keys() - {"__metadata__"}:
+            about = header[name]
+            if about["dtype"] not in _KINDS:
+                raise ValueError(f"{name} is of the kind {about['dtype']}")
+            arrays[name] = array = np.empty(about["shape"], dtype=_KINDS[about["dtype"]])
+            file.seek(8 + length + about["data_offsets"][0])
+            if array.size and file.readinto(array.data) != array.nbytes:
+                raise OSError("it ends too early")
+    return arrays
 
 
 def _arrays(vectors: PoolVectors) -> dict[str, NDArray[Any]]:
@@ -115,13 +137,12 @@ def _fit(rows: Rows, count: int) -> bool:
             return False
     elif len(rows) != count:
         return False
-    values = numbers(rows)
-    return values.dtype == np.float32 and bool(np.isfinite(values).all())
+    return numbers(rows).dtype == np.float32 and math.isfinite(longest(rows))
 
 
 def _unfit(path: str | os.PathLike[str], what: str) -> CheckpointError:
     return CheckpointError(f"{os.fspath(path)} {what}: remove it, encode the examples again and save again")
 
 
-def _digest(ids: Sequence[str]) -> str:
+def _digest(ids: Sequence[object]) -> str:
     return hashlib.sha256(json.dumps([*ids]).encode()).hexdigest()
