@@ -324,10 +324,10 @@ def test_trained_with_a_small_language_model_it_helps_that_more_than_untrained(n
 
     def helped(**options):
         """How probable the programs of the training questions are behind what is picked for them."""
-        learning = LearnedSettings(**{"queries": 30, "candidates": 12, "sets": 6, "epochs": 10, "lr": 0.01} | options)
+        learning = LearnedSettings(**{"queries": 24, "candidates": 8, "sets": 5, "epochs": 10, "lr": 0.01} | options)
         build = lambda items: TriEncoder.build("lexical", items, dim=64)  # noqa: E731
         resources = Resources(seed=0, score=parser, policy=build, learning=learning)
-        selector, rows = get_baseline(name).build(examples, resources, k=2), training_rows(60, 30).tolist()
+        selector, rows = get_baseline(name).build(examples, resources, k=2), training_rows(60, 24).tolist()
         picks = selector.pick([pool[row].source for row in rows], 2, [[row] for row in rows])
         prompts = [
             APPENDIX_D.text([pool[pick].item for pick in own], pool[row].source)

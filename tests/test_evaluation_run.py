@@ -297,6 +297,7 @@ def test_every_selector_in_a_whole_run(here):
     flags = [f"--evaluation.selectors={names}", f"--evaluation.embeddings={folder}", "--evaluation.answers=false"]
     flags += [f"--evaluation.bert={folder}", f"--evaluation.contriever={folder}"]
     flags += ["--llm.kind=local", f"--llm.model={PARSER}", "--baselines.queries=5", "--baselines.epochs=1"]
+    flags += ["--baselines.candidates=6", "--baselines.sets=3"]
     assert cli.main(["run", "demo.yaml", *flags]) == 0
     found = report()
     assert list(found.selectors) == ["rcr", *names.split(",")]

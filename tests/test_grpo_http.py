@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,14 +82,22 @@ def expected(parser: LocalLM, tmp_path_factory: pytest.TempPathFactory) -> list[
     return found
 
 
-@pytest.mark.parametrize("kind", ["completion", "chat"])
-def test_over_http_the_rewards_are_those_of_the_same_model_at_home(
-    kind: str, parser: LocalLM, expected: list[dict[str, Any]], tmp_path: Path
-) -> None:
+@pytest.fixture(scope="module")
+def answer(parser: LocalLM) -> Callable[[str], tuple[str, str]]:
+    """What the model says to a prompt, and why it stopped; found once."""
+
+    @cache
     def answer(prompt: str) -> tuple[str, str]:
         generation = parser.generate([prompt]).generations[0][0]
         return generation.text, (generation.generation_info or {})["finish_reason"]
 
+    return answer
+
+
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_over_http_the_rewards_are_those_of_the_same_model_at_home(
+    kind: str, answer: Callable[[str], tuple[str, str]], expected: list[dict[str, Any]], tmp_path: Path
+) -> None:
     with OpenAIServer(answer) as server:
         llm = {"kind": kind, "model": "covr-parser", "base_url": server.base_url, "max_tokens": 64}
         found = rows(tmp_path / "run", COVR, llm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     return make(tmp_path_factory.mktemp("lm"))
 
 
-def plain(model: Any, prompt: str) -> tuple[str, str, int]:
-    """Greedy decoding by hand: a prompt at a time, a whole forward pass for each token."""
+@cache
+def loaded(folder: str) -> tuple[Any, Any]:
+    """Tokenizer and network of the module's folder, whose weights stay."""
     from transformers import AutoTokenizer, LlamaForCausalLM
 
-    tokenizer = AutoTokenizer.from_pretrained(model.model)
-    network = LlamaForCausalLM.from_pretrained(model.model)
+    return AutoTokenizer.from_pretrained(folder), LlamaForCausalLM.from_pretrained(folder)
+
+
+def plain(model: Any, prompt: str) -> tuple[str, str, int]:
+    """Greedy decoding by hand: a prompt at a time, a whole forward pass for each token."""
+    tokenizer, network = loaded(model.model)
     ids = tokenizer(prompt)["input_ids"]
     new: list[int] = []
     while len(new) < model.max_new_tokens:
@@ -84,9 +90,7 @@ def plain(model: Any, prompt: str) -> tuple[str, str, int]:
 
 def by_hand(folder: str, prompts: list[str], programs: list[str]) -> list[float]:
     """Log-likelihoods one token at a time, a whole forward pass for each."""
-    from transformers import AutoTokenizer, LlamaForCausalLM
-
-    tokenizer, network = AutoTokenizer.from_pretrained(folder), LlamaForCausalLM.from_pretrained(folder)
+    tokenizer, network = loaded(folder)
     found = []
     for prompt, program in zip(prompts, programs, strict=True):
         ids, total = tokenizer(prompt)["input_ids"], 0.0
@@ -258,10 +262,8 @@ def test_a_stop_sequence_inside_thoughts_is_ignored(folder: str, monkeypatch: py
 
 
 def test_guesses_change_no_answer(folder: str) -> None:
-    expected = {
-        prompt: plain(local_lm(model=folder, max_new_tokens=12, stop=["\n"], device="cpu"), prompt)
-        for prompt in PROMPTS
-    }
+    model = local_lm(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
+    expected = {prompt: plain(model, prompt) for prompt in PROMPTS}
     texts = {prompt: text for prompt, (text, _, _) in expected.items()}
 
     def spoilt(prompt: str, place: int) -> str:
@@ -278,10 +280,8 @@ def test_guesses_change_no_answer(folder: str) -> None:
         *[lambda prompt, place=place: spoilt(prompt, place) for place in range(4)],
     ]
     for guess in guesses:
-        for batch_size in (1, 4, 16):
-            model = local_lm(
-                model=folder, max_new_tokens=12, batch_size=batch_size, device="cpu", stop=["\n"], guess=guess
-            )
+        model.guess = guess
+        for model.batch_size in (1, 4, 16):
             found = [row[0] for row in model.generate(PROMPTS).generations]
             assert [
                 (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"])

@@ -1,9 +1,9 @@
-"""A whole run in two processes: with torchrun, with an error in one of them, killed, and resumed."""
+"""A whole run in two processes: undisturbed, with an error in one of them, killed, and resumed.
+
+torchrun itself starts the run of docs/processes.md, which tests/test_docs_pages.py follows.
+"""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -65,14 +65,13 @@ def test_a_run_in_two_processes(here):
 
 
 def _run_whole(here):
-    environ = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "GLOO_SOCKET_IFNAME": "lo"}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = [*launch, "-m", "rcr_trainer.cli", "run", "demo.yaml", "--name=whole"]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=here, env=environ, timeout=100)
-    assert result.returncode == 0, result.stderr
-    assert result.stdout.count("run folder: runs/whole\n") == 1
-    assert result.stdout.count("split 110: 8 test queries") == 1
-    assert result.stderr.count("epoch 2, loss") == 1
+    command = ["-m", "rcr_trainer.cli", "run", "demo.yaml", "--name=whole"]
+    (code, out, err), (other, *silent) = end(start(command, cwd=here))
+    assert (code, other) == (0, 0), err
+    assert out.count("run folder: runs/whole\n") == 1
+    assert out.count("split 110: 8 test queries") == 1
+    assert err.count("epoch 2, loss") == 1
+    assert silent == ["", ""]
 
 
 def weights(folder):
