@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -84,11 +85,13 @@ def expected(parser: LocalLM, tmp_path_factory: pytest.TempPathFactory) -> list[
 
 @pytest.fixture(scope="module")
 def answer(parser: LocalLM) -> Callable[[str], tuple[str, str]]:
-    """What the model says to a prompt, and why it stopped; found once."""
+    """What the model says to a prompt, and why it stopped; found once, for one prompt at a time."""
+    alone = Lock()
 
     @cache
     def answer(prompt: str) -> tuple[str, str]:
-        generation = parser.generate([prompt]).generations[0][0]
+        with alone:
+            generation = parser.generate([prompt]).generations[0][0]
         return generation.text, (generation.generation_info or {})["finish_reason"]
 
     return answer

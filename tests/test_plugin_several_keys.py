@@ -21,7 +21,8 @@ from langchain_rcr import (
     few_shot_prompt,
     semantic_parsing_chain,
 )
-from langchain_rcr.families.structure import fit as fitting
+
+pytestmark = pytest.mark.usefixtures("quick_nets")
 
 torch.set_num_threads(1)
 
@@ -44,11 +45,6 @@ class Noted(WordCounts):
     def embed_query(self, text: str) -> list[float]:
         self.texts.append(text)
         return super().embed_query(text)
-
-
-@pytest.fixture(autouse=True)
-def quick_nets(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fitting, "_STEPS", fitting._STEPS // 10)
 
 
 def ours(rows: list[dict[str, Any]] = ROWS, **options: Any) -> SequentialCompositionalRetriever:
