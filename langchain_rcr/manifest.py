@@ -1,5 +1,7 @@
 """What a checkpoint folder consists of: manifest.json has the size and SHA-256 of every file, and is written last.
 
+A run's data and training states have one, too.
+
 So half-written files and flipped bits are noticed before they are used. It is not a signature: whoever changes a file
 can change the manifest, too. That is why nothing that a checkpoint names is imported, fetched, or opened outside its
 folder (SECURITY.md), whatever the digests say.

@@ -28,7 +28,8 @@ def test_files_of_a_split(tmp_path: Path) -> None:
     split = _split()
     split.dev = []
     write_split(tmp_path / "toy", split)
-    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == ["split.json", "test.jsonl", "train.jsonl"]
+    names = ["manifest.json", "split.json", "test.jsonl", "train.jsonl"]
+    assert sorted(path.name for path in (tmp_path / "toy").iterdir()) == names
     assert [path.name for path in tmp_path.iterdir()] == ["toy"]
     assert (tmp_path / "toy/test.jsonl").read_bytes() == b'{"id": "d", "source": "u", "target": "v"}\n'
 

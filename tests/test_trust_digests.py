@@ -1,13 +1,16 @@
-"""Every file of a checkpoint has a digest: half-written files and flipped bits are noticed, by resuming a run, too."""
+"""Files of checkpoints, data and training states have digests: damage is noticed, by resuming a run, too."""
 
 import json
 from pathlib import Path
 
 import pytest
+import torch
 from rcr_trainer import pipeline
-from rcr_trainer.data import Example, write_examples
+from rcr_trainer.data import Example, Split, write_examples, write_split
+from rcr_trainer.evaluation.stage import evaluation_stage
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
+from rcr_trainer.training.state import Result, TrainingState
 from toys import lexical
 
 from langchain_rcr import CheckpointError, SequentialCompositionalRetriever
@@ -83,12 +86,17 @@ def test_a_file_that_was_put_there_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", DAMAGE)
-@pytest.mark.parametrize("name", ["checkpoint/pool.jsonl", "checkpoint-sft/query_encoder/model.safetensors"])
+@pytest.mark.parametrize(
+    "name", ["checkpoint/pool.jsonl", "checkpoint-sft/query_encoder/model.safetensors", "data/train.jsonl"]
+)
 def test_a_damaged_checkpoint_is_no_finished_run(tmp_path: Path, how: str, name: str) -> None:
     config = Settings(output=tmp_path / "run", tensorboard=False)
     run = Run.create(tmp_path / "run", config)
     checkpoint(run.checkpoint)
     checkpoint(run.sft_checkpoint)
+    write_split(
+        run.data, Split("split", *[[Example(**row, id=row["target"]) for row in EXAMPLES[at::2]] for at in (0, 1)])
+    )
     for stage in ("data", "sft", "evaluation"):
         with run.stage(stage):
             pass
@@ -97,3 +105,32 @@ def test_a_damaged_checkpoint_is_no_finished_run(tmp_path: Path, how: str, name:
     for resume in (True, False):
         with pytest.raises(CheckpointError, match=rf"{Path(name).name}.*; --overwrite starts over"):
             pipeline.run(config, resume=resume)
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damaged_data_are_not_compared(tmp_path: Path, how: str) -> None:
+    run = Run.create(tmp_path / "run", Settings(output=tmp_path / "run", tensorboard=False))
+    checkpoint(run.checkpoint)
+    write_split(
+        run.data, Split("split", *[[Example(**row, id=row["target"]) for row in EXAMPLES[at::2]] for at in (0, 1)])
+    )
+    for stage in ("data", "sft"):
+        with run.stage(stage):
+            pass
+    damaged(run.data / "train.jsonl", how)
+    with pytest.raises(CheckpointError, match=r"data.*train\.jsonl"):
+        evaluation_stage(run)
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+@pytest.mark.parametrize("name", ["state.safetensors", "state.json"])
+def test_a_damaged_state_is_not_gone_on_from(tmp_path: Path, how: str, name: str) -> None:
+    def state() -> TrainingState:
+        weights = {"w": torch.nn.Parameter(torch.arange(64.0))}
+        return TrainingState(weights, torch.optim.SGD(weights.values()), Result("sft"))
+
+    state().save(tmp_path / "state", force=True)
+    assert state().load(tmp_path / "state")
+    damaged(tmp_path / "state" / name, how)
+    with pytest.raises(CheckpointError, match=rf"can't be resumed from: .*{name}.*; delete it to start afresh"):
+        state().load(tmp_path / "state")

@@ -20,7 +20,7 @@ from langchain_rcr.errors import InputError
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.locking import hold
-from rcr_trainer.policies import build_model, check_checkpoints, load_model, load_start, save_checkpoint
+from rcr_trainer.policies import build_model, check_files, load_model, load_start, save_checkpoint
 from rcr_trainer.runs import INCIDENTAL, Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
@@ -84,11 +84,11 @@ def run(
                     split = None if (config.folder / "run.json").is_file() else load_checked(config)[0]
                     holding.enter_context(hold(config.folder))
                     current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
-                    check_checkpoints(current)
-                    _take(current, "data", lambda: write_split(current.path / "data", split or load_checked(config)[0]))
+                    check_files(current)
+                    _take(current, "data", lambda: write_split(current.data, split or load_checked(config)[0]))
             if not processes.first:
                 current = Run.open(config.folder, config, writes=False)
-            task = divide(config, read_split(current.path / "data"))
+            task = divide(config, read_split(current.data))
             for name, stage in (("sft", sft_stage), ("grpo", grpo_stage)):
                 if name in wanted:
                     _take(current, name, partial(stage, current, task, processes), processes.size)

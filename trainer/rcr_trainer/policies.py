@@ -106,21 +106,34 @@ def device_of(config: Settings) -> str:
     return config.device
 
 
-def check_checkpoints(run: Run) -> None:
-    """Check that the checkpoints that a run has, with their pools, are as they were written.
+def check_files(run: Run) -> None:
+    """Check that a run's data and the checkpoints that it has, with their pools, are as they were written.
 
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
     """
     from langchain_rcr.manifest import verify
 
-    for folder in (run.checkpoint, run.sft_checkpoint):
-        if folder.is_dir():
-            try:
+    try:
+        check_data(run)
+        for folder in (run.checkpoint, run.sft_checkpoint):
+            if folder.is_dir():
                 verify(folder)
                 verify(folder, pool=True)
-            except CheckpointError as error:
-                raise CheckpointError(f"{error}; --overwrite starts over") from None
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}; --overwrite starts over") from None
+
+
+def check_data(run: Run) -> None:
+    """Check that a run's data are as they were written; those of an earlier version have no digests.
+
+    Raises:
+        CheckpointError: a file is missing or damaged; the message names it.
+    """
+    from langchain_rcr.manifest import MANIFEST, verify
+
+    if (run.data / MANIFEST).is_file():
+        verify(run.data)
 
 
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:

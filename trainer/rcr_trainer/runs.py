@@ -189,6 +189,11 @@ class Run:
         return cls(folder, run_config(folder / "config.yaml", flags), record, writes=writes, foreign=foreign)
 
     @property
+    def data(self) -> Path:
+        """The folder of its split."""
+        return self.path / "data"
+
+    @property
     def checkpoint(self) -> Path:
         """The folder of the trained policy and its pool."""
         return self.path / "checkpoint"

@@ -10,6 +10,7 @@ from typing import Any
 
 from langchain_rcr.files import atomic_directory, atomic_file, write_json
 from langchain_rcr.items import Item
+from langchain_rcr.manifest import MANIFEST, seal
 from rcr_trainer.errors import DataError
 
 PARTS = ("train", "dev", "test")
@@ -81,7 +82,7 @@ def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
 
 
 def write_split(directory: str | Path, split: Split) -> None:
-    """Write a split's folder: train.jsonl, test.jsonl, dev.jsonl unless empty, and split.json.
+    """Write a split's folder: train.jsonl, test.jsonl, dev.jsonl unless empty, split.json, and their digests.
 
     Everything is written beside the folder first and put in place by renaming, so that an interrupted write
     leaves either the old split or the new one. A folder that holds anything but a split is left alone.
@@ -103,6 +104,7 @@ def write_split(directory: str | Path, split: Split) -> None:
             if examples or part != "dev":
                 write_examples(folder / f"{part}.jsonl", examples)
         write_json(folder / "split.json", fixed | split.meta | fixed)
+        seal(folder)
 
 
 def read_split(directory: str | Path) -> Split:
@@ -163,7 +165,7 @@ def read_json_file(path: Path) -> Any:
 def _refuse_foreign(directory: Path) -> None:
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise DataError(f"can't write a split to {directory}: it isn't a plain folder")
-    known = {"split.json", *(f"{part}.jsonl" for part in PARTS)}
+    known = {"split.json", MANIFEST, *(f"{part}.jsonl" for part in PARTS)}
     found = directory.iterdir() if directory.exists() else ()
     if foreign := sorted(path.name for path in found if path.name not in known):
         raise DataError(f"{directory} holds other files ({', '.join(foreign[:3])}): give another folder")

@@ -24,7 +24,7 @@ from rcr_trainer.evaluation.plot import coverage_figure, write_png
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
-from rcr_trainer.policies import load_model
+from rcr_trainer.policies import check_data, load_model
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_execution, divide, open_language_model
@@ -62,7 +62,8 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
         )
     check_foreign(run)
-    split = read_split(run.path / "data")
+    check_data(run)
+    split = read_split(run.data)
     task = divide(config, split)
     queries = task.held_out(evaluation.split)
     if not queries:

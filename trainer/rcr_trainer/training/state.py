@@ -16,6 +16,7 @@ from torch import Tensor
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.files import atomic_directory, write_text
+from langchain_rcr.manifest import seal, verify
 
 Figures = dict[str, float]
 
@@ -88,6 +89,7 @@ class TrainingState:
         with atomic_directory(folder) as path:
             save_file(copies, path / "state.safetensors")
             write_text(path / "state.json", json.dumps(asdict(self.result)))  # with NaN, which Python reads back
+            seal(path)
         self._saved_at = time.monotonic()
         self._took = self._saved_at - began
 
@@ -100,9 +102,10 @@ class TrainingState:
         Raises:
             CheckpointError: the state is damaged or belongs to another model.
         """
-        if not (folder / "state.json").is_file():
+        if not folder.is_dir():
             return False
         try:
+            verify(folder)
             tensors = load_file(folder / "state.safetensors")
             result = Result(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
             weights, best = _part(tensors, "model."), _part(tensors, "best.")
@@ -114,7 +117,7 @@ class TrainingState:
                 number, slot = name.split(".", 1)
                 slots.setdefault(int(number), {})[slot] = value
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        except (CheckpointError, OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(
                 f"{folder} can't be resumed from: {' '.join(str(error).split())[:300]}; delete it to start afresh"
             ) from None
