@@ -87,10 +87,11 @@ dist:
 	build/dist/bin/python -m pip install --quiet build
 	build/dist/bin/python -m build
 
+# The first time mypy reads all libraries, which two processes do in half the time; with its cache one is quicker.
 lint: $(FOR_WORK)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
+	$(if $(wildcard .mypy_cache),,MYPY_NUM_WORKERS=$(WORKERS) )$(BIN)/mypy
 
 format: $(FOR_WORK)
 	$(BIN)/ruff check --fix .

@@ -81,6 +81,7 @@ def test_openais_own_chat_gets_max_completion_tokens(monkeypatch: pytest.MonkeyP
     assert "api.openai.com" in found.diagnose.who
 
 
+@pytest.mark.slow
 def test_a_timeout_is_always_set_and_the_clients_own_retries_are_off() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, timeout=9)

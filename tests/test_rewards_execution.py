@@ -389,6 +389,7 @@ class TestPostgreSQL:
             assert told["cpu"] <= 2 * limit + 4 * STARTING  # psycopg takes longer to import
             assert told["kilobytes"] <= (1 << 29) / 1024
 
+    @pytest.mark.slow
     def test_what_keeps_within_the_limits_comes_back(self, run, postgres_url):
         slow = "SELECT pg_sleep(0.001), set_config('statement_timeout', '0', false), n FROM generate_series(1, 250) n"
         with open_database(postgres_url, timeout_s=30) as database:

@@ -78,6 +78,7 @@ def drawn(rows, seed=0, uniforms=None, k=K, tau=TAU, data=None, barred=BARRED):
     )
 
 
+@pytest.mark.slow
 def test_draws_have_the_frequencies_of_their_probabilities():
     got = drawn(20_000)
     every = list(itertools.permutations([0, 1, 3, 4, 5], K))

@@ -156,6 +156,7 @@ def test_what_looks_like_a_secret(text: str, shown: str | None) -> None:
     assert redact(text) == (text if shown is None else shown)
 
 
+@pytest.mark.slow
 def test_secrets_of_a_model_given_as_an_object_are_known() -> None:
     from langchain_openai import ChatOpenAI
 
