@@ -168,6 +168,8 @@ def _decoded(
     Returns:
         Keys (B, k), logits (B, k), log partitions (B, k), NaN without a τ, and E_z of the picks, (B, k, D).
     """
+    if len(queries) == 1 and tau is None:
+        return _decoded_alone(queries, table, state, k, barred[0].tolist(), groups)
     shape = (len(queries), k)
     keys, logits, totals = np.empty(shape, np.int64), np.empty(shape, np.float32), np.full(shape, np.nan)
     contexts = np.empty((*shape, queries.shape[1]), dtype=np.float32)
@@ -187,21 +189,48 @@ def _decoded(
     return keys, logits, totals, contexts
 
 
+def _decoded_alone(
+    query: FloatArray,
+    table: MatrixTable,
+    state: State[Any],
+    k: int,
+    barred: list[int],
+    groups: NDArray[np.integer[Any]] | None,
+) -> tuple[IntArray, FloatArray, NDArray[np.float64], FloatArray]:
+    """`_decoded` for one query (1, D), without a τ."""
+    current, masked = state.start(query), list[IntArray]()
+    keys, logits = np.empty(k, dtype=np.int64), np.empty(k, dtype=np.float32)
+    contexts = np.empty((k, query.shape[1]), dtype=np.float32)
+    for step in range(k):
+        key, logits[step] = table.first_alone(current.vector(), barred, masked)
+        keys[step] = key
+        contexts[step] = table.vectors(keys[step : step + 1])[0]
+        if step + 1 < k:
+            current = current.update(contexts[step : step + 1])
+            barred.append(key)
+            if groups is not None:
+                masked.append(np.flatnonzero(groups == groups[key]))
+    return keys[None], logits[None], np.full((1, k), np.nan), contexts[None]
+
+
 def _quick(queries: FloatArray, state: State[Any], options: Options, reader: LocalReader, table: MatrixTable) -> Picks:
     """`select` for one beam over a matrix, where nothing but programs has to differ."""
     k, tau = min(options.k, reader.size), options.tau if options.scored else None
     groups, barred = reader.programs if options.constraints else None, [_NONE] * len(queries)
     keys, logits, totals, contexts = _decoded(queries, table, state, k, barred, groups, tau)
-    # Above 0 by rounding.
-    log_probs = np.minimum(0.0, logits / options.tau - totals)
-    ended = logits <= 0 if options.stop_early else np.zeros(keys.shape, dtype=bool)
-    if options.scored:
-        ended |= np.exp(log_probs) < options.min_probability
-    lengths = np.where(ended.any(axis=1), ended.argmax(axis=1), k) if k else np.zeros(len(queries), dtype=np.int64)
-    picks = Picks.none(len(queries), options.k)
-    there = np.arange(k) < lengths[:, None]
-    picks.positions[:, :k][there], picks.logits[:, :k][there] = keys[there], logits[there]
-    picks.probabilities[:, :k][there] = np.exp(log_probs[there])
+    if options.scored or options.stop_early or k < options.k:
+        # Above 0 by rounding.
+        log_probs = np.minimum(0.0, logits / options.tau - totals)
+        ended = logits <= 0 if options.stop_early else np.zeros(keys.shape, dtype=bool)
+        if options.scored:
+            ended |= np.exp(log_probs) < options.min_probability
+        lengths = np.where(ended.any(axis=1), ended.argmax(axis=1), k) if k else np.zeros(len(queries), dtype=np.int64)
+        picks = Picks.none(len(queries), options.k)
+        there = np.arange(k) < lengths[:, None]
+        picks.positions[:, :k][there], picks.logits[:, :k][there] = keys[there], logits[there]
+        picks.probabilities[:, :k][there] = np.exp(log_probs[there])
+    else:
+        picks, lengths = Picks(keys, logits, totals), np.full(len(queries), k)
     rows = reader.rows
     each = zip(keys.tolist(), logits.tolist(), contexts, lengths.tolist(), strict=True)
     hits = (

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.index.base import PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
-from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, slack
+from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, slack, slack_alone
 from langchain_rcr.rows import FloatArray, IntArray, growing, product
 
 
@@ -63,17 +63,6 @@ class MatrixTable(Table):
             Keys (B,), logits (B,) and, where there is a τ, log partitions (B,). Each state must have a candidate.
         """
         scores, margin = self.scores(states), slack(states, self._longest)
-        if len(states) == 1 and tau is None:  # as below, without what more rows need
-            line = scores[0]
-            line[exclude[0]] = -np.inf
-            open_ = line
-            if len(masked[0]):
-                open_ = line.copy()
-                open_[masked[0]] = -np.inf
-            top = open_.max()
-            open_, top = (line, line.max()) if top == -np.inf else (open_, top)
-            key = (open_ >= top - margin[0]).argmax()
-            return key[None], line[key][None], None
         hidden = []
         for line, barred, others in zip(scores, exclude, masked, strict=True):
             line[barred] = -np.inf
@@ -90,6 +79,20 @@ class MatrixTable(Table):
         for line, others, values in zip(scores, masked, hidden, strict=True):
             line[others] = values
         return keys, logits, log_sums(scores, tau, ())
+
+    def first_alone(self, state: FloatArray, exclude: list[int], masked: Sequence[IntArray]) -> tuple[int, np.float32]:
+        """`first` for one state (1, D) without a τ, and without what several need: key and logit."""
+        line, margin = self.scores(state)[0], slack_alone(state[0], self._longest)
+        if exclude:
+            line[exclude] = -np.inf
+        open_ = line.copy() if masked else line
+        for rows in masked:
+            open_[rows] = -np.inf
+        top = open_.max()
+        if top == -np.inf:
+            open_, top = line, line.max()
+        key = int((open_ >= top - margin).argmax())
+        return key, line[key]
 
     def candidates(self, keys: IntArray) -> FloatArray:
         """See `Table.candidates`."""

@@ -140,11 +140,22 @@ def slack(states: FloatArray, longest: float) -> FloatArray:
         InputError: a state or a candidate is not finite.
     """
     squares = np.einsum("bd,bd->b", states, states)
-    if not math.isfinite(longest) or not math.isfinite(squares.sum()):
-        msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
-        raise InputError(msg)
+    _check_finite(longest, squares.sum())
     margin: FloatArray = np.float32(TIE * longest) * np.sqrt(squares)
     return margin
+
+
+def slack_alone(state: FloatArray, longest: float) -> np.float32:
+    """`slack` of one state (D,)."""
+    square = float(state @ state)
+    _check_finite(longest, square)
+    return np.float32(TIE * longest) * np.sqrt(np.float32(square))
+
+
+def _check_finite(*values: float) -> None:
+    if not all(map(math.isfinite, values)):
+        msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
+        raise InputError(msg)
 
 
 def log_sums(scores: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
