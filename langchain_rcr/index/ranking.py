@@ -149,7 +149,7 @@ def slack_alone(state: FloatArray, longest: float) -> np.float32:
     """`slack` of one state (D,)."""
     square = float(state @ state)
     _check_finite(longest, square)
-    return np.float32(TIE * longest) * np.sqrt(np.float32(square))
+    return np.float32(TIE * longest * math.sqrt(square))
 
 
 def _check_finite(*values: float) -> None:
