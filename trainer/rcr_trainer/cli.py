@@ -229,19 +229,23 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     if called == "evaluate":
         add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
-    text = "write runs as one HTML file: tables, curves, and who picked what for which question"
-    report = command(commands, "report", _report, text, "report runs/demo runs/reinforced --out both.html")
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that has been evaluated")
-    text = "the file (default: report.html in the run folder; of several runs, in the working directory)"
-    report.add_argument("--out", type=Path, metavar="FILE", help=text)
-    report.add_argument("--trust", action="store_true", help="the runs are yours: follow links out of their folders")
-
+    _add_report(commands)
     _add_paper(commands, called)
     _add_data(commands)
     text = "print a bash script that completes commands and flags, settings included"
     command(commands, "completion", _completion, text, 'completion  # use it: eval "$(rcr-train completion)"')
     parser.commands = commands.choices
     return parser
+
+
+def _add_report(commands: Any) -> None:
+    """The command `report`."""
+    text = "write runs as one HTML file: tables, curves, and who picked what for which question"
+    report = command(commands, "report", _report, text, "report runs/demo runs/reinforced --out both.html")
+    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that has been evaluated")
+    text = "the file (default: report.html in the run folder; of several runs, in the working directory)"
+    report.add_argument("--out", type=Path, metavar="FILE", help=text)
+    report.add_argument("--trust", action="store_true", help="the runs are yours: follow links out of their folders")
 
 
 def _add_paper(commands: Any, called: str) -> None:

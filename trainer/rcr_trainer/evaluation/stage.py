@@ -69,17 +69,8 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     if not queries:
         raise ConfigError(f"{run.path} has no {evaluation.split} queries")
 
-    learns, ours, model = bool(learners(config)), {}, load_model(config, run.checkpoint, trust=not run.foreign)
-    held_out = _held_out(config, task)
-    for name, policy in _policies(run, model):
-        ours[name] = policy_picks(
-            policy,
-            task.pool,
-            task.spec,
-            mask_duplicates=evaluation.mask_duplicates,
-            fitted=task.dev if evaluation.split == "dev" else (),
-            held_out=held_out,
-        )
+    learns, model = bool(learners(config)), load_model(config, run.checkpoint, trust=not run.foreign)
+    ours = _our_selectors(run, task, model)
 
     def keep(report: EvaluationReport, picks: Picks) -> None:
         if only_picks:
@@ -117,6 +108,23 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             answerer=_answerer(config, task, llm),
             keep=keep,
         )
+
+
+def _our_selectors(run: Run, task: Task, model: TriEncoder) -> dict[str, PickFunction]:
+    """What each of the run's policies picks, by its name."""
+    evaluation, held_out = run.config.evaluation, _held_out(run.config, task)
+    fitted = task.dev if evaluation.split == "dev" else ()
+    return {
+        name: policy_picks(
+            policy,
+            task.pool,
+            task.spec,
+            mask_duplicates=evaluation.mask_duplicates,
+            fitted=fitted,
+            held_out=held_out,
+        )
+        for name, policy in _policies(run, model)
+    }
 
 
 def _policies(run: Run, model: TriEncoder) -> Iterator[tuple[str, TriEncoder]]:
