@@ -204,7 +204,7 @@ def test_queries_that_are_compared_on_must_parse(capsys, here):
 @pytest.mark.parametrize("target", [whole, broken])
 @pytest.mark.parametrize("family", ["structure", "lexical"])
 @pytest.mark.parametrize("count", [5, 8, 20])
-def test_few_examples_train_with_the_defaults(here, family, count, target):
+def test_few_examples_train(here, family, count, target):
     write(here / "train.jsonl", SPLIT.train[:count], target)
     write(here / "test.jsonl", SPLIT.test[:1], whole)
     assert cli.main(["run", f"{family}.yaml"]) == 0
