@@ -17,7 +17,7 @@ FOR_WORK := $(VENV)/.installed-for-work
 .DELETE_ON_ERROR:
 
 help:
-	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (two to four minutes on two cores)"
+	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (two to five minutes on two cores)"
 	@echo "make check        lint, then the fast tests (a minute, for use while you work)"
 	@echo "make test         lint, then all tests (minutes; what continuous integration runs)"
 	@echo "make fuzz         parsers, answers, checkpoints, filters on made inputs (SECONDS=60)"
