@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,9 @@ def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[
         ConfigError: it can't be read, is no YAML, is too large or no mapping, or sets a key twice.
     """
     try:
-        loader, root = _composed(path.read_text(encoding="utf-8-sig"))
+        # Not libyaml's: on deep nesting it overflows the stack, where this raises.
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
+        root = loader.get_single_node()
         _check_size(root)
         if root is not None:
             yield from _flatten(loader, root, path, sections)
@@ -50,16 +51,6 @@ def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[
         where = f" line {mark.line + 1}" if mark is not None else ""
         msg = f"{path}{where}: not YAML: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
     raise ConfigError(msg) from None
-
-
-def _composed(text: str) -> tuple[Any, Any]:
-    """A YAML loader with its root node: libyaml is ten times as fast, and PyYAML's own parser names faults better."""
-    if yaml.__with_libyaml__:
-        with suppress(yaml.YAMLError):
-            loader = yaml.CSafeLoader(text)
-            return loader, loader.get_single_node()
-    plain = yaml.SafeLoader(text)
-    return plain, plain.get_single_node()
 
 
 def _check_size(root: Any) -> None:
