@@ -222,13 +222,20 @@ class LocalLM(BaseLLM):
                 pad_token_id=ends.pad,
                 eos_token_id=ends.tokens or None,
                 bos_token_id=self._tokenizer.bos_token_id,
-                # A growing cache is copied whole at each token: half as long again for a small model on a CPU. On a GPU
-                # transformers would compile the model again for every shape of the fixed one.
-                cache_implementation="static" if self._model.device.type == "cpu" else None,
+                cache_implementation="static" if self._fixed_cache else None,
             ),
             stopping_criteria=StoppingCriteriaList([stopping]),
         )[:, longest:].tolist()
         return [new[: length or None] for new, length in zip(written, stopping.lengths, strict=True)]
+
+    @property
+    def _fixed_cache(self) -> bool:
+        """Whether keys and values have a cache of a fixed size, for models that can.
+
+        A growing one is copied whole at each token: half as long again for a small model on a CPU. On a GPU
+        transformers would compile the model again for every shape.
+        """
+        return self._model.device.type == "cpu" and getattr(self._model, "_can_compile_fullgraph", False)
 
     def _padded(self, prompts: Sequence[list[int]], more: int = 0) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Tokens and mask, (B, longest + more), prompts at the right of the first `longest`; and `longest`."""
