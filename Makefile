@@ -6,10 +6,16 @@ WORKERS ?= 2
 BIN := $(VENV)/bin
 # pip shows what it downloads on a terminal, and says it in lines elsewhere.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
+# pip takes torch from where this machine has it (a CPU wheel, say); of the rest uv makes in half a minute what takes pip
+# three. Where uv doesn't find its way (a mirror that only pip knows), pip installs all.
+INSTALL = { $(PIP_INSTALL) --quiet torch uv \
+	&& $(BIN)/uv pip install --quiet --python $(VENV) -c constraints.txt -e '.[$(EXTRAS)]'; } \
+	|| $(PIP_INSTALL) -e '.[$(EXTRAS)]'
 SAYS_WHAT_PIP_DOES = echo "Installing into $(VENV): some 70 packages, of which torch is by far the largest (200 MB for a \
 CPU; with CUDA, which pip takes on Linux unless a CPU wheel is there, gigabytes). Minutes, once."
-# pip would compile one module after the other. Some packages bring files of other Python versions: their errors don't count.
-COMPILE = $(BIN)/python -W ignore -m compileall -q -q -j 0 $(VENV)/lib || true
+# Two processes that start at once would each compile what they import. What hardly anything imports is left to its import.
+# Some packages bring files of other Python versions: their errors don't count.
+COMPILE = $(BIN)/python -W ignore -m compileall -q -q -j 0 -x '/(tests|kubernetes|sympy|transformers/models)/' $(VENV)/lib || true
 FOR_USE := $(VENV)/.installed-for-use
 FOR_WORK := $(VENV)/.installed-for-work
 
@@ -117,17 +123,19 @@ wheel-test: $(FOR_WORK)
 	$(BIN)/python tests/try_wheel.py build/wheel/*.whl
 
 # The stamps are written last, so that a failed installation is repeated. The development set-up includes the user's.
+$(FOR_USE): EXTRAS := train,offline
 $(FOR_USE): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
 	@$(SAYS_WHAT_PIP_DOES)
-	$(PIP_INSTALL) -e '.[train,offline]'
+	$(INSTALL)
 	@$(COMPILE)
 	@touch $@
 
+$(FOR_WORK): EXTRAS := dev
 $(FOR_WORK): pyproject.toml constraints.txt
 	@$(MAKE) --no-print-directory venv
 	@$(SAYS_WHAT_PIP_DOES)
-	$(PIP_INSTALL) -e '.[dev]'
+	$(INSTALL)
 	@$(COMPILE)
 	@touch $(FOR_USE) $@
 

@@ -156,7 +156,8 @@ def test_a_fresh_clone_installs_with_the_constraints(clone: Path) -> None:
     for target, extras in (("demo", "[train,offline]"), ("test", "[dev]")):
         steps = plan(clone, target)
         assert "-m venv .venv" in steps
-        assert re.search(rf"pip install .*-c constraints\.txt -e '\.{re.escape(extras)}'", steps)
+        for installer in ("uv pip install", "-m pip install"):
+            assert re.search(rf"{installer} .*-c constraints\.txt -e '\.{re.escape(extras)}'", steps)
 
 
 def test_the_second_call_installs_nothing_until_the_versions_change(clone: Path) -> None:
