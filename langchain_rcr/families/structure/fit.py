@@ -11,7 +11,8 @@ In closed form or nearly so, before any gradient descent on the policy:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -131,12 +132,24 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
         if len(rows) > _PUPILS:
             rows = np.sort(rng.choice(rows, _PUPILS, replace=False))
         parts.append((way.needs(evidence, rows), targets[rows], way.fold[rows]))
-    _train(composition, [_pairs(composition, needs, wanted, rng) for needs, wanted, _ in parts], seed)
-    composition.to(encoder.mean.device)
-    _weigh(encoder, targets)
-    if parts:
-        _trust_phrases(encoder, left_out[0], targets)
-        _choose(encoder, left_out, parts, targets, rng)
+    with _one_thread():
+        _train(composition, [_pairs(composition, needs, wanted, rng) for needs, wanted, _ in parts], seed)
+        composition.to(encoder.mean.device)
+        _weigh(encoder, targets)
+        if parts:
+            _trust_phrases(encoder, left_out[0], targets)
+            _choose(encoder, left_out, parts, targets, rng)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """The nets are so small that threads of torch would wait for each other: with two they took up to twice the time."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
@@ -358,10 +371,10 @@ def _pairs(
             seen = composition.inputs(raw, q, together, frequency, evidence)
         wanted = targets[rows][:, owner]
         telling = composition.telling(seen).numpy() | (wanted > 0) | (rng.random(wanted.shape) < _ABSENT)
-        kept = telling & (frequency.numpy()[:, owner] > 0)
-        inputs.append(np.stack([column.numpy()[kept] for column in seen]))
-        labels.append(wanted[kept])
-        weights.append(np.broadcast_to(share, kept.shape)[kept])
+        kept = np.flatnonzero(telling & (frequency.numpy()[:, owner] > 0))
+        inputs.append(np.stack([column.numpy().take(kept) for column in seen]))
+        labels.append(wanted.take(kept))
+        weights.append(share[kept % len(share)])
     return np.concatenate(inputs, axis=1), np.concatenate(labels), np.concatenate(weights)
 
 
@@ -375,13 +388,13 @@ def _train(composition: Composition, pairs: Sequence[tuple[_Floats, _Floats, _Fl
     seen, wanted, counts = (torch.from_numpy(array) for array in (inputs.T.copy(), labels, weights / weights.mean()))
     parameters = [*composition.weights, *composition.biases]
     optimizer = torch.optim.Adam(parameters, lr=_LR, fused=True)
+    batch = min(_BATCH, len(seen))
     for step in track(range(STEPS), "fitting the nets"):
         optimizer.param_groups[0]["lr"] = _LR * (1 - step / STEPS)
-        rows = torch.randint(len(seen), (NETS, min(_BATCH, len(seen))), generator=generator)
-        odds = composition.odds(seen[rows].transpose(1, 2))
-        losses = torch.nn.functional.binary_cross_entropy_with_logits(
-            odds, wanted[rows], weight=counts[rows], reduction="none"
-        )
+        rows = torch.randint(len(seen), (NETS * batch,), generator=generator)
+        odds = composition.odds(seen.index_select(0, rows).view(NETS, batch, INPUTS).transpose(1, 2)).flatten()
+        targets, shares = wanted.index_select(0, rows), counts.index_select(0, rows)
+        total = torch.nn.functional.binary_cross_entropy_with_logits(odds, targets, weight=shares, reduction="sum")
         optimizer.zero_grad()
-        torch.autograd.backward(losses.mean(1).sum())  # each net by its own loss
+        torch.autograd.backward(total / batch)  # each net by the mean over its own batch
         optimizer.step()

@@ -59,10 +59,14 @@ class TokenBags(nn.Module):
                 count += len(texts[stop])
                 stop += 1
             tokens = _unit(np.concatenate(texts[start:stop]).astype(np.float32) - centre)
-            near = _kernel(tokens, anchors)
-            weight = -np.log(np.minimum(near ** (_RARITY / _WIDTH) @ mass, 1) + _UNSEEN)
-            owner = np.repeat(np.arange(start, stop), [len(text) for text in texts[start:stop]])
-            np.add.at(out, owner, near * weight[:, None])
+            below = tokens @ anchors.T - 1
+            near, narrow = np.exp(_WIDTH * below), np.exp(_RARITY * below)
+            near *= -np.log(np.minimum(narrow @ mass, 1) + _UNSEEN)[:, None]
+            lengths = np.array([len(text) for text in texts[start:stop]])
+            ends = np.cumsum(lengths)[lengths > 0]
+            if len(ends):
+                firsts = np.concatenate([[0], ends[:-1]])
+                out[start:stop][lengths > 0] = np.add.reduceat(near, firsts, axis=0)
             start = stop
         return _unit(out @ root)
 
