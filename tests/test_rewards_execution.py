@@ -322,16 +322,18 @@ def test_without_psycopg_the_message_says_what_to_install(monkeypatch):
         open_database("postgresql://localhost/x")
 
 
-class TestPostgreSQL:
-    @pytest.fixture
-    def run(self, postgres_url):
-        psycopg = pytest.importorskip("psycopg")
-        with psycopg.connect(postgres_url, autocommit=True) as connection:
-            connection.execute("DROP TABLE IF EXISTS city")
-            connection.execute("CREATE TABLE city (name TEXT, people INT, area NUMERIC)")
-            connection.execute("INSERT INTO city VALUES ('austin', 3, 0.10), ('boston', 2, 0.2)")
-        return open_database(postgres_url, timeout_s=1, max_rows=5)
+@pytest.fixture(scope="module")
+def run(postgres_url):
+    psycopg = pytest.importorskip("psycopg")
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS city")
+        connection.execute("CREATE TABLE city (name TEXT, people INT, area NUMERIC)")
+        connection.execute("INSERT INTO city VALUES ('austin', 3, 0.10), ('boston', 2, 0.2)")
+    with open_database(postgres_url, timeout_s=1, max_rows=5) as database:
+        yield database
 
+
+class TestPostgreSQL:
     def test_rows_come_back(self, run):
         assert run("SELECT name, area FROM city ORDER BY 1;") == [
             ("austin", Decimal("0.10")),

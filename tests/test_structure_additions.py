@@ -37,13 +37,20 @@ def items(examples):
     return [Item(example["source"], example["target"]) for example in examples]
 
 
+@pytest.fixture(scope="module")
+def fitted():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "STEPS", 60)
+        model = TriEncoder.build("structure", items(rows()), state="saturating")
+        get_family("structure").fit(model.query, items(rows()), Folds.of(items(rows()), SPEC), seed=0)
+    return model
+
+
 @pytest.fixture
-def retriever(monkeypatch):
+def retriever(fitted, monkeypatch):
     """Fitted to rows without purple."""
     monkeypatch.setattr(fitting, "STEPS", 60)
-    model = TriEncoder.build("structure", items(rows()), state="saturating")
-    get_family("structure").fit(model.query, items(rows()), Folds.of(items(rows()), SPEC), seed=0)
-    return SequentialCompositionalRetriever.from_encoder(model, rows(), k=2)
+    return SequentialCompositionalRetriever.from_encoder(copy.deepcopy(fitted), rows(), k=2)
 
 
 def programs(documents):
