@@ -143,7 +143,7 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """The nets are so small that threads of torch would wait for each other: with two they took up to twice the time."""
+    """So small are the nets that threads of torch wait for each other: with two they took up to twice the time."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

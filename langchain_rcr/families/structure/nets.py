@@ -108,6 +108,7 @@ class Composition(nn.Module):
         most, total = self._wholes(p)
         q_least, q_mean = self.over_parts(q)
         q_most, q_total = self._wholes(q)
+        often = (frequency + 1e-4).log().index_select(-1, self.owner).expand_as(p) / 5  # −1.8 (never) to 0 (always)
         by_label: list[Tensor] = []
         for kind in range(2):
             by_label += _over(evidence[:, kind], self.labels_index, self.labels_share)
@@ -119,7 +120,7 @@ class Composition(nn.Module):
             mean,
             most,
             total.clamp(max=3),  # a structure may have any number of wholes
-            (frequency + 1e-4).log().index_select(-1, self.owner).expand_as(p) / 5,  # −1.8 (never) to 0 (in every program)
+            often,
             (self.lengths / 2.5 - 1).expand_as(p),  # −0.6 to 0.6 for structures of one to four nodes
             (p * least + _ROOT_FLOOR).sqrt(),
             (p.sum(1, keepdim=True) / 20).expand_as(p),  # a program has tens of structures
