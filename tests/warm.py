@@ -4,6 +4,7 @@ As a script it is the server, one for each pytest worker: it imports torch and L
 that imports the rest itself. For the others it forks another server, which imports both packages, too.
 """
 
+import atexit
 import gc
 import importlib
 import json
@@ -111,7 +112,9 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 @cache
 def _server() -> subprocess.Popen[bytes]:
-    return subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE)
+    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE)
+    atexit.register(process.communicate)  # with no more lines to come it ends
+    return process
 
 
 def _serve(lines: Iterable[str], modules: Iterable[str], *, fresh: bool) -> None:
