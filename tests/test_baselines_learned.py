@@ -164,6 +164,7 @@ def test_a_wide_beam_finds_the_largest_sum_and_a_narrow_one_is_greedy():
     assert (beam(logits, excluded, 5, width=120, horizon=3)[:, :3] == wide).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["se2", "se2_tri"])
 def test_se2_picks_by_the_state_of_its_kind(name):
     scores = Scores()

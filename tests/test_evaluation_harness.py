@@ -242,6 +242,7 @@ def test_each_selector_embeds_the_pool_once():
     assert max(calls) == 24
 
 
+@pytest.mark.slow
 def test_exclusion_reaches_the_selectors_and_is_checked():
     exclude = [[i, i + 1] for i in range(10)]
     run(plain_selectors(POOL, EVERYTHING), exclude=exclude)
@@ -263,6 +264,7 @@ def test_exclusion_follows_the_queries_that_count():
     assert seen[1] == (sources[:1], [[1]], targets[:1])
 
 
+@pytest.mark.slow
 def test_steps_are_capped_by_what_can_be_picked():
     assert run(plain_selectors(POOL[:6], NO_EMBEDDINGS), pool=POOL[:6]).steps == 6
     report = run(plain_selectors(POOL[:6], NO_EMBEDDINGS), pool=POOL[:6], exclude=[[0], *[[]] * 9])

@@ -152,9 +152,8 @@ def test_the_size_of_blocks_changes_nothing_that_counts(monkeypatch):
     assert histories[0] == pytest.approx(histories[1], abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    "advantage", ["grpo", *(pytest.param(name, marks=pytest.mark.slow) for name in ("rloo", "remax", "nb"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "remax", "nb"])
 def test_a_heavy_penalty_keeps_the_policy_near_the_reference(advantage):
     kl = []
     for beta in (0.0, 5.0):
@@ -425,7 +424,8 @@ def test_a_spent_budget_stops_at_a_checkpoint(tmp_path):
     assert (same_weights(whole, resumed), expected.steps) == (True, 6)
 
 
-@pytest.mark.parametrize("fails", [2, pytest.param(3, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("fails", [2, 3])
 def test_an_evaluation_that_fails_keeps_the_step_before_it(tmp_path, fails):
     """Evaluations come first, after the first epoch, and after the last: the steps are not repeated."""
     reward = make_reward("structure_coverage", SPEC)

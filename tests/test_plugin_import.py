@@ -40,6 +40,7 @@ def test_importing_the_package_loads_nothing_heavy() -> None:
     assert not _modules_after("import langchain_rcr, langchain_rcr.errors; dir(langchain_rcr)") & heavy
 
 
+@pytest.mark.slow
 def test_the_pool_and_the_errors_work_without_torch() -> None:
     loaded = _modules_after("from langchain_rcr import ExamplePool, Item, PoolError; ExamplePool()")
     assert not loaded & {"torch", "transformers", "faiss"}

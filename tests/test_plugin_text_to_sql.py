@@ -159,6 +159,7 @@ def test_the_example_s_test_questions_combine_what_no_training_question_does(exa
     assert not {form(pair) for pair in train} & {form(pair) for pair in test}
 
 
+@pytest.mark.slow
 def test_the_example_s_bookshop_on_postgresql(example, postgres_url: str, selector) -> None:
     import psycopg
 

@@ -181,6 +181,7 @@ def controls(text: str) -> set[str]:
     return {character for character in text if character in "\x1b\x07\r\u202e"}
 
 
+@pytest.mark.slow
 def test_explanations_tables_and_plots_show_no_control_characters() -> None:
     rows = [{"source": f"{row['source']} {EVIL}", "target": f"{row['target']} {EVIL}"} for row in ROWS]
     retriever = SequentialCompositionalRetriever.from_encoder(lexical(rows, dim=8), rows, k=2)
