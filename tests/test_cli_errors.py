@@ -178,6 +178,7 @@ def test_a_variable_of_the_environment_counts(capsys, tiny, monkeypatch):
     assert "RCR_SFT__KK: did you mean RCR_SFT__K?" in refused(capsys, "run", "tiny.yaml")
 
 
+@pytest.mark.slow  # what was imported is imported again
 @pytest.mark.parametrize(
     ("module", "command"), [("yaml", ["init"]), ("rich", ["run", "tiny.yaml"]), ("matplotlib", ["run", "tiny.yaml"])]
 )

@@ -85,6 +85,7 @@ def test_a_file_that_was_put_there_is_not_read(tmp_path: Path) -> None:
         (folder / name).unlink()
 
 
+@pytest.mark.slow  # a run each
 @pytest.mark.parametrize("how", DAMAGE)
 @pytest.mark.parametrize(
     "name", ["checkpoint/pool.jsonl", "checkpoint-sft/query_encoder/model.safetensors", "data/train.jsonl"]
