@@ -4,12 +4,12 @@ VENV ?= .venv
 WORKERS ?= 2
 
 BIN := $(VENV)/bin
-# pip shows what it downloads on a terminal, and says it in lines elsewhere.
+# pip and uv show what they download on a terminal, and say it in lines elsewhere.
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --no-compile -c constraints.txt
 # pip takes torch from where this machine has it (a CPU wheel, say); of the rest uv makes in half a minute what takes pip
 # three. Where uv doesn't find its way (a mirror that only pip knows), pip installs all.
-INSTALL = { $(PIP_INSTALL) --quiet torch uv \
-	&& $(BIN)/uv pip install --quiet --python $(VENV) -c constraints.txt -e '.[$(EXTRAS)]'; } \
+INSTALL = { $(PIP_INSTALL) torch uv \
+	&& $(BIN)/uv pip install --python $(VENV) -c constraints.txt -e '.[$(EXTRAS)]'; } \
 	|| $(PIP_INSTALL) -e '.[$(EXTRAS)]'
 SAYS_WHAT_PIP_DOES = echo "Installing into $(VENV): some 70 packages, of which torch is by far the largest (200 MB for a \
 CPU; with CUDA, which pip takes on Linux unless a CPU wheel is there, gigabytes). Minutes, once."

@@ -1,5 +1,7 @@
 """How the structure family predicts needs: phrases by hand, parts, left-out predictions, what a need is worth."""
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import product
 
 import numpy as np
@@ -327,3 +329,26 @@ def test_the_shorter_prompt_is_chosen_where_quality_ties(monkeypatch, costs, kep
         items.append(Item(item.source, item.target if number % 2 else f"both({item.target}, {tail})"))
     monkeypatch.setattr(fitting, "COSTS", costs)
     assert fitted(items).query.cost.exp().item() == pytest.approx(costs[kept])
+
+
+def test_fits_in_two_threads_leave_the_number_of_torch_s_threads_as_it_was(monkeypatch, quick_nets):
+    adam, inside, most = torch.optim.Adam, [], []
+
+    def slow_adam(*arguments, **options):
+        inside.append(torch.get_num_threads())
+        most.append(len(inside))
+        time.sleep(0.3)
+        inside.pop()
+        return adam(*arguments, **options)
+
+    monkeypatch.setattr(torch.optim, "Adam", slow_adam)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for done in [pool.submit(fitted, ITEMS[:40]) for _ in range(2)]:
+                done.result()
+        assert torch.get_num_threads() == 2
+        assert most == [1, 1]
+    finally:
+        torch.set_num_threads(before)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Lock
 
 import numpy as np
 import torch
@@ -59,6 +60,7 @@ _ABSENT = 0.1
 _HAS = 0.5
 """The share of a column's structures from which on a program has it. Programs of the pool have all or none; what is
 read back from a checkpoint is off by rounding, and moves when gradient descent has moved the weights."""
+_THREADS = Lock()
 _Floats = NDArray[np.float32]
 _Ints = NDArray[np.int64]
 
@@ -143,13 +145,17 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """So small are the nets that threads of torch wait for each other: with two they took up to twice the time."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
+    """So small are the nets that threads of torch wait for each other: with two they took up to twice the time.
+
+    One fit at a time: a second that begins meanwhile would take the one thread for the setting to go back to.
+    """
+    with _THREADS:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
 
 def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
