@@ -32,16 +32,17 @@ def local_lm(**options: Any) -> Any:
     return LocalLM(**options)
 
 
-def make(folder: Path, seed: int = 0, **options: Any) -> str:
-    """A tiny Llama with random weights."""
-    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+def make(folder: Path, seed: int = 0, kind: str = "Llama", **options: Any) -> str:
+    """A tiny Llama, or another kind of transformers, with random weights."""
+    import transformers
+    from transformers import PreTrainedTokenizerFast
     from transformers.utils import logging
 
     words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.Split(Regex(r"\n|[^\s]+"), behavior="removed", invert=True)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>", unk_token="<unk>")
     torch.manual_seed(seed)
-    config = LlamaConfig(
+    config = getattr(transformers, f"{kind}Config")(
         vocab_size=len(WORDS),
         hidden_size=32,
         intermediate_size=48,
@@ -55,7 +56,7 @@ def make(folder: Path, seed: int = 0, **options: Any) -> str:
         **options,
     )
     logging.disable_progress_bar()
-    LlamaForCausalLM(config).save_pretrained(folder)
+    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
     logging.enable_progress_bar()
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -69,9 +70,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 @cache
 def loaded(folder: str) -> tuple[Any, Any]:
     """Tokenizer and network of the module's folder, whose weights stay."""
-    from transformers import AutoTokenizer, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(folder), LlamaForCausalLM.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
 
 
 def plain(model: Any, prompt: str) -> tuple[str, str, int]:
@@ -122,8 +123,13 @@ def test_likelihoods_are_those_of_one_token_at_a_time(folder: str, batch_size: i
         )
 
 
-def test_what_texts_have_in_common_is_computed_once(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("batch_size", "a_pass"), [(4, 256), (8, 1)])
+def test_what_texts_have_in_common_is_computed_once(
+    folder: str, batch_size: int, a_pass: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from transformers import LlamaForCausalLM
+
+    monkeypatch.setattr("rcr_trainer.llm.local._PASS", a_pass)
 
     shapes: list[tuple[int, ...]] = []
     inner = LlamaForCausalLM.forward
@@ -132,7 +138,7 @@ def test_what_texts_have_in_common_is_computed_once(folder: str, monkeypatch: py
         "forward",
         lambda *args, **kwargs: shapes.append(tuple(kwargs["input_ids"].shape)) or inner(*args, **kwargs),
     )
-    model = local_lm(model=folder, batch_size=4, device="cpu")
+    model = local_lm(model=folder, batch_size=batch_size, device="cpu")
     # Out of order: side by side, four each have 23 of 28 tokens in common.
     mixed = [f"Source: {first}\n{LONG}Source: {last}\nTarget:" for last in "abcd" for first in "gh"]
     assert len(model.log_likelihoods(mixed, [" e\n"] * 8)) == 8
@@ -163,8 +169,11 @@ def test_a_server_and_this_machine_agree_and_pay_once(folder: str, tmp_path: Pat
         assert len(server.paid) == (0 if kind == "local" else 13)
 
 
-@pytest.mark.parametrize("batch_size", [1, 4, 16])
-def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> None:
+@pytest.mark.parametrize(("batch_size", "together"), [(1, 512), (4, 512), (16, 512), (16, 8)])
+def test_batches_give_what_single_prompts_give(
+    folder: str, batch_size: int, together: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rcr_trainer.llm.local._TOGETHER", together)
     model = local_lm(model=folder, max_new_tokens=12, batch_size=batch_size, stop=["\n"], device="cpu")
     expected = [plain(model, prompt) for prompt in PROMPTS]
     # Otherwise this would test less than it says.
@@ -261,7 +270,11 @@ def test_a_stop_sequence_inside_thoughts_is_ignored(folder: str, monkeypatch: py
     assert thoughts == [f"<think>{text}" for text in whole]
 
 
-def test_guesses_change_no_answer(folder: str) -> None:
+@pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPTNeoX"])
+def test_guesses_change_no_answer(tmp_path: Path, kind: str) -> None:
+    # Of a sliding window the cache keeps the last tokens alone.
+    window = {"sliding_window": 5} if kind == "Mistral" else {}
+    folder = make(tmp_path / "lm", kind=kind, num_key_value_heads=1 if window else None, **window)
     model = local_lm(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
     expected = {prompt: plain(model, prompt) for prompt in PROMPTS}
     texts = {prompt: text for prompt, (text, _, _) in expected.items()}
@@ -287,6 +300,7 @@ def test_guesses_change_no_answer(folder: str) -> None:
                 (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"])
                 for one in found
             ] == list(expected.values())
+    assert model._plain == (kind != "Mistral")  # or the test would try one way of going on twice
 
 
 def test_a_right_guess_takes_one_pass(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,18 +15,25 @@ from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field, PrivateAttr
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteriaList
+from transformers.cache_utils import DynamicLayer
 from transformers.utils import logging as transformers_logging
 
 from langchain_rcr.answers import cut
 from langchain_rcr.prompt import APPENDIX_D
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.decoding import Answer, Ends, Known, Stop, go_on
 
 _HASHED = 256 * 2**20
 """Bytes of weights up to which they are read to tell one model from another; of more, size and time are."""
 _WORTH = 16
 """Tokens that a batch must have in common before their keys and values are computed first. With 3 of 4 examples in
 common, covr-parser scores COVR's programs 2.1 times as fast on a CPU, and with 0 or 1 no slower, from 1 to 32 alike."""
+_PASS = 256
+"""Tokens that a further pass is taken to cost."""
+_TOGETHER = 512
+"""Tokens that a CPU reads in one pass, where texts have nothing in common: more, and padding and cache misses cost more
+than a larger product saves."""
 
 
 class LocalLM(BaseLLM):
@@ -61,6 +68,7 @@ class LocalLM(BaseLLM):
     _model: Any = PrivateAttr()
     _tokenizer: Any = PrivateAttr()
     _lock: Any = PrivateAttr(default_factory=threading.Lock)
+    _plain: bool = PrivateAttr(default=True)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -125,16 +133,14 @@ class LocalLM(BaseLLM):
         found = [Generation(text="", generation_info=_info("too_long", len(ids), 0)) for ids in tokens]
         fitting = [row for row, ids in enumerate(tokens) if len(ids) + self.max_new_tokens <= limit]
         fitting.sort(key=lambda row: len(tokens[row]))
-        ends = _Ends(self._tokenizer, stop, self._model.generation_config.eos_token_id)
+        ends = Ends(self._tokenizer, stop, self._model.generation_config.eos_token_id)
         # One batch at a time: threads would only share the same cores.
         with self._lock:
             for start in range(0, len(fitting), self.batch_size):
                 rows = fitting[start : start + self.batch_size]
-                written = self._guessed([(tokens[row], self._guess(prompts[row], stop)) for row in rows], ends)
-                left = [row for row, new in zip(rows, written, strict=True) if new is None]
-                decoded = iter(self._decode([tokens[row] for row in left], ends) if left else ())
-                for row, new in zip(rows, written, strict=True):
-                    found[row] = self._generation(len(tokens[row]), next(decoded) if new is None else new, ends)
+                answers = self._write([(tokens[row], self._guess(prompts[row], stop)) for row in rows], ends)
+                for row, answer in zip(rows, answers, strict=True):
+                    found[row] = self._generation(len(tokens[row]), answer, stop)
         return LLMResult(generations=[[generation] for generation in found])
 
     def _guess(self, prompt: str, stop: Sequence[str]) -> list[int]:
@@ -160,9 +166,9 @@ class LocalLM(BaseLLM):
         with self._lock:
             for rows in _batches(fitting, tokens, self.batch_size):
                 pairs = [(tokens[row][: starts[row]], tokens[row][starts[row] :]) for row in rows]
-                logits = self._behind(pairs).float().log_softmax(-1)
-                for at, (row, (_, written)) in enumerate(zip(rows, pairs, strict=True)):
-                    found[row] = float(logits[at, range(len(written)), written].double().sum())
+                for row, (_, written), read in zip(rows, pairs, self._read(pairs), strict=True):
+                    logits = read.logits.float().log_softmax(-1)
+                    found[row] = float(logits[range(len(written)), written].double().sum())
         return found
 
     def _continuation(self, answer: str, end: str) -> list[int]:
@@ -170,50 +176,65 @@ class LocalLM(BaseLLM):
         return ids
 
     @torch.inference_mode()
-    def _behind(self, pairs: Sequence[tuple[list[int], list[int]]]) -> torch.Tensor:
-        """Logits (B, longest + 1, V) of the tokens behind prompts: of the given continuations, and one more."""
+    def _read(self, pairs: Sequence[tuple[list[int], list[int]]], keep: bool = False) -> list[_Read]:
+        """Read prompts, each with a continuation; keep: keys and values, too."""
         prompts, device = [prompt for prompt, _ in pairs], self._model.device
         shared, past = min(_common(prompts), *(len(prompt) - 1 for prompt in prompts)), None
-        if shared >= _WORTH:
+        if shared < _WORTH:
+            together = max(1, _TOGETHER // max(len(prompt) + len(more) for prompt, more in pairs))
+            if device.type == "cpu" and together < len(pairs):
+                starts = range(0, len(pairs), together)
+                return [read for start in starts for read in self._read(pairs[start : start + together], keep)]
+            shared = 0
+        else:
             known = torch.tensor([prompts[0][:shared]], device=device)
             past = self._model(input_ids=known, use_cache=True, logits_to_keep=1).past_key_values
             past.batch_repeat_interleave(len(prompts))
-        else:
-            shared = 0
         ids, mask, longest = self._padded([own[shared:] for own in prompts], max(len(more) for _, more in pairs))
         for row, (_, more) in enumerate(pairs):
             ids[row, longest : longest + len(more)] = torch.tensor(more, dtype=torch.long)
             mask[row, longest : longest + len(more)] = 1
         mask = torch.cat([mask.new_ones(len(pairs), shared), mask], dim=1)
-        logits: torch.Tensor = self._model(
+        made = self._model(
             input_ids=ids.to(device),
-            attention_mask=mask.to(device),
+            # Without padding none is needed, and attention goes without a mask.
+            attention_mask=mask.to(device) if shared or not mask.all() else None,
             position_ids=(mask.cumsum(-1) - 1).clamp(min=0)[:, shared:].to(device),
             past_key_values=past,
             logits_to_keep=ids.shape[1] - longest + 1,
-            use_cache=past is not None,
-        ).logits
-        return logits
+            use_cache=keep or past is not None,
+        )
+        kept = made.past_key_values if keep else None
+        return [
+            _Read(made.logits[row, : len(more) + 1], kept, row, seen)
+            for row, ((_, more), seen) in enumerate(zip(pairs, mask.to(device), strict=True))
+        ]
 
     @torch.inference_mode()
-    def _guessed(self, drafts: Sequence[tuple[list[int], list[int]]], ends: _Ends) -> list[list[int] | None]:
-        """What the model writes after prompts where that is what was guessed; None where it isn't."""
-        if not any(guess for _, guess in drafts):
-            return [None] * len(drafts)
-        logits = self._behind(drafts)
-        written: list[list[int] | None] = []
-        for (_, guess), chosen in zip(drafts, logits.argmax(-1).tolist(), strict=True):
-            agreed = next((n for n, token in enumerate(guess) if chosen[n] != token), len(guess))
-            lengths = range(1, agreed + 2) if guess else ()
-            written.append(next((chosen[:n] for n in lengths if ends.at_end(chosen[:n])), None))
-        return written
+    def _write(self, drafts: Sequence[tuple[list[int], list[int]]], ends: Ends) -> list[Answer]:
+        """What the model writes after prompts, greedily. Guesses are read with them; it goes on where they end."""
+        answers = [Answer(ends, self.max_new_tokens) for _ in drafts]
+        known: dict[int, Known] = {}
+        if self._plain or any(guess for _, guess in drafts):
+            for row, ((prompt, guess), read) in enumerate(zip(drafts, self._read(drafts, keep=True), strict=True)):
+                chosen = read.logits.argmax(-1).tolist()
+                agreed = next((n for n, token in enumerate(guess) if chosen[n] != token), len(guess))
+                for token in chosen[: agreed + 1]:
+                    answers[row].add(token)
+                self._plain = read.plain
+                if self._plain and not answers[row].ended:
+                    known[row] = read.known(len(prompt) + agreed)
+        left = [row for row, answer in enumerate(answers) if not answer.ended]
+        if left and self._plain:
+            go_on(self._model, [answers[row] for row in left], [known[row] for row in left])
+        elif left:
+            self._generate_on([answers[row] for row in left], [drafts[row][0] for row in left], ends)
+        return answers
 
-    @torch.inference_mode()
-    def _decode(self, prompts: Sequence[list[int]], ends: _Ends) -> list[list[int]]:
-        """What the model writes after prompts of any length, greedily."""
-        ids, mask, longest = self._padded(prompts)
-        stopping = _Stop(ends, longest, len(prompts))
-        written = self._model.generate(
+    def _generate_on(self, answers: Sequence[Answer], prompts: Sequence[list[int]], ends: Ends) -> None:
+        """As `go_on`, for models with a cache of another kind (sliding windows, states): prompts are read anew."""
+        ids, mask, _ = self._padded([prompt + answer.tokens for prompt, answer in zip(prompts, answers, strict=True)])
+        self._model.generate(
             input_ids=ids.to(self._model.device),
             attention_mask=mask.to(self._model.device),
             generation_config=GenerationConfig(
@@ -222,20 +243,9 @@ class LocalLM(BaseLLM):
                 pad_token_id=ends.pad,
                 eos_token_id=ends.tokens or None,
                 bos_token_id=self._tokenizer.bos_token_id,
-                cache_implementation="static" if self._fixed_cache else None,
             ),
-            stopping_criteria=StoppingCriteriaList([stopping]),
-        )[:, longest:].tolist()
-        return [new[: length or None] for new, length in zip(written, stopping.lengths, strict=True)]
-
-    @property
-    def _fixed_cache(self) -> bool:
-        """Whether keys and values have a cache of a fixed size, for models that can.
-
-        A growing one is copied whole at each token: half as long again for a small model on a CPU. On a GPU
-        transformers would compile the model again for every shape.
-        """
-        return self._model.device.type == "cpu" and getattr(self._model, "_can_compile_fullgraph", False)
+            stopping_criteria=StoppingCriteriaList([Stop(answers)]),
+        )
 
     def _padded(self, prompts: Sequence[list[int]], more: int = 0) -> tuple[torch.Tensor, torch.Tensor, int]:
         """Tokens and mask, (B, longest + more), prompts at the right of the first `longest`; and `longest`."""
@@ -247,74 +257,52 @@ class LocalLM(BaseLLM):
             mask[row, longest - len(own) : longest] = 1
         return ids, mask, longest
 
-    def _generation(self, read: int, new: list[int], ends: _Ends) -> Generation:
-        text = cut(self._tokenizer.decode(new, skip_special_tokens=True), ends.stop)[0]
-        return Generation(text=text, generation_info=_info("stop" if ends.at_end(new) else "length", read, len(new)))
-
-
-class _Ends:
-    """Where answers end: at a stop sequence behind something else than blanks and thoughts, or an end of sequence.
-
-    Attributes:
-        stop: stop sequences.
-        tokens: that end a sequence.
-        pad: a token for padding.
-    """
-
-    def __init__(self, tokenizer: Any, stop: Sequence[str], ends: int | list[int] | None) -> None:
-        ends = ends if ends is not None else tokenizer.eos_token_id
-        self.stop = stop
-        self.tokens = [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
-        self.pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (self.tokens or [0])[0]
-        self._tokenizer = tokenizer
-        self._last = {sequence[-1] for sequence in stop if sequence}
-        self._texts: dict[int, str] = {}
-
-    def at_end(self, tokens: list[int]) -> bool:
-        """Whether the last of an answer's tokens ends it."""
-        token = tokens[-1]
-        if token not in self._texts:
-            self._texts[token] = self._tokenizer.decode([token])
-        # Decoding whole answers at every step would cost more than a small model does.
-        return token in self.tokens or (
-            not self._last.isdisjoint(self._texts[token])
-            and cut(self._tokenizer.decode(tokens, skip_special_tokens=True), self.stop)[1]
+    def _generation(self, read: int, answer: Answer, stop: Sequence[str]) -> Generation:
+        text = cut(self._tokenizer.decode(answer.tokens, skip_special_tokens=True), stop)[0]
+        return Generation(
+            text=text, generation_info=_info("stop" if answer.stopped else "length", read, len(answer.tokens))
         )
 
 
-class _Stop(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
-    """Ends each row by itself.
+class _Read:
+    """What a model made of a text and its continuation.
 
     Attributes:
-        lengths: tokens that each row had written when it ended; 0: it hasn't.
+        logits: (tokens of the continuation + 1, V), of its tokens and one more.
     """
 
-    def __init__(self, ends: _Ends, start: int, rows: int) -> None:
-        self.lengths = [0] * rows
-        self._ends, self._start = ends, start
+    def __init__(self, logits: torch.Tensor, past: Any, row: int, seen: torch.Tensor | None) -> None:
+        self.logits = logits
+        self._past, self._row, self._seen = past, row, seen
 
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        for row, tokens in enumerate(input_ids[:, self._start :].tolist()):
-            if not self.lengths[row] and self._ends.at_end(tokens):
-                self.lengths[row] = len(tokens)
-        return torch.tensor([length > 0 for length in self.lengths], device=input_ids.device)
+    @property
+    def plain(self) -> bool:
+        """Whether keys and values of all tokens are there in each layer."""
+        layers = getattr(self._past, "layers", ())
+        return bool(layers) and all(type(layer) is DynamicLayer and layer.get_seq_length() for layer in layers)
+
+    def known(self, length: int) -> Known:
+        """Keys and values of the first tokens in each layer."""
+        at = slice(length) if self._seen is None else self._seen.nonzero().flatten()[:length]
+        return [(layer.keys[self._row][:, at], layer.values[self._row][:, at]) for layer in self._past.layers]
 
 
 def _batches(rows: Sequence[int], tokens: Sequence[list[int]], size: int) -> list[list[int]]:
-    """Rows in batches of `size`: by length, or side by side what begins alike, whichever computes fewer tokens."""
+    """Rows in batches of up to `size`: by length, or side by side what begins alike, whichever computes less."""
 
-    def cut(order: list[int]) -> list[list[int]]:
-        return [order[start : start + size] for start in range(0, len(order), size)]
+    def cost(batch: Sequence[int]) -> int:
+        shared = _common([tokens[row] for row in batch])
+        return _PASS + shared + len(batch) * (max(len(tokens[row]) for row in batch) - shared)
 
-    def cost(batches: list[list[int]]) -> int:
-        return sum(
-            (shared := _common([tokens[row] for row in batch]))
-            + len(batch) * (max(len(tokens[row]) for row in batch) - shared)
-            for batch in batches
-        )
-
-    by_length = cut(sorted(rows, key=lambda row: len(tokens[row])))
-    return min(by_length, cut(sorted(rows, key=lambda row: tokens[row])), key=cost)
+    by_length = sorted(rows, key=lambda row: len(tokens[row]))
+    even = [by_length[start : start + size] for start in range(0, len(rows), size)]
+    alike: list[list[int]] = []
+    for row in sorted(rows, key=lambda row: tokens[row]):
+        if alike and len(alike[-1]) < size and cost([*alike[-1], row]) <= cost(alike[-1]) + cost([row]):
+            alike[-1].append(row)
+        else:
+            alike.append([row])
+    return min(even, alike, key=lambda batches: sum(map(cost, batches)))
 
 
 def _common(sequences: Sequence[list[int]]) -> int:
