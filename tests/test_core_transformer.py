@@ -2,7 +2,10 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import time
+from inspect import cleandoc
 from pathlib import Path
 
 import numpy as np
@@ -133,6 +136,28 @@ def test_a_saved_folder_opens_with_automodel(encoder, tmp_path):
     batch = tokenizer(["area of texas"], return_tensors="pt")
     ours = encoder.text.model(**batch).last_hidden_state
     torch.testing.assert_close(model(**batch).last_hidden_state, ours, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_two_threads_may_be_the_first_to_use_transformers(bert):
+    # Their lazy imports got in each other's way: "cannot import name 'AutoModel'".
+    code = """
+        import sys
+        from concurrent.futures import ThreadPoolExecutor
+        from threading import Barrier
+        from langchain_rcr.families.pooled import PooledTransformer
+
+        barrier = Barrier(4)
+
+        def load(_):
+            barrier.wait()
+            return PooledTransformer(sys.argv[1]).dim
+
+        assert "transformers.models" not in sys.modules
+        print(sum(ThreadPoolExecutor(4).map(load, range(4))))
+    """
+    done = subprocess.run([sys.executable, "-c", cleandoc(code), bert], check=True, capture_output=True, text=True)
+    assert done.stdout == "64\n"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from importlib.machinery import PathFinder
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 import numpy as np
@@ -31,6 +32,7 @@ _REACHING = ("auto_map", "quantization_config", "attn_implementation", "_attn_im
 
 _MAX_CHARACTERS = 64
 """A generous bound on the characters per token: longer texts are cut before the tokeniser, which then cuts exactly."""
+_ONE_BY_ONE = Lock()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,17 +103,21 @@ def check_saved_model(folder: Path) -> None:
 
 
 @contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    """Turn off transformers' progress bars, then restore the user's setting."""
-    from transformers.utils import logging
+def undisturbed() -> Iterator[None]:
+    """Be alone with transformers, without its progress bars; then restore the user's setting.
 
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
+    Two threads that both make a process's first use of transformers fail at its lazy imports.
+    """
+    with _ONE_BY_ONE:
+        from transformers.utils import logging
+
+        shown = logging.is_progress_bar_enabled()
+        logging.disable_progress_bar()
+        try:
+            yield
+        finally:
+            if shown:
+                logging.enable_progress_bar()
 
 
 class PooledTransformer(nn.Module):
@@ -128,15 +134,15 @@ class PooledTransformer(nn.Module):
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256) -> None:
         super().__init__()
-        from transformers import AutoModel, AutoTokenizer
-
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling must be one of {', '.join(get_args(Pooling))}, not {show(pooling)}")
         self.base, self.pooling = base, pooling
         folder = model_folder(base)
         options = {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
         try:
-            with _no_progress_bars():
+            with undisturbed():
+                from transformers import AutoModel, AutoTokenizer
+
                 self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
                 self.model: Any = AutoModel.from_pretrained(folder, **options)
         except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
@@ -176,7 +182,7 @@ class PooledTransformer(nn.Module):
         """Model and tokenizer, as `AutoModel.from_pretrained` opens them."""
         if self.tokenizer.is_fast:
             self.tokenizer.backend_tokenizer.no_truncation()  # `tokenize` left its limit there
-        with _no_progress_bars():
+        with undisturbed():
             self.model.save_pretrained(folder, max_shard_size="1TB")  # One file, see `check_saved_model`.
             self.tokenizer.save_pretrained(folder, save_jinja_files=False)
 

@@ -17,9 +17,9 @@ from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field, PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteriaList
 from transformers.cache_utils import DynamicLayer
-from transformers.utils import logging as transformers_logging
 
 from langchain_rcr.answers import cut
+from langchain_rcr.families.pooled import undisturbed
 from langchain_rcr.prompt import APPENDIX_D
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.decoding import Answer, Ends, Known, Stop, go_on
@@ -76,23 +76,21 @@ class LocalLM(BaseLLM):
         self._load()
 
     def _load(self) -> None:
-        shown = transformers_logging.is_progress_bar_enabled()
-        transformers_logging.disable_progress_bar()
         device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(
-                self.model, padding_side="left", trust_remote_code=False, clean_up_tokenization_spaces=False
-            )
-            self._model = AutoModelForCausalLM.from_pretrained(self.model, dtype=self.dtype, trust_remote_code=False)
+            with undisturbed():
+                self._tokenizer = AutoTokenizer.from_pretrained(
+                    self.model, padding_side="left", trust_remote_code=False, clean_up_tokenization_spaces=False
+                )
+                self._model = AutoModelForCausalLM.from_pretrained(
+                    self.model, dtype=self.dtype, trust_remote_code=False
+                )
             self._model.eval().requires_grad_(False).to(device)
         except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
                 f"the language model '{self.model}' can't be loaded (a local folder or a hub name): {reason}"
             ) from error
-        finally:
-            if shown:
-                transformers_logging.enable_progress_bar()
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, as the model reads it."""
