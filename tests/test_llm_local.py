@@ -35,7 +35,7 @@ def local_lm(**options: Any) -> Any:
 def make(folder: Path, seed: int = 0, kind: str = "Llama", **options: Any) -> str:
     """A tiny Llama, or another kind of transformers, with random weights."""
     import transformers
-    from transformers import PreTrainedTokenizerFast
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
     from transformers.utils import logging
 
     words = Tokenizer(models.WordLevel({word: n for n, word in enumerate(WORDS)}, unk_token="<unk>"))
@@ -56,7 +56,7 @@ def make(folder: Path, seed: int = 0, kind: str = "Llama", **options: Any) -> st
         **options,
     )
     logging.disable_progress_bar()
-    getattr(transformers, f"{kind}ForCausalLM")(config).save_pretrained(folder)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
     logging.enable_progress_bar()
     tokenizer.save_pretrained(folder)
     return str(folder)
@@ -270,11 +270,20 @@ def test_a_stop_sequence_inside_thoughts_is_ignored(folder: str, monkeypatch: py
     assert thoughts == [f"<think>{text}" for text in whole]
 
 
-@pytest.mark.parametrize("kind", ["Llama", "Mistral", "GPTNeoX"])
-def test_guesses_change_no_answer(tmp_path: Path, kind: str) -> None:
-    # Of a sliding window the cache keeps the last tokens alone.
-    window = {"sliding_window": 5} if kind == "Mistral" else {}
-    folder = make(tmp_path / "lm", kind=kind, num_key_value_heads=1 if window else None, **window)
+@pytest.mark.parametrize(
+    ("kind", "options", "plain_cache"),
+    [
+        ("Llama", {}, True),
+        ("Bloom", {}, True),
+        ("GPT2", {}, True),
+        ("Phi3", {}, True),
+        ("Mistral", {"num_key_value_heads": 1, "sliding_window": 5}, False),  # which keeps the last tokens alone
+        ("Gemma2", {"num_key_value_heads": 1, "head_dim": 16, "sliding_window": 5}, False),
+        ("Mamba", {}, False),  # states, no keys and values
+    ],
+)
+def test_guesses_change_no_answer(tmp_path: Path, kind: str, options: dict[str, Any], plain_cache: bool) -> None:
+    folder = make(tmp_path / "lm", kind=kind, **options)
     model = local_lm(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
     expected = {prompt: plain(model, prompt) for prompt in PROMPTS}
     texts = {prompt: text for prompt, (text, _, _) in expected.items()}
@@ -300,7 +309,7 @@ def test_guesses_change_no_answer(tmp_path: Path, kind: str) -> None:
                 (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"])
                 for one in found
             ] == list(expected.values())
-    assert model._plain == (kind != "Mistral")  # or the test would try one way of going on twice
+    assert model._plain == plain_cache  # or the test would try one way of going on twice
 
 
 def test_a_right_guess_takes_one_pass(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:

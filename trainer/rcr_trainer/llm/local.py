@@ -202,7 +202,7 @@ class LocalLM(BaseLLM):
             logits_to_keep=ids.shape[1] - longest + 1,
             use_cache=keep or past is not None,
         )
-        kept = made.past_key_values if keep else None
+        kept = getattr(made, "past_key_values", None) if keep else None  # a state space model has none
         return [
             _Read(made.logits[row, : len(more) + 1], kept, row, seen)
             for row, ((_, more), seen) in enumerate(zip(pairs, mask.to(device), strict=True))
