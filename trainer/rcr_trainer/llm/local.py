@@ -269,7 +269,7 @@ class _Read:
         logits: (tokens of the continuation + 1, V), of its tokens and one more.
     """
 
-    def __init__(self, logits: torch.Tensor, past: Any, row: int, seen: torch.Tensor | None) -> None:
+    def __init__(self, logits: torch.Tensor, past: Any, row: int, seen: torch.Tensor) -> None:
         self.logits = logits
         self._past, self._row, self._seen = past, row, seen
 
@@ -281,7 +281,7 @@ class _Read:
 
     def known(self, length: int) -> Known:
         """Keys and values of the first tokens in each layer."""
-        at = slice(length) if self._seen is None else self._seen.nonzero().flatten()[:length]
+        at = self._seen.nonzero().flatten()[:length]
         return [(layer.keys[self._row][:, at], layer.values[self._row][:, at]) for layer in self._past.layers]
 
 
