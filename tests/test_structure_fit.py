@@ -19,6 +19,7 @@ from training import train_grpo
 
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import RememberingBackbone
+from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure import fit as fitting
 from langchain_rcr.families.structure.inventory import Inventory
@@ -58,14 +59,20 @@ def test_one_phrase_and_one_structure_by_hand():
     assert cues.likelihoods(sparse([[1], [0]]), weights).ravel().tolist() == pytest.approx([6 / 8.5, 0], abs=1e-5)
 
 
-def test_fitting_phrases_equals_a_plain_loop():
+@pytest.mark.parametrize("labels", [None, (True, False, True), (True, True, False)])
+def test_fitting_phrases_equals_a_plain_loop(labels, monkeypatch):
+    monkeypatch.setattr(cues, "LEAST", 10)
     rng = np.random.default_rng(0)
     have = (rng.random((20, 5)) < 0.4).astype(float)
     have[:, 4] = 1
     wanted = (rng.random((20, 3)) < 0.5).astype(float)
     count = [sum(row[f] for row in have) for f in range(5)]
+    asked = [sum(row[s] for row in wanted) for s in range(3)]
+    assert (count, asked) == ([5, 10, 4, 9, 20], [10, 10, 9])
+    speaks = [[labels is None or count[f] >= 10 or (labels[s] and asked[s] < 10) for s in range(3)] for f in range(5)]
     weights = [
-        [0.3 * sum(have[n, f] * wanted[n, s] for n in range(20)) / (count[f] + 0.5) for s in range(3)] for f in range(5)
+        [0.3 * speaks[f][s] * sum(have[n, f] * wanted[n, s] for n in range(20)) / (count[f] + 0.5) for s in range(3)]
+        for f in range(5)
     ]
     for _ in range(4):
         likely = [[1 - np.exp(-sum(have[n, f] * weights[f][s] for f in range(5))) for s in range(3)] for n in range(20)]
@@ -76,7 +83,7 @@ def test_fitting_phrases_equals_a_plain_loop():
             ]
             for f in range(5)
         ]
-    found = cues.fit(sparse(have.tolist()), wanted.astype(np.float32), rounds=4)
+    found = cues.fit(sparse(have.tolist()), wanted.astype(np.float32), rounds=4, labels=labels and np.array(labels))
     np.testing.assert_allclose(found, weights, rtol=1e-4)
     assert (found >= 0).all()
 
@@ -92,9 +99,16 @@ def test_phrases_and_incidence_by_hand(monkeypatch):
     rows = [[0, 2, 4], [0, 2], [0, 4], [0, 2, 3], []]
     flat = np.array([number for row in rows for number in row])
     bags = SparseRows(np.cumsum([0, *map(len, rows)]), flat, np.ones(len(flat), np.float32), 5)
-    assert cues.phrases(bags).tolist() == [0, -1, 1, -1, -1]  # those in three questions or more
+    words = np.array([True, True, False, True, True])
+    often = np.float32([[1, 0]] * 3 + [[0, 0]] * 2)
+    assert cues.phrases(bags, words, often).tolist() == [0, -1, 1, -1, -1]  # those in three questions or more
+    once = np.float32([[1, 0], [1, 0], [1, 0], [0, 1], [0, 0]])  # 3 is a word of the one question that has a structure
+    assert cues.phrases(bags, words, once).tolist() == [0, -1, 1, 2, -1]
+    assert cues.phrases(bags, words & False, once).tolist() == [0, -1, 1, -1, -1]
+    monkeypatch.setattr(cues, "MOST", 2)  # a third of it is none
+    assert cues.phrases(bags, words, once).tolist() == [0, -1, 1, -1, -1]
     monkeypatch.setattr(cues, "MOST", 1)
-    assert cues.phrases(bags).tolist() == [0, -1, -1, -1, -1]
+    assert cues.phrases(bags, words, often).tolist() == [0, -1, -1, -1, -1]
     present = cues.incidence(bags, np.array([-1, -1, 0, -1, 1]), 2)
     assert present.toarray().tolist() == [[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]]
 
@@ -159,6 +173,9 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(quick_nets, 
     numbers, views = folds.numbers(ITEMS), encoder.views(ITEMS)
     present = cues.incidence(views.bags, encoder.phrases.numpy(), len(encoder.speaks) - 1)
     small, kernel = gold[:, encoder.inventory.small], encoder.landmarks.likeness(views)
+    labels = np.array(
+        [any("->" not in name for name in encoder.inventory.columns[at]) for at in encoder.inventory.small]
+    )
     for fold in np.unique(numbers[:, way]):
         out, kept = (np.flatnonzero(of) for of in (numbers[:, way] == fold, numbers[:, way] != fold))
         inner = kernel[np.ix_(kept, kept)] + RIDGE * np.eye(len(kept))
@@ -175,7 +192,7 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(quick_nets, 
         share = (has.sum(0) + 0.5) / (np.maximum(has.sum(0), whole.sum(0)) + 1)
         np.testing.assert_allclose(features.together[out], np.tile(share, (len(out), 1)), atol=1e-5)
         if way == PROGRAM:  # phrases are refitted without folds of programs alone
-            weights = cues.fit(present[kept], small[kept])
+            weights = cues.fit(present[kept], small[kept], labels=labels)
             local = cues.likelihoods(present[out], weights)
             np.testing.assert_allclose(features.local[out], local, atol=1e-4)
 
@@ -288,6 +305,22 @@ def test_a_question_that_combines_what_training_never_did_needs_both():
     need = dict(zip(encoder.inventory.names, likely.tolist(), strict=True))
     assert {name: round(need[name], 2) for name in ("exists", "or", "dog", "red", "round") if need[name] < 0.7} == {}
     assert max(need[name] for name in ("mouse", "bird", "old")) < 0.3
+
+
+@pytest.mark.slow
+def test_a_label_with_one_example_is_expected_where_its_word_is(monkeypatch):
+    items = [*colours(asked_with_or=True), Item("is there a frog that is red ?", "exists(filter(red, find(frog)))")]
+
+    def frog(question):
+        encoder = fitted(items).query
+        features = encoder.featurize([Item(question)])
+        with torch.no_grad():
+            likely = encoder.likelihoods(features)[0].tolist()
+        return dict(zip(encoder.inventory.names, likely, strict=True))["frog"]
+
+    assert frog("how many small frog are there ?") > 0.9 > 0.1 > frog("how many small cat are there ?")
+    monkeypatch.setattr(NgramVocabulary, "words", False)
+    assert frog("how many small frog are there ?") < 0.5
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.families.encoder import Vocabulary
@@ -57,17 +58,25 @@ class NgramVocabulary(Vocabulary):
 
     @classmethod
     def fit(cls, items: Iterable[Item], longest: int, max_size: int = 20_000, *, gap: int = 0) -> NgramVocabulary:
-        """The `max_size` n-grams of the items that occur in the most of them, with idf = log(1 + N / df)."""
+        """The `max_size` n-grams of the items that occur in the most of them, with idf = log(1 + N / df).
+
+        Of those that occur in equally many, words come first.
+        """
         frequency: Counter[str] = Counter()
         count = 0
         for item in items:
             frequency.update(set(ngrams(item, longest, gap)))
             count += 1
-        kept = sorted(frequency, key=lambda ngram: (-frequency[ngram], ngram))[:max_size]
+        kept = sorted(frequency, key=lambda ngram: (-frequency[ngram], " " in ngram, ngram))[:max_size]
         return cls({ngram: round(float(np.log1p(count / frequency[ngram])), 4) for ngram in kept}, longest, gap)
 
     def __len__(self) -> int:
         return len(self.idf)
+
+    @property
+    def words(self) -> NDArray[np.bool_]:
+        """(V,) which n-grams are single words."""
+        return np.fromiter((" " not in ngram for ngram in self.idf), dtype=np.bool_, count=len(self))
 
     def bags(self, items: Sequence[Item]) -> SparseRows:
         """(N, V) known n-grams of each item, weighted by log-scaled count × idf, rows scaled to length 1."""

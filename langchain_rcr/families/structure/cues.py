@@ -16,9 +16,10 @@ from langchain_rcr.rows import SparseRows
 ROUNDS = 25
 """Of expectation maximisation; the trials that chose the method took 20 to 30."""
 LEAST = 3
-"""Questions that a phrase must occur in."""
+"""Questions that a phrase must occur in. For a label that fewer have, single words speak that are as rare: otherwise,
+with some hundred training questions, labels that one or two have would be expected of none."""
 MOST = 3000
-"""Phrases, the most frequent ones."""
+"""Phrases: the rare words, up to a third, and the most frequent others."""
 _START = 0.3
 """Of P(s|f), the weights that fitting starts from."""
 _PRIOR = 0.5
@@ -26,11 +27,20 @@ _PRIOR = 0.5
 _FLOOR = 1e-9
 
 
-def phrases(bags: SparseRows) -> NDArray[np.int64]:
-    """(V,) the column of each n-gram, among the `MOST` frequent that `LEAST` questions or more have; −1: none."""
+def phrases(bags: SparseRows, words: NDArray[np.bool_], labels: NDArray[np.float32]) -> NDArray[np.int64]:
+    """(V,) the column of each n-gram that is a phrase; −1: it is none. See `LEAST` and `MOST`.
+
+    Args:
+        bags: (N, V) of the questions.
+        words: (V,) which n-grams are single words.
+        labels: (N, L) 0 or 1, which labels each question's program has.
+    """
     counts = np.bincount(bags.columns, minlength=bags.dim)
-    order = np.argsort(-counts, kind="stable")[:MOST]
-    chosen = np.sort(order[counts[order] >= LEAST])
+    has_rare = labels[:, labels.sum(axis=0) < LEAST].any(axis=1)
+    near_rare = np.bincount(bags.columns[has_rare[bags.owner]], minlength=bags.dim) > 0
+    order = np.argsort(-counts, kind="stable")
+    rare = order[(words & near_rare & (counts < LEAST))[order]][: MOST // 3]
+    chosen = np.sort(np.concatenate([rare, order[counts[order] >= LEAST]])[:MOST])
     column = np.full(bags.dim, -1)
     column[chosen] = np.arange(len(chosen))
     return column
@@ -51,13 +61,17 @@ def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> csr_ar
     return csr_array((ones, (rows, columns)), shape=(len(bags), count + 1))
 
 
-def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:
+def fit(
+    present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS, *, labels: NDArray[np.bool_] | None = None
+) -> NDArray[np.float32]:
     """Weights (F + 1, S) ≥ 0 of the noisy-OR, by multiplicative expectation maximisation.
 
     Args:
         present: (N, F + 1) of `incidence`.
         targets: (N, S) 0 or 1, which structures each question's program has.
         rounds: how often the weights are updated.
+        labels: (S,) which structures are labels: then phrases in fewer than `LEAST` questions speak for those labels
+            alone that fewer have. None: all speak for all.
     """
     size, count = targets.shape[1], present.sum(axis=0)
     rows, columns = np.nonzero(targets)
@@ -66,7 +80,11 @@ def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) 
     lengths = np.diff(present.indptr)[rows]
     ends = np.cumsum(lengths)
     places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(present.indptr[rows] - ends + lengths, lengths)
-    cells = present.indices[places].astype(np.int64) * size + np.repeat(columns, lengths)
+    said, of = present.indices[places], np.repeat(columns, lengths)
+    if labels is not None:
+        speaks = (count[said] >= LEAST) | (labels & (targets.sum(axis=0) < LEAST))[of]
+        said, of, ends = said[speaks], of[speaks], np.concatenate([[0], np.cumsum(speaks)])[ends]
+    cells = said.astype(np.int64) * size + of
     taken = np.zeros(present.shape[1] * size, dtype=bool)
     taken[cells] = True
     used = np.flatnonzero(taken)

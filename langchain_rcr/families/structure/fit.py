@@ -23,6 +23,7 @@ from scipy.sparse import csr_array
 
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NO_COST, NeedEncoder, Needs
+from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.nets import INPUTS, NETS, Composition, padded
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
@@ -114,17 +115,18 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
     inverse = encoder.landmarks.inverse()
     dual = inverse @ (targets - mean)
     bags = encoder.landmarks.views.bags
-    phrases = cues.phrases(bags)
-    present = cues.incidence(bags, phrases, phrases.max(initial=-1) + 1)
     have = targets[:, encoder.inventory.owner] >= _HAS
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
+    labels = _labels(encoder.inventory)
+    phrases = cues.phrases(bags, encoder.vocabulary.words, small[:, labels])
+    present = cues.incidence(bags, phrases, phrases.max(initial=-1) + 1)
     with torch.no_grad():
         encoder.dual.copy_(torch.from_numpy(dual))
         encoder.mean.copy_(torch.from_numpy(mean))
         encoder.frequency.copy_(torch.from_numpy(mean))
         encoder.together.copy_(torch.from_numpy(_together(composition, have, np.zeros(len(have), np.int64))[-1]))
         encoder.phrases.copy_(torch.from_numpy(phrases))
-        encoder.speaks = torch.from_numpy(cues.fit(present, small)).to(encoder.mean.device)
+        encoder.speaks = torch.from_numpy(cues.fit(present, small, labels=labels)).to(encoder.mean.device)
 
     left_out = _left_out(encoder, targets, inverse, dual, present, folds)
     evidence = encoder.evidence(chosen, encoder.landmarks.views)
@@ -204,6 +206,7 @@ def _left_out(
     Phrases, which can't learn that structures exclude each other, are refitted without each fold of programs alone.
     """
     owner, small = encoder.inventory.owner, (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
+    labels = _labels(encoder.inventory)
     numbers = folds.of_hashes(encoder.learnt[:, 0 if folds.own_program else 1].tolist())
     local = np.zeros(small.shape, dtype=np.float32)
     left_out: list[LeftOut] = []
@@ -216,11 +219,16 @@ def _left_out(
             break  # of fewer programs than two, there are no clusters either
         for number in track(range(count if way == PROGRAM else 0), "leaving out each program"):
             mine, others = fold == number, fold != number
-            local[mine] = cues.likelihoods(present[mine], cues.fit(present[others], small[others]))
+            local[mine] = cues.likelihoods(present[mine], cues.fit(present[others], small[others], labels=labels))
         raw, frequency = without_folds(inverse, dual, targets, fold)
         together = _together(encoder.composition, targets[:, owner] >= _HAS, fold)
         left_out.append(LeftOut(fold, raw, local, frequency, together))
     return left_out
+
+
+def _labels(inventory: Inventory) -> NDArray[np.bool_]:
+    """(C,) which of the columns of small structures have a label."""
+    return np.isin(inventory.small, inventory.owner[inventory.lengths == 1])
 
 
 def without_folds(
