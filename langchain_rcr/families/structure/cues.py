@@ -39,7 +39,7 @@ def phrases(bags: SparseRows, words: NDArray[np.bool_], labels: NDArray[np.float
     has_rare = labels[:, labels.sum(axis=0) < LEAST].any(axis=1)
     near_rare = np.bincount(bags.columns[has_rare[bags.owner]], minlength=bags.dim) > 0
     order = np.argsort(-counts, kind="stable")
-    rare = order[(words & near_rare & (counts < LEAST))[order]][: MOST // 3]
+    rare = order[words[order] & near_rare[order] & (counts[order] < LEAST)][: MOST // 3]
     chosen = np.sort(np.concatenate([rare, order[counts[order] >= LEAST]])[:MOST])
     column = np.full(bags.dim, -1)
     column[chosen] = np.arange(len(chosen))
