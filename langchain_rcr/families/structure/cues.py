@@ -36,7 +36,7 @@ def phrases(bags: SparseRows, words: NDArray[np.bool_], labels: NDArray[np.float
         labels: (N, L) 0 or 1, which labels each question's program has.
     """
     counts = np.bincount(bags.columns, minlength=bags.dim)
-    has_rare: NDArray[np.bool_] = labels[:, labels.sum(axis=0) < LEAST].any(axis=1)
+    has_rare = labels[:, labels.sum(axis=0) < LEAST].max(axis=1, initial=0) > 0
     near_rare = np.bincount(bags.columns[has_rare[bags.owner]], minlength=bags.dim) > 0
     order = np.argsort(-counts, kind="stable")
     rare = order[words[order] & near_rare[order] & (counts[order] < LEAST)][: MOST // 3]
