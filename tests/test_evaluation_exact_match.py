@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, evaluate, write_table
-from rcr_trainer.llm.faults import AccessError, BudgetExceeded, LLMError
+from rcr_trainer.llm.faults import AccessError, BudgetExceeded, LLMError, TooLongError
 from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.rewards import ProgramError, execution
@@ -210,6 +210,20 @@ def test_after_the_first_selector_that_is_incomplete_nothing_more_is_asked():
     report = run(selectors, answer)
     assert [scores.exact_match for scores in report.selectors.values()] == [25, None, None]
     assert calls == [4, 4]
+
+
+def test_a_selector_whose_prompts_are_too_long_has_no_answers_and_the_others_have(caplog):
+    def answer(prompts):
+        if any("q5" in prompt for prompt in prompts):
+            raise TooLongError("too long")
+        return ["e"] * len(prompts)
+
+    selectors = {"rcr": always(0, 1, 2), "random": always(5, 1, 2), "bm25": always(2, 1, 0), "mmr": always(1, 5, 0)}
+    report = run(selectors, answer)
+    assert [scores.exact_match for scores in report.selectors.values()] == [25, None, 25, None]
+    assert report.answers.missing == "too long"
+    said = [f"no exact match for {name}: too long" for name in ("random", "mmr")]
+    assert [record.message for record in caplog.records if record.levelname == "WARNING"] == said
 
 
 def test_what_is_measured_is_kept_before_the_model_is_asked():

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.faults import AccessError, Diagnosis, Fault, LLMError, RequestError, retry_after
+from rcr_trainer.llm.faults import AccessError, Diagnosis, Fault, LLMError, RequestError, TooLongError, retry_after
 
 KEY = "sk-very-secret"
 
@@ -68,8 +68,8 @@ def test_statuses_that_pass(status: int) -> None:
         (StatusError(404), AccessError, "llm.model"),
         (StatusError(429, body={"code": "insufficient_quota"}), AccessError, "add credit"),
         (StatusError(429, body={"error": {"type": "insufficient_quota"}}), AccessError, "add credit"),
-        (StatusError(400, body={"code": "context_length_exceeded"}), RequestError, "fewer or shorter examples"),
-        (StatusError(400, "This model's maximum context length is 9"), RequestError, "fewer or shorter examples"),
+        (StatusError(400, body={"code": "context_length_exceeded"}), TooLongError, "fewer or shorter examples"),
+        (StatusError(400, "This model's maximum context length is 9"), TooLongError, "fewer or shorter examples"),
         (StatusError(400, "Unsupported parameter: stop"), RequestError, "Unsupported parameter: stop"),
         (StatusError(422), RequestError, "422"),
     ],

@@ -10,7 +10,7 @@ import pytest
 import torch
 from openai_server import OpenAIServer, echo_of
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.faults import BudgetExceeded
+from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -203,6 +203,14 @@ def test_a_prompt_that_does_not_fit_is_no_program(folder: str) -> None:
         fitting = llm.generate([f"Source: {'a ' * 33}\nTarget:"])[0]
         assert fitting.reason != "too_long"
         assert fitting.prompt_tokens == 36
+
+
+def test_where_most_prompts_do_not_fit_each_selector_is_told_so(folder: str) -> None:
+    with open_llm(LLMSettings(kind="local", model=folder, max_tokens=12, device="cpu"), None) as llm:
+        for word in ("a", "b"):
+            long = [f"Source: {word * n} {'a ' * 34}\nTarget:" for n in range(1, 52)]
+            with pytest.raises(TooLongError, match=r"longer than .* reads: fewer or shorter examples.*has \d\d tokens"):
+                llm.generate(long)
 
 
 def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str, tmp_path: Path) -> None:

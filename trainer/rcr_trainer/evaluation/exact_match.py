@@ -16,7 +16,7 @@ from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
 from rcr_trainer.evaluation.picks import Picks
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport, SelectorScores
-from rcr_trainer.llm.faults import BudgetExceeded
+from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
 
@@ -32,7 +32,7 @@ class Answerer:
 
     Args:
         answer: asks it; each prompt comes once. It may raise BudgetExceeded, on which the comparison goes on with
-            what there is; any other error stops it.
+            what there is, and TooLongError, on which it goes on with the next selector; any other error stops it.
         name: of the model, for the report.
         prompt: how it is asked.
         simulated: it is no language model, but the offline simulator of one.
@@ -58,7 +58,7 @@ class Answerer:
         """Have the picks of all selectors answered, each prompt once, and score the answers.
 
         Once a budget is spent, the selectors whose prompts are all answered are scored, in their order up to the
-        first that isn't.
+        first that isn't. A selector whose prompts the model can't read is left out.
 
         Args:
             report: gets the figures, and why some selectors have none.
@@ -118,16 +118,22 @@ class Answerer:
         """
         given: dict[Request, Answer] = {}
         answers: dict[str, list[Answer]] = {}
+        reasons: list[str] = []
         for name, own in prompts.items():
             wanted = [prompt for prompt in dict.fromkeys(own) if prompt not in given]
             try:
                 found = list(self.answer(wanted)) if wanted else []
+            except TooLongError as error:
+                logger.warning("no exact match for %s: %s", name, error)
+                reasons.append(str(error))
+                continue
             except BudgetExceeded as error:
-                without = [each for each in prompts if each not in answers]
+                without = list(prompts)[list(prompts).index(name) :]
                 logger.warning("no exact match for %s: %s", ", ".join(without), error)
-                return answers, str(error)
+                reasons.append(str(error))
+                break
             if len(found) != len(wanted):
                 raise InputError(f"the answer function gave {len(found)} answers for {len(wanted)} prompts")
             given.update(zip(wanted, found, strict=True))
             answers[name] = [given[prompt] for prompt in own]
-        return answers, ""
+        return answers, "; ".join(dict.fromkeys(reasons))

@@ -79,7 +79,8 @@ def evaluate(
     Raises:
         InputError: k is more than what is left to pick from, no query is left to count, or a selector picks wrongly
             (a wrong shape, a position outside the pool, excluded, or picked twice).
-        LLMError: what the answerer raises, save for BudgetExceeded, which leaves selectors without answers.
+        LLMError: what the answerer raises, save for BudgetExceeded and TooLongError, which leave selectors without
+            answers.
     """
     from langchain_rcr.policy import library_versions
 

@@ -43,7 +43,11 @@ class AccessError(LLMError):
 
 
 class RequestError(LLMError):
-    """The server refuses this request (400, 413, 422 and the like), such as a prompt too long for the model."""
+    """The model can't be asked this (of a server: status 400, 413, 422 and the like)."""
+
+
+class TooLongError(RequestError):
+    """A prompt is longer than the model reads, or most are."""
 
 
 class BudgetExceeded(LLMError):  # noqa: N818 — a limit, not a mistake
@@ -150,7 +154,7 @@ class Diagnosis:
             return self._stop(str(status), AccessError, _NO_ACCESS[status], said)
         if any(sign in said.lower() or sign in codes for sign in _TOO_LONG):
             advice = "a prompt is longer than the model reads: fewer or shorter examples, or another model"
-            return self._stop("too_long", RequestError, advice, said)
+            return self._stop("too_long", TooLongError, advice, said)
         advice = f"the server refuses the request with status {status}: check the parameters under llm"
         return self._stop(str(status), RequestError, advice, said)
 

@@ -24,7 +24,7 @@ from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.backend import Backend, Request
 from rcr_trainer.llm.caller import Batch, Caller
-from rcr_trainer.llm.faults import LLMError
+from rcr_trainer.llm.faults import LLMError, TooLongError
 from rcr_trainer.llm.ledger import Answer, AnswerCache, Estimate, Ledger, Stats, Use
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -125,6 +125,8 @@ class LanguageModel:
         Raises:
             BudgetExceeded: the next call could exceed the budget.
             AccessError: key, quota or model name: calling again can't help.
+            TooLongError: the server says that a prompt is, or over half of the first prompts are too long for a model
+                in this process.
             LLMError: no answer in all attempts, or over half of the first answers hold no program that parses, of
                 which the message shows an example. In all cases the calls that were running have been finished,
                 and their answers are in the cache.
@@ -255,6 +257,12 @@ class LanguageModel:
         self._looked_at, self._useless = self._looked_at + len(distinct), self._useless + len(useless)
         if self._looked_at >= _FIRST and 2 * self._useless > self._looked_at and useless:
             prompt, answer = str(useless[-1][0]), useless[-1][1]
+            if all(each.reason == "too_long" for _, each in useless):
+                self._looked_at = self._useless = 0  # others may fit
+                raise TooLongError(
+                    f"most prompts, with an answer of llm.max_tokens, are longer than {self.name!r} reads: fewer or "
+                    f"shorter examples, or another model (one prompt has {answer.prompt_tokens} tokens)"
+                )
             raise LLMError(
                 f"{self._useless} of the first {self._looked_at} answers of {self.name!r} hold no program that parses "
                 f"as '{self._language}': change the section prompt, llm.max_tokens, program.language or the model. The "
