@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 from rcr_trainer import cli, pipeline
+from rcr_trainer.llm.faults import TooLongError
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.paper import TABLES
 from rcr_trainer.runs import Run
 
@@ -123,6 +125,23 @@ def test_a_trained_policy_is_evaluated_at_other_steps_without_training(here, cap
         for folder in (here / "out").glob("covr-110-0-[gt]*")
     }
     assert len(weights) == 1
+
+
+def test_rows_whose_prompts_are_too_long_have_no_answers_and_the_others_have(here, capsys, monkeypatch):
+    shorten(monkeypatch, "shots", 0, 1)
+    generate = LanguageModel.generate
+
+    def short(self, prompts):
+        if any(str(prompt).count("Source:") > 5 for prompt in prompts):
+            raise TooLongError("too long")
+        return generate(self, prompts)
+
+    monkeypatch.setattr(LanguageModel, "generate", short)
+    assert paper("shots", "--yes") == 0
+    found = {row["row"] for row in figures(here / "out" / "shots.csv") if row["metric"] == "exact_match"}
+    assert found == {"RCR, 4 shots"}
+    text = (here / "out" / "shots.md").read_text(encoding="utf-8")
+    assert text.endswith("\nRCR, 10 shots left out: too long.\n\nRandom, 10 shots left out: too long.\n")
 
 
 @pytest.mark.parametrize(

@@ -172,9 +172,17 @@ class Sweep:
         ]
 
     def left_out(self) -> dict[str, str]:
-        """The selectors that a run could not compare, with the reason."""
-        reports = [EvaluationReport.read(cell.config.folder) for cell in self.cells if cell.variant and cell.done]
-        return {name_of(name): reason for report in reports for name, reason in report.left_out.items()}
+        """The selectors that a run could not compare, and the rows without answers, with the reason."""
+        found: dict[str, str] = {}
+        for cell in self.cells:
+            if cell.variant is None or not cell.done:
+                continue
+            report = EvaluationReport.read(cell.config.folder)
+            found |= {name_of(name): reason for name, reason in report.left_out.items()}
+            if report.answers is not None and report.answers.missing:
+                rows = [_row(cell.variant, name) for name, own in report.selectors.items() if own.exact_match is None]
+                found |= {row.label: report.answers.missing for row in rows if row is not None}
+        return found
 
     # ------------------------------------------------------------------ the settings of a cell
 
@@ -272,15 +280,20 @@ def _outcomes(cell: Cell, variant: Variant) -> Iterator[Outcome]:
     run = Run.open(cell.config.folder, trust=True, writes=False)
     report, picks = EvaluationReport.read(run.path), read_picks(run.path)
     for selector, scores in report.selectors.items():
-        row = variant.rows.get(selector) or variant.rows.get(REST)
+        row = _row(variant, selector)
         if row is None:
             continue
-        name = name_of(selector)
         metrics = {key: value for key, value in asdict(scores).items() if not isinstance(value, str | list | dict)}
         metrics["pick_seconds"] = scores.latency_batch_ms * report.n / 1000
         simulated = report.answers is not None and report.answers.simulated
-        named = Row(row.label.format(name), row.series.format(name), row.x)
-        yield Outcome(named, cell.split, cell.seed, metrics, _answered(picks, selector), simulated)
+        yield Outcome(row, cell.split, cell.seed, metrics, _answered(picks, selector), simulated)
+
+
+def _row(variant: Variant, selector: str) -> Row | None:
+    """The row of a selector in the table, if it has one."""
+    row = variant.rows.get(selector) or variant.rows.get(REST)
+    name = name_of(selector)
+    return None if row is None else Row(row.label.format(name), row.series.format(name), row.x)
 
 
 def _answered(picks: Picks, selector: str) -> dict[str, tuple[str, bool]]:
