@@ -58,16 +58,13 @@ class NgramVocabulary(Vocabulary):
 
     @classmethod
     def fit(cls, items: Iterable[Item], longest: int, max_size: int = 20_000, *, gap: int = 0) -> NgramVocabulary:
-        """The `max_size` n-grams of the items that occur in the most of them, with idf = log(1 + N / df).
-
-        Of those that occur in equally many, words come first.
-        """
+        """The `max_size` n-grams of the items that occur in the most of them, with idf = log(1 + N / df)."""
         frequency: Counter[str] = Counter()
         count = 0
         for item in items:
             frequency.update(set(ngrams(item, longest, gap)))
             count += 1
-        kept = sorted(frequency, key=lambda ngram: (-frequency[ngram], " " in ngram, ngram))[:max_size]
+        kept = sorted(frequency, key=lambda ngram: (-frequency[ngram], ngram))[:max_size]
         return cls({ngram: round(float(np.log1p(count / frequency[ngram])), 4) for ngram in kept}, longest, gap)
 
     def __len__(self) -> int:
