@@ -352,16 +352,23 @@ def test_value_by_hand():
     assert gained.sum() == pytest.approx(4 * 6 * 0.425 * len(labels), rel=1e-4)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("costs", "kept"), [((1e-9, 0.05), 1), ((0.05, 1e-9), 0)])
-def test_the_shorter_prompt_is_chosen_where_quality_ties(monkeypatch, costs, kept):
-    """Each program comes once more with a long tail that nothing in any question asks for."""
-    tail = "tail(u(v(w)), x(y(z)), p(q(r)))"
-    items = []
-    for number, item in enumerate(colours(asked_with_or=False)):
-        items.append(Item(item.source, item.target if number % 2 else f"both({item.target}, {tail})"))
-    monkeypatch.setattr(fitting, "COSTS", costs)
-    assert fitted(items).query.cost.exp().item() == pytest.approx(costs[kept])
+def test_what_a_fit_sets_by_size(quick_nets):
+    told = {"γ": 1, "ε": 0.01, "labels ×": 8, "structures of 2 ×": 3, "structures of 3 ×": 1, "structures of 4 ×": 1}
+    assert fitted().query.logged() == pytest.approx(told)
+
+
+@pytest.mark.parametrize(("times", "second"), [(fitting.LABEL, "d"), (3, "b(b(c))")])
+def test_a_label_is_not_crowded_out_by_larger_structures(times, second):
+    """Of `a(b(c), b(b(c), d))`, with `a(b(c))` picked: d alone brings the last label, `b(b(c))` the most structures."""
+    programs = ["a(b(c))", "b(b(c))", "d"]
+    encoder = TriEncoder.build("structure", [Item("", text) for text in programs], spec=SPEC).query
+    with torch.no_grad():
+        encoder.by_size[:2] = torch.tensor([times, fitting.PAIR]).log()
+        wanted = torch.from_numpy(encoder.inventory.has("a(b(c), b(b(c), d))")).float()[None]
+        needs = encoder.valued(wanted)[0].numpy()
+    has = encoder.inventory.rows(programs)[np.arange(3)]
+    left = needs * (1 - has[0])
+    assert programs[int((has @ left).argmax())] == second
 
 
 def test_fits_in_two_threads_leave_the_number_of_torch_s_threads_as_it_was(monkeypatch, quick_nets):

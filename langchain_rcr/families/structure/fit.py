@@ -6,7 +6,7 @@ In closed form or nearly so, before any gradient descent on the policy:
 2. The local evidence of phrases (`cues`), refitted without each fold of programs.
 3. The composition nets learn on both as they are for held-out questions. From the predictions for questions that the
    kernel has seen, which are nearly perfect, they would learn to trust every prediction.
-4. What a need is worth is chosen by what the picks for held-out questions are like.
+4. What a need is worth goes by its size and by how rare it is.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
 from langchain_rcr.families.structure import cues
-from langchain_rcr.families.structure.encoders import NO_COST, NeedEncoder, Needs
+from langchain_rcr.families.structure.encoders import COST, NeedEncoder, Needs
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.nets import INPUTS, NETS, Composition, padded
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
@@ -34,26 +34,15 @@ MOST_LANDMARKS = 4000
 PRECISION = 0.9
 """Of its phrases, from which on a label's local evidence is a floor under its likelihood; ungated it cost 0.6 points of
 coverage on one set of trials."""
-COSTS = (0.01, 0.02, NO_COST, 0.05)
-"""ε to choose from (`NeedEncoder`), the default first: the best or nearly so on folds of twelve
-tasks (COVR, GeoQuery, SQL).
-γ of 0.7 and 0.5, with an ε that suits them, were no better there."""
 RARITY = 0.5
 """δ: a structure is worth (idf / mean idf)^δ. In trials on COVR, GeoQuery and SQL 0 to 1 differ by a point."""
-LABEL, PAIR = 3.0, 2.0
+LABEL, PAIR = 8.0, 3.0
 """What a single label, and a structure of two nodes, count for: a model that isn't shown a label can't write it, nor
-easily put it where it was never shown. In trials 3 took next to nothing from the coverage of SQL and GeoQuery, and gave
-up to 5 points of exact match on COVR; with 2, fewer held-out questions missed a pair on each of ten tasks (0.4 to 4 in
-100), at the same coverage."""
-MARGIN = 0.5
-"""Points by which a choice must be better than the default, about what the questions' sampling moves it by."""
-PRICE = 2.0
-"""Points of quality that a prompt e times as long must bring."""
-_K = 4
+easily put it where it was never shown. With 3 and 2, one question in 36 of COVR with few pairs wasn't shown a label
+that was known to be needed, since larger structures weighed more; with 8, one in 140. On folds of SQL and GeoQuery 8
+costs 0.1 points of coverage; 3 makes up for the pairs that it costs."""
 _PUPILS = 1000
 """Held-out questions of each way that the nets learn on: some hundreds of structures of each are enough."""
-_JUDGES = 300
-"""Held-out questions of each way that a choice is judged by."""
 STEPS, _BATCH, _LR = 600, 1024, 0.01
 _CHUNK = 128
 _ABSENT = 0.1
@@ -135,14 +124,13 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
         rows = np.flatnonzero(way.fold >= 0)
         if len(rows) > _PUPILS:
             rows = np.sort(rng.choice(rows, _PUPILS, replace=False))
-        parts.append((way.needs(evidence, rows), targets[rows], way.fold[rows]))
+        parts.append((way.needs(evidence, rows), targets[rows]))
     with _one_thread():
-        _train(composition, [_pairs(composition, needs, wanted, rng) for needs, wanted, _ in parts], seed)
+        _train(composition, [_pairs(composition, needs, wanted, rng) for needs, wanted in parts], seed)
         composition.to(encoder.mean.device)
         _weigh(encoder, targets)
         if parts:
             _trust_phrases(encoder, left_out[0], targets)
-            _choose(encoder, left_out, parts, targets, rng)
 
 
 @contextmanager
@@ -287,82 +275,13 @@ def _trust_phrases(encoder: NeedEncoder, way: LeftOut, targets: _Floats) -> None
 
 
 def _weigh(encoder: NeedEncoder, targets: _Floats) -> None:
-    """What each structure is worth: the more, the fewer programs have it."""
+    """What each structure is worth: the more, the fewer nodes it has and the fewer programs have it."""
     share = (targets > 0).mean(axis=0)[encoder.inventory.owner]
     idf = -np.log(np.clip(share, 1 / len(targets), 0.98))  # those of all programs are worth a little, too
     with torch.no_grad():
         encoder.worth.copy_(torch.from_numpy(RARITY * np.log(idf / idf.mean())))
         encoder.by_size[:2] = torch.log(torch.tensor([LABEL, PAIR])[: len(encoder.by_size)])
-
-
-def _choose(
-    encoder: NeedEncoder,
-    left_out: Sequence[LeftOut],
-    parts: Sequence[tuple[Needs, _Floats, _Ints]],
-    targets: _Floats,
-    rng: np.random.Generator,
-) -> None:
-    """Set ε to that whose picks for held-out questions are best, among the landmarks that these may get."""
-    judges = []
-    for way, (needs, wanted, numbers) in zip(left_out, parts, strict=True):
-        rows = np.sort(rng.permutation(len(wanted))[:_JUDGES])
-        fold = numbers[rows]
-        with torch.no_grad():
-            likely = torch.cat(
-                [encoder.likelihoods(needs.select(part)) for part in np.array_split(rows, len(rows) // _CHUNK + 1)]
-            )
-        barred = fold[:, None] == way.fold
-        judges.append((likely, wanted[rows] * _reach(targets, way.fold)[fold], barred))
-    programs = encoder.learnt[:, 1].cpu().numpy()
-    best, kept = -np.inf, COSTS[0]
-    for number, cost in enumerate(COSTS):
-        with torch.no_grad():
-            encoder.cost.fill_(np.log(cost))
-        found = []
-        for likely, wanted, barred in judges:
-            with torch.no_grad():
-                needs_of = encoder.valued(likely).cpu().numpy()
-            found.append(_quality(encoder, needs_of, wanted, targets, programs, barred))
-        quality = float(np.mean(found))
-        if quality > best + (MARGIN if number else 0):
-            best, kept = quality, cost
-    with torch.no_grad():
-        encoder.cost.fill_(np.log(kept))
-
-
-def _quality(
-    encoder: NeedEncoder, needs: _Floats, wanted: _Floats, pool: _Floats, programs: _Ints, barred: NDArray[np.bool_]
-) -> float:
-    """What greedy picks of different programs are worth, in points, less the price of their length.
-
-    The mean of three shares of what is needed and can be had (`wanted`): structures covered, the same weighted by
-    rarity, and questions that miss no structure of one or two nodes.
-    """
-    inventory = encoder.inventory
-    sizes, rare = inventory.sizes, np.zeros(len(inventory), dtype=np.float32)
-    np.add.at(rare, inventory.owner, encoder.worth.detach().exp().cpu().numpy() ** (1 / RARITY))
-    size, left = pool @ sizes, needs.copy()
-    shown, length = np.zeros_like(wanted), np.zeros(len(wanted))
-    open_to = ~barred
-    for _ in range(_K):
-        logits = np.where(open_to, left @ pool.T, -np.inf)
-        picks = logits.argmax(axis=1)
-        open_to &= programs[picks][:, None] != programs
-        left *= 1 - pool[picks]
-        shown, length = np.maximum(shown, pool[picks]), length + size[picks]
-    hit = np.minimum(shown, wanted)
-    small = inventory.small
-    complete = (hit[:, small] >= wanted[:, small]).all(axis=1).mean()
-    covered, specific = (((hit @ w) / np.maximum(wanted @ w, 1e-9)).mean() for w in (sizes, rare))
-    return float(100 * (complete + covered + specific) / 3 - PRICE * np.log(length.mean()))
-
-
-def _reach(pool: _Floats, fold: _Ints) -> NDArray[np.bool_]:
-    """(F, D) which columns the examples outside each fold have."""
-    has = pool > 0
-    total = has.sum(axis=0)
-    reach: NDArray[np.bool_] = np.stack([total > has[fold == number].sum(axis=0) for number in range(fold.max() + 1)])
-    return reach
+        encoder.cost.fill_(np.log(COST))
 
 
 def _pairs(
