@@ -29,6 +29,10 @@ _COUNTED = np.iinfo(np.int32).max
 """Numbers that a sparse matrix can have, some 40 million examples."""
 _AT_ONCE = 4096
 """Rows multiplied at once: their products with some dozens of states still fit a core's cache."""
+LARGE = 1 << 22
+"""Numbers from which on a matrix doesn't stay in a core's cache, and reading it is what a product costs."""
+_FEW = 4
+"""States for which a large dense matrix is better summed plainly: BLAS reads it at a third of the speed."""
 _BETA = threading.Lock()
 """Held while PyTorch may warn that its sparse matrices are in beta: filters of warnings are the whole process's."""
 
@@ -123,6 +127,30 @@ class SparseRows:
             )
             out[:, first : first + _AT_ONCE] = bags.numpy().T
         return out
+
+    def dots(self, keys: IntArray, state: FloatArray) -> FloatArray:
+        """Inner products (M,) of some rows with (D,), summed in float64."""
+        some = self.select(keys)
+        sums = np.bincount(some.owner, some.values * state[some.columns].astype(np.float64), minlength=len(keys))
+        return sums.astype(np.float32)
+
+    def follow(self, scores: FloatArray, change: FloatArray) -> None:
+        """Bring inner products (N,) with a vector up to date when `change` (D,) is added to it.
+
+        Only rows that have a number in one of the columns that change are looked at.
+        """
+        starts, rows, values = self._by_column
+        columns = np.flatnonzero(change)
+        if len(columns):
+            parts = [(slice(starts[column], starts[column + 1]), change[column]) for column in columns.tolist()]
+            more = np.concatenate([values[part] * by for part, by in parts])
+            np.add.at(scores, np.concatenate([rows[part] for part, _ in parts]), more)
+
+    @cached_property
+    def _by_column(self) -> tuple[NDArray[np.int32], NDArray[np.int32], FloatArray]:
+        """Where each column starts in the other two; its rows; their numbers."""
+        columns = self.csr().tocsc()
+        return columns.indptr, columns.indices, columns.data
 
     @cached_property
     def _tensor(self) -> torch.Tensor:
@@ -221,8 +249,15 @@ def product(states: FloatArray, rows: Rows) -> FloatArray:
     """Inner products (B, N) of (B, D) with (N, D), in memory of their own."""
     if isinstance(rows, SparseRows):
         return rows.product(states)
-    # A vector alone is read along the rows of the matrix, as they lie in memory.
-    scores: FloatArray = (rows @ states[0])[None] if len(states) == 1 else states @ rows.T
+    if rows.size < LARGE or len(states) > _FEW:
+        # Read along the rows of the matrix, as they lie in memory: up to four times as fast as `states @ rows.T`.
+        scores: FloatArray = (rows @ states[0])[None] if len(states) == 1 else np.ascontiguousarray((rows @ states.T).T)
+        return scores
+    scores = np.empty((len(states), len(rows)), dtype=np.float32)
+    for first in range(0, len(rows), _AT_ONCE):
+        part = slice(first, first + _AT_ONCE)
+        for state, line in zip(states, scores, strict=True):
+            np.einsum("nd,d->n", rows[part], state, out=line[part])
     return scores
 
 

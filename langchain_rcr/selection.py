@@ -168,8 +168,8 @@ def _decoded(
     Returns:
         Keys (B, k), logits (B, k), log partitions (B, k), NaN without a τ, and E_z of the picks, (B, k, D).
     """
-    if len(queries) == 1 and tau is None:
-        return _decoded_alone(queries, table, state, k, barred[0].tolist(), groups)
+    if len(queries) == 1:
+        return _decoded_alone(queries, table, state, k, barred[0].tolist(), groups, tau)
     shape = (len(queries), k)
     keys, logits, totals = np.empty(shape, np.int64), np.empty(shape, np.float32), np.full(shape, np.nan)
     contexts = np.empty((*shape, queries.shape[1]), dtype=np.float32)
@@ -196,21 +196,25 @@ def _decoded_alone(
     k: int,
     barred: list[int],
     groups: NDArray[np.integer[Any]] | None,
+    tau: float | None,
 ) -> tuple[IntArray, FloatArray, NDArray[np.float64], FloatArray]:
-    """`_decoded` for one query (1, D), without a τ."""
+    """`_decoded` for one query (1, D)."""
     current, masked = state.start(query), list[IntArray]()
-    keys, logits = np.empty(k, dtype=np.int64), np.empty(k, dtype=np.float32)
+    keys, logits, totals = np.empty(k, np.int64), np.empty(k, np.float32), np.full(k, np.nan)
     contexts = np.empty((k, query.shape[1]), dtype=np.float32)
+    followed = table.follow(query)
     for step in range(k):
-        key, logits[step] = table.first_alone(current.vector(), barred, masked)
-        keys[step] = key
+        keys[step], logits[step] = key, _ = followed.first(barred, masked)
+        if tau is not None:
+            totals[step] = followed.log_partition(tau)
         contexts[step] = table.vectors(keys[step : step + 1])[0]
         if step + 1 < k:
             current = current.update(contexts[step : step + 1])
+            followed.move(current.vector())
             barred.append(key)
             if groups is not None:
                 masked.append(np.flatnonzero(groups == groups[key]))
-    return keys[None], logits[None], np.full((1, k), np.nan), contexts[None]
+    return keys[None], logits[None], totals[None], contexts[None]
 
 
 def _quick(queries: FloatArray, state: State[Any], options: Options, reader: LocalReader, table: MatrixTable) -> Picks:

@@ -14,7 +14,7 @@ from langchain_rcr.index.memory import MatrixTable, MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.rows import Growing, GrowingSparse, SparseRows, longest, product, same, sparse, taken
-from langchain_rcr.selection import greedy
+from langchain_rcr.selection import _decoded, greedy
 from langchain_rcr.state import SaturatingState
 
 ITEMS = [
@@ -94,6 +94,68 @@ def test_picks_are_those_of_the_dense_pool():
     picks = greedy(need, PoolVectors(both, both), SaturatingState(0.7), 5)
     np.testing.assert_array_equal(picks.positions, expected.positions)
     np.testing.assert_allclose(picks.logits, expected.logits, rtol=1e-5)
+
+
+@pytest.mark.parametrize("batch", [1, 4, 9])
+@pytest.mark.parametrize("large", [True, False])
+def test_products_of_large_and_small_dense_matrices(monkeypatch, batch, large):
+    monkeypatch.setattr("langchain_rcr.rows.LARGE", 0 if large else 1 << 22)
+    monkeypatch.setattr("langchain_rcr.rows._AT_ONCE", 7)
+    dense, states = drawn(0), np.random.default_rng(1).normal(size=(batch, 13)).astype(np.float32)
+    scores = product(states, dense)
+    assert scores.shape == (batch, 40)
+    assert scores.flags.c_contiguous
+    np.testing.assert_allclose(scores, states @ dense.T, rtol=1e-5, atol=1e-6)
+    assert product(states, dense[:0]).shape == (batch, 0)
+
+
+def test_inner_products_follow_a_vector_by_hand():
+    rows = sparse(np.array([[1, 0, 2], [0, 0, 0], [0, 3, 0]], dtype=np.float32))
+    scores = np.float32([201, 0, 30])  # of (1, 10, 100)
+    rows.follow(scores, np.float32([1, 0, -90]))
+    assert scores.tolist() == [22, 0, 30]
+    rows.follow(scores, np.zeros(3, dtype=np.float32))
+    assert scores.tolist() == [22, 0, 30]
+    assert rows.dots(np.array([2, 0, 1]), np.float32([2, 10, 10])).tolist() == [30, 22, 0]
+
+
+@pytest.mark.parametrize("tau", [None, 0.7])
+@pytest.mark.parametrize("seed", range(20))
+def test_one_question_alone_follows_a_large_sparse_pool(monkeypatch, seed, tau):
+    """Its picks, logits and log partitions are those of the same question among others, which are scored anew."""
+    rng = np.random.default_rng(seed)
+    full = (drawn(seed, 300, 60) != 0).astype(np.float32) * (1 if seed % 2 else rng.random((300, 60), dtype=np.float32))
+    full[rng.integers(0, 300, 60)] = full[rng.integers(0, 300, 60)]  # equal candidates
+    both, k = sparse(full), int(rng.integers(1, 30))
+    table = MatrixTable(PoolVectors(both, both))
+    if seed % 3:
+        table = table.allowing(rng.random(300) < 0.5)
+    need = (rng.random((2, 60)) - 0.1).astype(np.float32)
+    groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 2
+    state = SaturatingState(float(rng.choice([1.0, 0.6])))
+    expected = _decoded(need, table, state, k, barred, groups, tau)
+    monkeypatch.setattr("langchain_rcr.index.memory.LARGE", 0)
+    keys, logits, totals, contexts = _decoded(need[:1], table, state, k, barred[:1], groups, tau)
+    np.testing.assert_array_equal(keys, expected[0][:1])
+    np.testing.assert_allclose(logits, expected[1][:1], rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(totals, expected[2][:1], rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(contexts, expected[3][:1])
+
+
+def test_rounding_that_adds_up_decides_nothing(monkeypatch):
+    """Once a pick of a million is covered, what is left of its logits is rounding: hundredths, where 0.002 decides."""
+    monkeypatch.setattr("langchain_rcr.index.memory.LARGE", 0)
+    rng = np.random.default_rng(0)
+    shared = np.zeros((200, 44), dtype=np.float32)
+    shared[:, :40] = rng.random((200, 40)) < 0.7
+    shared[:, 40], shared[0, :40] = 1, 1
+    shared[7, 41], shared[9, 42] = 1, 1
+    need = np.zeros((1, 44), dtype=np.float32)
+    need[0, :40], need[0, 41], need[0, 42] = rng.uniform(1e4, 1e5, 40), 0.002, 0.001
+    both = sparse(shared)
+    picks = greedy(need, PoolVectors(both, both), SaturatingState(1.0), 3)
+    assert picks.positions.tolist() == [[0, 7, 9]]
+    np.testing.assert_allclose(picks.logits[0, 1:], [0.002, 0.001], rtol=1e-6)
 
 
 def test_equal_matrices_are_kept_once_while_they_stay_equal():

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from langchain_rcr.index.base import PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, slack, slack_alone
-from langchain_rcr.rows import FloatArray, IntArray, growing, product
+from langchain_rcr.rows import LARGE, FloatArray, IntArray, Rows, SparseRows, growing, product
 
 
 class MatrixTable(Table):
@@ -80,19 +80,9 @@ class MatrixTable(Table):
             line[others] = values
         return keys, logits, log_sums(scores, tau, ())
 
-    def first_alone(self, state: FloatArray, exclude: list[int], masked: Sequence[IntArray]) -> tuple[int, np.float32]:
-        """`first` for one state (1, D) without a τ, and without what several need: key and logit."""
-        line, margin = self.scores(state)[0], slack_alone(state[0], self._longest)
-        if exclude:
-            line[exclude] = -np.inf
-        open_ = line.copy() if masked else line
-        for rows in masked:
-            open_[rows] = -np.inf
-        top = open_.max()
-        if top == -np.inf:
-            open_, top = line, line.max()
-        key = int((open_ >= top - margin).argmax())
-        return key, line[key]
+    def follow(self, state: FloatArray) -> Followed:
+        """What finds the picks for one state (1, D) and for those that come of it."""
+        return Followed(self, self._candidate.rows, self._longest, state)
 
     def candidates(self, keys: IntArray) -> FloatArray:
         """See `Table.candidates`."""
@@ -102,6 +92,60 @@ class MatrixTable(Table):
         """See `Table.pool_vectors`."""
         every = PoolVectors(self._candidate.rows, self._context.rows)
         return every if len(keys) == len(self) else every.take(keys)
+
+
+class Followed:
+    """The logits of one state, and from step to step of what becomes of it.
+
+    A step changes a state in the columns that the pick has. In a large sparse pool few other rows have them, and the
+    logits of these alone are brought up to date. That lets rounding errors add up, so that of the best rows the logits
+    are then worked out anew.
+
+    Args:
+        table: whose rows are found.
+        rows: E_c, (N, D).
+        longest: max |E_c|.
+        state: (1, D) float32.
+    """
+
+    def __init__(self, table: MatrixTable, rows: Rows, longest: float, state: FloatArray) -> None:
+        self._table, self._longest, self._state = table, longest, state
+        self._sparse = rows if isinstance(rows, SparseRows) and len(rows.values) >= LARGE else None
+        self._scores = table.scores(state)[0]
+        self._slack = self._rounding = slack_alone(state[0], longest)
+        self._off = np.float32(0)
+
+    def move(self, state: FloatArray) -> None:
+        """Go on to the next state (1, D)."""
+        if self._sparse is None:
+            self._scores = self._table.scores(state)[0]
+        else:
+            self._sparse.follow(self._scores, (state - self._state)[0])
+            self._off += 2 * self._rounding
+        self._state, self._slack = state, slack_alone(state[0], self._longest)
+
+    def first(self, exclude: list[int], masked: Sequence[IntArray]) -> tuple[int, np.float32]:
+        """The best candidate and its logit; see `MatrixTable.first`."""
+        line = self._scores
+        line[exclude] = -np.inf
+        open_ = line.copy() if masked else line
+        for rows in masked:
+            open_[rows] = -np.inf
+        top = open_.max()
+        if top == -np.inf:
+            open_, top = line, line.max()
+        near = open_ >= top - self._slack - self._off
+        if self._sparse is None:
+            key = int(near.argmax())
+            return key, line[key]
+        keys = np.flatnonzero(near)
+        logits = self._sparse.dots(keys, self._state[0])
+        at = int((logits >= logits.max() - self._slack).argmax())
+        return int(keys[at]), logits[at]
+
+    def log_partition(self, tau: float) -> float:
+        """Log Σ exp(logit / τ) over the candidates that `first` looked at last, masked ones too."""
+        return float(log_sums(self._scores[None].copy(), tau, ())[0])
 
 
 class MemoryIndex(LocalIndex):
