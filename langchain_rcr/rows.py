@@ -29,8 +29,8 @@ _COUNTED = np.iinfo(np.int32).max
 """Numbers that a sparse matrix can have, some 40 million examples."""
 _AT_ONCE = 4096
 """Rows multiplied at once: their products with some dozens of states still fit a core's cache."""
-LARGE = 1 << 22
-"""Numbers from which on a matrix doesn't stay in a core's cache, and reading it is what a product costs."""
+LARGE = 1 << 21
+"""Numbers from which on a matrix (8 MB) doesn't stay in a core's cache: reading it is what a product costs."""
 _FEW = 4
 """States for which a large dense matrix is better summed plainly: BLAS reads it at a third of the speed."""
 _BETA = threading.Lock()
