@@ -292,11 +292,11 @@ def _pairs(
     Of the structures that are plainly absent, which are most, a sample. Those that always go together count as one.
 
     Returns:
-        Inputs (INPUTS, P), targets (P,), weights (P,).
+        Inputs (P, INPUTS), targets (P,), weights (P,).
     """
     owner = composition.owner.numpy()
     share = 1 / np.bincount(owner).astype(np.float32)[owner]
-    inputs, labels, weights = [np.empty((INPUTS, 0), np.float32)], [np.empty(0, np.float32)], [np.empty(0, np.float32)]
+    inputs, labels, weights = [np.empty((0, INPUTS), np.float32)], [np.empty(0, np.float32)], [np.empty(0, np.float32)]
     for rows in np.array_split(np.arange(len(needs)), len(needs) // _CHUNK + 1):
         with torch.no_grad():
             _, evidence, local, raw, frequency, together = map(torch.from_numpy, needs.select(rows).arrays())
@@ -305,20 +305,20 @@ def _pairs(
         wanted = targets[rows][:, owner]
         telling = composition.telling(seen).numpy() | (wanted > 0) | (rng.random(wanted.shape) < _ABSENT)
         kept = np.flatnonzero(telling & (frequency.numpy()[:, owner] > 0))
-        inputs.append(np.stack([column.numpy().take(kept) for column in seen]))
+        inputs.append(np.stack([column.numpy().take(kept) for column in seen]).T.copy())  # in blocks, in the cache
         labels.append(wanted.take(kept))
         weights.append(share[kept % len(share)])
-    return np.concatenate(inputs, axis=1), np.concatenate(labels), np.concatenate(weights)
+    return np.concatenate(inputs), np.concatenate(labels), np.concatenate(weights)
 
 
 def _train(composition: Composition, pairs: Sequence[tuple[_Floats, _Floats, _Floats]], seed: int) -> None:
     """Minimise the cross-entropy of all pairs by Adam with a rate that falls to 0, each net on batches of its own."""
     if not pairs:
         return
-    inputs, labels, weights = (np.concatenate(part, axis=-1) for part in zip(*pairs, strict=True))
+    inputs, labels, weights = (np.concatenate(part) for part in zip(*pairs, strict=True))
     generator = torch.Generator().manual_seed(seed)
     composition.start(generator)
-    seen, wanted, counts = (torch.from_numpy(array) for array in (inputs.T.copy(), labels, weights / weights.mean()))
+    seen, wanted, counts = (torch.from_numpy(array) for array in (inputs, labels, weights / weights.mean()))
     parameters = [*composition.weights, *composition.biases]
     optimizer = torch.optim.Adam(parameters, lr=_LR, fused=True)
     batch = min(_BATCH, len(seen))
