@@ -28,11 +28,13 @@ _LEAST = 16
 _COUNTED = np.iinfo(np.int32).max
 """Numbers that a sparse matrix can have, some 40 million examples."""
 _AT_ONCE = 4096
-"""Rows multiplied at once: their products with some dozens of states still fit a core's cache."""
+"""Rows of a sparse matrix multiplied at once, as for `_BLOCK`."""
 LARGE = 1 << 21
 """Numbers from which on a matrix (8 MB) doesn't stay in a core's cache: reading it is what a product costs."""
 _FEW = 4
 """States for which a large dense matrix is better summed plainly: BLAS reads it at a third of the speed."""
+_BLOCK = 1024
+"""Rows of a dense matrix multiplied at once: their products with some dozens of states still fit a core's cache."""
 _BETA = threading.Lock()
 """Held while PyTorch may warn that its sparse matrices are in beta: filters of warnings are the whole process's."""
 
@@ -249,15 +251,19 @@ def product(states: FloatArray, rows: Rows) -> FloatArray:
     """Inner products (B, N) of (B, D) with (N, D), in memory of their own."""
     if isinstance(rows, SparseRows):
         return rows.product(states)
-    if rows.size < LARGE or len(states) > _FEW:
-        # Read along the rows of the matrix, as they lie in memory: up to four times as fast as `states @ rows.T`.
-        scores: FloatArray = (rows @ states[0])[None] if len(states) == 1 else np.ascontiguousarray((rows @ states.T).T)
-        return scores
+    large = rows.size >= LARGE
+    if len(states) == 1 and not large:
+        alone: FloatArray = (rows @ states[0])[None]
+        return alone
     scores = np.empty((len(states), len(rows)), dtype=np.float32)
-    for first in range(0, len(rows), _AT_ONCE):
-        part = slice(first, first + _AT_ONCE)
-        for state, line in zip(states, scores, strict=True):
-            np.einsum("nd,d->n", rows[part], state, out=line[part])
+    for first in range(0, len(rows), _BLOCK):
+        part = slice(first, first + _BLOCK)
+        if large and len(states) <= _FEW:
+            for state, line in zip(states, scores, strict=True):
+                np.einsum("nd,d->n", rows[part], state, out=line[part])
+        else:
+            # Along the rows of the matrix, as they lie in memory: up to four times as fast as `states @ rows.T`.
+            scores[:, part] = (rows[part] @ states.T).T
     return scores
 
 

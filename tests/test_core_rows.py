@@ -99,8 +99,8 @@ def test_picks_are_those_of_the_dense_pool():
 @pytest.mark.parametrize("batch", [1, 4, 9])
 @pytest.mark.parametrize("large", [True, False])
 def test_products_of_large_and_small_dense_matrices(monkeypatch, batch, large):
-    monkeypatch.setattr("langchain_rcr.rows.LARGE", 0 if large else 1 << 22)
-    monkeypatch.setattr("langchain_rcr.rows._AT_ONCE", 7)
+    monkeypatch.setattr("langchain_rcr.rows.LARGE", 0 if large else 1 << 21)
+    monkeypatch.setattr("langchain_rcr.rows._BLOCK", 7)
     dense, states = drawn(0), np.random.default_rng(1).normal(size=(batch, 13)).astype(np.float32)
     scores = product(states, dense)
     assert scores.shape == (batch, 40)
