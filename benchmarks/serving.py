@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 K, LAM, BATCH, THREADS, COLUMNS, FULL = 4, -0.3, 64, 32, 2_000, 40
 SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
-DENSE = 200_000  # examples up to which structures are also laid out as a dense matrix, 8 kB each
+DENSE = 200_000  # examples up to which structures are also laid out as a dense matrix, 8 kB each, and calls overlap
 _ASKED = "a question"
 _ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds for a side, and turns
 
@@ -207,10 +207,10 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
     with ThreadPoolExecutor(THREADS) as threads:
         at_once: dict[str, Callable[[], Any]] = {}
         for name, of in {"ours, dense": ours, "ours, structures": sparse, "LangChain MMR": mmr}.items():
-            if of is not None:
+            if of is not None and size <= DENSE:
                 at_once[f"{name}, 32 threads"] = lambda of=of: list(threads.map(of.select_examples, [asked] * BATCH))
                 at_once[f"{name}, 64 awaited at once"] = lambda of=of: asyncio.run(_gathered(of, asked))
-        return timed(sides) | timed(together) | timed(at_once)
+        return timed(sides) | timed(together) | (timed(at_once) if at_once else {})
 
 
 async def _gathered(selector: Any, asked: dict[str, str]) -> None:
