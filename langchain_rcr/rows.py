@@ -136,6 +136,15 @@ class SparseRows:
         sums = np.bincount(some.owner, some.values * state[some.columns].astype(np.float64), minlength=len(keys))
         return sums.astype(np.float32)
 
+    def worth_following(self) -> bool:
+        """Whether to `follow`: in a large matrix, and when this is asked again.
+
+        Laying out the columns takes longer than a question; a pool that changes with each would do it for each.
+        """
+        before = self.__dict__.setdefault("_asked", 0)
+        self.__dict__["_asked"] = 1
+        return bool(before) and len(self.values) >= LARGE
+
     def follow(self, scores: FloatArray, change: FloatArray) -> None:
         """Bring inner products (N,) with a vector up to date when `change` (D,) is added to it.
 

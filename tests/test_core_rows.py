@@ -134,17 +134,19 @@ def test_one_question_alone_follows_a_large_sparse_pool(monkeypatch, seed, tau):
     groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 2
     state = SaturatingState(float(rng.choice([1.0, 0.6])))
     expected = _decoded(need, table, state, k, barred, groups, tau)
-    monkeypatch.setattr("langchain_rcr.index.memory.LARGE", 0)
-    keys, logits, totals, contexts = _decoded(need[:1], table, state, k, barred[:1], groups, tau)
-    np.testing.assert_array_equal(keys, expected[0][:1])
-    np.testing.assert_allclose(logits, expected[1][:1], rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(totals, expected[2][:1], rtol=1e-5, atol=1e-5)
-    np.testing.assert_array_equal(contexts, expected[3][:1])
+    monkeypatch.setattr("langchain_rcr.rows.LARGE", 0)
+    for by_column in (False, True):
+        keys, logits, totals, contexts = _decoded(need[:1], table, state, k, barred[:1], groups, tau)
+        assert ("_by_column" in table._candidate.rows.__dict__) is (by_column and k > 1)
+        np.testing.assert_array_equal(keys, expected[0][:1])
+        np.testing.assert_allclose(logits, expected[1][:1], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(totals, expected[2][:1], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(contexts, expected[3][:1])
 
 
 def test_rounding_that_adds_up_decides_nothing(monkeypatch):
     """Once a pick of a million is covered, what is left of its logits is rounding: hundredths, where 0.002 decides."""
-    monkeypatch.setattr("langchain_rcr.index.memory.LARGE", 0)
+    monkeypatch.setattr("langchain_rcr.rows.LARGE", 0)
     rng = np.random.default_rng(0)
     shared = np.zeros((200, 44), dtype=np.float32)
     shared[:, :40] = rng.random((200, 40)) < 0.7
@@ -153,9 +155,12 @@ def test_rounding_that_adds_up_decides_nothing(monkeypatch):
     need = np.zeros((1, 44), dtype=np.float32)
     need[0, :40], need[0, 41], need[0, 42] = rng.uniform(1e4, 1e5, 40), 0.002, 0.001
     both = sparse(shared)
-    picks = greedy(need, PoolVectors(both, both), SaturatingState(1.0), 3)
-    assert picks.positions.tolist() == [[0, 7, 9]]
-    np.testing.assert_allclose(picks.logits[0, 1:], [0.002, 0.001], rtol=1e-6)
+    table = MatrixTable(PoolVectors(both, both))
+    for _ in range(2):
+        picks = greedy(need, table, SaturatingState(1.0), 3)
+        assert picks.positions.tolist() == [[0, 7, 9]]
+        np.testing.assert_allclose(picks.logits[0, 1:], [0.002, 0.001], rtol=1e-6)
+    assert "_by_column" in table._candidate.rows.__dict__
 
 
 def test_equal_matrices_are_kept_once_while_they_stay_equal():

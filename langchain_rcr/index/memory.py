@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from langchain_rcr.index.base import PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, slack, slack_alone
-from langchain_rcr.rows import LARGE, FloatArray, IntArray, Rows, SparseRows, growing, product
+from langchain_rcr.rows import FloatArray, IntArray, Rows, SparseRows, growing, product
 
 
 class MatrixTable(Table):
@@ -97,9 +97,9 @@ class MatrixTable(Table):
 class Followed:
     """The logits of one state, and from step to step of what becomes of it.
 
-    A step changes a state in the columns that the pick has. In a large sparse pool few other rows have them, and the
-    logits of these alone are brought up to date. That lets rounding errors add up, so that of the best rows the logits
-    are then worked out anew.
+    A step changes a state in the columns that the pick has. In a large sparse pool few other rows have them, and, from
+    the second question on, the logits of these alone are brought up to date. That lets rounding errors add up, so that
+    of the best rows the logits are then worked out anew.
 
     Args:
         table: whose rows are found.
@@ -110,7 +110,7 @@ class Followed:
 
     def __init__(self, table: MatrixTable, rows: Rows, longest: float, state: FloatArray) -> None:
         self._table, self._longest, self._state = table, longest, state
-        self._sparse = rows if isinstance(rows, SparseRows) and len(rows.values) >= LARGE else None
+        self._sparse = rows if isinstance(rows, SparseRows) and rows.worth_following() else None
         self._scores = table.scores(state)[0]
         self._slack = self._rounding = slack_alone(state[0], longest)
         self._off = np.float32(0)
