@@ -341,7 +341,8 @@ def test_the_figures_of_the_readme_are_those_of_the_results() -> None:
     few = {cells[0].strip("| "): cells[-1] for line in rows if len(cells := line.split(" | ")) == 12}
     for figure, name in zip(figures[7:], ("bm25_coverage", "RCR w/o RL", "RCR"), strict=True):
         assert few[name].startswith(f"{figure} ±")
-    assert max(float(cell.split()[0]) for cell in few.values() if "±" in cell) == float(figures[7])
+    plain = {name: cell for name, cell in few.items() if not name.startswith("RCR") and "±" in cell}
+    assert max(float(cell.split()[0]) for cell in plain.values()) == float(figures[7])
 
 
 def test_the_notebook_is_the_tutorial() -> None:
