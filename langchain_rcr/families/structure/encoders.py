@@ -34,10 +34,8 @@ from langchain_rcr.folds import text_hash
 from langchain_rcr.items import Item
 from langchain_rcr.rows import SparseRows
 
-COST = 0.01
-"""ε (`NeedEncoder`): the best or nearly so on folds of twelve tasks (COVR, GeoQuery, SQL). Chosen for each task by its
-own folds, picks for test questions were no better on sixteen. γ of 0.7 and 0.5, with an ε that suits them, were no
-better."""
+_UNFITTED = 1e-3
+"""ε before fitting: it breaks ties in favour of the shorter example, and a draft outweighs it."""
 IN_DRAFT = (0.6, 0.02)
 """How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
 were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
@@ -194,7 +192,7 @@ class NeedEncoder(Encoder):
         self.worth = nn.Parameter(torch.zeros(structures))  # (S,) w_s
         self.by_size = nn.Parameter(torch.zeros(int(inventory.lengths.max(initial=1))))  # w_n
         self.power = nn.Parameter(torch.zeros(()))  # γ
-        self.cost = nn.Parameter(torch.full((), math.log(COST)))  # ε
+        self.cost = nn.Parameter(torch.full((), math.log(_UNFITTED)))  # ε
         self.composition = Composition(inventory)
 
     @classmethod
