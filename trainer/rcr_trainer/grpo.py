@@ -232,8 +232,8 @@ class _GRPO:
                 family.vary(query, variant)
                 gains = earned() - first
                 gains = gains[np.isfinite(gains)]
-                gain, error = (gains.mean(), gains.std() / len(gains) ** 0.5) if len(gains) else (0.0, 0.0)
-                if gain > max(best, error):
+                gain = gains.mean() if len(gains) else 0.0
+                if gain > best:  # beyond doubt or not: variants are no dearer
                     best, chosen = gain, ", ".join(f"{name} {value:g}" for name, value in variant.items())
                     kept = {name: tensor.clone() for name, tensor in query.state_dict().items()}
                 query.load_state_dict(start)
