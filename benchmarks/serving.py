@@ -210,7 +210,7 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
             if of is not None and size <= DENSE:
                 at_once[f"{name}, 32 threads"] = lambda of=of: list(threads.map(of.select_examples, [asked] * BATCH))
                 at_once[f"{name}, 64 awaited at once"] = lambda of=of: asyncio.run(_gathered(of, asked))
-        return timed(sides) | timed(together) | (timed(at_once) if at_once else {})
+        return timed(sides) | timed(together) | timed(at_once)
 
 
 async def _gathered(selector: Any, asked: dict[str, str]) -> None:

@@ -141,9 +141,9 @@ class SparseRows:
 
         Laying out the columns takes longer than a question; a pool that changes with each would do it for each.
         """
-        before = self.__dict__.setdefault("_asked", 0)
-        self.__dict__["_asked"] = 1
-        return bool(before) and len(self.values) >= LARGE
+        again = "_asked" in self.__dict__
+        self.__dict__["_asked"] = True
+        return again and len(self.values) >= LARGE
 
     def follow(self, scores: FloatArray, change: FloatArray) -> None:
         """Bring inner products (N,) with a vector up to date when `change` (D,) is added to it.
