@@ -36,6 +36,9 @@ from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreT
 _CHUNK = 320  # episodes that are sorted by length together
 _EMPHASIS = 20.0
 _ROPE_BASE = 500_000.0
+_CPU = getattr(torch.cpu, "get_capabilities", dict)()
+_BFLOAT16 = any(_CPU.get(name) for name in ("avx512_bf16", "amx_bf16", "bf16"))
+"""Whether the CPU computes in bfloat16; where it doesn't, a step in it takes several times as long as in float32."""
 
 
 def plain_attention(
@@ -144,7 +147,7 @@ def measure(model: LlamaForCausalLM, held_out: list[list[Episode]]) -> dict[str,
     others, exact, complete = [], [], []
     for episodes in held_out:
         batch = pad(episodes)
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=_BFLOAT16):
             choices = model(batch["ids"], use_cache=False).logits.argmax(-1).numpy()
         for row, episode in enumerate(episodes):
             part = slice(episode.query, len(episode.ids))
@@ -293,7 +296,7 @@ class Training:
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         for group, rate in zip(groups, self.rates, strict=True):
             group["lr"] = rate * factor
-        with torch.autocast("cpu", torch.bfloat16):
+        with torch.autocast("cpu", torch.bfloat16, enabled=_BFLOAT16):
             loss = loss_of(self.model, batch, self.first)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
