@@ -202,7 +202,7 @@ def _decoded_alone(
     current, masked = state.start(query), list[IntArray]()
     keys, logits, totals = np.empty(k, np.int64), np.empty(k, np.float32), np.full(k, np.nan)
     contexts = np.empty((k, query.shape[1]), dtype=np.float32)
-    followed = table.follow(query)
+    followed = table.follow(query, tau)
     for step in range(k):
         keys[step], logits[step] = key, _ = followed.first(barred, masked)
         if tau is not None:

@@ -9,9 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.index.base import PoolVectors, Search
+from langchain_rcr.index.coarse import Coarse
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, slack, slack_alone
-from langchain_rcr.rows import FloatArray, IntArray, Rows, SparseRows, growing, product
+from langchain_rcr.rows import LARGE, FloatArray, IntArray, SparseRows, growing, product
+
+_LOOKED_AT = (64, 1024)
+"""Rows of a large dense pool that are looked at more closely; where they don't settle which is the best, all are."""
 
 
 class MatrixTable(Table):
@@ -20,12 +24,14 @@ class MatrixTable(Table):
     def __init__(self, vectors: PoolVectors) -> None:
         super().__init__(vectors)
         self._candidate = self._context if vectors.context is vectors.candidate else growing(vectors.candidate)
+        self._coarse = Coarse()
 
     def extended(self, vectors: PoolVectors) -> Self:
         """See `Table.extended`."""
         table, once = super().extended(vectors), self._candidate is self._context
         both = once and vectors.context is vectors.candidate
         table._candidate = table._context if both else self._candidate.extended(vectors.candidate)
+        table._coarse = Coarse()
         return table
 
     def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
@@ -80,9 +86,28 @@ class MatrixTable(Table):
             line[others] = values
         return keys, logits, log_sums(scores, tau, ())
 
-    def follow(self, state: FloatArray) -> Followed:
-        """What finds the picks for one state (1, D) and for those that come of it."""
-        return Followed(self, self._candidate.rows, self._longest, state)
+    def follow(self, state: FloatArray, tau: float | None) -> Followed:
+        """What finds the picks for one state (1, D) and for those that come of it. With a τ: log partitions, too."""
+        rows = self._candidate.rows
+        if isinstance(rows, SparseRows):
+            if rows.worth_following():
+                return FollowedByColumn(self, self._longest, state, rows)
+        elif tau is None and rows.size >= LARGE and np.isfinite(self._longest) and self._coarse.ready(rows):
+            return Screened(self, self._longest, state)
+        return Followed(self, self._longest, state)
+
+    def nearest(self, state: FloatArray, count: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray, float]:
+        """Of a large dense pool the rows that seem best for a state (D,).
+
+        Returns:
+            Their keys (M,) and logits (M,), and what the logit of no other candidate is above.
+        """
+        keys, ceiling = self._coarse.nearest(state, count)
+        if self._allowed is not None:
+            keys = keys[self._allowed[keys]]
+        for rows in exclude:
+            keys = keys[~np.isin(keys, rows)]
+        return keys, self._candidate.rows[keys] @ state, ceiling
 
     def candidates(self, keys: IntArray) -> FloatArray:
         """See `Table.candidates`."""
@@ -97,55 +122,88 @@ class MatrixTable(Table):
 class Followed:
     """The logits of one state, and from step to step of what becomes of it.
 
-    A step changes a state in the columns that the pick has. In a large sparse pool few other rows have them, and, from
-    the second question on, the logits of these alone are brought up to date. That lets rounding errors add up, so that
-    of the best rows the logits are then worked out anew.
-
     Args:
         table: whose rows are found.
-        rows: E_c, (N, D).
         longest: max |E_c|.
         state: (1, D) float32.
     """
 
-    def __init__(self, table: MatrixTable, rows: Rows, longest: float, state: FloatArray) -> None:
-        self._table, self._longest, self._state = table, longest, state
-        self._sparse = rows if isinstance(rows, SparseRows) and rows.worth_following() else None
-        self._scores = table.scores(state)[0]
-        self._slack = self._rounding = slack_alone(state[0], longest)
-        self._off = np.float32(0)
+    _scores: FloatArray | None = None
+
+    def __init__(self, table: MatrixTable, longest: float, state: FloatArray) -> None:
+        self._table, self._longest = table, longest
+        self.move(state)
 
     def move(self, state: FloatArray) -> None:
         """Go on to the next state (1, D)."""
-        if self._sparse is None:
-            self._scores = self._table.scores(state)[0]
-        else:
-            self._sparse.follow(self._scores, (state - self._state)[0])
-            self._off += 2 * self._rounding
         self._state, self._slack = state, slack_alone(state[0], self._longest)
+        self._scores = None
 
     def first(self, exclude: list[int], masked: Sequence[IntArray]) -> tuple[int, np.float32]:
         """The best candidate and its logit; see `MatrixTable.first`."""
+        line, open_, top = self._open(exclude, masked)
+        key = int((open_ >= top - self._slack).argmax())
+        return key, line[key]
+
+    def _open(self, exclude: list[int], masked: Sequence[IntArray]) -> tuple[FloatArray, FloatArray, np.float32]:
+        """All logits, those of what may be found, and the best of these."""
+        if self._scores is None:
+            self._scores = self._table.scores(self._state)[0]
         line = self._scores
         line[exclude] = -np.inf
         open_ = line.copy() if masked else line
         for rows in masked:
             open_[rows] = -np.inf
         top = open_.max()
-        if top == -np.inf:
-            open_, top = line, line.max()
-        near = open_ >= top - self._slack - self._off
-        if self._sparse is None:
-            key = int(near.argmax())
-            return key, line[key]
-        keys = np.flatnonzero(near)
-        logits = self._sparse.dots(keys, self._state[0])
-        at = int((logits >= logits.max() - self._slack).argmax())
-        return int(keys[at]), logits[at]
+        return (line, open_, top) if top > -np.inf else (line, line, line.max())
 
     def log_partition(self, tau: float) -> float:
         """Log Σ exp(logit / τ) over the candidates that `first` looked at last, masked ones too."""
-        return float(log_sums(self._scores[None].copy(), tau, ())[0])
+        return float(log_sums(np.array(self._scores)[None], tau, ())[0])
+
+
+class FollowedByColumn(Followed):
+    """`Followed` in a large sparse pool.
+
+    A step changes a state in the columns that the pick has. Few other rows have them, and the logits of these alone are
+    brought up to date. That lets rounding errors add up, so that of the best rows the logits are then worked out anew.
+    """
+
+    def __init__(self, table: MatrixTable, longest: float, state: FloatArray, rows: SparseRows) -> None:
+        super().__init__(table, longest, state)
+        self._rows, self._rounding, self._off = rows, self._slack, np.float32(0)
+
+    def move(self, state: FloatArray) -> None:
+        """See `Followed.move`."""
+        scores = self._scores
+        if scores is not None:
+            self._rows.follow(scores, state[0] - self._state[0])
+            self._off += 2 * self._rounding
+        super().move(state)
+        self._scores = scores
+
+    def first(self, exclude: list[int], masked: Sequence[IntArray]) -> tuple[int, np.float32]:
+        """See `Followed.first`."""
+        _, open_, top = self._open(exclude, masked)
+        keys = np.flatnonzero(open_ >= top - self._slack - self._off)
+        logits = self._rows.dots(keys, self._state[0])
+        at = int((logits >= logits.max() - self._slack).argmax())
+        return int(keys[at]), logits[at]
+
+
+class Screened(Followed):
+    """`Followed` in a large dense pool: a scan in 8 bits shows which few rows can be the best (`Coarse`)."""
+
+    def first(self, exclude: list[int], masked: Sequence[IntArray]) -> tuple[int, np.float32]:
+        """See `Followed.first`."""
+        for count in _LOOKED_AT:
+            keys, logits, ceiling = self._table.nearest(self._state[0], count, [np.array(exclude), *masked])
+            least = logits.max(initial=-np.inf) - self._slack
+            if least > ceiling:
+                near = logits >= least
+                key = keys[near].min()
+                return int(key), logits[keys == key][0]
+        return super().first(exclude, masked)
 
 
 class MemoryIndex(LocalIndex):
