@@ -1,6 +1,7 @@
 """A large dense pool is screened in 8 bits, and nothing that is picked changes."""
 
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -23,6 +24,13 @@ def test_the_nearest_rows_in_8_bits_by_hand():
     np.testing.assert_allclose(ceiling, 0 + 0.4 * 254, rtol=1e-6)
     keys, ceiling = coarse.nearest(np.float32([254, 0]), 4)
     assert (keys.tolist(), ceiling) == ([0, 1, 2], -np.inf)
+
+
+def test_without_faiss_there_are_no_8_bits(monkeypatch):
+    monkeypatch.setattr("langchain_rcr.index.coarse.find_spec", lambda name: None)
+    monkeypatch.setitem(sys.modules, "faiss", None)
+    coarse, rows = Coarse(), np.ones((3, 2), dtype=np.float32)
+    assert not any(coarse.ready(rows) for _ in range(3))
 
 
 @pytest.mark.parametrize("looked_at", [(64, 1024), (2, 20)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,7 @@ class Coarse:
     """The rows of a dense matrix in 8 bits, made when they are asked for a second time. Safe from threads.
 
     Making them takes as long as some ten questions save; a pool that changes with each question would do it for each.
-    They take a quarter of the matrix's memory.
+    They take a quarter of the matrix's memory. FAISS, which is in an extra, keeps them: without it there are none.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class Coarse:
         """
         if self._index is None and self._lock.acquire(blocking=False):
             try:
-                if self._asked and self._index is None:
+                if self._asked and self._index is None and find_spec("faiss"):
                     self._index = self._made(rows)
                 self._asked = True
             finally:
