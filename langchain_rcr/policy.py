@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 6
+FORMAT_VERSION = 7
+"""To be raised whenever what is saved would mean something else: a weight, a constant that was fitted with."""
 FEWEST = 20
 """Programs that `TriEncoder.fitted` predicts structures from."""
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import saved_model
 import torch
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
@@ -29,6 +30,7 @@ ITEMS = [
     for state in ("texas", "ohio")
 ]
 FAMILIES = [family.name for family in families()]
+LATER = policy.FORMAT_VERSION + 1
 QUERIES = ["what is the area of texas", "how long is the river", "unheard of"]
 
 
@@ -223,11 +225,11 @@ def test_changed_settings_of_an_encoder_are_noticed(checkpoint, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": 7}, ("format 7", "pip install --upgrade")),
-        ({"format_version": 7, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
-        ({"format_version": 7, "versions": ["x"]}, ("format 7",)),
-        ({"format_version": 7, "lam": ...}, ("format 7",)),
-        ({"format_version": 4}, ("format 4", "reads format 6: train it again")),
+        ({"format_version": LATER}, (f"format {LATER}", "pip install --upgrade")),
+        ({"format_version": LATER, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
+        ({"format_version": LATER, "versions": ["x"]}, (f"format {LATER}",)),
+        ({"format_version": LATER, "lam": ...}, (f"format {LATER}",)),
+        ({"format_version": 4}, ("format 4", f"reads format {LATER - 1}: train it again")),
         ({"format_version": "1"}, ("format 1",)),
         ({"format_version": None}, ("format None",)),
         ({"family": "weather"}, ("unknown encoder family 'weather'", "entry-point group 'langchain_rcr.families'")),
@@ -415,3 +417,14 @@ def test_building_is_deterministic(family, bert):
     base = None if family == "lexical" else bert
     one, two = (TriEncoder.build(family, ITEMS, base=base, seed=3) for _ in range(2))
     assert one.fingerprint() == two.fingerprint()
+
+
+# ---------------------------------------------------------------- what is saved means the same in later versions
+
+
+def test_a_checkpoint_that_was_saved_earlier_predicts_and_picks_as_it_did():
+    expected = json.loads(saved_model.EXPECTED.read_text())
+    now = saved_model.predicted(saved_model.read())
+    assert now["picks"] == expected["picks"]
+    for part in ("vectors", "with a draft"):
+        np.testing.assert_allclose(now[part], expected[part], atol=1e-3, rtol=1e-3)
