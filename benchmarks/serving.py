@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from langchain_rcr import SequentialCompositionalRetriever
     from langchain_rcr.index.base import PoolVectors
 
-K, LAM, BATCH, THREADS, COLUMNS, FULL = 4, -0.3, 64, 32, 2_000, 40
+K, LAM, FEW, BATCH, THREADS, COLUMNS, FULL = 4, -0.3, 8, 64, 32, 2_000, 40
 SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
 DENSE = 200_000  # examples up to which structures are also laid out as a dense matrix, 8 kB each, and calls overlap
 _ASKED = "a question"
@@ -187,6 +187,7 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
         "ours, dense, in FAISS": lambda: over_faiss.select_examples(asked),
         "ours, structures": lambda: sparse.select_examples(asked),
         "one exact FAISS scan": lambda: flat.search(query[None], K),
+        "reading all vectors once": pool.max,
         "plain loop, dense": lambda: plain(pool, np.asarray(vectors.context), query),
     }
     if size <= DENSE:
@@ -203,6 +204,8 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
         "ours, dense, 64 together": lambda: ours.batch(many),
         "ours, dense, in FAISS, 64 together": lambda: over_faiss.batch(many),
         "ours, structures, 64 together": lambda: sparse.batch(many),
+        "ours, dense, 8 together": lambda: ours.batch(many[:FEW]),
+        "ours, structures, 8 together": lambda: sparse.batch(many[:FEW]),
     }
     with ThreadPoolExecutor(THREADS) as threads:
         at_once: dict[str, Callable[[], Any]] = {}

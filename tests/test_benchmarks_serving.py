@@ -48,3 +48,20 @@ def test_ratios_by_hand(serving):
     assert "| ours, dense : LangChain MMR | 0.25 | – |" in table
     assert "| ours, dense, 64 together : 64 × LangChain MMR | 0.25 | – |" in table
     assert "| ours, dense | 1 (1–1) | 2 (2–2) |" in table
+
+
+def test_how_cost_grows_is_drawn_from_what_was_measured(serving):
+    scaling = importlib.import_module("scaling")
+    sides = {f"ours, {name}, k = {k}": {"ms": 1.0 + k} for name in scaling.OURS for k in (16, 1)}
+    sides |= {f"ours, {name}, 8 together": {"ms": 4.0} for name in scaling.OURS}
+    sides |= {f"ours, {name}": {"ms": 2.0} for name in scaling.OURS} | {"LangChain MMR": {"ms": 3.0}}
+    results = {"100": sides, "1000000": {"LangChain MMR": {"ms": 70.0}}, "600, whole calls": {"structure": {"ms": 9.0}}}
+    assert scaling.by_size(results, "LangChain MMR") == ([100, 1_000_000], [3.0, 70.0])
+    assert scaling.by_number(sides, "ours, dense, k = #") == ([1, 16], [2.0, 17.0])
+
+    panels = scaling.figure(results, [{"examples": 600, "encoding_s": 4.0, "else_s": 5.0, "peak_gb": 0.9}]).axes
+    lines = [{line.get_label(): line.get_xydata().tolist() for line in axes.lines} for axes in panels]
+    assert lines[0]["LangChain MMR"] == [[100, 3], [1_000_000, 70]]
+    assert panels[1].get_title(loc="left") == "by k, 100 examples"
+    assert lines[2]["dense"] == [[1, 2], [8, 0.5]]
+    assert lines[5]["all else, s"] == [[600, 5]]

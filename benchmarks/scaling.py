@@ -1,0 +1,118 @@
+"""How cost grows: draws what serving.py and fit.py measured.
+
+    python benchmarks/serving.py --sizes 100,1000,10000,100000,1000000 --out serving.json
+    python benchmarks/fit.py --sizes 100,300,1000,3000,10000,20000 --out fit.json
+    python benchmarks/scaling.py --serving serving.json --fit fit.json --out scaling.png
+
+Every panel has logarithmic axes; the dotted line is what reading all dense vectors once takes on the machine that
+measured, the least that an exact search of them can take.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Results = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Pool size → side → its figures, as serving.py writes them."""
+
+OURS = {"structures": ("#D55E00", "o"), "dense": ("#0072B2", "s")}
+PEERS = {
+    "one exact FAISS scan": ("#009E73", "^"),
+    "LangChain MMR": ("#CC79A7", "v"),
+    "reading all vectors once": ("#777777", ""),
+}
+MEMORY = {"ours": "dense", "FAISS.load_local": "one exact FAISS scan", "nothing": "reading all vectors once"}
+MANY = 100_000
+"""Examples up to which k and batches are drawn, at the most that was measured."""
+
+
+def by_size(results: Results, side: str, figure: str = "ms") -> tuple[list[int], list[float]]:
+    """Pool sizes and a side's figure at each of them, where it was measured."""
+    found = {int(size): sides[side][figure] for size, sides in results.items() if size.isdigit() and side in sides}
+    return list(found), list(found.values())
+
+
+def by_number(sides: Mapping[str, Mapping[str, float]], pattern: str) -> tuple[list[int], list[float]]:
+    """The number that a side's name has in place of `#`, and its milliseconds."""
+    names = {int(match[1]): name for name in sides if (match := re.fullmatch(pattern.replace("#", r"(\d+)"), name))}
+    return sorted(names), [sides[names[number]]["ms"] for number in sorted(names)]
+
+
+def figure(results: Results, fits: Sequence[Mapping[str, float]]) -> Any:
+    """Six panels: a question by pool size, by k, in batches; memory, adding, fitting."""
+    from rcr_trainer.evaluation.plot import new_figure, tidy
+
+    drawn = new_figure(10, 6.2)
+    panels = iter(drawn.subplots(2, 3).flat)
+
+    def panel(title: str, x: str, y: str) -> Callable[..., None]:
+        axes = next(panels)
+        axes.set_title(title, loc="left", fontsize=9)
+        axes.set_xlabel(x, fontsize=8)
+        axes.set_ylabel(y, fontsize=8)
+        axes.tick_params(labelsize=8)
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        tidy(axes)
+
+        def line(points: tuple[Sequence[float], Sequence[float]], name: str, of: str, **style: Any) -> None:
+            colour, marker = (OURS | PEERS)[of]
+            style = {"linestyle": "-" if marker else ":"} | style
+            axes.plot(*points, label=name, color=colour, marker=marker, markersize=4, linewidth=1.5, **style)
+            axes.legend(fontsize=7, frameon=False)
+
+        return line
+
+    line = panel("one question, k = 4, without the encoder", "examples in the pool", "CPU ms")
+    for name in OURS:
+        line(by_size(results, f"ours, {name}"), name, name)
+    for name in PEERS:
+        line(by_size(results, name), name, name)
+
+    at = max((size for size in results if size.isdigit() and int(size) <= MANY), key=int)
+    line = panel(f"by k, {int(at):,} examples", "k", "CPU ms")
+    for name in OURS:
+        line(by_number(results[at], f"ours, {name}, k = #"), name, name)
+
+    line = panel(f"many together, {int(at):,} examples", "questions in the batch", "CPU ms a question")
+    for name in OURS:
+        sizes, times = by_number(results[at], f"ours, {name}, # together")
+        alone = results[at][f"ours, {name}"]["ms"]
+        line(([1, *sizes], [alone, *(ms / size for size, ms in zip(sizes, times, strict=True))]), name, name)
+
+    line = panel("a saved pool of dense vectors, loaded", "examples in the pool", "MB at most, with the process")
+    for name, of in MEMORY.items():
+        line(by_size(results, f"loading: {name}", "mb"), name, of)
+
+    line = panel("adding 1,000 examples", "examples in the pool before", "CPU ms")
+    line(by_size(results, "ours, adding 1,000"), "ours", "dense")
+    line(by_size(results, "FAISS with the same checks, adding 1,000"), "FAISS", "one exact FAISS scan")
+
+    line = panel("from_examples", "training pairs", "seconds, GB")
+    pairs = [row["examples"] for row in fits]
+    line((pairs, [row["encoding_s"] for row in fits]), "encoding, s", "reading all vectors once", linestyle="--")
+    line((pairs, [row["else_s"] for row in fits]), "all else, s", "structures")
+    line((pairs, [row["peak_gb"] for row in fits]), "peak memory, GB", "dense")
+    return drawn
+
+
+def main() -> None:
+    """The command."""
+    from rcr_trainer.evaluation.plot import write_png
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--serving", type=Path, nargs="+", required=True, help="what serving.py wrote; several files")
+    parser.add_argument("--fit", type=Path, required=True, help="what fit.py wrote")
+    parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
+    options = parser.parse_args()
+    results = {size: of for file in options.serving for size, of in json.loads(file.read_text())["results"].items()}
+    write_png(figure(results, json.loads(options.fit.read_text())), options.out)
+
+
+if __name__ == "__main__":
+    main()
