@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from rcr_trainer.data import covr_split
-from rcr_trainer.grpo import calls_at_most
+from rcr_trainer.grpo import calls_at_most, mildest
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.simulator import StructureBoundLLM
 from rcr_trainer.rewards import make_reward
@@ -71,7 +71,7 @@ def same(one, other):
 # ---------------------------------------------------------------- search
 
 
-def test_the_variant_whose_picks_earn_most_is_taken(policy, caplog):
+def test_a_variant_whose_picks_earn_as_much_as_any_is_taken(policy, caplog):
     before, told = weights(policy), policy.query.logged()
     with wants_labels() as llm, caplog.at_level(logging.INFO):
         reinforce(policy, SEARCH, llm)
@@ -91,6 +91,23 @@ def test_where_no_variant_is_better_the_policy_stays_as_it_was(policy, caplog):
     assert same(before, weights(policy))
     assert "4 variants of the policy on 40 held-out questions: as it was, reward 0.000 → 0.000" in caplog.text
     assert "moved: nothing" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("gains", "taken"),
+    [
+        ([[1, 1, 1, 0], [1, 1, 1, 1]], 1),  # the best has no doubt: what earns less by any amount is worse
+        ([[1, 1, 0, 1], [2, 0, 2, 0]], 0),  # means 0.75 and 1; standard error of the second √(4/3) / √4 = 0.577
+        ([[0, 1, 0, 0], [2, 0, 2, 0]], 1),  # 0.25 is further from 1 than that
+        ([[0, 0, -1, 0], [0, 0, 0, 1]], 1),  # near the best, but no gain
+        ([[0.5, 0.5], [0.5, 0.5]], 0),
+        ([[0, 0], [-1, 1]], None),
+        ([[np.nan, 1], [np.nan, np.nan]], 0),
+        ([[np.nan, np.nan]], None),
+    ],
+)
+def test_the_mildest_variant_within_a_standard_error_of_the_best_by_hand(gains, taken):
+    assert mildest(np.float64(gains)) == taken
 
 
 @pytest.mark.parametrize(("search", "reward"), [(0, "correctness"), (40, "context_coverage")])

@@ -113,7 +113,7 @@ class Family(ABC):
     fits: ClassVar[bool] = False
     """Whether `fit` does anything."""
     variants: ClassVar[Sequence[Mapping[str, float]]] = ()
-    """What `vary` sets, among which only a language model's answers can tell: GRPO chooses among them first."""
+    """What `vary` sets, the mildest first, among which only a language model's answers can tell; GRPO begins so."""
     frozen: ClassVar[bool] = False
     """Whether its encoders read through a frozen text encoder, which `build` is then given."""
     takes_drafts: ClassVar[bool] = False

@@ -3,7 +3,8 @@
 Departures from the paper, each with the setting that undoes it:
 - all training queries take part and stay in the pool, instead of 110 held out (`queries: 110`);
 - a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
-- the family's variants are tried first, and the one whose picks earn most is the policy to start from (`search: 0`);
+- the family's variants are tried first, and the mildest of those whose picks earn most is the policy to start from
+  (`search: 0`);
 - τ is set step by step, so that each draws among as many candidates (`perplexity: null`);
 - what a structure is worth, γ and ε of `structure` have learning rates of their own (`Encoder.rates`);
 - for all families but `transformer` E_c stays as SFT left it (`train_candidates: true`);
@@ -143,6 +144,25 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
     return result
 
 
+def mildest(gains: Sequence[FloatArray]) -> int | None:
+    """The first that gains, in the mean, and no less than the best does by more than one standard error of that.
+
+    The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): questions that are held out can't tell
+    these from each other, and what changes least does least harm to questions unlike them.
+
+    Args:
+        gains: of each variant, the mildest first, what it earns on each question beyond what is there; NaN: no answer.
+
+    Returns:
+        Its place; None: nothing gains.
+    """
+    known = [each[np.isfinite(each)] for each in gains]
+    means = [each.mean() if len(each) else 0.0 for each in known]
+    best = known[int(np.argmax(means))]
+    error = best.std(ddof=1) / math.sqrt(len(best)) if len(best) > 1 else 0.0
+    return next((at for at, mean in enumerate(means) if mean > 0 and mean >= max(means) - error), None)
+
+
 def calls_at_most(config: GRPOSettings, queries: int, dev: int, variants: int = 0) -> int:
     """Prompts that training hands in at most, identical ones counted each time.
 
@@ -207,7 +227,7 @@ class _GRPO:
     # ------------------------------------------------------------------ search
 
     def _search(self, features: Features, barred: Sequence[IntArray]) -> None:
-        """Take that of the family's variants whose greedy picks for some queries earn most.
+        """Take that of the family's variants which `mildest` names, by what its greedy picks for some queries earn.
 
         What a language model wants, such as labels or brevity, is one number for all questions. Groups of sequences,
         of which most get equal rewards, tell it slowly; answers to the same questions tell it at once.
@@ -226,22 +246,20 @@ class _GRPO:
         if self.processes.first:  # It takes minutes.
             logger.info("asking about %d variants of the policy on %d questions …", len(family.variants), len(rows))
         with self.processes.together():
-            first = earned()
-            best, chosen, kept = 0.0, "as it was", start
+            first, gains = earned(), []
             for variant in family.variants:
                 family.vary(query, variant)
-                gains = earned() - first
-                gains = gains[np.isfinite(gains)]
-                gain = gains.mean() if len(gains) else 0.0
-                if gain > best:  # beyond doubt or not: variants are no dearer
-                    best, chosen = gain, ", ".join(f"{name} {value:g}" for name, value in variant.items())
-                    kept = {name: tensor.clone() for name, tensor in query.state_dict().items()}
+                gains.append(earned() - first)
                 query.load_state_dict(start)
-            query.load_state_dict(kept)
+            taken, chosen, gain = mildest(gains), "as it was", 0.0
+            if taken is not None:
+                variant, gain = family.variants[taken], float(np.nanmean(gains[taken]))
+                family.vary(query, variant)
+                chosen = ", ".join(f"{name} {value:g}" for name, value in variant.items())
         if self.processes.first:
             before = float(np.nanmean(first))
             message = "%d variants of the policy on %d held-out questions: %s, reward %.3f → %.3f"
-            logger.info(message, len(family.variants), len(rows), chosen, before, before + best)
+            logger.info(message, len(family.variants), len(rows), chosen, before, before + gain)
 
     # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
 

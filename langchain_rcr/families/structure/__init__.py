@@ -57,7 +57,7 @@ class StructureFamily(Family):
     fits = frozen = structured = takes_drafts = masks_same_program = True
     # None by which labels count for less: held-out training questions hardly miss one, so they can't tell what that
     # costs where labels come together as never before.
-    variants: ClassVar = tuple({"label": label, "cost": cost} for label in (8, 20) for cost in (0.05, 0.1))
+    variants: ClassVar = tuple({"label": label, "cost": cost} for cost in (0.05, 0.1) for label in (8, 20))
 
     def build(
         self,
