@@ -1,7 +1,7 @@
 """How cost grows: draws what serving.py and fit.py measured.
 
-    python benchmarks/serving.py --sizes 100,1000,10000,100000,1000000 --out serving.json
-    python benchmarks/fit.py --sizes 100,300,1000,3000,10000,20000 --out fit.json
+    python benchmarks/serving.py --sizes 100,1000,10000,100000 --out serving.json
+    python benchmarks/fit.py --out fit.json
     python benchmarks/scaling.py --serving serving.json --fit fit.json --out scaling.png
 
 Every panel has logarithmic axes; the dotted line is what reading all dense vectors once takes on the machine that
