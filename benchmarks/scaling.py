@@ -5,7 +5,7 @@
     python benchmarks/scaling.py --serving serving.json --fit fit.json --out scaling.png
 
 Every panel has logarithmic axes; the dotted line is what reading all dense vectors once takes on the machine that
-measured, the least that an exact search of them can take.
+measured, about the least that an exact scan of them can take.
 """
 
 from __future__ import annotations
