@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -172,19 +173,21 @@ def _title(table: str, metric: str, part: str) -> str:
 
 
 def _means(table: str, cells: Cells, names: Sequence[str], metric: str, part: str) -> str:
-    """Splits by rows, mean ± spread over seeds; the last row is of each seed's mean over splits."""
+    """Splits by rows, mean ± spread over seeds; last each seed's mean, of the seeds that all splits have."""
     shown = [TITLES.get(table, {}).get(name, name) for name in names]
     lines = [f"| {_title(table, metric, part)} | " + " | ".join(shown) + " |", "|---" * (len(names) + 1) + "|"]
+    by_seed: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    for name, split in product(names, cells):
+        rows = cells[split].items()
+        by_seed[name].append({seed: row[name][metric] for seed, row in rows if metric in row[name]})
 
-    def values(split: str, name: str) -> list[float]:
-        return [row[name][metric] for row in cells[split].values() if metric in row[name]]
+    def means(splits: Sequence[Mapping[str, float]]) -> list[float]:
+        whole = [seed for seed in splits[0] if all(seed in seeds for seeds in splits)]
+        return [sum(seeds[seed] for seeds in splits) / len(splits) for seed in whole]
 
-    lines += [f"| {split} | " + " | ".join(cell(values(split, name)) for name in names) + " |" for split in cells]
-    means = {
-        name: [sum(each) / len(each) for each in zip(*(values(split, name) for split in cells), strict=True)]
-        for name in names
-    }
-    lines.append("| mean | " + " | ".join(cell(means[name]) for name in names) + " |")
+    for at, split in enumerate(cells):
+        lines.append(f"| {split} | " + " | ".join(cell(list(by_seed[name][at].values())) for name in names) + " |")
+    lines.append("| mean | " + " | ".join(cell(means(by_seed[name])) for name in names) + " |")
     return "\n".join(lines)
 
 

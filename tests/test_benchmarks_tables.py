@@ -51,6 +51,17 @@ def test_means_and_spreads(reinforcement):
     assert "Coverage, dev queries, %" in reinforcement.markdown("gains", CELLS, "dev")
 
 
+def test_the_mean_is_of_the_seeds_that_all_splits_have(reinforcement):
+    first = {"0": CELLS["template_2"]["0"]}
+    coverage = reinforcement.markdown("gains", {**CELLS, "template_2": first}, "test").split("\n\n")[0]
+    assert coverage.splitlines()[-2:] == [
+        "| template_2 | 50.0 | 55.0 | 40.0 | 80.0 |",
+        "| mean | 55.0 | 58.0 | 45.0 | 85.0 |",
+    ]
+    apart = {**CELLS, "template_2": {"2": first["0"]}}
+    assert reinforcement.markdown("gains", apart, "test").split("\n\n")[0].endswith("| mean | – | – | – | – |")
+
+
 def test_paired_gains(reinforcement):
     *_, gains = reinforcement.markdown("gains", CELLS, "test").split("\n\n")
     cells = [cell.strip() for cell in gains.splitlines()[2].split("|")]
