@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -176,10 +175,10 @@ def _means(table: str, cells: Cells, names: Sequence[str], metric: str, part: st
     """Splits by rows, mean ± spread over seeds; last each seed's mean, of the seeds that all splits have."""
     shown = [TITLES.get(table, {}).get(name, name) for name in names]
     lines = [f"| {_title(table, metric, part)} | " + " | ".join(shown) + " |", "|---" * (len(names) + 1) + "|"]
-    by_seed: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    for name, split in product(names, cells):
-        rows = cells[split].items()
-        by_seed[name].append({seed: row[name][metric] for seed, row in rows if metric in row[name]})
+    by_seed = {
+        name: [{seed: row[name][metric] for seed, row in seeds.items() if metric in row[name]} for seeds in cells.values()]
+        for name in names
+    }
 
     def means(splits: Sequence[Mapping[str, float]]) -> list[float]:
         whole = [seed for seed in splits[0] if all(seed in seeds for seeds in splits)]
