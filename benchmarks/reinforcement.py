@@ -176,7 +176,7 @@ def _means(table: str, cells: Cells, names: Sequence[str], metric: str, part: st
     shown = [TITLES.get(table, {}).get(name, name) for name in names]
     lines = [f"| {_title(table, metric, part)} | " + " | ".join(shown) + " |", "|---" * (len(names) + 1) + "|"]
     by_seed = {
-        name: [{seed: row[name][metric] for seed, row in rows.items() if metric in row[name]} for rows in cells.values()]
+        name: [{seed: at[name][metric] for seed, at in row.items() if metric in at[name]} for row in cells.values()]
         for name in names
     }
 
