@@ -36,6 +36,7 @@ METRICS = {
     "full_coverage": "Full coverage, %",
     "specific_coverage": "Specific coverage, %",
     "label_complete": "Label-complete queries, %",
+    "implied_shown": "Queries with implied values that the picks show, %",
     "exact_match": "Simulated exact match, %",
     "duplicate_rate": "Queries with a program picked twice, %",
     "hub_share": "Part of the picks that are the ten most picked examples, %",
@@ -80,7 +81,7 @@ def figures(report: Any) -> dict[str, Any]:
         **compared(report),
         **{f"{metric}_gain": round(gain, 2) for metric, gain in gains.items()},
         "selectors": {
-            selector: {metric: round(getattr(scores, metric), 2) for metric in METRICS}
+            selector: {name: round(value, 2) for name in METRICS if (value := getattr(scores, name)) is not None}
             for selector, scores in report.selectors.items()
         },
     }
@@ -97,10 +98,16 @@ def markdown(results: Mapping[str, Mapping[str, Mapping[str, Any]]]) -> str:
     """
     names = list(next(iter(next(iter(results.values())).values()))["selectors"])
     blocks = []
+    shown = {metric for seeds in results.values() for row in seeds.values() for metric in row["selectors"]["rcr"]}
     for metric, title in METRICS.items():
+        if metric not in shown:
+            continue
         lines = [f"| {title} | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
         for split, seeds in results.items():
-            cells = [cell([row["selectors"][name][metric] for row in seeds.values()]) for name in names]
+            cells = [
+                cell([row["selectors"][name][metric] for row in seeds.values() if metric in row["selectors"][name]])
+                for name in names
+            ]
             lines.append(f"| {split} | " + " | ".join(cells) + " |")
         blocks.append("\n".join(lines))
     return "\n\n".join([*blocks, _gains({split: list(seeds.values()) for split, seeds in results.items()})])

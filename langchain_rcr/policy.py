@@ -7,7 +7,7 @@ import logging
 import os
 import platform
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -166,7 +166,7 @@ class TriEncoder(nn.Module):
         """
         every = [(encoder.settings(), encoder.grown) for encoder in self.encoders]
         settings = [{name: value for name, value in one.items() if name not in grown} for one, grown in every]
-        policy = [self.family.name, self.dim, self.config.state, self.config.lam, asdict(self.spec)]
+        policy = [self.family.name, self.dim, self.config.state, self.config.lam, self.spec.to_json()]
         about = digest([*policy, settings])
         total = hashlib.sha256(about.encode())
         for name, tensor in sorted(self.state_dict().items()):
@@ -283,7 +283,7 @@ class TriEncoder(nn.Module):
             "lam": self.config.lam,
             "tau": self.config.tau,
             "state": self.config.state,
-            "spec": asdict(self.spec),
+            "spec": self.spec.to_json(),
             "prompt": None if self.prompt is None else self.prompt.model_dump(),
             "group": self.group,
             "fingerprint": self.fingerprint(),

@@ -112,6 +112,31 @@ def test_only_what_the_pool_has_counts_by_hand():
         run({"rcr": always(1, 0, 2, 3)}, queries[2:4], pool, k=3, gold="pool")
 
 
+def test_implied_values_that_the_picks_show_by_hand():
+    noon = [Example(str(i), question, "after ( 1200 )") for i, question in enumerate(["noon", "midday", "lunch"])]
+    pool = [*noon, Example("3", "five", "after ( 5 )"), Example("4", "six to noon", "between ( 6 , 1200 )")]
+    queries = [
+        Example("0", "past noon", "after ( 1200 )"),
+        Example("1", "past seven", "after ( 7 )"),
+        Example("2", "one to noon", "between ( 1 , 1200 )"),
+    ]
+    picks = np.array([[3, 0], [3, 0], [3, 3 + 1]])
+    half = {"rcr": lambda *_: picks, "five": always(3, 3 + 1)}
+    report = run(half, queries, pool, k=1, steps=2)
+    # Two of three have it; the first picks don't show it.
+    assert report.selectors["rcr"].implied_shown == 0
+    report = run(half, queries, pool, k=2, steps=2)
+    assert report.selectors["rcr"].implied_shown == 100
+    stream = io.StringIO()
+    write_table(report, stream)
+    assert "implied" in stream.getvalue()
+    nothing = run({"rcr": always(0, 1)}, queries[1:2], pool, k=2, steps=2)
+    assert nothing.selectors["rcr"].implied_shown is None
+    stream = io.StringIO()
+    write_table(nothing, stream)
+    assert "implied" not in stream.getvalue()
+
+
 @pytest.mark.parametrize("gold", ["all", "pool"])
 def test_coverage_equals_a_slow_plain_loop(gold):
     pool, plain = POOL[:7], plain_selectors(POOL[:7], NO_EMBEDDINGS, names=["random", "bm25", "oracle"])

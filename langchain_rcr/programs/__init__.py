@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize
+from langchain_rcr.programs.implied import implied_values
 from langchain_rcr.programs.languages import LANGUAGES, TOKENS, ProgramParser, get_parser, parse
 from langchain_rcr.programs.spec import ProgramSpec
 from langchain_rcr.programs.structures import local_structures
@@ -17,6 +18,7 @@ __all__ = [
     "Tree",
     "anonymize",
     "get_parser",
+    "implied_values",
     "local_structures",
     "parse",
 ]

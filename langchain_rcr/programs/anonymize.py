@@ -6,7 +6,7 @@ Only leaves are values: the function `round` stays, the shape `round` is replace
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from types import MappingProxyType
 
 from langchain_rcr.programs.tree import Tree
@@ -29,7 +29,9 @@ COVR_CLASSES: Mapping[str, str] = MappingProxyType(
 _NUMBER = re.compile(r"[+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[lL]?")
 
 
-def anonymize(tree: Tree, classes: Mapping[str, str] | None = None, *, everywhere: bool = False) -> Tree:
+def anonymize(
+    tree: Tree, classes: Mapping[str, str] | None = None, *, everywhere: bool = False, kept: Collection[str] = ()
+) -> Tree:
     """Return the tree with its values replaced; doing it twice changes nothing more.
 
     A leaf that is a string (in quotes) becomes ANON_STRING, a number ANON_NUMBER, `_` ANON_VALUE.
@@ -39,6 +41,7 @@ def anonymize(tree: Tree, classes: Mapping[str, str] | None = None, *, everywher
         classes: further values and what replaces each, such as COVR_CLASSES. A key of several words stands for a
             chain: `playing with` replaces playing → with by a single leaf.
         everywhere: also replace labels of inner nodes, which keep their children (language `tokens`).
+        kept: values that stay.
     """
     classes = classes or {}
     longest = max((key.count(" ") + 1 for key in classes), default=1)
@@ -53,11 +56,17 @@ def anonymize(tree: Tree, classes: Mapping[str, str] | None = None, *, everywher
         replacement = classes.get(" ".join(words)) if words else None
         if replacement is not None:
             return Tree(replacement), words
-        if everywhere or not below:
+        if (everywhere or not below) and label not in kept:
             label = classes.get(label) or _constant(label)
         return Tree(label, tuple([child for child, _ in below])), words
 
     return tree.fold(combine)[0]
+
+
+def values(tree: Tree, *, everywhere: bool = False) -> set[str]:
+    """The strings and numbers in a tree, which `anonymize` replaces."""
+    labels = {node.label for node in tree.walk() if everywhere or not node.children}
+    return {label for label in labels if label != "_" and _constant(label) != label}
 
 
 def _constant(label: str) -> str:

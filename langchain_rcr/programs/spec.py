@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from sys import intern
 from typing import Any, Literal
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize
+from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize, values
 from langchain_rcr.programs.languages import TOKENS, get_parser
 from langchain_rcr.programs.structures import local_structures
 from langchain_rcr.programs.tree import Tree
@@ -24,9 +24,10 @@ class ProgramSpec:
             in a language whose parser can tell them (sql), for pools of several databases.
         covr_classes: while anonymising, also replace COVR's symbols by their classes (appendix B).
         max_size: the size of the largest local structures, the paper's l = 4.
+        implied: values that stay, since no question names them; see `implied_values`.
 
     Raises:
-        InputError: an unknown language, or max_size below 1.
+        InputError: an unknown language, max_size below 1, or `implied` doesn't hold strings.
         MissingExtraError: the language needs a package that is not installed.
     """
 
@@ -34,8 +35,12 @@ class ProgramSpec:
     anonymize: bool | Literal["names"] = True
     covr_classes: bool = False
     max_size: int = 4
+    implied: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if not all(isinstance(value, str) for value in self.implied):
+            raise InputError(f"implied: strings were expected, not {self.implied!r:.80}")
+        object.__setattr__(self, "implied", tuple(self.implied))  # JSON gives a list
         parser = get_parser(self.language)
         if self.anonymize == "names" and not hasattr(parser, "shape"):
             raise InputError(f"anonymize: names: programs in '{self.language}' have no tables and columns; sql has")
@@ -49,24 +54,44 @@ class ProgramSpec:
         """The same with the names of tables and columns, by which answers are judged."""
         return replace(self, anonymize=bool(self.anonymize))
 
+    def to_json(self) -> dict[str, Any]:
+        """Return the attributes, without `implied` where it is empty: digests from before there was any stay valid."""
+        return {name: value for name, value in asdict(self).items() if name != "implied" or value}
+
     def tree(self, text: str) -> Tree | None:
         """Return the program's tree, anonymised if the spec says so, or None for what is not a program."""
-        parser: Any = get_parser(self.language)
-        tree: Tree | None = parser.shape(text) if self.anonymize == "names" else parser.parse(text)
+        tree = self._parsed(text)
         if tree is None or not self.anonymize:
             return tree
-        return anonymize(tree, COVR_CLASSES if self.covr_classes else None, everywhere=self.language == TOKENS)
+        classes = COVR_CLASSES if self.covr_classes else None
+        return anonymize(tree, classes, everywhere=self.language == TOKENS, kept=frozenset(self.implied))
+
+    def values(self, text: str) -> set[str]:
+        """Return the strings and numbers of a program, in quotes or not as they are written there."""
+        tree = self._parsed(text)
+        return set() if tree is None else values(tree, everywhere=self.language == TOKENS)
+
+    def _parsed(self, text: str) -> Tree | None:
+        return _parsed(self.language, self.anonymize == "names", text)
 
     def structures(self, text: str) -> frozenset[str]:
         """Return the program's local structures; none if it doesn't parse."""
         return _structures(self, text)
 
     def key(self, text: str) -> str:
-        """Return a canonical form, the same for texts that are the same program up to the anonymised values.
+        """Return a canonical form, the same for texts that are the same program up to its values, implied ones too.
 
         A text that doesn't parse is its own key, with runs of whitespace as one space.
         """
         return _key(self, text)
+
+
+# Programs are read by more than one spec, with implied values and without.
+@lru_cache(maxsize=1 << 12)
+def _parsed(language: str, shape: bool, text: str) -> Tree | None:
+    parser: Any = get_parser(language)
+    tree: Tree | None = parser.shape(text) if shape else parser.parse(text)
+    return tree
 
 
 # Fitting, holding out and encoding ask for the same programs. Names are interned, as programs share most of theirs.
@@ -78,5 +103,5 @@ def _structures(spec: ProgramSpec, text: str) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 15)
 def _key(spec: ProgramSpec, text: str) -> str:
-    tree = spec.tree(text)
+    tree = replace(spec, implied=()).tree(text)
     return " ".join(text.split()) if tree is None else str(tree)

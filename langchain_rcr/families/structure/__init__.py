@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field
@@ -40,6 +41,9 @@ class StructureSettings(ModelSettings):
         "told apart.",  # the default: with the spare columns, the longest vectors that pgvector indexes
     )
     scale: float = Field(1.0, gt=0, description="Family structure: factor on the numbers of needed structures.")
+    implied: bool = Field(
+        True, description="Family structure: values that most questions imply and don't name are told apart."
+    )
 
 
 class StructureFamily(Family):
@@ -72,8 +76,11 @@ class StructureFamily(Family):
         from langchain_rcr.families.ngrams import NgramVocabulary
         from langchain_rcr.families.structure.encoders import NeedEncoder, ProgramEncoder
         from langchain_rcr.families.structure.inventory import Inventory
+        from langchain_rcr.programs import implied_values
 
         questions = NgramVocabulary.fit([Item(item.source) for item in items], settings.ngrams, gap=_GAP)
+        if settings.implied:
+            spec = replace(spec, implied=implied_values([(item.source, item.target) for item in items], spec))
         inventory = Inventory.fit(spec, [item.target for item in items], settings.dim)
         if not len(inventory):
             raise InputError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import cached_property, lru_cache
 from itertools import chain
 from typing import Any
@@ -135,7 +134,7 @@ class Inventory(Vocabulary):
 
     def to_json(self) -> dict[str, Any]:
         """See `Vocabulary.to_json`."""
-        return {"spec": asdict(self.spec), "columns": self.columns}
+        return {"spec": self.spec.to_json(), "columns": self.columns}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Inventory:

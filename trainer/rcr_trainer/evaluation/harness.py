@@ -6,14 +6,14 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
 from scipy import sparse
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs import ProgramSpec, implied_values
 from langchain_rcr.programs.structures import is_label
 from langchain_rcr.progress import track
 from rcr_trainer.baselines.base import Baseline, Exclude
@@ -145,6 +145,7 @@ class _Task:
         pool: (N, S).
         names: (S,) of the structures, sorted.
         groups: (N,) equal numbers for the same program.
+        implied: (B, V) and (N, V) the implied values that gold programs and pool have.
     """
 
     examples: Sequence[Example]
@@ -157,6 +158,7 @@ class _Task:
     pool: sparse.csr_array
     names: list[str]
     groups: np.ndarray
+    implied: tuple[sparse.csr_array, sparse.csr_array]
 
     @classmethod
     def of(
@@ -188,6 +190,7 @@ class _Task:
             candidates,
             structures.names,
             program_groups(spec, [example.target for example in pool]),
+            _implied(spec, pool, [queries[i] for i in kept]),
         )
 
     def measure(self, name: str, selector: PickFunction | Baseline, k: int, steps: int) -> _Measured:
@@ -202,6 +205,8 @@ class _Task:
         shown = shown_of(self.present, self.pool, picks)
         specific = weighted_recall(self.present, shown, specificity(self.pool))
         labels = weighted_recall(self.present, shown, np.array([float(is_label(each)) for each in self.names]))
+        values = weighted_recall(self.implied[0], shown_of(*self.implied, picks), np.ones(self.implied[0].shape[1]))
+        implied = np.diff(self.implied[0].indptr) > 0
         lengths = np.array([len(example.source) + len(example.target) for example in self.examples])
         coverage, last = percent_by_step(recall), recall[:, k - 1]
         scores = SelectorScores(
@@ -210,6 +215,7 @@ class _Task:
             full_coverage=100 * float((last == 1).mean()),
             specific_coverage=100 * float(specific.mean()),
             label_complete=100 * float((labels == 1).mean()),
+            implied_shown=100 * float((values[implied] == 1).mean()) if implied.any() else None,
             duplicate_rate=duplicate_rate(self.groups, picks),
             hub_share=hub_share(picks),
             prompt_length=float(lengths[picks].sum(axis=1).mean()),
@@ -285,3 +291,13 @@ class _Task:
         for query, entry in enumerate(self.excluded):
             if np.isin(positions[query], entry).any():
                 raise InputError(f"selector {name} picked an excluded position for {self.queries[query].source!r:.80}")
+
+
+def _implied(
+    spec: ProgramSpec, pool: Sequence[Example], queries: Sequence[Example]
+) -> tuple[sparse.csr_array, sparse.csr_array]:
+    """(B, V) and (N, V) which of the values that the pool's questions imply each gold program and candidate has."""
+    values = implied_values([(example.source, example.target) for example in pool], spec)
+    labels = PoolStructures(replace(spec, implied=values, max_size=1), [example.target for example in pool])
+    own = np.flatnonzero(np.isin(labels.names, values))
+    return labels.rows([query.target for query in queries])[:, own], labels.matrix[:, own]

@@ -38,6 +38,9 @@ class SelectorScores:
         specific_coverage: the same share of those that the pool has, each weighted by −log of the share of the pool's
             programs that have it, mean over queries, %.
         label_complete: queries with all single-node structures found that the pool has, %.
+        implied_shown: of the queries whose program has values that questions imply and don't name
+            (`langchain_rcr.programs.implied_values`), those for which the picks show all that the pool has, %; None:
+            there are no such queries.
         duplicate_rate: queries whose picks hold the same program twice or more, %.
         hub_share: the part of all picks that the ten most picked examples make up, %.
         prompt_length: characters of the picks' questions and programs, mean over queries.
@@ -68,6 +71,7 @@ class SelectorScores:
     latency_ms: float
     latency_batch_ms: float
     coverage_by_step: list[float]
+    implied_shown: float | None = None
     exact_match: float | None = None
     jaccard: float | None = None
     no_program: float | None = None
@@ -86,6 +90,7 @@ FIGURES = {
     "full_coverage": ("full coverage, %", 1),
     "specific_coverage": ("specific coverage, %", 1),
     "label_complete": ("labels complete, %", 1),
+    "implied_shown": ("implied values shown, %", 1),
     "duplicate_rate": ("with repeated programs, %", 1),
     "hub_share": ("top ten picks, %", 1),
     "prompt_length": ("prompt characters", 0),

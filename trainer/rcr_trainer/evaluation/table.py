@@ -32,7 +32,9 @@ def build_table(report: EvaluationReport) -> Table:
     )
     table.add_column("selector", no_wrap=True)
     answered = report.answers is not None and any(s.exact_match is not None for s in report.selectors.values())
-    headings = [heading for heading, _, _ in _COLUMNS]
+    implied = any(scores.implied_shown is not None for scores in report.selectors.values())
+    columns = [column for column in _COLUMNS if implied or column[1] != "implied_shown"]
+    headings = [heading for heading, _, _ in columns]
     if report.answers is not None and answered:
         headings.insert(0, "simulated\nexact %" if report.answers.simulated else "exact\nmatch %")
     for heading in headings:
@@ -41,7 +43,7 @@ def build_table(report: EvaluationReport) -> Table:
         table.add_row(
             label(name, scores.kind),
             *([_rate(scores.exact_match)] if answered else []),
-            *(shown(getattr(scores, figure)) for _, figure, shown in _COLUMNS),
+            *(shown(getattr(scores, figure)) for _, figure, shown in columns),
             style="bold green" if name == OURS else _STYLES.get(scores.kind),
         )
     return table
@@ -110,6 +112,7 @@ _COLUMNS = (
     ("full\ncover. %", "full_coverage", _rate),
     ("specific\ncover. %", "specific_coverage", _rate),
     ("labels\ncompl. %", "label_complete", _rate),
+    ("implied\nvalues %", "implied_shown", _rate),
     ("top ten\npicks %", "hub_share", _rate),
     ("prompt\nchars", "prompt_length", lambda length: f"{length:.0f}"),
     ("ms per\nquery", "latency_ms", _milliseconds),
