@@ -1,12 +1,13 @@
-"""What each part of the retriever is worth: one change at a time, on GeoQuery and COVR, test queries.
+"""What each part of the retriever is worth: one change at a time, on GeoQuery, COVR and text2sql-data, test queries.
 
     python benchmarks/ablation.py --data ../shared/data --out ablation.json
 
 Each (split, seed, variant) is an ordinary run of the trainer under runs/ablation/, so an interrupted benchmark goes on
 where it stopped. Variants that are reinforced begin from the policy of the variant without it. Settings are those of
-quality.py but for what the variant says; nothing here was chosen on test queries. Not every variant runs on COVR, where
-training text encoders takes minutes. The file maps split → variant → seed → figures, rates in percent; Markdown tables
-of means and spreads go to standard output. Exact match is simulated (`StructureBoundLLM`), by no language model.
+quality.py but for what the variant says; nothing here was chosen on test queries. Where training text encoders takes
+minutes, on COVR and text2sql-data, not every variant runs. The file maps split → variant → seed → figures, rates in
+percent; Markdown tables of means and spreads go to standard output. Exact match is simulated (`StructureBoundLLM`), by no
+language model.
 """
 
 from __future__ import annotations
@@ -23,8 +24,14 @@ if TYPE_CHECKING:
 
 SPLITS = ("template_1", "tmcd_1", "110")
 COVR_SPLITS = ("110",)
+SQL_SPLITS = ("scholar", "atis", "geography", "academic", "imdb", "yelp")
 FOLDER = Path("runs/ablation")
-METRICS = {"coverage": "coverage", "full_coverage": "full coverage", "exact_match": "simulated exact match"}
+METRICS = {
+    "coverage": "coverage",
+    "full_coverage": "full coverage",
+    "exact_match": "simulated exact match",
+    "implied_shown": "implied values shown",
+}
 
 
 class Variant(NamedTuple):
@@ -34,14 +41,14 @@ class Variant(NamedTuple):
         title: what it is.
         settings: what differs from the defaults of its family.
         start: the variant whose policy this one reinforces.
-        covr: whether it runs on COVR, too.
+        everywhere: whether it runs on COVR and text2sql-data, too.
         gpu: whether it takes hours without one; then it runs only if it is named.
     """
 
     title: str
     settings: Mapping[str, Mapping[str, Any]]
     start: str | None = None
-    covr: bool = True
+    everywhere: bool = True
     gpu: bool = False
 
 
@@ -62,30 +69,35 @@ VARIANTS = {
     "structure-additive": Variant("structure, additive", _family("structure", state="additive")),
     "structure-lam0": Variant("structure, λ = 0: picks don't matter", _family("structure", lam=0.0)),
     "structure-ngrams": Variant("structure, questions by n-grams alone", _family("structure", base="none")),
+    "structure-anonymous": Variant(
+        "structure, implied values anonymised like all others", _family("structure", implied=False)
+    ),
     "structure-descent": Variant(
-        "structure, then 8 epochs of gradient descent (listwise)", _family("structure", {"epochs": 8}), covr=False
+        "structure, then 8 epochs of gradient descent (listwise)", _family("structure", {"epochs": 8}), everywhere=False
     ),
     "structure-grpo": Variant(
-        "structure, then GRPO on coverage", _reinforced("structure", "context_coverage"), "structure", covr=False
+        "structure, then GRPO on coverage", _reinforced("structure", "context_coverage"), "structure", everywhere=False
     ),
     "structure-grpo-llm": Variant(
         "structure, then GRPO on the simulator's answers",
         _reinforced("structure", "structure_coverage"),
         "structure",
-        covr=False,
+        everywhere=False,
     ),
     "text": Variant("text (embeddings), additive, listwise", _family("embeddings")),
-    "text-lam0": Variant("text, λ = 0", _family("embeddings", lam=0.0), covr=False),
-    "text-infonce": Variant("text, InfoNCE (the paper's loss)", _family("embeddings", {"loss": "infonce"}), covr=False),
-    "text-untrained": Variant("text, untrained", _family("embeddings", {"max_steps": 1, "lr": 1e-9}), covr=False),
-    "text-grpo": Variant(
-        "text, then GRPO on coverage", _reinforced("embeddings", "context_coverage"), "text", covr=False
+    "text-lam0": Variant("text, λ = 0", _family("embeddings", lam=0.0), everywhere=False),
+    "text-infonce": Variant(
+        "text, InfoNCE (the paper's loss)", _family("embeddings", {"loss": "infonce"}), everywhere=False
     ),
-    "text-ngrams": Variant("text, n-grams alone (lexical)", _family("lexical"), covr=False),
+    "text-untrained": Variant("text, untrained", _family("embeddings", {"max_steps": 1, "lr": 1e-9}), everywhere=False),
+    "text-grpo": Variant(
+        "text, then GRPO on coverage", _reinforced("embeddings", "context_coverage"), "text", everywhere=False
+    ),
+    "text-ngrams": Variant("text, n-grams alone (lexical)", _family("lexical"), everywhere=False),
     "text-transformer": Variant(
         "text, three transformers trained whole (InfoNCE)",
         _family("transformer", _TRANSFORMER, base=_MINILM),
-        covr=False,
+        everywhere=False,
         gpu=True,
     ),
 }
@@ -94,10 +106,10 @@ VARIANTS = {
 def run_one(variant: str, split: str, seed: int, data: Path, threads: int) -> Run:
     """Train and evaluate one variant, or read what an earlier call left; that which it starts from comes first."""
     row = VARIANTS[variant]
-    task = "covr" if split in COVR_SPLITS else "geoquery"
-    base = settings_of(task, split, data, FOLDER / "splits")
+    task = task_of(split)
+    base = settings_of(task, split, data, FOLDER / "splits", seed)
     text = row.settings["model"]["family"] == "embeddings"
-    sft = {name: value for name, value in base["sft"].items() if name != "epochs" or text}
+    sft = {name: value for name, value in base.get("sft", {}).items() if name != "epochs" or text}
     settings: dict[str, Any] = {
         **base,
         **row.settings,
@@ -113,6 +125,11 @@ def run_one(variant: str, split: str, seed: int, data: Path, threads: int) -> Ru
         start = run_one(row.start, split, seed, data, threads)
         settings["sft"] = {**sft, "checkpoint": str(start.path)}
     return run_or_read(FOLDER / f"{task}-{split}-{seed}-{variant}", seed, threads, settings)
+
+
+def task_of(split: str) -> str:
+    """The task that a split is of."""
+    return "covr" if split in COVR_SPLITS else "text2sql" if split in SQL_SPLITS else "geoquery"
 
 
 def figures(run: Run) -> dict[str, Any]:
@@ -142,7 +159,7 @@ def markdown(results: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]
         ]
         for variant, seeds in variants.items():
             rows = list(seeds.values())
-            cells = [cell([row[metric] for row in rows]) for metric in METRICS]
+            cells = [cell([row[metric] for row in rows if row.get(metric) is not None]) for metric in METRICS]
             cells.append(cell([row["gap_closed"] for row in rows if row["gap_closed"] is not None], 2))
             lines.append(f"| {VARIANTS[variant].title} | " + " | ".join(cells) + " |")
         blocks.append("\n".join(lines))
@@ -165,7 +182,7 @@ def main() -> int:
         from langchain_rcr.files import write_json
 
         for variant in chosen:
-            if split not in COVR_SPLITS or VARIANTS[variant].covr:
+            if task_of(split) == "geoquery" or VARIANTS[variant].everywhere:
                 found = figures(run_one(variant, split, seed, arguments.data, arguments.threads))
                 results.setdefault(split, {}).setdefault(variant, {})[str(seed)] = found
                 write_json(arguments.out, results)

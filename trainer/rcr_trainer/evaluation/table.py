@@ -11,7 +11,7 @@ from rich.table import Table
 from langchain_rcr.section import printable
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Kind
 
-WIDTH = 100
+WIDTH = 112
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
 _STYLES = {"trained": "green", "oracle": "dim"}
 
