@@ -1,4 +1,4 @@
-"""What each part of the retriever is worth: one change at a time, on GeoQuery, COVR and text2sql-data, test queries.
+"""What each part of the retriever is worth: one change at a time, test queries of GeoQuery, COVR and text2sql-data.
 
     python benchmarks/ablation.py --data ../shared/data --out ablation.json
 
@@ -6,8 +6,8 @@ Each (split, seed, variant) is an ordinary run of the trainer under runs/ablatio
 where it stopped. Variants that are reinforced begin from the policy of the variant without it. Settings are those of
 quality.py but for what the variant says; nothing here was chosen on test queries. Where training text encoders takes
 minutes, on COVR and text2sql-data, not every variant runs. The file maps split → variant → seed → figures, rates in
-percent; Markdown tables of means and spreads go to standard output. Exact match is simulated (`StructureBoundLLM`), by no
-language model.
+percent; Markdown tables of means and spreads go to standard output. Exact match is simulated (`StructureBoundLLM`), by
+no language model.
 """
 
 from __future__ import annotations
