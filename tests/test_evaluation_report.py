@@ -11,6 +11,7 @@ import pytest
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import Choice, EvaluationReport, write_table
 from rcr_trainer.evaluation.plot import coverage_figure, write_png
+from rcr_trainer.evaluation.report import AnswersAsked
 from reports import report as report_on
 from reports import scores as scores_of
 
@@ -222,3 +223,17 @@ def test_each_line_has_its_label_at_its_end_and_none_covers_another():
     assert all(box.x1 <= canvas.get_width_height()[0] and box.y0 >= 0 for box in boxes)
     heights = [figure.axes[0].transData.transform((8, end))[1] for end in sorted(ends.values())]
     assert heights[0] == pytest.approx((boxes[0].y0 + boxes[0].y1) / 2, abs=3)  # at its line where nothing is near
+
+
+def test_a_table_with_all_columns_is_no_wider_than_the_others():
+    names = ("rcr", "rcr_without_rl", "set_bsr_distinct", "oracle")
+    full = report_on({name: scores(80.0, implied_shown=100.0, exact_match=100.0) for name in names})
+    full.answers = AnswersAsked("simulator", simulated=True, n=200, programs=150)
+    stream = io.StringIO()
+    write_table(full, stream)
+    lines = stream.getvalue().splitlines()
+    assert max(map(len, lines)) <= 100
+    assert "…" not in stream.getvalue()
+    assert all(
+        any(word in line for line in lines) for word in ("simulated", "implied", "query", "rcr_without_rl (SFT)")
+    )

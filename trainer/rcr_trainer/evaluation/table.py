@@ -11,13 +11,15 @@ from rich.table import Table
 from langchain_rcr.section import printable
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Kind
 
-WIDTH = 112
+WIDTH = 100
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
 _STYLES = {"trained": "green", "oracle": "dim"}
 
 
 def build_table(report: EvaluationReport) -> Table:
     """A rich table: selectors by rows, ours and the oracle marked; what it is about in the title and the caption."""
+    answered = report.answers is not None and any(s.exact_match is not None for s in report.selectors.values())
+    implied = any(scores.implied_shown is not None for scores in report.selectors.values())
     table = Table(
         title=f"split {printable(report.split)}: {report.n} {report.part} queries of {report.programs} programs, "
         f"pool of {report.pool_size}, k = {report.k}",
@@ -29,10 +31,9 @@ def build_table(report: EvaluationReport) -> Table:
         box=box.SIMPLE_HEAD,
         collapse_padding=True,
         pad_edge=False,
+        padding=(0, 0) if answered and implied else (0, 1),  # with all columns there is no room for more
     )
     table.add_column("selector", no_wrap=True)
-    answered = report.answers is not None and any(s.exact_match is not None for s in report.selectors.values())
-    implied = any(scores.implied_shown is not None for scores in report.selectors.values())
     columns = [column for column in _COLUMNS if implied or column[1] != "implied_shown"]
     headings = [heading for heading, _, _ in columns]
     if report.answers is not None and answered:
