@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from langchain_rcr.programs.spec import ProgramSpec
+from langchain_rcr.progress import track
 
 FEWEST = 3
 """Questions whose programs have a value, at the least, for it to be a symbol and no accident."""
@@ -35,7 +36,8 @@ def implied_values(pairs: Sequence[tuple[str, str]], spec: ProgramSpec) -> tuple
     found: Counter[str] = Counter()
     named: Counter[str] = Counter()
     read = min(len(pairs), MOST)
-    for question, program in dict.fromkeys(pairs[at * len(pairs) // read] for at in range(read)):
+    chosen = dict.fromkeys(pairs[at * len(pairs) // read] for at in range(read))
+    for question, program in track([*chosen], "reading values"):
         text = _words(question)
         values = spec.values(program)
         found.update(values)
