@@ -31,6 +31,8 @@ _AT_ONCE = 4096
 """Rows of a sparse matrix multiplied at once, as for `_BLOCK`."""
 LARGE = 1 << 21
 """Numbers from which on a matrix (8 MB) doesn't stay in a core's cache: reading it is what a product costs."""
+TRIALS = 2
+"""Questions that a matrix is read for before it is laid out anew to be read faster: as many as may come in one call."""
 _FEW = 4
 """States for which a large dense matrix is better summed plainly: BLAS reads it at a third of the speed."""
 _BLOCK = 1024
@@ -137,13 +139,12 @@ class SparseRows:
         return sums.astype(np.float32)
 
     def worth_following(self) -> bool:
-        """Whether to `follow`: in a large matrix, and when this is asked again.
+        """Whether to `follow`: in a large matrix, and when this is asked more than `TRIALS` times.
 
-        Laying out the columns takes longer than a question; a pool that changes with each would do it for each.
+        Laying out the columns takes longer than a question; a pool that changes with each call would do it for each.
         """
-        again = "_asked" in self.__dict__
-        self.__dict__["_asked"] = True
-        return again and len(self.values) >= LARGE
+        asked = self.__dict__["_asked"] = self.__dict__.get("_asked", 0) + 1
+        return bool(asked > TRIALS and len(self.values) >= LARGE)
 
     def follow(self, scores: FloatArray, change: FloatArray) -> None:
         """Bring inner products (N,) with a vector up to date when `change` (D,) is added to it.

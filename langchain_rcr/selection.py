@@ -168,8 +168,13 @@ def _decoded(
     Returns:
         Keys (B, k), logits (B, k), log partitions (B, k), NaN without a τ, and E_z of the picks, (B, k, D).
     """
-    if len(queries) == 1:
-        return _decoded_alone(queries, table, state, k, barred[0].tolist(), groups, tau)
+    if table.few(len(queries), tau):
+        each = [
+            _decoded_alone(queries[row : row + 1], table, state, k, barred[row].tolist(), groups, tau)
+            for row in range(len(queries))
+        ]
+        keys, logits, totals, contexts = map(np.concatenate, zip(*each, strict=True))
+        return keys, logits, totals, contexts
     shape = (len(queries), k)
     keys, logits, totals = np.empty(shape, np.int64), np.empty(shape, np.float32), np.full(shape, np.nan)
     contexts = np.empty((*shape, queries.shape[1]), dtype=np.float32)

@@ -130,18 +130,18 @@ def test_one_question_alone_follows_a_large_sparse_pool(monkeypatch, seed, tau):
     table = MatrixTable(PoolVectors(both, both))
     if seed % 3:
         table = table.allowing(rng.random(300) < 0.5)
-    need = (rng.random((2, 60)) - 0.1).astype(np.float32)
-    groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 2
+    need = (rng.random((3, 60)) - 0.1).astype(np.float32)
+    groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 3
     state = SaturatingState(float(rng.choice([1.0, 0.6])))
     expected = _decoded(need, table, state, k, barred, groups, tau)
     monkeypatch.setattr("langchain_rcr.rows.LARGE", 0)
-    for by_column in (False, True):
-        keys, logits, totals, contexts = _decoded(need[:1], table, state, k, barred[:1], groups, tau)
+    for by_column, few in ((False, 2), (True, 2), (True, 1)):
+        keys, logits, totals, contexts = _decoded(need[:few], table, state, k, barred[:few], groups, tau)
         assert ("_by_column" in table._candidate.rows.__dict__) is (by_column and k > 1)
-        np.testing.assert_array_equal(keys, expected[0][:1])
-        np.testing.assert_allclose(logits, expected[1][:1], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(totals, expected[2][:1], rtol=1e-5, atol=1e-5)
-        np.testing.assert_array_equal(contexts, expected[3][:1])
+        np.testing.assert_array_equal(keys, expected[0][:few])
+        np.testing.assert_allclose(logits, expected[1][:few], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(totals, expected[2][:few], rtol=1e-5, atol=1e-5)
+        np.testing.assert_array_equal(contexts, expected[3][:few])
 
 
 def test_rounding_that_adds_up_decides_nothing(monkeypatch):
@@ -156,7 +156,7 @@ def test_rounding_that_adds_up_decides_nothing(monkeypatch):
     need[0, :40], need[0, 41], need[0, 42] = rng.uniform(1e4, 1e5, 40), 0.002, 0.001
     both = sparse(shared)
     table = MatrixTable(PoolVectors(both, both))
-    for _ in range(2):
+    for _ in range(3):
         picks = greedy(need, table, SaturatingState(1.0), 3)
         assert picks.positions.tolist() == [[0, 7, 9]]
         np.testing.assert_allclose(picks.logits[0, 1:], [0.002, 0.001], rtol=1e-6)

@@ -8,20 +8,20 @@ from typing import Any
 
 import numpy as np
 
-from langchain_rcr.rows import FloatArray, IntArray
+from langchain_rcr.rows import TRIALS, FloatArray, IntArray
 
 _TOP = 127
 
 
 class Coarse:
-    """The rows of a dense matrix in 8 bits, made when they are asked for a second time. Safe from threads.
+    """The rows of a dense matrix in 8 bits, made when they are asked for more than `TRIALS` times. Safe from threads.
 
-    Making them takes as long as some ten questions save; a pool that changes with each question would do it for each.
+    Making them takes as long as some ten questions save; a pool that changes with each call would do it for each.
     They take a quarter of the matrix's memory. FAISS, which is in an extra, keeps them: without it there are none.
     """
 
     def __init__(self) -> None:
-        self._lock, self._asked = threading.Lock(), False
+        self._lock, self._asked = threading.Lock(), 0
         self._index: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -35,9 +35,9 @@ class Coarse:
         """
         if self._index is None and self._lock.acquire(blocking=False):
             try:
-                if self._asked and self._index is None and find_spec("faiss"):
+                self._asked += 1
+                if self._asked > TRIALS and self._index is None and find_spec("faiss"):
                     self._index = self._made(rows)
-                self._asked = True
             finally:
                 self._lock.release()
         return self._index is not None

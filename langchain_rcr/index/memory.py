@@ -16,6 +16,8 @@ from langchain_rcr.rows import LARGE, FloatArray, IntArray, SparseRows, growing,
 
 _LOOKED_AT = (64, 1024)
 """Rows of a large dense pool that are looked at more closely; where they don't settle which is the best, all are."""
+_FEW, _FEW_SCREENED = 2, 6
+"""States that are faster followed one by one than searched for together: in any pool, in a large dense one."""
 
 
 class MatrixTable(Table):
@@ -86,15 +88,23 @@ class MatrixTable(Table):
             line[others] = values
         return keys, logits, log_sums(scores, tau, ())
 
+    def few(self, count: int, tau: float | None) -> bool:
+        """Whether so many states are faster followed one by one (`follow`) than searched for together."""
+        return 0 < count <= _FEW or (_FEW < count <= _FEW_SCREENED and self._screens(tau))
+
     def follow(self, state: FloatArray, tau: float | None) -> Followed:
         """What finds the picks for one state (1, D) and for those that come of it. With a τ: log partitions, too."""
         rows = self._candidate.rows
-        if isinstance(rows, SparseRows):
-            if rows.worth_following():
-                return FollowedByColumn(self, self._longest, state, rows)
-        elif tau is None and rows.size >= LARGE and np.isfinite(self._longest) and self._coarse.ready(rows):
-            return Screened(self, self._longest, state)
-        return Followed(self, self._longest, state)
+        if isinstance(rows, SparseRows) and rows.worth_following():
+            return FollowedByColumn(self, self._longest, state, rows)
+        return (Screened if self._screens(tau) else Followed)(self, self._longest, state)
+
+    def _screens(self, tau: float | None) -> bool:
+        """Whether a scan in 8 bits can show which few rows are looked at; it gives no log partition."""
+        rows = self._candidate.rows
+        if tau is not None or isinstance(rows, SparseRows) or rows.size < LARGE or not np.isfinite(self._longest):
+            return False
+        return self._coarse.ready(rows)
 
     def nearest(self, state: FloatArray, count: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray, float]:
         """Of a large dense pool the rows that seem best for a state (D,).
