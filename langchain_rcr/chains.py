@@ -265,9 +265,16 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         while waiting:
             turn = min(call.turn for call in waiting.values())
             batches: dict[str, list[int]] = {}
+            drafts_of: dict[Any, list[str]] = {}
             for at, call in waiting.items():
                 if call.turn == turn:
-                    batches.setdefault(f"{id(call.runnable)} {call.options!r}", []).append(at)
+                    key = f"{id(call.runnable)} {call.options!r}"
+                    if call.draft is not None:
+                        # A question that is asked twice has a draft each: the second goes into another batch.
+                        others = drafts_of.setdefault(call.given, [])
+                        others += [] if call.draft in others else [call.draft]
+                        key += f" {others.index(call.draft)}"
+                    batches.setdefault(key, []).append(at)
             for members in batches.values():
                 calls = [waiting.pop(at) for at in members]
                 drafts = {call.given: call.draft for call in calls if call.draft is not None}

@@ -243,7 +243,9 @@ def read_jsonl(
     ids: dict[str, None] = {}
     examples: list[dict[str, Any]] = []
     for at, row in enumerate(_rows([lines[number - 1] for number in numbers], where)):
-        example_id = row.pop("id", None) or random_ids(1)[0]
+        example_id = row.pop("id", None)
+        if example_id is None:
+            example_id = random_ids(1)[0]
         if not isinstance(example_id, str) or example_id in ids:
             raise PoolError(f"{where(at)}: the id {example_id!r} is not a string or not the only one of its kind")
         ids[example_id] = None

@@ -312,7 +312,7 @@ def test_table_of_some_answers():
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     assert rows["mmr"][:3] == ["mmr", "–", "60.0"]
     flat = " ".join(text.split())
-    assert "No exact match for mmr, oracle: the budget was spent." in flat
+    assert "No exact match for mmr, oracle: the budget of 9 calls …." in flat
 
 
 def test_best_plain_by_exact_match():

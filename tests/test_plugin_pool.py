@@ -195,6 +195,7 @@ def test_a_row_without_id_gets_one(tmp_path: Path) -> None:
         ("[1]", r"pool.jsonl, line 3: must be a JSON object, not list"),
         ('{"source": "x"}', r"pool.jsonl, line 3 has no 'target' \(the program\)"),
         ('{"id": 3, "source": "x", "target": "y"}', r"pool.jsonl, line 3: the id 3 is not a string"),
+        ('{"id": 0, "source": "x", "target": "y"}', r"pool.jsonl, line 3: the id 0 is not a string"),
         ('{"id": "a", "source": "x", "target": "y"}', r"pool.jsonl, line 3: the id 'a' .* not the only one"),
         ('{"id": "b", "example": {"source": "x"}}', r"pool.jsonl, line 3 has no 'target'"),
     ],

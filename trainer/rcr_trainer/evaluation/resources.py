@@ -125,8 +125,8 @@ def _embeddings(config: Settings) -> str | None:
 def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
     """The baselines' embeddings: of the model named in the settings, or the retriever's own; None without either.
 
-    The vectors of the pool, for the retriever too, and of the queries that trade-offs are chosen on are computed once.
-    The queries that are measured are embedded again each time, because their encoding is a part of the latencies.
+    The vectors of the pool and of the queries that trade-offs are chosen on are computed once, the retriever's own not
+    again. The queries that are measured are embedded each time, because their encoding is a part of the latencies.
     """
     config, name = run.config, _embeddings(run.config)
     if name is None or not any("embed" in get_baseline(selector).needs for selector in config.evaluation.selectors):
@@ -136,9 +136,6 @@ def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
     if raw is None:
         raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
     memory = RememberingBackbone(raw, run.vectors if own else None)
-    for encoder in (model.candidate, model.context):
-        if own and encoder.backbone is not None:
-            encoder.backbone = memory
     remembered = {example.source for example in task.pool}
     if config.evaluation.split != "dev":
         remembered |= {example.source for example in task.dev}

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError
+from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.files import write_text
 from langchain_rcr.hub import model_card
 from langchain_rcr.index.memory import MatrixTable
@@ -128,13 +129,17 @@ def _our_selectors(run: Run, task: Task, model: TriEncoder) -> dict[str, PickFun
 
 
 def _policies(run: Run, model: TriEncoder) -> Iterator[tuple[str, TriEncoder]]:
-    """The run's policy, and after GRPO the one that SFT left."""
-    yield OURS, model
+    """The run's policy, and after GRPO the one that SFT left; the pool's texts are embedded once for both."""
+    policies = {OURS: model}
     if run.config.grpo.enabled:
-        before = load_model(run.config, run.sft_checkpoint, trust=not run.foreign)
+        policies[WITHOUT_RL] = before = load_model(run.config, run.sft_checkpoint, trust=not run.foreign)
         if model.backbone is not None:
             before.backbone = model.backbone  # One in memory is enough.
-        yield WITHOUT_RL, before
+    for policy in policies.values():
+        for encoder in (policy.candidate, policy.context):
+            if encoder.backbone is not None:
+                encoder.backbone = RememberingBackbone(encoder.backbone, run.vectors)
+    yield from policies.items()
 
 
 def _check_same(run: Run, report: EvaluationReport, *, asks: bool) -> None:

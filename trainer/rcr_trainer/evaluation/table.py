@@ -96,7 +96,7 @@ def _on_answers(report: EvaluationReport) -> list[str]:
     lines += [f"{ours.no_program:.1f} % of rcr's answers hold no program."] if ours and ours.no_program else []
     if answers.missing:
         without = [name for name, scores in report.selectors.items() if scores.exact_match is None]
-        lines.append(f"No exact match for {', '.join(without)}: the budget was spent.")
+        lines.append(f"No exact match for {', '.join(without)}: {answers.missing}.")
     return lines
 
 
