@@ -55,8 +55,12 @@ def test_search_equals_the_slow_one(monkeypatch, block, t):
 def test_the_scores_held_at_once_are_bounded(monkeypatch):
     monkeypatch.setattr(ranking, "_BLOCK", 100)
     seen = []
-    real = ranking.first_best
-    monkeypatch.setattr(ranking, "first_best", lambda scores, slack: seen.append(scores.size) or real(scores, slack))
+
+    def counted(scores, *others):
+        seen.append(scores.size)
+        return best(scores, *others)
+
+    monkeypatch.setattr("langchain_rcr.index.memory.best", counted)
     rng = np.random.default_rng(0)
     MatrixTable(vectors(rng, 30)).search(rng.normal(size=(20, 6)).astype(np.float32), 1, [NOTHING] * 20)
     assert max(seen) <= 100
@@ -141,28 +145,23 @@ def test_unknown_keys_to_exclude_are_ignored():
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 60), st.integers(1, 12), st.sampled_from([0.0, 0.3, 1.0]))
-def test_the_two_ways_to_the_best_columns_agree(seed, size, t, width):
+def test_the_best_columns_are_those_of_a_plain_loop(seed, size, t, width):
     """Scores on a grid, so that many are tied; within the slack, too."""
     rng = np.random.default_rng(seed)
     scores = rng.integers(-4, 5, size=(3, size)).astype(np.float32) / 4
     scores[rng.random(scores.shape) < 0.2] = -np.inf
     slack = np.full(3, width, dtype=np.float32)
     before, exclude = scores.copy(), [rng.integers(-2, size + 2, 3) for _ in range(3)]
-    answers = []
-    for few in (0, 100):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(ranking, "_FEW", few)
-            answers.append(best(scores, slack, t, exclude))
-        np.testing.assert_array_equal(scores, before)
-    for one, other in zip(*answers, strict=True):
-        np.testing.assert_array_equal(one, other)
-    row, found = scores[0].copy(), answers[0][0][0]
-    row[exclude[0][(exclude[0] >= 0) & (exclude[0] < size)]] = -np.inf
-    for key in found:
-        left = np.flatnonzero((row >= row.max() - slack[0]) & (row > -np.inf))
-        assert key == (left[0] if len(left) else -1)
-        if key >= 0:
-            row[key] = -np.inf
+    keys, logits = best(scores, slack, t, exclude)
+    np.testing.assert_array_equal(scores, before)
+    for row, without, found, values in zip(scores, exclude, keys, logits, strict=True):
+        row[without[(without >= 0) & (without < size)]] = -np.inf
+        for key, value in zip(found, values, strict=True):
+            left = np.flatnonzero((row >= row.max() - width) & (row > -np.inf))
+            assert key == (left[0] if len(left) else -1)
+            assert value == (row[key] if len(left) else -np.inf)
+            if key >= 0:
+                row[key] = -np.inf
 
 
 def test_log_partition_by_hand_and_in_blocks(monkeypatch):

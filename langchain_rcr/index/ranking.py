@@ -21,9 +21,6 @@ _CACHED = 1 << 16
 _MORE = 8
 """Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
 
-_FEW = 4
-"""Up to this many candidates a row are found one after the other; more by a partition of the row."""
-
 
 def best(scores: FloatArray, slack: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
     """The t best columns of each row of scores.
@@ -37,12 +34,18 @@ def best(scores: FloatArray, slack: FloatArray, t: int, exclude: Sequence[IntArr
     Returns:
         Columns (B, t) int64 and their scores (B, t) float32, best first; −1 and −inf where nothing is left.
     """
-    rows, columns = _places(exclude, scores.shape[1])
-    hidden = scores[rows, columns]
-    scores[rows, columns] = -np.inf
-    found = _one_by_one if t <= _FEW else _by_partition
-    keys, logits = found(scores, slack, t)
-    scores[rows, columns] = hidden
+    places = _places(exclude, scores.shape[1])
+    hidden = scores[places]
+    scores[places] = -np.inf
+    keys, logits = nothing(len(scores), t)
+    at = max(0, scores.shape[1] - t)
+    floor = np.partition(scores, at, axis=1)[:, at] - slack if scores.shape[1] else slack
+    for row, values in enumerate(scores):
+        # Every pick lies within the slack of the t-th largest score or above it: the rest needs no look.
+        near = np.flatnonzero((values >= floor[row]) & (values > -np.inf))
+        found, value = in_order(near, values[near], float(slack[row]), t)
+        keys[row, : len(found)], logits[row, : len(found)] = found, value
+    scores[places] = hidden
     return keys, logits
 
 
@@ -196,29 +199,3 @@ def _places(exclude: Sequence[IntArray], columns: int) -> tuple[IntArray, IntArr
 def nothing(rows: int, t: int) -> tuple[IntArray, FloatArray]:
     """Keys and logits (B, t) of `Hits` where nothing is found: −1 and −inf."""
     return np.full((rows, t), -1, dtype=np.int64), np.full((rows, t), -np.inf, dtype=np.float32)
-
-
-def _one_by_one(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, FloatArray]:
-    keys, logits = nothing(len(scores), t)
-    every = np.arange(len(scores))
-    for column in range(min(t, scores.shape[1])):
-        first = first_best(scores, slack)
-        value = scores[every, first]
-        found = value > -np.inf
-        keys[found, column], logits[found, column] = first[found], value[found]
-        scores[every, first] = -np.inf
-    rows, columns = np.nonzero(keys >= 0)
-    scores[rows, keys[rows, columns]] = logits[rows, columns]
-    return keys, logits
-
-
-def _by_partition(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, FloatArray]:
-    """Every pick lies within the slack of the t-th largest score or above it: the rest needs no look."""
-    keys, logits = nothing(len(scores), t)
-    at = max(0, scores.shape[1] - t)
-    floor = np.partition(scores, at, axis=1)[:, at] - slack if scores.shape[1] else slack
-    for row, values in enumerate(scores):
-        near = np.flatnonzero((values >= floor[row]) & (values > -np.inf))
-        found, value = in_order(near, values[near], float(slack[row]), t)
-        keys[row, : len(found)], logits[row, : len(found)] = found, value
-    return keys, logits

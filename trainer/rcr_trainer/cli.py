@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
 import langchain_rcr
@@ -48,7 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.print_help()
             return 0
         given = parser.parse_args(arguments)
-        return given.command(given) or 0
+        function = given.command
+        return (resolve_name(function) if isinstance(function, str) else function)(given) or 0
     except KeyboardInterrupt:
         say(f"{PROG}: interrupted" + (" (--resume continues the run)" if {"run", "sft"} & set(arguments[:1]) else ""))
         return 130
@@ -76,12 +78,6 @@ def _line_of(error: Exception) -> str | None:
 
 
 # ---------------------------------------------------------------- commands
-
-
-def _init(given: argparse.Namespace) -> None:
-    from rcr_trainer.own_files import init
-
-    init(given)
 
 
 def _run(given: argparse.Namespace) -> None:
@@ -159,24 +155,6 @@ def _completion(given: argparse.Namespace) -> None:
     show(completion_script({name: build_parser([name]).commands[name] for name in names}))
 
 
-def _paper(given: argparse.Namespace) -> None:
-    from rcr_trainer.paper.command import paper
-
-    paper(given)
-
-
-def _check(given: argparse.Namespace) -> int:
-    from rcr_trainer.own_files import check
-
-    return check(given)
-
-
-def _text2sql(given: argparse.Namespace) -> None:
-    from rcr_trainer.own_files import text2sql
-
-    text2sql(given)
-
-
 # ---------------------------------------------------------------- the parser
 
 
@@ -193,7 +171,8 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     # Only the command at hand gets its settings' flags: they cost an import.
     called = next((word for word in arguments if not word.startswith("-")), "")
 
-    init = command(commands, "init", _init, "write a YAML file with all settings, commented", "init --train my.jsonl")
+    text = "write a YAML file with all settings, commented"
+    init = command(commands, "init", "rcr_trainer.own_files:init", text, "init --train my.jsonl")
     init.add_argument("path", nargs="?", type=Path, default=Path("config.yaml"), help="(default: config.yaml)")
     init.add_argument("--force", action="store_true", help="overwrite the file")
     text = "your own questions and programs: the settings are written for them"
@@ -251,7 +230,8 @@ def _add_report(commands: Any) -> None:
 def _add_paper(commands: Any, called: str) -> None:
     """The command `paper`."""
     text = "do the runs behind a table or figure of the paper, as far as they are missing, and write it"
-    paper = command(commands, "paper", _paper, text, "paper --table main --llm simulator --splits template_1 --seeds 0")
+    example = "paper --table main --llm simulator --splits template_1 --seeds 0"
+    paper = command(commands, "paper", "rcr_trainer.paper.command:paper", text, example)
     flags = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--yes] [--SECTION.FIELD VALUE ...]"
     paper.usage = f"{PROG} paper [-h] --table TABLE {flags}"
     paper.add_argument("--table", required=True, choices=TABLES, help="which: the name of a table or figure")
@@ -285,7 +265,7 @@ def _add_data(commands: Any) -> None:
     )
     kinds = data.add_subparsers(metavar="COMMAND", title="commands", required=True)
     text = "read files as a run would, and name the rows that need fixing; exit code 1 if there are any"
-    check = command(kinds, "check", _check, text, "data check train.jsonl test.jsonl")
+    check = command(kinds, "check", "rcr_trainer.own_files:check", text, "data check train.jsonl test.jsonl")
     check.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV; each is compared with the first"
     )
@@ -293,7 +273,8 @@ def _add_data(commands: Any) -> None:
     _add_keys(check)
 
     text = "questions with SQL of the text2sql-data collection (ATIS, Scholar, Geography, Academic, IMDB, Yelp, ...)"
-    text2sql = command(kinds, "text2sql", _text2sql, text, "data text2sql scholar.json --split query --out scholar")
+    example = "data text2sql scholar.json --split query --out scholar"
+    text2sql = command(kinds, "text2sql", "rcr_trainer.own_files:text2sql", text, example)
     text2sql.add_argument("file", type=Path, metavar="FILE", help="one JSON file of the collection")
     text = "query: no query of test occurs in training (default); question: questions are divided at random"
     text2sql.add_argument("--split", choices=("query", "question"), default="query", help=text)

@@ -52,14 +52,14 @@ class Parser(argparse.ArgumentParser):
 
 
 def command(
-    commands: Any, name: str, function: Callable[[argparse.Namespace], int | None], text: str, example: str
+    commands: Any, name: str, function: Callable[[argparse.Namespace], int | None] | str, text: str, example: str
 ) -> argparse.ArgumentParser:
     """Add a command.
 
     Args:
         commands: what `add_subparsers` returned.
         name: of the command.
-        function: called with the parsed arguments; returns the exit code, None for 0.
+        function: called with the parsed arguments; returns the exit code, None for 0. Or MODULE:NAME, where it is.
         text: what the command does.
         example: its arguments in an example.
     """
