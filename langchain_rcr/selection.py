@@ -14,7 +14,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import PoolVectors, Reader, Row, Search
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.index.ranking import blocks
+from langchain_rcr.index.ranking import blocks, checked_exclude
 from langchain_rcr.rows import FloatArray, IntArray
 from langchain_rcr.state import State
 
@@ -146,8 +146,7 @@ def greedy(
             groups has another length than the pool.
     """
     table = MatrixTable(pool) if isinstance(pool, PoolVectors) else pool
-    barred = [_positions(row) for row in exclude] if exclude is not None else [_NONE] * len(queries)
-    _check(k, table.size, len(queries), barred)
+    barred = checked_exclude(exclude, len(queries), table.size, k)
     if groups is not None and len(groups) != table.size:
         raise InputError(f"groups has {len(groups)} entries for a pool of {table.size}")
     positions, logits, _, _ = _decoded(queries, table, state, k, barred, groups)
@@ -359,20 +358,3 @@ def _picks(sequences: Sequence[_Sequence], options: Options) -> Picks:
         if options.scored:
             picks.probabilities[at, :length] = np.exp(sequence.log_probs)
     return replace(picks, hits=tuple(sequence.hits for sequence in sequences))
-
-
-def _positions(row: Collection[int]) -> IntArray:
-    return np.unique(np.fromiter(row, dtype=np.int64, count=len(row)))
-
-
-def _check(k: int, size: int, batch: int, barred: Sequence[IntArray]) -> None:
-    if len(barred) != batch:
-        raise InputError(f"exclude has {len(barred)} rows for {batch} queries")
-    if k < 1:
-        raise InputError(f"k must be at least 1, not {k}")
-    outside = next((n for n, row in enumerate(barred) if len(row) and not 0 <= row[0] <= row[-1] < size), None)
-    if outside is not None:
-        raise InputError(f"exclude[{outside}] names a position outside the pool of {size}")
-    fewest = size - max((len(row) for row in barred), default=0)
-    if batch and k > fewest:
-        raise InputError(f"k = {k} examples asked for, but the pool offers only {fewest}")

@@ -111,7 +111,7 @@ def test_everything_excluded_but_k():
     exclude = [np.setdiff1d(np.arange(9), row) for row in left]
     picks = greedy(queries, pool, AdditiveState(-0.5), 3, exclude=exclude)
     assert [set(row) for row in picks.positions.tolist()] == [set(row.tolist()) for row in left]
-    with pytest.raises(InputError, match="k = 4 examples asked for, but the pool offers only 3"):
+    with pytest.raises(InputError, match="k is 4, but there are only 3 examples to pick from"):
         greedy(queries, pool, AdditiveState(-0.5), 4, exclude=exclude)
 
 
@@ -170,9 +170,9 @@ def test_an_engine_in_place_of_vectors():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"k": 0}, "k must be at least 1"),
-        ({"k": 7}, "k = 7 examples asked for, but the pool offers only 6"),
-        ({"k": 1, "exclude": [[]]}, "exclude has 1 rows for 2 queries"),
+        ({"k": 0}, "k is 0; it must be at least 1"),
+        ({"k": 7}, "k is 7, but there are only 6 examples to pick from"),
+        ({"k": 1, "exclude": [[]]}, "exclude has 1 entries for 2 queries"),
         ({"k": 1, "exclude": [[0], [6]]}, r"exclude\[1\] names a position outside the pool of 6"),
         ({"k": 1, "exclude": [[-1], []]}, r"exclude\[0\] names a position outside the pool of 6"),
         ({"k": 1, "groups": np.zeros(5, dtype=np.int64)}, "groups has 5 entries for a pool of 6"),

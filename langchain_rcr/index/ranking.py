@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +34,9 @@ def best(scores: FloatArray, slack: FloatArray, t: int, exclude: Sequence[IntArr
     Returns:
         Columns (B, t) int64 and their scores (B, t) float32, best first; −1 and −inf where nothing is left.
     """
-    places = _places(exclude, scores.shape[1])
-    hidden = scores[places]
-    scores[places] = -np.inf
+    barred = places(exclude, scores.shape[1])
+    hidden = scores[barred]
+    scores[barred] = -np.inf
     keys, logits = nothing(len(scores), t)
     at = max(0, scores.shape[1] - t)
     floor = np.partition(scores, at, axis=1)[:, at] - slack if scores.shape[1] else slack
@@ -45,7 +45,7 @@ def best(scores: FloatArray, slack: FloatArray, t: int, exclude: Sequence[IntArr
         near = np.flatnonzero((values >= floor[row]) & (values > -np.inf))
         found, value = in_order(near, values[near], float(slack[row]), t)
         keys[row, : len(found)], logits[row, : len(found)] = found, value
-    scores[places] = hidden
+    scores[barred] = hidden
     return keys, logits
 
 
@@ -166,7 +166,7 @@ def log_sums(scores: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDA
     if not scores.shape[1]:
         return np.full(len(scores), -np.inf)
     if len(exclude):
-        scores[_places(exclude, scores.shape[1])] = -np.inf
+        scores[places(exclude, scores.shape[1])] = -np.inf
     total = np.empty(len(scores))
     for rows in blocks(len(scores), scores.shape[1], _CACHED):
         some = scores[rows]
@@ -183,17 +183,41 @@ def log_sums(scores: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDA
 def blocks(rows: int, columns: int, most: int | None = None) -> Iterator[slice]:
     """Slices of `rows` rows, each with at most `most` scores (None: `_BLOCK`), or one row."""
     height = max(1, (most or _BLOCK) // max(1, columns))
-    return (slice(start, start + height) for start in range(0, rows, height))
+    return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
 
 
-def _places(exclude: Sequence[IntArray], columns: int) -> tuple[IntArray, IntArray]:
-    """Row and column of every excluded score."""
+def checked_exclude(exclude: Sequence[Collection[int]] | None, n_queries: int, n_pool: int, k: int) -> list[IntArray]:
+    """The positions that each query may not pick, without repeats.
+
+    Raises:
+        InputError: not one entry per query, a position outside the pool, k below 1, or k above what is left.
+    """
+    if k < 1:
+        raise InputError(f"k is {k}; it must be at least 1")
+    if exclude is None:
+        excluded = [np.empty(0, dtype=np.int64)] * n_queries
+    else:
+        excluded = [np.unique(np.fromiter(entry, dtype=np.int64, count=len(entry))) for entry in exclude]
+    if len(excluded) != n_queries:
+        raise InputError(f"exclude has {len(excluded)} entries for {n_queries} queries")
+    for query, entry in enumerate(excluded):
+        if entry.size and not (entry[0] >= 0 and entry[-1] < n_pool):
+            raise InputError(f"exclude[{query}] names a position outside the pool of {n_pool}")
+    left = n_pool - max((entry.size for entry in excluded), default=0)
+    if k > left:
+        detail = f" ({n_pool - left} of {n_pool} excluded)" if left < n_pool else ""
+        raise InputError(f"k is {k}, but there are only {left} examples to pick from{detail}")
+    return excluded
+
+
+def places(exclude: Sequence[IntArray], columns: int) -> tuple[IntArray, IntArray]:
+    """Row and column of every excluded score in (B, columns); numbers that are no column are ignored."""
     counts = [len(row) for row in exclude]
     if not sum(counts):
         return (np.empty(0, dtype=np.int64),) * 2
-    rows, places = np.repeat(np.arange(len(counts)), counts), np.concatenate(exclude).astype(np.int64)
-    there = (places >= 0) & (places < columns)
-    return rows[there], places[there]
+    rows, barred = np.repeat(np.arange(len(counts)), counts), np.concatenate(exclude).astype(np.int64)
+    there = (barred >= 0) & (barred < columns)
+    return rows[there], barred[there]
 
 
 def nothing(rows: int, t: int) -> tuple[IntArray, FloatArray]:

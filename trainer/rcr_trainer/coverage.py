@@ -16,6 +16,7 @@ import numpy as np
 from scipy import sparse
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.index.ranking import blocks, checked_exclude, places
 
 if TYPE_CHECKING:
     from langchain_rcr.programs import ProgramSpec
@@ -119,7 +120,7 @@ def _greedy_block(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions and gains (b, k) for one block of queries."""
     overlap = (needs @ by_structure).toarray()  # (b, N): worth of each candidate on its own; -inf: not to be picked
-    overlap[excluded_entries(excluded)] = -np.inf
+    overlap[places(excluded, overlap.shape[1])] = -np.inf
     positions = np.empty((len(overlap), k), dtype=np.int64)
     gains = np.zeros((len(overlap), k), dtype=overlap.dtype)
     gain = overlap.copy()
@@ -170,38 +171,7 @@ def recall_by_step(gold: sparse.csr_array, pool: sparse.csr_array, positions: np
 
 def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator[slice]:
     """Slices over n_rows; a dense block of n_columns has `most` elements (default 8 million) or fewer, or one row."""
-    size = max(1, (most or _BLOCK_ELEMENTS) // max(1, n_columns))
-    return (slice(start, min(start + size, n_rows)) for start in range(0, n_rows, size))
-
-
-def checked_exclude(exclude: Sequence[Collection[int]] | None, n_queries: int, n_pool: int, k: int) -> list[np.ndarray]:
-    """The positions that each query may not pick, without repeats.
-
-    Raises:
-        InputError: not one entry per query, a position outside the pool, k below 1, or k above what is left.
-    """
-    if k < 1:
-        raise InputError(f"k is {k}; it must be at least 1")
-    if exclude is None:
-        excluded = [np.empty(0, dtype=np.int64)] * n_queries
-    else:
-        excluded = [np.unique(np.fromiter(entry, dtype=np.int64, count=len(entry))) for entry in exclude]
-    if len(excluded) != n_queries:
-        raise InputError(f"exclude has {len(excluded)} entries for {n_queries} queries")
-    for query, entry in enumerate(excluded):
-        if entry.size and not (entry[0] >= 0 and entry[-1] < n_pool):
-            raise InputError(f"exclude[{query}] names a position outside the pool of {n_pool}")
-    left = n_pool - max((entry.size for entry in excluded), default=0)
-    if k > left:
-        detail = f" ({n_pool - left} of {n_pool} excluded)" if left < n_pool else ""
-        raise InputError(f"k is {k}, but there are only {left} examples to pick from{detail}")
-    return excluded
-
-
-def excluded_entries(excluded: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Rows and columns that index, in a dense (queries, pool) block, what may not be picked."""
-    rows = np.repeat(np.arange(len(excluded)), [entry.size for entry in excluded])
-    return rows, np.concatenate([np.empty(0, dtype=np.int64), *excluded])
+    return blocks(n_rows, n_columns, most or _BLOCK_ELEMENTS)
 
 
 # Degrees of coverage are rounded to this fraction: exact ties stay ties, whatever order BLAS sums in.
@@ -241,7 +211,7 @@ def greedy_set_cover(
     ones = np.ones(len(owner), dtype=coverage.dtype)
     total = sparse.csr_array((ones, aspects, ends), shape=(len(excluded), len(owner)))
     alone = (total @ coverage)[:, row_of]  # what each candidate covers on its own; −inf: not to be picked
-    alone[excluded_entries(excluded)] = -np.inf
+    alone[places(excluded, alone.shape[1])] = -np.inf
     positions = np.empty((len(excluded), k), dtype=np.int64)
     covered = np.empty(len(owner), dtype=coverage.dtype)
     goes_on = np.zeros(len(excluded), dtype=bool)

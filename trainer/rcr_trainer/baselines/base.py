@@ -12,10 +12,11 @@ import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
 
 from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.index.ranking import checked_exclude, places
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.prompt import APPENDIX_D, Prompt
 from rcr_trainer.baselines.options import LearnedSettings
-from rcr_trainer.coverage import checked_exclude, excluded_entries, row_blocks
+from rcr_trainer.coverage import row_blocks
 
 if TYPE_CHECKING:
     from langchain_rcr.items import Item
@@ -241,7 +242,7 @@ def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np
         k: positions per row.
         excluded: per row, the positions that come last; empty: none in any row.
     """
-    scores[excluded_entries(excluded)] = -np.inf
+    scores[places(excluded, scores.shape[1])] = -np.inf
     threshold = np.partition(scores, scores.shape[1] - k, axis=1)[:, -k]
     picked = np.empty((len(scores), k), dtype=np.int64)
     for row, (values, least) in enumerate(zip(scores, threshold, strict=True)):

@@ -9,8 +9,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.index.ranking import places
 from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, in_blocks, top_k
-from rcr_trainer.coverage import excluded_entries
 
 
 class PoolEmbeddings(Baseline):
@@ -158,7 +158,7 @@ class MMRSelector(EmbeddingSelector):
         super().__init__(examples, **options)
 
     def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
-        similarity[excluded_entries(excluded)] = -np.inf
+        similarity[places(excluded, similarity.shape[1])] = -np.inf
         rows = np.arange(len(similarity))
         # A product with λ = 0 would turn −inf into nan.
         relevance = np.where(

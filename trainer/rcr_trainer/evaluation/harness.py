@@ -13,11 +13,12 @@ import numpy as np
 from scipy import sparse
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.index.ranking import checked_exclude
 from langchain_rcr.programs import ProgramSpec, implied_values
 from langchain_rcr.programs.structures import is_label
 from langchain_rcr.progress import track
 from rcr_trainer.baselines.base import Baseline, Exclude
-from rcr_trainer.coverage import PoolStructures, checked_exclude, program_groups, recall_by_step
+from rcr_trainer.coverage import PoolStructures, program_groups, recall_by_step
 from rcr_trainer.data import Example, shared
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
