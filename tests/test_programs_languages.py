@@ -40,6 +40,19 @@ JSON = {
     '[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {"x": {"y": 2}}}]': (
         "array(f(x(1)), g(x(object(y(2)))))"
     ),
+    '{"action": "f", "action_input": {"x": 1}}': "f(x(1))",
+    '{"thought": "so", "action": "f", "action_input": "b"}': 'f("b", thought("so"))',
+    '[{"tool": "f", "tool_input": {"x": 1}, "id": "1"}, {"tool": "g", "tool_input": null}]': "array(f(x(1)), g)",
+    '{"name": "f", "arguments": {"x": 1}, "reason": "so", "id": "1"}': 'f(x(1), reason("so"))',
+    '{"name": "f", "args": {}, "type": "tool_call", "id": "1", "error": null}': "f(error(null))",
+    '{"type": "function", "function": {"name": "f", "arguments": "{\\"x\\": 1}", "id": "1"}, "reason": "so"}': (
+        'f(x(1), reason("so"))'
+    ),
+    '{"name": "f", "description": "d", "parameters": {"x": 1}}': (
+        'object(description("d"), name("f"), parameters(object(x(1))))'
+    ),
+    '{"name": "f", "arguments": "none", "year": 3}': 'object(arguments("none"), name("f"), year(3))',
+    '{"action": "f", "tool": "g"}': 'object(action("f"), tool("g"))',
     '{"name": "Bo", "age": 3}': 'object(age(3), name("Bo"))',
     '{"name": 1, "arguments": {}}': "object(arguments(object), name(1))",
     '{"function": 1}': "object(function(1))",

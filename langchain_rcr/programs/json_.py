@@ -1,8 +1,10 @@
 """JSON: tool calls, and any other value.
 
 - A call is a node named after the tool, with a child per argument and the value below it. Known forms:
-  `{"name": …, "arguments": {…}}` (also `args`, `parameters`, `input`), with `id`, `type` or `index` beside them, and
-  OpenAI's `{"function": {"name": …, "arguments": "<JSON in a string>"}}`.
+  `{"name": …, "arguments": {…}}` (also `args`, `parameters`, `input`), `{"action": …, "action_input": …}`,
+  `{"tool": …, "tool_input": …}`, and OpenAI's `{"function": {"name": …, "arguments": "<JSON in a string>"}}`.
+  `id`, `type` and `index` beside them are left out; other keys are further children. Beside a `name` they make no call,
+  but data, unless `arguments` or `args` hold an object.
 - Any other object is the node `object` with a child per key and the value below it; a list is the node `array`.
 - JSON objects are unordered, so keys are sorted: two calls that differ in the order of their arguments are one tree.
 - A string keeps its double quotes in the label, a number stands as written, `true`, `false` and `null` are leaves.
@@ -16,7 +18,11 @@ from typing import Any, NamedTuple, NoReturn
 
 from langchain_rcr.programs.tree import Tree, unfold
 
-_ARGUMENT_KEYS = ("arguments", "args", "parameters", "input")
+# The keys of a call's name and of its arguments.
+_FORMS = (
+    *(("action", "action_input"), ("tool", "tool_input")),
+    *(("name", "arguments"), ("name", "args"), ("name", "parameters"), ("name", "input")),
+)
 _BESIDE = {"id", "type", "index"}
 
 
@@ -65,27 +71,32 @@ def _expand(value: Any) -> tuple[str, Sequence[Any]]:
     call = _call(value)
     if call is None:
         return "object", _keys(value)
-    name, arguments = call
+    name, arguments, beside = call
     if isinstance(arguments, dict):
-        return name, _keys(arguments)
-    return name, () if arguments is None else [arguments]
+        return name, [*_keys(arguments), *beside]
+    return name, beside if arguments is None else [arguments, *beside]
 
 
 def _keys(value: dict[str, Any]) -> list[_Key]:
     return [_Key(key, value[key]) for key in sorted(value)]
 
 
-def _call(value: dict[str, Any]) -> tuple[str, Any] | None:
-    beyond = value.keys() - _BESIDE
-    if beyond == {"function"} and isinstance(value["function"], dict):
-        value = value["function"]
-        beyond = set(value)
-    if len(beyond) != 2 or not isinstance(value.get("name"), str):
-        return None
-    for key in _ARGUMENT_KEYS:
-        if key in beyond:
-            return value["name"], _arguments(value[key])
+def _call(value: dict[str, Any]) -> tuple[str, Any, list[_Key]] | None:
+    """A call's name, its arguments and what stands beside them; None for what is no call."""
+    beside: list[_Key] = []
+    if isinstance(value.get("function"), dict):
+        beside, value = _beside(value, "function"), value["function"]
+    for name, key in _FORMS:
+        if isinstance(value.get(name), str) and key in value:
+            beside += _beside(value, name, key)
+            arguments = _arguments(value[key])
+            is_sure = name != "name" or (key in ("arguments", "args") and isinstance(arguments, dict | None))
+            return (value[name], arguments, beside) if is_sure or not beside else None
     return None
+
+
+def _beside(value: dict[str, Any], *taken: str) -> list[_Key]:
+    return _keys({key: value[key] for key in value.keys() - _BESIDE - {*taken}})
 
 
 def _arguments(value: Any) -> Any:
