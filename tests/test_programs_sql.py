@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlglot.dialects.dialect import Dialects
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec, parse
@@ -71,9 +72,68 @@ RENAMED = [
 ]
 
 
+CLAUSES = {
+    ("tsql", "select a from t pivot (sum(x) for y in (p, q)) as z"): (
+        "select(t.a, from(t(pivot(sum(t.x), in(t.y, t.p, t.q)))))"
+    ),
+    ("tsql", "select z.x from t unpivot (x for y in (p, q)) as z"): "select(t.x, from(t(unpivot(x, in(y, t.p, t.q)))))",
+    ("snowflake", "select * from t pivot (sum(x) for y in ('p'))"): "select(*, from(t(pivot(sum(t.x), in(t.y, 'p')))))",
+    ("snowflake", "select * exclude (a) from t"): "select(*(except(t.a)), from(t))",
+    ("bigquery", "select t.* except (a, b) from t"): "select(t.*(except(t.a, t.b)), from(t))",
+    ("bigquery", "select * replace (b + 1 as a) from t"): "select(*(replace(a(add(t.b, 1)))), from(t))",
+    ("bigquery", "select a from t for system_time as of b"): "select(t.a, from(t(version(timestamp, as of, t.b))))",
+    ("postgres", "select a from t tablesample system (10)"): "select(t.a, from(t(tablesample(system, 10))))",
+    ("postgres", "select * from f(1) with ordinality as u"): "select(*, from(f(1, ordinality)))",
+    ("", "select * from unnest([1]) with ordinality as u"): "select(*, from(unnest(array(1), ordinality)))",
+    ("", "select a from t order by a nulls last, b desc"): "select(t.a, from(t), order(nulls last(t.a), desc(t.b)))",
+    ("postgres", "select a from t order by a desc nulls last, b"): (
+        "select(t.a, from(t), order(nulls last(desc(t.a)), t.b))"
+    ),
+    ("mysql", "insert ignore into t values (1)"): "insert(t, values(tuple(1)), ignore)",
+    ("tsql", "select t.a from t cross apply f(t.x) as g"): "select(t.a, from(t, lateral(f(t.x))))",
+    ("tsql", "select t.a from t outer apply f(t.x) as g"): "select(t.a, from(t), left join(lateral(f(t.x))))",
+}
+
+
 @pytest.mark.parametrize("text", TREES)
 def test_tree(text: str) -> None:
     assert str(parse(text, "sql")) == TREES[text]
+
+
+@pytest.mark.parametrize(("dialect", "text"), CLAUSES)
+def test_no_clause_is_dropped(dialect: str, text: str) -> None:
+    assert str(parse(text, f"sql:{dialect}" if dialect else "sql")) == CLAUSES[dialect, text]
+
+
+@pytest.mark.parametrize("dialect", sorted({member.value for member in Dialects} - {""}))
+def test_the_dialects_own_order_of_nulls_is_unmarked(dialect: str) -> None:
+    if (tree := parse("select a from t order by a, b desc", f"sql:{dialect}")) is not None:
+        assert str(tree) == "select(t.a, from(t), order(t.a, desc(t.b)))"
+
+
+@pytest.mark.parametrize("language", ["sql", "sql:sqlite", "sql:duckdb", "sql:postgres", "sql:mysql"])
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("date_trunc('year', d)", "date_trunc('month', d)"),
+        ("strftime('%Y', d)", "strftime('%m', d)"),
+        ("date_part('year', d)", "date_part('month', d)"),
+        ("to_char(d, 'YYYY')", "to_char(d, 'MM')"),
+        ("date_format(d, '%Y')", "date_format(d, '%m')"),
+        ("date_diff('day', d, e)", "date_diff('year', d, e)"),
+    ],
+)
+def test_units_and_formats_of_dates_are_no_values(language: str, text: str, other: str) -> None:
+    spec = ProgramSpec(language)
+    assert spec.tree(f"select {text} from t") != spec.tree(f"select {other} from t")
+
+
+@pytest.mark.parametrize("text", ["strftime('%Y', '2020-01-01') = 'year'", "a = '%Y'", "f('day') = date('2020-01-01')"])
+def test_other_strings_beside_dates_are_values(text: str) -> None:
+    query = f"select a from t where {text}"
+    again = query.replace("2020-01-01", "2021-12-31").replace("'year'", "'x'").replace("= '%Y'", "= 'x'")
+    spec = ProgramSpec("sql")
+    assert spec.key(query) == spec.key(again.replace("'day'", "'x'"))
 
 
 @pytest.mark.parametrize(("left", "right"), RENAMED)

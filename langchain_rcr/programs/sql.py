@@ -60,8 +60,7 @@ class SqlParser:
         statement = self._statement(text)
         if statement is None:
             return None
-        strategy = self._dialect.NORMALIZATION_STRATEGY.name
-        expander = SqlExpander(strategy, self._double_quotes_are_strings, names=names)
+        expander = SqlExpander(self._dialect, self._double_quotes_are_strings, names=names)
         try:
             return expander.tree(statement)
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):

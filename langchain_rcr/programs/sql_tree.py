@@ -1,19 +1,23 @@
 """The tree of a SQL statement: sqlglot's syntax tree with the noise taken out.
 
 - A node is named after its kind in lower case: select, from, join, where, eq, max. A chain of AND (OR) is one node,
-  brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, ASC is the unmarked order.
+  brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, `OUTER APPLY` is a left join. ASC is the unmarked order, and so
+  is the dialect's own order of NULLs.
 - Tables are leaves under `from` and the joins; columns are leaves `table.column`. Aliases are names that the writer
   chose, so they don't appear: a column belongs to the table that its alias stands for (`subquery` and `cte` for what
   has no name itself), and an aliased expression is known by its column or kind. A column without a table gets it
   where the query reads just one. Two aliases of one table read the same.
+- What changes a table as it is read (PIVOT, TABLESAMPLE, FOR SYSTEM_TIME, …) is below it, EXCEPT and REPLACE are below
+  the star.
 - Names are in lower case, unless quoted in a dialect where quoted names are case-sensitive.
-- A string is a leaf in single quotes, a number a leaf as written. In SQLite and in plain `sql`, a double-quoted name
-  that something is compared with is a string: SQLite reads it so if no column has the name, and public
-  text-to-SQL data (GeoQuery, Spider) writes strings that way.
+- A string is a leaf in single quotes, a number a leaf as written; units and formats of date functions are words. In
+  SQLite and in plain `sql`, a double-quoted name that something is compared with is a string: SQLite reads it so if no
+  column has the name, and public text-to-SQL data (GeoQuery, Spider) writes strings that way.
 """
 
 from __future__ import annotations
 
+import re
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +34,22 @@ _SET_OPERATIONS = ("union", "except", "intersect")
 _CHANGES = ("update", "delete", "merge")
 _PLAIN_JOINS = frozenset({"INNER", "OUTER", "CROSS"})
 _NOISE = frozenset({"alias", "over", "join_mark", "laterals"})
+# Arguments that are True where a query says the word.
+_FLAGS = {name: name for name in ("ignore", "overwrite", "only", "ordinality")} | {"offset": "ordinality"}
+_TABLE_PARTS = ("pivots", "sample", "version", "when", "changes", "partition", "ordinality", "only")
+_STAR_PARTS = ("except", "replace", "rename", "ilike")
+_PIVOT_PARTS = ("expressions", "field", "fields", "using", "group", "default_on_null")
+# Functions that take units or formats as strings, without underscores.
+_DATED = re.compile(
+    "strftime|strptime|timetostr|strto(time|date|unix)|unixtostr|fromunixtime|to(char|date|timestamp)"
+    "|(parse|format)(date|time|datetime|timestamp)|(date|time)format|date(part|name|trunc)|trunc|extract"
+)
+_UNIT = re.compile(
+    "(millennium|century|decade|year|quarter|month|week|day|hour|minute|second|millisecond|microsecond)s?"
+    "|(iso)?(dow|doy|year)|epoch|weekday|dayof(week|month|year)|[dhimqswy]|dw|dy|mon|ww|iw",
+    re.IGNORECASE,
+)
+_FORMAT = re.compile(r"%\w|yy|mm|dd|hh|mi", re.IGNORECASE)
 # The order of a query's parts in its node; others follow.
 _CLAUSES = (
     *("with", "this", "expression", "distinct", "expressions", "from", "where", "group", "having", "qualify"),
@@ -71,30 +91,35 @@ class SqlExpander:
     """Expands one statement's syntax tree, node by node.
 
     Args:
-        strategy: the name of the dialect's normalisation strategy in sqlglot.
+        dialect: sqlglot's.
         double_quotes_are_strings: read a double-quoted name as a string where it is compared with something.
         names: keep the names of tables and columns; without them, queries to different databases look the same if they
             do the same.
     """
 
-    def __init__(self, strategy: str, double_quotes_are_strings: bool, *, names: bool = True) -> None:
-        self._strategy, self._names = strategy, names
+    def __init__(self, dialect: Any, double_quotes_are_strings: bool, *, names: bool = True) -> None:
+        self._strategy, self._names = dialect.NORMALIZATION_STRATEGY.name, names
+        self._nulls = dialect.NULL_ORDERING
         self._strings = double_quotes_are_strings
         self._opened: dict[int, _Scope] = {}
         self._rules: dict[str, Callable[[Any, _Scope], _Node]] = {
             "select": self._query,
-            "column": lambda node, scope: (self._column_label(node, scope), []),
-            "table": lambda node, scope: (self._table(node, scope).label, []),
+            "column": lambda node, scope: (self._column_label(node, scope), self._star(node.this, scope)),
+            "table": self._named,
             "identifier": lambda node, _: (self._fold(node) if names else ANON_COLUMN, []),
             "literal": lambda node, _: (_string(node.this) if node.is_string else node.this, []),
             "neg": self._negative,
             "null": lambda _node, _scope: ("null", []),
             "boolean": lambda node, _: (str(node.this).lower(), []),
-            "star": lambda _node, _scope: ("*", []),
+            "star": lambda node, scope: ("*", self._star(node, scope)),
             "var": lambda node, _: (node.name.lower(), []),
             "datatype": self._data_type,
-            "anonymous": lambda node, scope: (node.name.lower(), _pieces(node.expressions, scope)),
-            "ordered": lambda node, scope: ("desc", [(node.this, scope)]),
+            "anonymous": lambda node, scope: (node.name.lower(), _worded(node, _pieces(node.expressions, scope))),
+            "ordered": self._ordered,
+            "pivot": lambda node, scope: (
+                "unpivot" if node.args.get("unpivot") else "pivot",
+                [piece for name in _PIVOT_PARTS for piece in _pieces(node.args.get(name), scope)],
+            ),
             "and": self._connector,
             "or": self._connector,
             **dict.fromkeys(_COMPARISONS, self._comparison),
@@ -113,10 +138,42 @@ class SqlExpander:
         return rule(node, scope) if rule else (node.key, self._below(node, scope))
 
     def _below(self, node: Any, scope: _Scope) -> list[_Piece]:
-        below: list[_Piece] = []
-        for name in node.arg_types:
-            below.extend(_pieces(node.args.get(name), scope) if name not in _NOISE else ())
-        return below
+        return _worded(node, [piece for name in node.arg_types for piece in self._part(node, name, scope)])
+
+    def _part(self, node: Any, name: str, scope: _Scope) -> list[_Piece]:
+        value = node.args.get(name)
+        if value is True:
+            return [(_FLAGS[name], [])] if name in _FLAGS else []
+        return [] if name in _NOISE else _pieces(value, scope)
+
+    def _named(self, node: Any, scope: _Scope) -> _Node:
+        """A table, or a function that returns one, with what is done to it."""
+        is_function = _is_node(node.this) and not isinstance(node.this, exp.Identifier)
+        label, below = self._expand((node.this, scope)) if is_function else (self._table(node, scope).label, ())
+        return label, [*below, *(piece for name in _TABLE_PARTS for piece in self._part(node, name, scope))]
+
+    def _star(self, node: Any, scope: _Scope) -> list[_Piece]:
+        if not isinstance(node, exp.Star):
+            return []
+        parts: list[_Piece] = []
+        for name in _STAR_PARTS:
+            items = _arg(node, name)
+            below = [
+                (self._fold(item.args["alias"]) if self._names else ANON_COLUMN, [(item.this, scope)])
+                if item.key == "alias"
+                else (item, scope)
+                for item in (items if isinstance(items, list) else filter(None, [items]))
+            ]
+            parts += [(name, below)] if below else []
+        return parts
+
+    def _ordered(self, node: Any, scope: _Scope) -> _Node:
+        descends, nulls_first = bool(node.args.get("desc")), bool(node.args.get("nulls_first"))
+        piece: _Piece = ("desc", [(node.this, scope)]) if descends else (node.this, scope)
+        # sqlglot fills in what the dialect does by itself.
+        if nulls_first == (self._nulls != "nulls_are_last" and descends != (self._nulls == "nulls_are_small")):
+            return self._expand(piece)
+        return f"nulls {'first' if nulls_first else 'last'}", [piece]
 
     def _query(self, node: Any, outer: _Scope) -> _Node:
         scope = self._open(node, outer)
@@ -141,6 +198,8 @@ class SqlExpander:
         joins: list[_Piece] = []
         for relation, join in _relations(node):
             words = [] if join is None else [str(join.args.get(name) or "") for name in ("method", "side", "kind")]
+            if relation.key == "lateral" and (relation.args.get("outer") or relation.args.get("cross_apply") is False):
+                words = ["left"]
             kind = " ".join(word.lower() for word in words if word and word.upper() not in _PLAIN_JOINS)
             condition = [] if join is None else _pieces([join.args.get("on"), *(join.args.get("using") or [])], scope)
             if kind or condition:
@@ -232,7 +291,8 @@ class SqlExpander:
 
     def _enter(self, relation: Any, scope: _Scope) -> None:
         """Add a table, or a relation in its place, to the sources."""
-        alias = relation.args.get("alias")
+        pivots = relation.args.get("pivots") or [relation]
+        alias = pivots[-1].args.get("alias") or relation.args.get("alias")
         name = alias.this if alias is not None and alias.this else relation.this
         if isinstance(relation, exp.Table) and isinstance(relation.this, exp.Identifier):
             source = self._table(relation, scope)
@@ -300,17 +360,13 @@ def _pieces(value: Any, scope: _Scope) -> list[_Piece]:
 
 
 def _bare(node: Any) -> Any:
-    """Strip what has no meaning: brackets, aliases, the default order."""
+    """Strip what has no meaning: brackets, aliases."""
     while _means_nothing(node) and _is_node(node.this):
         node = node.this
     return node
 
 
 def _means_nothing(node: Any) -> bool:
-    if node.key == "ordered":
-        return not node.args.get("desc")
-    if node.key == "table":  # around a function that returns one
-        return not isinstance(node.this, exp.Identifier)
     if node.key == "subquery":
         return not any(value for name, value in node.args.items() if name not in ("this", "alias"))
     return node.key in ("paren", "alias", "datatypeparam")
@@ -332,6 +388,20 @@ def _relations(query: Any) -> Iterator[tuple[Any, Any]]:
         if _is_node(relation):
             stack += [(inner.this, inner) for inner in reversed(relation.args.get("joins") or [])]
             yield relation, join
+
+
+def _worded(node: Any, below: list[_Piece]) -> list[_Piece]:
+    """What is below a node, with the units and formats of a date function as words."""
+    name = (node.name if node.key == "anonymous" else node.key).replace("_", "").lower()
+    if not _DATED.fullmatch(name) and not isinstance(node, exp.TimeUnit):
+        return below
+    return [(_word(piece[0]), []) if _word(piece[0]) else piece for piece in below]
+
+
+def _word(node: Any) -> str:
+    """The word that a string is as a unit or a format; empty where it is neither."""
+    text = node.name if isinstance(node, exp.Literal) and node.is_string else ""
+    return text.lower() if _UNIT.fullmatch(text) else text if _FORMAT.search(text) else ""
 
 
 def _first_select(query: Any) -> Any:
