@@ -136,6 +136,11 @@ def test_other_strings_beside_dates_are_values(text: str) -> None:
     assert spec.key(query) == spec.key(again.replace("'day'", "'x'"))
 
 
+@pytest.mark.parametrize("text", ["select a; -- done", "/* c */ select a; /* d */", "select a -- d\n;;\n-- e"])
+def test_comments_are_blanks(text: str) -> None:
+    assert str(parse(text, "sql")) == "select(a)"
+
+
 @pytest.mark.parametrize(("left", "right"), RENAMED)
 def test_alias_names_mean_nothing(left: str, right: str) -> None:
     tree = parse(left, "sql")
@@ -181,6 +186,8 @@ def test_values_are_anonymised() -> None:
         "select",
         "select from",
         "select 1; select 2",
+        "-- select 1",
+        "select 1; -- a\nselect 2",
         "select a from t where",
         "select 'a",
         "select (a from t",

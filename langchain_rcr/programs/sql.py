@@ -70,7 +70,8 @@ class SqlParser:
     def _statement(self, text: str) -> Any:
         _quiet.active = True
         try:
-            statements = [statement for statement in self._dialect.parse(text) if statement is not None]
+            # A comment behind the semicolon is a statement to sqlglot, of the kind Semicolon.
+            statements = [each for each in self._dialect.parse(text) if each and each.key != "semicolon"]
         except Exception:  # on odd input sqlglot raises exceptions of any kind, such as RecursionError
             return None
         finally:
