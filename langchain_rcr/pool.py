@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
+from pprint import pformat
 from typing import Any
 
 import numpy as np
@@ -191,7 +192,10 @@ def pool_of(
         seen: Counter[str] = Counter()
         made = []
         for example in pool.examples:
-            text = json.dumps(example, sort_keys=True, default=repr)
+            try:
+                text = json.dumps(example, sort_keys=True, default=repr)
+            except (TypeError, ValueError):  # keys that aren't strings, or a field that holds itself
+                text = pformat(example)
             digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
             seen[digest] += 1
             made.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")

@@ -1,5 +1,6 @@
 """A retriever on disk: saved with its vectors, read back without encoding, refused where things don't fit."""
 
+import copy
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from documents import same_documents
 from toys import lexical, reseal
 
 from langchain_rcr import CheckpointError, InputError, PoolError, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr.pool import pool_of
 
 EXAMPLES = [
     {"source": f"how many {word} are there", "target": f"count({word})", "n": n}
@@ -116,6 +118,19 @@ def test_ids_are_made_of_the_content_so_that_an_engine_knows_examples_again(
     )
     assert encoded == [1]
     assert more.store.index.count() == 7
+
+
+def test_fields_with_keys_of_any_type_have_ids_that_stay() -> None:
+    loop: list[Any] = []
+    loop.append(loop)
+    fields = [{1: "a", "b": 2}, {(1, 2): "a"}, {None: "a", "b": 2}, {True: 1, None: {2: 3, "c": 4}}, loop]
+    rows = [{**row, "meta": meta} for row, meta in zip(EXAMPLES, fields, strict=True)]
+    made = [pool_of(each, None, "source", "target") for each in (rows, copy.deepcopy(rows[:4]))]
+    assert list(made[0].examples)[:4] == rows[:4]
+    assert made[1].ids == made[0].ids[:4]
+    assert len({*made[0].ids}) == 5
+    turned = [{"meta": {"b": 2, 1: "a"}, **EXAMPLES[0]}]
+    assert pool_of(turned, None, "source", "target").ids == made[0].ids[:1]
 
 
 def test_an_engine_with_another_encoders_vectors_is_refused(retriever: SequentialCompositionalRetriever) -> None:
