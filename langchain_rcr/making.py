@@ -199,7 +199,8 @@ class Made:
         """Write encoder, examples and vectors atomically to a folder that `from_pretrained` reads.
 
         Raises:
-            PoolError: an example has a field that JSON can't hold.
+            PoolError: an example has a field that JSON can't hold as it is: an object of a class, a tuple, a key that
+                is no string. The message names it.
         """
         self.store.save(folder)
 
@@ -215,7 +216,7 @@ class Made:
 
         Raises:
             InputError: the hub refuses, or can't be reached.
-            PoolError: an example has a field that JSON can't hold.
+            PoolError: as `save`.
         """
         with TemporaryDirectory() as folder:
             self.save(folder)

@@ -203,13 +203,21 @@ def pool_of(
     return pool
 
 
-def write_jsonl(path: str | os.PathLike[str], pool: ExamplePool) -> None:
+def write_jsonl(
+    path: str | os.PathLike[str], pool: ExamplePool, *, shown: str | os.PathLike[str] | None = None
+) -> None:
     """Write a pool, an example a line, atomically: `{"id": …, "source": …, "target": …}` and the further fields.
 
     An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`.
 
+    Args:
+        path: the file.
+        pool: the examples.
+        shown: the path that an error names, where `path` is a temporary one.
+
     Raises:
-        PoolError: a field that JSON can't hold; the message names example and file.
+        PoolError: a field that JSON can't hold, or not as it is (tuples become lists, keys strings); the message names
+            example, field and path.
     """
     lines = []
     for example_id, example in zip(pool.ids, pool.examples, strict=True):
@@ -217,10 +225,37 @@ def write_jsonl(path: str | os.PathLike[str], pool: ExamplePool) -> None:
         try:
             line = json.dumps(row, ensure_ascii=False) + "\n"
             line.encode("utf-8")
+            _check_unchanged(example)
         except (TypeError, ValueError) as error:
-            raise PoolError(f"example {example_id!r} can't be written to {os.fspath(path)}: {error}") from error
+            where = f"example {example_id!r} can't be written to {os.fspath(shown or path)}"
+            raise PoolError(f"{where}: {_misfit(example)}") from error
         lines.append(line)
     write_text(path, "".join(lines))
+
+
+def _check_unchanged(value: Any) -> None:
+    """Raise a TypeError for what JSON would give back as something else; nothing in `value` may hold itself."""
+    containers = [value]
+    for inside in containers:
+        if isinstance(inside, tuple):
+            raise TypeError("JSON would make a list of the tuple")
+        if isinstance(inside, dict):
+            for key in inside:
+                if not isinstance(key, str):
+                    raise TypeError(f"the key {key!r} is no string")
+        parts = inside.values() if isinstance(inside, dict) else inside
+        containers += [part for part in parts if isinstance(part, (dict, list, tuple))]
+
+
+def _misfit(example: Example) -> str:
+    """The first field that JSON can't hold as it is, and why."""
+    for name, value in example.items():
+        try:
+            json.dumps({name: value}, ensure_ascii=False).encode("utf-8")
+            _check_unchanged({name: value})
+        except (TypeError, ValueError) as error:
+            return f"field {name!r}: {error}"
+    return "a field that JSON can't hold"
 
 
 def read_jsonl(

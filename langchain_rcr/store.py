@@ -270,14 +270,14 @@ class ExampleStore:
         An engine that keeps the pool elsewhere goes on keeping it: then the folder holds the encoder alone.
 
         Raises:
-            PoolError: an example has a field that JSON can't hold.
+            PoolError: an example has a field that JSON can't hold as it is.
         """
         with atomic_directory(folder) as path:
             self.encoder.save_pretrained(path)
             if isinstance(self.index, LocalIndex):
                 rows, vectors = self.index.content()
                 pool = self.schema.extended([row.example for row in rows], [row.id for row in rows])
-                write_jsonl(path / POOL_FILE, pool)
+                write_jsonl(path / POOL_FILE, pool, shown=folder)
                 save_vectors(path / VECTORS_FILE, self.encoder.fingerprint(), _signatures(pool), vectors, pool.programs)
             seal(path)
 

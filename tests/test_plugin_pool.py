@@ -215,12 +215,23 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         read_jsonl(tmp_path / "binary.jsonl")
 
 
-@pytest.mark.parametrize("value", [{1, 2}, "a\ud800"])
-def test_a_field_that_json_cannot_hold_is_named_and_the_old_file_stays(tmp_path: Path, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ({1, 2}, "set is not JSON serializable"),
+        ("a\ud800", "surrogates not allowed"),
+        ((1, 2), "JSON would make a list of the tuple"),
+        ([{"a": (1,)}], "JSON would make a list of the tuple"),
+        ({1: "a"}, "the key 1 is no string"),
+        ([{"a": {None: 2}}], "the key None is no string"),
+        ({(1, 2): 3}, "keys must be str"),
+    ],
+)
+def test_a_field_that_json_cannot_hold_is_named_and_the_old_file_stays(tmp_path: Path, value: Any, why: str) -> None:
     path = tmp_path / "pool.jsonl"
     path.write_text("old", encoding="utf-8")
     pool = ExamplePool([{"source": "x", "target": "y", "more": value}], ids=["a"])
-    with pytest.raises(PoolError, match=r"example 'a' can't be written to .*pool\.jsonl"):
+    with pytest.raises(PoolError, match=rf"example 'a' can't be written to .*pool\.jsonl: field 'more': .*{why}"):
         write_jsonl(path, pool)
     assert [file.name for file in tmp_path.iterdir()] == ["pool.jsonl"]
     assert path.read_text("utf-8") == "old"
