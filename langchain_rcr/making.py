@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -150,6 +151,10 @@ class Made:
             raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, 'ids', 'index'))}")
         source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key)
         items = ExamplePool(examples, source_key=source_key, target_key=target_key).items()
+        fields_there = dict.fromkeys(chain.from_iterable(examples))
+        lacking = next((key for key in example_keys or () if key not in fields_there), None)
+        if items and lacking is not None:
+            raise InputError(f"example_keys: {unknown(lacking, map(str, fields_there))}")
         spec = ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
         encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=spec, seed=seed)
         return cls.from_encoder(encoder, examples, source_key=source_key, target_key=target_key, **given, **fields)
@@ -239,7 +244,7 @@ def _keys_of(
     Raises:
         InputError: the fields leave it open.
     """
-    first = next(iter(examples), {})
+    first = next(iter(examples), {}) if isinstance(examples, Iterable) else {}
     fields = list(first) if isinstance(first, Mapping) else []
     fields = fields or [*dict.fromkeys((*(input_keys or ()), *(example_keys or ())))]
     if source_key is None:
@@ -249,8 +254,8 @@ def _keys_of(
             source_key = "source"
         elif len(fields) == 2:
             source_key = next(name for name in fields if name != target_key)
+    questions = (source_key,) if isinstance(source_key, str) else source_key or ()
     if target_key is None:
-        questions = (source_key,) if isinstance(source_key, str) else source_key or ()
         others = [name for name in fields if name not in questions]
         shown = [name for name in example_keys or () if name in others]
         if "target" in others or not others:
@@ -259,6 +264,9 @@ def _keys_of(
             target_key = next((names[0] for names in (others, shown) if len(names) == 1), None)
     if source_key is None or target_key is None:
         has = ", ".join(map(repr, fields))
+        lacking = next((name for name in questions if name not in fields), None)
+        if lacking is not None:
+            raise InputError(f"source_key: the examples have no field {lacking!r}; their fields: {has}")
         raise InputError(f"which fields are question and program? The examples have {has}: set source_key, target_key")
     return source_key, target_key
 

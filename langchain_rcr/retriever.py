@@ -90,13 +90,15 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
     stop_early: bool = False
     probabilities: bool = True
 
-    def __init__(self, *, store: ExampleStore, k: int = 4, **fields: Any) -> None:
+    def __init__(self, *, store: ExampleStore | None = None, k: int = 4, **fields: Any) -> None:
         # Not in validators: pydantic would wrap the InputError in a ValidationError.
         if "vectorstore" in fields:
             raise InputError(f"{type(self).__name__}: a filled vectorstore has no vectors of ours: use from_examples")
         strange = next((name for name in fields if name not in type(self).model_fields), None)
         if strange is not None:
             raise InputError(f"{type(self).__name__}: {unknown(strange, type(self).model_fields)}")
+        if store is None:
+            raise InputError(f"{type(self).__name__}: create it with from_pretrained, from_examples or from_encoder")
         check_fields(k=k, **fields)
         super().__init__(store=store, k=k, **fields)
 
@@ -224,7 +226,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
         seen = picked is None or bool(run_manager.handlers)
-        found = self.store.select([query], *self._options(**overrides, seen=seen), [draft])
+        found = self.store.select([query], *self._options(seen, **overrides), [draft])
         return self._handed_over(found[0], picked, seen)
 
     async def _aget_relevant_documents(
@@ -238,7 +240,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
         seen = picked is None or bool(run_manager.handlers)
-        found = await self.store.aselect([query], *self._options(**overrides, seen=seen), [draft])
+        found = await self.store.aselect([query], *self._options(seen, **overrides), [draft])
         return self._handed_over(found[0], picked, seen)
 
     def batch(
@@ -281,7 +283,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         overrides: Mapping[str, Any],
     ) -> list[list[Document]]:
         """The documents for valid questions, by a `select` that is sync, and then nothing here waits, or async."""
-        picks = select(queries, *self._options(**overrides), [(drafts or {}).get(query) for query in queries])
+        picks = select(queries, *self._options(True, **overrides), [(drafts or {}).get(query) for query in queries])
         return [self._documents(self._ordered(each)) for each in await resolved(picks)]
 
     def explain(
@@ -314,7 +316,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             InputError, PoolError, EngineError: as for `invoke`; runner_ups is not a whole number from 0 on.
         """
         check_fields(runner_ups=runner_ups)
-        options, where = self._options(k, beam_width, filter)
+        options, where = self._options(True, k, beam_width, filter)
         return self.store.explain(query, options, where, draft=draft, runner_ups=runner_ups, structures=structures)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
@@ -329,11 +331,16 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
 
     def _options(
         self,
+        seen: bool,
+        /,
         k: int | None = None,
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
-        seen: bool = True,
+        **strange: Any,
     ) -> tuple[Options, Filter | None]:
+        for name in strange:
+            drafts = "drafts" if name == "draft" else "draft"  # a batch takes the one, a single question the other
+            raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', drafts))}")
         k = self.k if k is None else k
         beam_width = self.beam_width if beam_width is None else beam_width
         check_fields(k=k, beam_width=beam_width)

@@ -325,7 +325,8 @@ def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) 
             pool = read_jsonl(file, source_key=source_key, target_key=target_key)
         except PoolError as error:
             verified.result()  # damage says more than what doesn't parse
-            raise CheckpointError(str(error)) from error
+            hint = "; source_key= and target_key= name other fields" if " has no '" in str(error) else ""
+            raise CheckpointError(f"{error}{hint}") from error
         verified.result()
     return pool
 
@@ -347,7 +348,10 @@ def _signatures(pool: ExamplePool) -> list[tuple[str, ...]]:
 def _ids(ids: Sequence[str]) -> list[str]:
     if isinstance(ids, str):
         raise InputError(f"ids must be a sequence of ids, not one string: [{ids!r}]")
-    wrong = next((one for one in ids if not isinstance(one, str)), None)
+    if not isinstance(ids, Iterable):
+        raise InputError(f"ids must be a sequence of ids, not {ids!r}")
+    given = list(ids)
+    wrong = next((one for one in given if not isinstance(one, str)), None)
     if wrong is not None:
         raise InputError(f"an id must be a string, not {wrong!r}")
-    return list(ids)
+    return given

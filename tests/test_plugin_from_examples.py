@@ -97,6 +97,24 @@ def test_keys_are_those_of_the_examples() -> None:
         made([{**row, "n": 1} for row in SQL])
 
 
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        (SQL, {"source_key": "q"}, "no field 'q'; their fields: 'question', 'query'"),
+        (SQL, {"source_key": ["question", "q"]}, "examples.0. has no 'q': it has 'question', 'query'"),
+        (SQL, {"example_keys": ["quesiton"]}, "example_keys: unknown 'quesiton'; did you mean 'question'"),
+        (SQL, {"language": 5}, "language: a name was expected, not 5"),
+        (SQL, {"language": ["sql"]}, "language: a name was expected, not .'sql'."),
+        (None, {}, "examples must be a sequence of mappings, not NoneType"),
+        (5, {}, "examples must be a sequence of mappings, not int"),
+    ],
+)
+def test_what_does_not_fit_the_examples_is_named(rows: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        made(rows, **options)
+    assert "\n" not in str(caught.value)
+
+
 @pytest.mark.slow
 def test_a_vector_store_holds_the_pool() -> None:
     options = {"k": 3, "mask_same_program": True}

@@ -175,6 +175,28 @@ def test_a_field_out_of_range_is_refused_by_name(encoder: TriEncoder, fields: di
         make(encoder, **fields)
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"vectorstore": None, "k": 4}, "a filled vectorstore has no vectors of ours: use from_examples"),
+        ({"k": 4}, "create it with from_pretrained, from_examples or from_encoder"),
+    ],
+)
+def test_one_without_a_store_says_how_it_is_made(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        SequentialCompositionalRetriever(**fields)
+
+
+async def test_an_unknown_option_of_a_call_is_named(retriever: SequentialCompositionalRetriever) -> None:
+    for name in ("foo", "seen"):
+        with pytest.raises(InputError, match=f"unknown '{name}'; known: beam_width, draft, filter, k"):
+            retriever.invoke(QUERY, **{name: 1})
+    with pytest.raises(InputError, match="unknown 'K'; did you mean 'k'"):
+        await retriever.ainvoke(QUERY, K=1)
+    with pytest.raises(InputError, match="unknown 'draft'; did you mean 'drafts'"):
+        retriever.batch([QUERY], draft="f")
+
+
 def test_k_beams_and_filter_are_configurable(retriever: SequentialCompositionalRetriever) -> None:
     flexible = retriever.configurable_fields(
         k=ConfigurableField(id="k"), filter=ConfigurableField(id="where"), beam_width=ConfigurableField(id="beams")

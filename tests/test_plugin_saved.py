@@ -145,7 +145,7 @@ def test_a_filled_engine_serves_without_examples(retriever: SequentialCompositio
     (tmp_path / "saved" / "pool.jsonl").write_text(json.dumps({"source": "only"}))
     reseal(tmp_path / "saved")
     assert served.invoke(QUERY) == retriever.invoke(QUERY)
-    with pytest.raises(CheckpointError, match=r"pool\.jsonl, line 1.*'target'"):
+    with pytest.raises(CheckpointError, match=r"pool\.jsonl, line 1.*'target'.*; source_key= and target_key= name"):
         SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
 
 
@@ -158,8 +158,13 @@ async def test_deleting_and_replacing(retriever: SequentialCompositionalRetrieve
     assert retriever.invoke(QUERY)[0].metadata["target"] == "replaced"
     assert retriever.store.index.count() == 4
     assert await retriever.aadd_examples(EXAMPLES[:2]) != await retriever.aadd_examples(EXAMPLES[:2])
-    for wrong, message in (("abc", "not one string"), ([3], "an id must be a string, not 3")):
+    for wrong, message in (
+        ("abc", "not one string"),
+        ([3], "an id must be a string, not 3"),
+        (None, "ids must be a sequence of ids, not None"),
+    ):
         with pytest.raises(InputError, match=message):
             retriever.delete(wrong)  # type: ignore[arg-type]
+    assert retriever.delete(iter(["e", "nobody"])) == 1  # type: ignore[arg-type]
     made = await SequentialCompositionalRetriever.afrom_encoder(build(), EXAMPLES, k=1)
     assert len(await made.ainvoke(QUERY)) == 1

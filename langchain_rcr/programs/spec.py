@@ -41,6 +41,8 @@ class ProgramSpec:
         if not all(isinstance(value, str) for value in self.implied):
             raise InputError(f"implied: strings were expected, not {self.implied!r:.80}")
         object.__setattr__(self, "implied", tuple(self.implied))  # JSON gives a list
+        if not isinstance(self.language, str):
+            raise InputError(f"language: a name was expected, not {self.language!r:.80}")
         parser = get_parser(self.language)
         if self.anonymize == "names" and not hasattr(parser, "shape"):
             raise InputError(f"anonymize: names: programs in '{self.language}' have no tables and columns; sql has")
