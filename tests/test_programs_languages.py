@@ -25,6 +25,11 @@ SEXPR = {
     '("f" y)': '<list>("f", y)',
     '(f "a \\" ) b")': 'f("a \\\\" \\) b")',
     " (f\n(g x)(h y)) ": "f(g(x), h(y))",
+    '; so (\n(f x) ; it "is\n;': "f(x)",
+    '(f ; "\n x;y)': "f(x;y)",
+    '(f ";" x)': 'f(";", x)',
+    "'(f '(g x) y)": "quote(f(quote(g(x)), y))",
+    "('(f) '() 'x')": "<list>(quote(f), quote(<list>), 'x')",
 }
 
 JSON = {
@@ -99,7 +104,7 @@ def test_tree(language: str, text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     ("language", "text"),
     [
-        *(("sexpr", text) for text in ("", " ", "(", ")", "(f", "(f))", "(f) g", "a b", '(f "x)', '"')),
+        *(("sexpr", text) for text in ("", " ", "(", ")", "(f", "(f))", "(f) g", "a b", '(f "x)', '"', "; (f)", "'(f")),
         *(("json", text) for text in ("", "{", "f(x)", "{'a': 1}", "NaN", "[Infinity]", "1 2", "[1,]", "\ufeff1")),
         *(("python", text) for text in ("", " ", "f(", "a b", "f(x))", "1 +", "\0", "'", "f(=1)", "\ud800")),
     ],

@@ -2,8 +2,9 @@
 
 A list is a node: its head, if an atom, is the label and the rest are the children, in order. A list that is empty or
 begins with a list or a string gets the label `<list>` and keeps all its elements as children. Lispress's reader mark
-`#( … )` reads as the plain list. A string ("…", backslash escapes) keeps its quotes; keywords such as `:output` are
-atoms like any other.
+`#( … )` reads as the plain list, a quoted list `'( … )` as `(quote ( … ))`. A string ("…", backslash escapes) keeps its
+quotes; keywords such as `:output` are atoms like any other. A comment, from a `;` that no atom goes on with to the end
+of the line, is a blank.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ LIST = "<list>"
 
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
 # The last alternative swallows the rest of the text, so that one unclosed string costs one scan, not one per quote.
-_TOKEN = re.compile(rf'#?\(|\)|[^\s()"]+|{_STRING}|".*', re.DOTALL)
+_TOKEN = re.compile(rf"""'?#?\(|\)|;[^\n]*|[^\s()"]+|{_STRING}|".*""", re.DOTALL)
 _IS_STRING = re.compile(_STRING, re.DOTALL)
 
 
@@ -25,24 +26,27 @@ class SExpressionParser:
 
     def parse(self, text: str) -> Tree | None:
         """Return the expression's tree, or None for what is not one expression."""
-        tokens: list[str] = _TOKEN.findall(text)
+        tokens: list[str] = [token for token in _TOKEN.findall(text) if token[0] != ";"]
         if not tokens or (tokens[-1][0] == '"' and not _IS_STRING.fullmatch(tokens[-1])):
             return None
         heads: list[str] = []  # of the open lists
         starts: list[int] = []  # where each one's elements begin
+        quoted: list[bool] = []
         elements: list[Tree] = []
         just_opened = False
         for lexeme in tokens:
-            if lexeme in ("(", "#("):
+            if lexeme[-1] == "(":
                 heads.append(LIST)
                 starts.append(len(elements))
+                quoted.append(lexeme[0] == "'")
                 just_opened = True
                 continue
             if lexeme == ")":
                 if not heads:
                     return None
                 start = starts.pop()
-                elements[start:] = [Tree(heads.pop(), tuple(elements[start:]))]
+                tree = Tree(heads.pop(), tuple(elements[start:]))
+                elements[start:] = [Tree("quote", (tree,)) if quoted.pop() else tree]
             elif just_opened and lexeme[0] != '"':
                 heads[-1] = lexeme
             else:
