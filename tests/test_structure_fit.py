@@ -307,6 +307,41 @@ def test_a_question_that_combines_what_training_never_did_needs_both():
     assert max(need[name] for name in ("mouse", "bird", "old")) < 0.3
 
 
+def test_the_nets_count_by_how_many_programs_there_are(quick_nets):
+    few = [Item(f"{word} one {number}", f"f({word})") for word in "abcde" for number in range(6)]
+    composition = fitted(few).query.composition
+    assert composition.share.item() == pytest.approx(5 / 25)
+    inputs = [torch.rand(2, len(composition.owner)) for _ in range(25)]
+    with torch.no_grad():
+        found = composition(inputs).numpy()
+        composition.share.fill_(1)
+        expected = 0.2 * composition(inputs).numpy() + 0.8 * inputs[20].numpy()
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("numbers", [3, 4])
+def test_of_a_dozen_programs_what_a_question_combines_is_needed(numbers):
+    """Left out, most of them have labels that no other has; the nets alone expect next to nothing of any question."""
+    columns, words = ("age", "pay", "bonus"), ("mean", "total", "highest", "lowest")[:numbers]
+    shapes = [
+        *(f"{word} {{x}} => table.{word}(column)" for word in words),
+        *(f"{word} {{x}} per team => groups(table).{word}(column)" for word in words),
+        "people with {x} over 7 => table(gt(column, 7))",
+        "sort people by {x}, highest first => sort(table, column)",
+        "first 7 people => head(table)",
+        "how many people per team => counts(column)",
+        "how many different teams => distinct(column)",
+        "people whose {x} is missing => table(missing(column))",
+    ]
+    pairs = [shape.format(x=x).split(" => ") for shape in shapes for x in columns for _ in range(8)]
+    encoder = fitted([Item(*pair) for pair in pairs]).query
+    with torch.no_grad():
+        likely = encoder.likelihoods(encoder.featurize([Item("sort people with pay over 7 by age, highest first")]))[0]
+    need = dict(zip(encoder.inventory.names, likely.tolist(), strict=True))
+    assert min(need["sort"], need["gt"]) > 0.3 > max(need["head"], need["counts"], need["missing"])
+
+
 @pytest.mark.slow
 def test_a_label_with_one_example_is_expected_where_its_word_is(monkeypatch):
     items = [*colours(asked_with_or=True), Item("is there a frog that is red ?", "exists(filter(red, find(frog)))")]

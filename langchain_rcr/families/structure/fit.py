@@ -24,7 +24,7 @@ from scipy.sparse import csr_array
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
 from langchain_rcr.families.structure.inventory import Inventory
-from langchain_rcr.families.structure.nets import INPUTS, NETS, Composition, padded
+from langchain_rcr.families.structure.nets import INPUTS, NETS, PROGRAMS, Composition, padded
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
 from langchain_rcr.progress import track
@@ -119,6 +119,8 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
         encoder.frequency.copy_(torch.from_numpy(mean))
         encoder.together.copy_(torch.from_numpy(_together(composition, have, np.zeros(len(have), np.int64))[-1]))
         encoder.phrases.copy_(torch.from_numpy(phrases))
+        programs = len(set(encoder.learnt[:, 1].tolist()))
+        composition.share.fill_(programs / (programs + PROGRAMS))
         encoder.speaks = torch.from_numpy(cues.fit(present, small, labels=labels)).to(encoder.mean.device)
 
     left_out = _left_out(encoder, targets, inverse, dual, present, folds)
