@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from openai_server import OpenAIServer
 from rcr_trainer import baselines, cli
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
@@ -75,7 +76,8 @@ def test_a_run_with_the_simulator_says_simulated_and_scores_as_a_plain_loop_does
     out = capsys.readouterr().out
     assert "simulated" in out
     values = json.loads((here / "runs/demo/evaluation.json").read_text())
-    assert values["answers"] == {"model": "StructureBoundLLM", "simulated": True, "n": 8, "programs": 8, "missing": ""}
+    asked = {"model": "StructureBoundLLM", "simulated": True, "n": 8, "programs": 8, "missing": "", "unpaid": False}
+    assert values["answers"] == asked
     assert list(values["selectors"]) == ["rcr", "random", "bm25"]
     split = read_split(here / "runs/demo/data")
     gold = {example.source: example.target for example in [*split.train, *split.test]}
@@ -196,6 +198,27 @@ def test_a_spent_budget_leaves_the_table(capsys, here, monkeypatch):
     assert [name for name, figure in exact().items() if figure is None] == ["bm25"]
     assert all(scores.coverage > 0 for scores in report().selectors.values())
     assert Run.open("runs/demo").status == "finished"
+
+
+def test_more_budget_and_resume_answer_the_rest(capsys, here):
+    with OpenAIServer() as server:
+        flags = ["--llm.model=m", f"--llm.base_url={server.base_url}", "--evaluation.answers=true"]
+        assert cli.main(["run", "demo.yaml", *flags, "--llm.budget_calls=10"]) == 0
+        assert [name for name, figure in exact().items() if figure is not None] == ["rcr"]
+        weights = here / "runs" / "demo" / "checkpoint" / "tri_encoder.json"
+        trained = weights.stat().st_mtime_ns
+        for more in (["--llm.budget_calls=10"], ["--llm.budget_calls=10", "--resume"]):
+            assert cli.main(["run", "demo.yaml", *flags, *more]) == 0
+            assert len(server.requests) == 10  # no more than was allowed, and nothing twice
+        assert cli.main(["run", "demo.yaml", *flags, "--llm.budget_calls=100", "--resume"]) == 0
+        assert None not in exact().values()
+        asked = [request.prompt for request in server.requests]
+        assert len(asked) == len(set(asked))
+        capsys.readouterr()
+        assert cli.main(["run", "demo.yaml", *flags]) == 0
+        assert "evaluation: done before" in capsys.readouterr().err
+        assert [request.prompt for request in server.requests] == asked
+    assert weights.stat().st_mtime_ns == trained
 
 
 def test_a_budget_that_was_spent_before_leaves_coverage_alone(capsys, here, monkeypatch):

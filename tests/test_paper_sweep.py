@@ -5,6 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from openai_server import OpenAIServer
 from rcr_trainer import cli, pipeline
 from rcr_trainer.llm.faults import TooLongError
 from rcr_trainer.llm.model import LanguageModel
@@ -142,6 +143,27 @@ def test_rows_whose_prompts_are_too_long_have_no_answers_and_the_others_have(her
     assert found == {"RCR, 4 shots"}
     text = (here / "out" / "shots.md").read_text(encoding="utf-8")
     assert text.endswith("\nRCR, 10 shots left out: too long.\n\nRandom, 10 shots left out: too long.\n")
+
+
+def test_more_budget_answers_what_a_spent_one_did_not(here, capsys, monkeypatch):
+    shorten(monkeypatch, "main", 0)
+    with OpenAIServer() as server:
+        flags = [f"--llm.base_url={server.base_url}", "--reward.names=context_coverage", "--yes"]
+
+        def answered(calls):
+            assert paper("main", *flags, f"--llm.budget_calls={calls}", llm="completion:m") == 0
+            rows = [row for row in figures(here / "out" / "main.csv") if row["metric"] in ("coverage", "exact_match")]
+            return {row["row"] for row in rows if row["metric"] == "exact_match"}, len({row["row"] for row in rows})
+
+        some, rows = answered(13)
+        assert 0 < len(some) < rows
+        every, rows = answered(100)
+        assert len(every) == rows
+        assert "main: 2 runs in out, 1 of them to do" in capsys.readouterr().err
+        asked = len(server.requests)
+        assert answered(100) == (every, rows)
+        assert "main: 2 runs in out, 0 of them to do" in capsys.readouterr().err
+        assert len(server.requests) == asked
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def run(
 
 
 def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) -> None:
-    done = run.done(name)
+    done = run.done(name) and not (name == "evaluation" and _unpaid(run))
     if run.writes:
         logger.info("%s: done before" if done else "%s …", name)
     if done:
@@ -198,10 +198,27 @@ def resumed(config: Settings, until: str = "evaluation") -> Run:
     return run(config, until=until, resume=True, overwrite=bool(others))
 
 
-def is_done(config: Settings, until: str = "evaluation") -> bool:
-    """Whether `resumed` would only read."""
+def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False) -> bool:
+    """Whether `resumed` would only read.
+
+    Args:
+        config: the settings.
+        until: the last stage.
+        unpaid: whether an evaluation counts that a spent budget left without some answers.
+    """
     there = (config.folder / "run.json").is_file() and (config.folder / "config.yaml").is_file()
-    return there and not _changed(config) and Run.open(config.folder, trust=True).done(until)
+    if not there or _changed(config):
+        return False
+    run = Run.open(config.folder, trust=True)
+    return run.done(until) and (unpaid or until != "evaluation" or not _unpaid(run))
+
+
+def _unpaid(run: Run) -> bool:
+    """Whether a spent budget left the run's evaluation without some answers."""
+    from rcr_trainer.evaluation import EvaluationReport
+
+    answers = EvaluationReport.read(run.path).answers
+    return answers is not None and answers.unpaid
 
 
 def _changed(config: Settings) -> list[str]:

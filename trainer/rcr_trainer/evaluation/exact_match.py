@@ -78,9 +78,9 @@ class Answerer:
             for name in names
         }
         logger.info("%d answers for each of %s", n, ", ".join(names))
-        given, missing = self._answers(prompts)
+        given, missing, unpaid = self._answers(prompts)
         keys = [each.program for each in asked]
-        report.answers = AnswersAsked(self.name, self.simulated, n, len(set(keys)), missing)
+        report.answers = AnswersAsked(self.name, self.simulated, n, len(set(keys)), missing, unpaid)
         exact = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
         for name, interval in paired_intervals(exact, keys).items():
             report.selectors[name].intervals["exact_match"] = interval
@@ -111,14 +111,15 @@ class Answerer:
         scores.cost = None if money is None else 1000 * money / n
         return exact
 
-    def _answers(self, prompts: Mapping[str, Sequence[Request]]) -> tuple[dict[str, list[Answer]], str]:
-        """By selector an answer per prompt, and why some selectors have none ("" where all have).
+    def _answers(self, prompts: Mapping[str, Sequence[Request]]) -> tuple[dict[str, list[Answer]], str, bool]:
+        """By selector an answer per prompt, why some have none ("" where all have); whether a budget is spent.
 
         One selector after the other, so that the first ones are complete when a budget is spent.
         """
         given: dict[Request, Answer] = {}
         answers: dict[str, list[Answer]] = {}
         reasons: list[str] = []
+        unpaid = False
         for name, own in prompts.items():
             wanted = [prompt for prompt in dict.fromkeys(own) if prompt not in given]
             try:
@@ -131,9 +132,10 @@ class Answerer:
                 without = list(prompts)[list(prompts).index(name) :]
                 logger.warning("no exact match for %s: %s", ", ".join(without), error)
                 reasons.append(str(error))
+                unpaid = True
                 break
             if len(found) != len(wanted):
                 raise InputError(f"the answer function gave {len(found)} answers for {len(wanted)} prompts")
             given.update(zip(wanted, found, strict=True))
             answers[name] = [given[prompt] for prompt in own]
-        return answers, "; ".join(dict.fromkeys(reasons))
+        return answers, "; ".join(dict.fromkeys(reasons)), unpaid

@@ -130,6 +130,7 @@ class AnswersAsked:
         n: queries asked; the figures of answers are for these alone.
         programs: different gold programs among them.
         missing: why some selectors have no answers; empty: all have.
+        unpaid: some have none since the budget was spent.
     """
 
     model: str
@@ -137,6 +138,7 @@ class AnswersAsked:
     n: int
     programs: int
     missing: str = ""
+    unpaid: bool = False
 
 
 @dataclass(slots=True)

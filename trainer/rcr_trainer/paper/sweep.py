@@ -55,8 +55,13 @@ class Cell:
 
     @property
     def done(self) -> bool:
-        """Whether it is there."""
+        """Whether it is there, with all answers."""
         return pipeline.is_done(self.config, self.until)
+
+    @property
+    def compared(self) -> bool:
+        """Whether its comparison is there, be it without the answers that a budget didn't allow."""
+        return pipeline.is_done(self.config, self.until, unpaid=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,15 +172,14 @@ class Sweep:
 
     def outcomes(self) -> list[Outcome]:
         """What the runs that are done found, row by row."""
-        return [
-            outcome for cell in self.cells if cell.variant and cell.done for outcome in _outcomes(cell, cell.variant)
-        ]
+        compared = [(cell, cell.variant) for cell in self.cells if cell.variant and cell.compared]
+        return [outcome for cell, variant in compared for outcome in _outcomes(cell, variant)]
 
     def left_out(self) -> dict[str, str]:
         """The selectors that a run could not compare, and the rows without answers, with the reason."""
         found: dict[str, str] = {}
         for cell in self.cells:
-            if cell.variant is None or not cell.done:
+            if cell.variant is None or not cell.compared:
                 continue
             report = EvaluationReport.read(cell.config.folder)
             found |= {name_of(name): reason for name, reason in report.left_out.items()}
