@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from openai_server import OpenAIServer
-from rcr_trainer import baselines, cli
+from rcr_trainer import baselines, cli, pipeline
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import EvaluationReport, read_picks, resources, stage
@@ -252,6 +252,43 @@ def test_a_model_that_cannot_be_asked_fails_the_stage_and_leaves_coverage(capsys
     monkeypatch.undo()
     monkeypatch.chdir(here)
     assert cli.main(["evaluate", "runs/demo", "--evaluation.answers=false"]) == 0
+
+
+def test_an_evaluation_that_fails_leaves_the_one_before(capsys, here):
+    assert cli.main(["run", "demo.yaml", "--llm.kind=simulator"]) == 0
+    names = ("evaluation.json", "picks.jsonl", "coverage.png", "checkpoint/README.md")
+    before = {name: (here / "runs/demo" / name).read_bytes() for name in names}
+    with OpenAIServer() as server:
+        server.fault_of = lambda request: "401"
+        flags = ["--llm.kind=chat", "--llm.model=m", f"--llm.base_url={server.base_url}", "--evaluation.answers=true"]
+        for more in ([], ["--only-picks"]):
+            assert cli.main(["evaluate", "runs/demo", *flags, *more]) == 2
+            assert "the key is missing or wrong" in capsys.readouterr().err
+        assert server.requests
+    assert {name: (here / "runs/demo" / name).read_bytes() for name in names} == before
+
+
+def test_an_evaluation_with_other_settings_is_not_shown_as_the_runs_own(capsys, here):
+    assert cli.main(["run", "demo.yaml"]) == 0
+    assert "The run's own settings are others" not in capsys.readouterr().out
+    card = here / "runs/demo/checkpoint/README.md"
+    before = card.read_text(encoding="utf-8")
+    assert cli.main(["evaluate", "runs/demo", "--split=dev", "--k=6", "--threads=1"]) == 0
+    said = "The run's own settings are others: evaluation.split ('test', now 'dev'), evaluation.k (4, now 6)."
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert card.read_text(encoding="utf-8") == before
+    assert cli.main(["run", "demo.yaml", "--resume"]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["report", "runs/demo"]) == 0
+    assert "own settings are others: evaluation.split" in (here / "runs/demo/report.html").read_text(encoding="utf-8")
+    config = load_config(here / "demo.yaml")
+    assert not pipeline.is_done(config)
+    pipeline.resumed(config)
+    assert (report().k, report().part, report().changed) == (4, "test", [])
+    assert pipeline.is_done(config)
+    assert cli.main(["evaluate", "runs/demo", "--k=6"]) == 0
+    assert cli.main(["evaluate", "runs/demo"]) == 0
+    assert (report().k, report().changed) == (4, [])
 
 
 def test_a_dry_run_counts_the_answers(capsys, here):

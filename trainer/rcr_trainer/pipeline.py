@@ -214,19 +214,23 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
 
 
 def _unpaid(run: Run) -> bool:
-    """Whether a spent budget left the run's evaluation without some answers."""
+    """Whether a spent budget left the run's own evaluation without some answers."""
     from rcr_trainer.evaluation import EvaluationReport
 
-    answers = EvaluationReport.read(run.path).answers
-    return answers is not None and answers.unpaid
+    report = EvaluationReport.read(run.path)
+    return report.answers is not None and report.answers.unpaid and not report.changed
 
 
 def _changed(config: Settings) -> list[str]:
-    """In which settings a run in the folder differs."""
+    """In which settings a run in the folder, or its evaluation, differs."""
+    from rcr_trainer.evaluation import EvaluationReport
+
     if not (config.folder / "config.yaml").is_file():
         return []
     written = load_config(config.folder / "config.yaml", environ={})
-    return differences(written, config, ignore=INCIDENTAL)
+    evaluated = (config.folder / "evaluation.json").is_file()
+    compared = EvaluationReport.read(config.folder).changed if evaluated else []
+    return [*differences(written, config, ignore=INCIDENTAL), *compared]
 
 
 # ---------------------------------------------------------------- SFT

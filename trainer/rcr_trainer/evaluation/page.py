@@ -59,7 +59,8 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
                 "id": f"run-{number}",
                 "name": run.config.name,
                 "about": f"split {report.split}, {report.n} {report.part} queries of {report.programs} programs, "
-                f"pool of {report.pool_size}, k = {report.k}, seed {report.seed}",
+                f"pool of {report.pool_size}, k = {report.k}, seed {report.seed}"
+                + (f"; the run's own settings are others: {', '.join(report.changed)}" if report.changed else ""),
                 "answers": _on_answers(report),
                 "advice": report.advice,
                 "table": _table_of(report),

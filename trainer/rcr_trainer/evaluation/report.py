@@ -162,6 +162,7 @@ class EvaluationReport:
         trade_offs: how those of the selectors were chosen that have one.
         repeated: test queries whose question and program are both an example of the pool, too.
         answers: the language model that was asked; None: none was.
+        changed: the settings in which it differs from the run's config.yaml, each as "evaluation.k (4, now 6)".
         advice: what all this comes to, in a paragraph.
         versions: of the libraries.
         format_version: of this file.
@@ -183,6 +184,7 @@ class EvaluationReport:
     trade_offs: dict[str, Choice] = field(default_factory=dict)
     repeated: int = 0
     answers: AnswersAsked | None = None
+    changed: list[str] = field(default_factory=list)
     advice: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     format_version: int = FORMAT_VERSION

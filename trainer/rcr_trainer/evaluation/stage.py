@@ -25,6 +25,7 @@ from rcr_trainer.evaluation.plot import coverage_figure, write_png
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
+from rcr_trainer.layers import differences, load_config
 from rcr_trainer.policies import check_data, load_model
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
@@ -43,8 +44,8 @@ logger = logging.getLogger(__name__)
 def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
 
-    Writes picks.jsonl, coverage.png and evaluation.json; they are there, without answers, before a language model is
-    asked.
+    Writes picks.jsonl, coverage.png and evaluation.json. Of a first comparison they are there, without answers, before
+    a language model is asked; those of an earlier one stay until it has answered.
 
     Args:
         run: a run with a checkpoint.
@@ -71,16 +72,22 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
         raise ConfigError(f"{run.path} has no {evaluation.split} queries")
 
     learns, model = bool(learners(config)), load_model(config, run.checkpoint, trust=not run.foreign)
-    ours = _our_selectors(run, task, model)
+    ours, asks = _our_selectors(run, task, model), evaluation.asks(config.llm)
+    written = load_config(run.path / "config.yaml", environ={})
+    changed = [change for change in differences(written, config) if change.startswith("evaluation.")]
 
     def keep(report: EvaluationReport, picks: Picks) -> None:
         if only_picks:
-            _check_same(run, report, asks=evaluation.asks(config.llm))
+            _check_same(run, report, asks=asks)
+        if asks and report.answers is None and run.done("evaluation"):
+            return
         write_picks(run.path, picks)
         if not only_picks:
             write_png(coverage_figure(report), run.path / "coverage.png")
             report.write(run.path)
-            write_text(run.checkpoint / CARD, _card(config, model, report))
+            # Who answered which questions is all that `evaluation.answer…` changes.
+            if all(change.startswith("evaluation.answer") for change in changed):
+                write_text(run.checkpoint / CARD, _card(config, model, report))
 
     with _language_model(run, task, learns) as llm:
         plain = plain_selectors(
@@ -106,6 +113,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             gold=evaluation.gold,
             left_out=plain.left_out,
             trade_offs=plain.trade_offs,
+            changed=changed,
             answerer=_answerer(config, task, llm),
             keep=keep,
         )

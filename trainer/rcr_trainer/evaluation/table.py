@@ -67,7 +67,8 @@ def write_table(report: EvaluationReport, stream: TextIO) -> None:
 
 
 def _caption(report: EvaluationReport) -> str:
-    lines = _on_answers(report)
+    lines = [f"The run's own settings are others: {', '.join(report.changed)}."] if report.changed else []
+    lines += _on_answers(report)
     for name, choice in report.trade_offs.items():
         how = f"best of {len(choice.coverage)} on {choice.chosen_on}" if choice.coverage else "default"
         lines.append(f"{name}: {choice.parameter} = {choice.value:g} ({how}).")
