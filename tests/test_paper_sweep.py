@@ -1,6 +1,7 @@
 """`rcr-train paper`: the budget first, only what is missing, the same table after a kill, runs shared by tables."""
 
 import csv
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -143,6 +144,25 @@ def test_rows_whose_prompts_are_too_long_have_no_answers_and_the_others_have(her
     assert found == {"RCR, 4 shots"}
     text = (here / "out" / "shots.md").read_text(encoding="utf-8")
     assert text.endswith("\nRCR, 10 shots left out: too long.\n\nRandom, 10 shots left out: too long.\n")
+
+
+def test_other_settings_take_no_finished_run_away(here, capsys, monkeypatch):
+    shorten(monkeypatch, "main", 0)
+    assert paper("main", "--yes") == 0
+    before = {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()}
+    capsys.readouterr()
+    assert paper("main", "--yes", "--sft.k=3") == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rcr-train: error: out/covr-110-0-sft holds a run with other settings: sft.k (4, now 3)")
+    assert line.endswith("; give another --out")
+    assert {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()} == before
+    assert paper("main", "--yes", "--llm.concurrency=2") == 0
+    assert "0 of them to do" in capsys.readouterr().err
+    for folder in (here / "out").glob("covr-*"):  # as after a kill in the middle of the training
+        record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+        (folder / "run.json").write_text(json.dumps({**record, "stages": {}, "status": "running"}), encoding="utf-8")
+    assert paper("main", "--yes", "--sft.k=3") == 0
+    assert Run.open(here / "out" / "covr-110-0-grpo").config.sft.k == 3
 
 
 def test_more_budget_answers_what_a_spent_one_did_not(here, capsys, monkeypatch):

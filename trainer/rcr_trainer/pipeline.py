@@ -205,11 +205,21 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
         config: the settings.
         until: the last stage.
         unpaid: whether an evaluation counts that a spent budget left without some answers.
+
+    Raises:
+        ConfigError: a trained policy is there, under settings with which `resumed` would begin anew.
     """
-    there = (config.folder / "run.json").is_file() and (config.folder / "config.yaml").is_file()
-    if not there or _changed(config):
+    if not all((config.folder / name).is_file() for name in ("run.json", "config.yaml")):
         return False
-    run = Run.open(config.folder, trust=True)
+    changed, run = _changed(config), Run.open(config.folder, trust=True)
+    others = [change for change in changed if not change.startswith("evaluation.")]
+    if others and run.done("grpo" if until != "sft" and run.config.grpo.enabled else "sft"):
+        more = f" and {len(others) - 2} more" if len(others) > 2 else ""
+        raise ConfigError(
+            f"{config.folder} holds a run with other settings: {', '.join(others[:2])}{more}; give another --out"
+        )
+    if changed:
+        return False
     return run.done(until) and (unpaid or until != "evaluation" or not _unpaid(run))
 
 
