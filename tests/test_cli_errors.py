@@ -210,10 +210,11 @@ def test_control_c_exits_130_with_one_line(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-def test_a_signal_is_control_c(tiny, here):
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_is_control_c(tiny, here, name):
     script = (
         "import os, signal, sys\nfrom rcr_trainer import cli, pipeline\n"
-        "pipeline.sft_stage = lambda *_: os.kill(os.getpid(), signal.SIGINT) or signal.pause()\n"
+        f"pipeline.sft_stage = lambda *_: os.kill(os.getpid(), signal.{name}) or signal.pause()\n"
         "sys.exit(cli.main(['run', 'tiny.yaml']))"
     )
     result = warm.run("-c", script, cwd=here)
