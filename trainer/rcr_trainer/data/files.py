@@ -296,7 +296,7 @@ def _decoded_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str | Data
 def _parsed(text: str, path: Path, line: int) -> Any:
     """The JSON value of a text that begins on a line of the file."""
     try:
-        return json.loads(text)
+        return json.loads(text.rstrip("\r\n"))  # an error at the end is one of the last line, not of the next
     except json.JSONDecodeError as error:
         where = f"{path}, line {line + error.lineno - 1}"
         raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno})") from error
