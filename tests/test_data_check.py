@@ -108,6 +108,35 @@ def test_keys_are_known_by_their_names(tmp_path, fields, keys):
     assert (found.source, found.target) == keys
 
 
+def test_a_few_bad_rows_hide_no_keys_and_are_named(capsys, here):
+    rows = [{"question": f"q{n}", "sql": f"SELECT a{n} FROM t"} for n in range(40)]
+    write(here / "a.jsonl", [*rows, {"question": "x", "sql": 5}])
+    lines = said(capsys, "data", "check", "a.jsonl", code=1)
+    at = lines.index("! rows that can't be read: 1")
+    assert lines[at + 1] == "      line 41: field 'sql' must hold text, got a number"
+    said(capsys, "init", "--train", "a.jsonl", "a.yaml")
+    assert load_config(here / "a.yaml").data.target_key == "sql"
+    write(here / "b.jsonl", [*rows[:4], {"question": "x", "sql": 5}])
+    with pytest.raises(DataError, match=r"program \(--target-key\); fields with text: question"):
+        check.guess_keys(here / "b.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (b'[\n {\n  "question": "q"\n }\n]\n', "line 1: invalid JSON .*; a file that is one JSON list is named .json"),
+        (b'[{"question": "q", "sql": "f"}]', "line 1: expected a JSON object, got a list; .* is named .json"),
+        ('{"question": "q", "sql": "f"}\n'.encode("utf-16"), "line 1: not UTF-8 text .*: it is UTF-16, save it as"),
+        (b'{"question": "q", "sql": "f"}\r' * 3, "line 1: invalid JSON .*; its lines end in CR alone"),
+        (b'"q"\n"r"\n', "line 1: expected a JSON object, got text"),
+    ],
+)
+def test_a_file_without_a_readable_row_says_why(tmp_path, data, message):
+    (tmp_path / "a.jsonl").write_bytes(data)
+    with pytest.raises(DataError, match=message):
+        check.guess_keys(tmp_path / "a.jsonl")
+
+
 def test_keys_that_nobody_can_guess_are_asked_for(tmp_path):
     write(tmp_path / "a.jsonl", [{"a": "x", "b": "y", "c": "z"}])
     with pytest.raises(DataError, match=r"question \(--source-key\); fields with text: a, b, c"):

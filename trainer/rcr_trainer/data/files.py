@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +28,8 @@ SHOWN = 10
 DELIMITERS = ",\t;|"
 # The most that C's long holds everywhere.
 _FIELD_LIMIT = 2**31 - 1
+_LIST = "; a file that is one JSON list is named .json"
+_CR = "; its lines end in CR alone: save it with the line ends of Unix or Windows"
 _KINDS = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", str: "text"}
 
 
@@ -99,17 +102,24 @@ def read_examples(
 
 
 def text_fields(path: str | Path, sample: int) -> list[str]:
-    """The fields that hold text wherever they hold anything, in as many of the first rows as `sample` says.
+    """The fields that hold text where they hold anything, in as many of the first rows as `sample` says.
+
+    One row in ten may hold something else there.
 
     Raises:
-        DataError: the file can't be read.
+        DataError: the file can't be read, or none of these rows can.
     """
-    rows = [row for _, row in islice(_rows(path, ReadReport(str(path))), sample) if isinstance(row, dict)]
+    report = ReadReport(str(path))
+    found = list(islice(_rows(path, report), sample))
+    rows = [row for _, row in found if isinstance(row, dict)]
+    if found and not rows:
+        _example(found[0][1], {}, report, found[0][0], {})  # which says what is wrong with it
     names = dict.fromkeys(name for row in rows for name in row)
     return [
         name
         for name in names
-        if any(row.get(name) for row in rows) and all(isinstance(row.get(name), str | None) for row in rows)
+        if any(isinstance(row.get(name), str) and row[name] for row in rows)
+        and 10 * sum(not isinstance(row.get(name), str | None) for row in rows) <= len(rows)
     ]
 
 
@@ -166,7 +176,7 @@ def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, 
         raise row
     where = f"{report.path}, {report.unit} {place}"
     if not isinstance(row, dict):
-        hint = "; a file that is one JSON list is named .json" if isinstance(row, list) else ""
+        hint = _LIST if isinstance(row, list) else ""
         raise DataError(f"{where}: expected a JSON object, got {_kind(row)}{hint}")
     source, target = _text(row, keys, "source_key", where), _text(row, keys, "target_key", where)
     id_ = str(report.rows)
@@ -221,7 +231,9 @@ def _read_jsonl(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row
             try:
                 yield line, _parsed(text, path, line)
             except DataError as error:
-                yield line, error
+                hint = _LIST if text.lstrip().startswith("[") else ""
+                hint = _CR if "\r" in text.rstrip("\r\n") else hint
+                yield line, DataError(f"{error}{hint}") if hint else error
 
 
 def _read_json(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
@@ -288,7 +300,8 @@ def _decoded_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str | Data
         try:
             yield line, data.decode("utf-8-sig" if line == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            yield line, DataError(f"{path}, line {line}: not UTF-8 text (byte {error.start + 1} of the line)")
+            hint = ": it is UTF-16, save it as UTF-8" if line == 1 and data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else ""
+            yield line, DataError(f"{path}, line {line}: not UTF-8 text (byte {error.start + 1} of the line){hint}")
     if not line:
         raise DataError(f"{path} is empty")
 
