@@ -177,6 +177,23 @@ def test_init_writes_settings_for_these_files(capsys, files):
     assert cli.main(["init", "--test", "test.csv", "other.yaml"]) == 2
 
 
+@pytest.mark.parametrize(
+    ("path", "name", "word"),
+    [
+        ("s p.yaml", "s-p", "'s p.yaml'"),
+        ("a+b.yaml", "a-b", "a+b.yaml"),
+        (".cfg.yaml", "cfg", ".cfg.yaml"),
+        ("./-dash.yaml", "dash", "./-dash.yaml"),
+    ],
+)
+def test_init_writes_a_name_that_a_run_takes_and_commands_that_a_shell_takes(capsys, files, path, name, word):
+    (files / "train.jsonl").rename(files / "-dash.jsonl")
+    lines = said(capsys, "init", "--train=./-dash.jsonl", path)
+    assert lines[1:] == ["Next: rcr-train data check ./-dash.jsonl", f"then: rcr-train run {word}"]
+    assert load_config(files / path).name == name
+    assert said(capsys, "init", path, "--force")[0].endswith(f"Next: rcr-train run {word}")
+
+
 @pytest.mark.slow
 def test_a_run_says_the_same_in_one_line(capsys, files):
     with (files / "train.jsonl").open("a") as file:

@@ -249,9 +249,13 @@ def load_config(
     for place in PLACES:
         remember(given.get(place, ("", ""))[0])
     if path is not None:
-        stem = re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")
-        given.setdefault("name", (stem or "rcr", str(path)))
+        given.setdefault("name", (run_name(path), str(path)))
     return checked(_nested(given), given)
+
+
+def run_name(path: str | os.PathLike[str]) -> str:
+    """The name of the run of a settings file that gives none: its stem, as far as that may name a folder."""
+    return re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")[:200] or "rcr"
 
 
 def given_settings(

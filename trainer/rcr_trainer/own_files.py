@@ -76,19 +76,24 @@ def init(given: argparse.Namespace) -> None:
         raise ConfigError(f"{path} exists: give another name, or --force to overwrite it")
     if given.train is None and (given.test or given.dev):
         raise ConfigError("--test and --dev need --train, the pool and the training questions")
-    from rcr_trainer.layers import fresh_yaml
+    from rcr_trainer.layers import fresh_yaml, run_name
 
     values: dict[str, Any] = {} if given.train is None else _settings_of(given)
-    write_text(path, fresh_yaml(path.stem, values))
+    write_text(path, fresh_yaml(run_name(path), values))
+    word = _words(path)
     if given.train is None:
-        show(f"{path} written, with all settings, for COVR-10, which is made up here. Next: {PROG} run {path}")
-        show(f"For your own questions and programs: {PROG} init --train my.jsonl --test test.jsonl {path} --force")
+        show(f"{path} written, with all settings, for COVR-10, which is made up here. Next: {PROG} run {word}")
+        show(f"For your own questions and programs: {PROG} init --train my.jsonl --test test.jsonl {word} --force")
         return
     found = [f"{name.rpartition('.')[2]}: {value}" for name, value in values.items() if name != "data.task"]
-    files = shlex.join(str(file) for file in (given.train, given.dev, given.test) if file is not None)
     show(f"{path} written ({', '.join(found)})")
-    show(f"Next: {PROG} data check {files}")
-    show(f"then: {PROG} run {path}")
+    show(f"Next: {PROG} data check {_words(given.train, given.dev, given.test)}")
+    show(f"then: {PROG} run {word}")
+
+
+def _words(*paths: Path | None) -> str:
+    """Paths as a shell takes them, none of which looks like an option."""
+    return shlex.join(f"./{path}" if str(path).startswith("-") else str(path) for path in paths if path is not None)
 
 
 def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
@@ -118,4 +123,5 @@ def text2sql(given: argparse.Namespace) -> None:
     split = text2sql_split(given.file, given.split, given.fold)
     write_split(given.out, split)
     show(f"{given.out} written: {', '.join(f'{count} {part}' for part, count in split.counts().items())}.")
-    show(f"Next: {PROG} run CONFIG --data.task=files --data.directory={given.out} --program.language=sql")
+    folder = shlex.quote(f"--data.directory={given.out}")
+    show(f"Next: {PROG} run CONFIG --data.task=files {folder} --program.language=sql")
