@@ -131,6 +131,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["run", "tiny.yaml", "--sft.epochs=many"], "--sft.epochs: sft.epochs must be a valid integer, not 'many'"),
         (["run", "tiny.yaml", "--sft.epochs"], "--sft.epochs: expected one argument"),
         (["run", "tiny.yaml", "--resum"], "unknown setting 'resum'"),
+        (["run", "tiny.yaml", "--resume", "--overwrite"], "--overwrite: not allowed with argument --resume"),
         (["run", "tiny.yaml", "more.yaml"], "unknown argument 'more.yaml'"),
         (["run", "tiny.yaml", "--data.train=gone.jsonl"], "gone.jsonl"),
         (["run", "tiny.yaml", "--data.target_key=sql"], "train.jsonl, line 1: no field 'sql'"),

@@ -203,10 +203,11 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     ):
         run = command(commands, name, _run, text, f"{name} demo.yaml --sft.epochs=10 --name=short")
         run.set_defaults(until=until)
-        run.usage = f"{PROG} {name} [-h] [--resume] [--overwrite] [--dry-run] [--SECTION.FIELD VALUE ...] CONFIG"
+        run.usage = f"{PROG} {name} [-h] [--resume | --overwrite] [--dry-run] [--SECTION.FIELD VALUE ...] CONFIG"
         run.add_argument("config", metavar="CONFIG", type=Path, help="YAML file with the settings")
-        run.add_argument("--resume", action="store_true", help="continue the run where it was interrupted")
-        run.add_argument("--overwrite", action="store_true", help="start over in the folder of an earlier run")
+        again = run.add_mutually_exclusive_group()
+        again.add_argument("--resume", action="store_true", help="continue the run where it was interrupted")
+        again.add_argument("--overwrite", action="store_true", help="start over in the folder of an earlier run")
         cost = "only check data and settings, and say what the language model would cost at most"
         run.add_argument("--dry-run", action="store_true", help=cost)
         if called == name:
