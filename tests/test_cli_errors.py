@@ -3,9 +3,11 @@
 import json
 import shlex
 import shutil
+import sqlite3
 import subprocess
 import sys
 import time
+from contextlib import closing
 from importlib.metadata import version
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 import warm
 from rcr_trainer import cli
 from rcr_trainer.layers import load_config, settings
+from rcr_trainer.llm.ledger import Answer, AnswerCache
 from rcr_trainer.settings import Settings
 
 TINY = """
@@ -144,6 +147,12 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
             ["run", "tiny.yaml", "--data.test=null"],
             "no test queries to evaluate on: set data.test, or evaluation.split: dev",
         ),
+        (["run", "tiny.yaml", "--device=tpu"], "device = 'tpu' can't be used"),
+        (
+            ["run", "tiny.yaml", "--llm.base_url=foo"],
+            "llm.base_url must be an address such as http://localhost:8000/v1",
+        ),
+        (["run", "tiny.yaml", "--llm.base_url=http://[foo"], "llm.base_url must be an address such as"),
         (["evaluate", "nowhere"], "nowhere is not a run: no such folder"),
         (["evaluate", "."], "neither a run folder nor its checkpoint"),
         (["evaluate", ".", "--sft.k", "3"], "unknown setting 'sft.k'"),
@@ -160,6 +169,26 @@ def test_an_error_that_the_user_can_fix_is_one_line_and_leaves_no_file(capsys, t
     before = sorted(path.name for path in tiny.parent.rglob("*"))
     assert part in refused(capsys, *arguments)
     assert sorted(path.name for path in tiny.parent.rglob("*")) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dry_run", [["--dry-run"], []])
+@pytest.mark.parametrize("name", ["folder", "text.txt", "foreign.sqlite", "cut.sqlite", "text.txt/a.sqlite"])
+def test_a_file_of_answers_that_cannot_be_used_is_found_before_the_training(capsys, tiny, here, name, dry_run):
+    (here / "folder").mkdir()
+    (here / "text.txt").write_text("no SQLite\n" * 100)
+    with closing(sqlite3.connect(here / "foreign.sqlite")) as database:
+        database.execute("CREATE TABLE other (a)")
+    with closing(AnswerCache(here / "whole.sqlite")) as cache:
+        cache.put("m", {bytes([n]): Answer("x" * 5000) for n in range(20)})
+    (here / "cut.sqlite").write_bytes((here / "whole.sqlite").read_bytes()[:9000])
+    asks = ["--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1", "--evaluation.answers=true"]
+    assert name in refused(capsys, "run", "tiny.yaml", *asks, f"--llm.cache={name}", *dry_run)
+    assert not (here / "runs").exists()
+    if dry_run:
+        shown(capsys, "run", "tiny.yaml", *asks, "--llm.cache=whole.sqlite", *dry_run)
+        shown(capsys, "run", "tiny.yaml", *asks, "--llm.cache=new/a.sqlite", *dry_run)
+        assert not (here / "new").exists()
 
 
 def test_a_row_without_program_is_named(capsys, tiny, here):

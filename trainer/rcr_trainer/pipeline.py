@@ -20,7 +20,7 @@ from langchain_rcr.errors import InputError
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.locking import hold
-from rcr_trainer.policies import build_model, check_files, load_model, load_start, save_checkpoint
+from rcr_trainer.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
 from rcr_trainer.runs import INCIDENTAL, Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
@@ -136,15 +136,18 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     """The split that the settings ask for, and its task, once it is certain that a run can work with it.
 
     Raises:
-        DataError: a file can't be read, or its programs can't be.
-        ConfigError: no such split or language, no queries to evaluate on, or a language model that can't be opened.
+        DataError: a file can't be read, or its programs can't be, or the file of answers can't be used.
+        ConfigError: no such split or language, no queries to evaluate on, or no such device or language model.
         PoolError: fewer candidates than picks, or sft.checkpoint has another pool.
         CheckpointError: sft.checkpoint can't be read.
     """
     from langchain_rcr.programs import get_parser
     from rcr_trainer.evaluation.resources import learners
 
-    get_parser(config.program.language)  # Before anything is read or downloaded.
+    # Before anything is read or downloaded.
+    get_parser(config.program.language)
+    if config.device != "auto":
+        device_of(config)
     split = load_split(config.data, config.seed)
     split.meta.pop(LANGUAGE, None)  # Of another run, where data.directory is its data.
     task = check_task(config, divide(config, split))

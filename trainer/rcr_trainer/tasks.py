@@ -329,12 +329,14 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
     Args:
         config: of the run.
         task: whose gold programs a simulator knows, and how they are read.
-        keep: whether there is such a file; without it answers and bookings are gone with the model.
+        keep: whether there is such a file; without it answers and bookings are gone with the model, and it is only
+            checked that there could be one.
 
     Raises:
         ConfigError: invalid settings.
         DataError: the file of answers can't be used.
     """
+    from rcr_trainer.llm.ledger import check_cache
     from rcr_trainer.llm.model import LanguageModel
     from rcr_trainer.llm.opening import open_llm
     from rcr_trainer.llm.settings import LLMSettings
@@ -349,6 +351,8 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         # Prices and budget are the real model's: this one costs nothing.
         return LanguageModel(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
     cache = settings.cache or config.folder.parent / "answers.sqlite"
+    if not keep:
+        check_cache(cache)
     account = str(config.folder.resolve())
     return open_llm(
         settings,

@@ -243,6 +243,21 @@ class AnswerCache:
             raise DataError(f"the cache of answers {self.path or 'in memory'} can't be used: {error}") from error
 
 
+def check_cache(path: str | os.PathLike[str]) -> None:
+    """Find now what `AnswerCache` would refuse later, without making a file.
+
+    Raises:
+        DataError: the file is something else, or can't be opened or made.
+    """
+    if Path(path).exists():
+        AnswerCache(path).close()
+        return
+    there = next(each for each in Path(path).absolute().parents if each.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        what = "can't be written" if there.is_dir() else "is no folder"
+        raise DataError(f"the cache of answers {path} can't be used: {there} {what}")
+
+
 class Ledger:
     """The budget: sets aside the worst case of a call before it is made, and books what it cost after.
 

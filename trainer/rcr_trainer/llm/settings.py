@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -77,6 +79,15 @@ class LLMSettings(Section):
         if self.price_prompt is None or self.price_completion is None:
             return None
         return (prompt_tokens * self.price_prompt + completion_tokens * self.price_completion) / 1e6
+
+    @field_validator("base_url")
+    @classmethod
+    def _is_an_address(cls, address: str | None) -> str | None:
+        with suppress(ValueError):
+            parts = urlsplit(address or "http://localhost")
+            if parts.scheme in ("http", "https") and parts.hostname:
+                return address
+        raise PydanticCustomError("address", "Input should be an address such as http://localhost:8000/v1")
 
     @field_validator("api_key_env")
     @classmethod
