@@ -365,10 +365,13 @@ def _variable(path: str) -> str:
 
 
 def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
-    """What to say of an unknown dotted path: that it is unknown, and which known one is nearest."""
+    """What to say of an unknown dotted path: that it is a section, or unknown, and which known one is nearest."""
     section, _, name = path.rpartition(".")
     siblings = [setting.name for setting in known.values() if setting.section == section]
     sections = {setting.section for setting in known.values()} - {""}
+    if path in sections:
+        first = next(each for each in known.values() if each.section == path)
+        return f"'{path}' is a section, not a setting: set one of its own, such as {first.path}"
     near = [f"{section}.{word}" if section else word for word in difflib.get_close_matches(name, siblings, 1)]
     near += [setting.path for setting in known.values() if setting.name == name]
     near += difflib.get_close_matches(path, [*known, *sections], 1)
@@ -418,9 +421,11 @@ def _explain(error: ValidationError, given: _Given) -> str:
             continue
         # pydantic appends how it failed ("…, unable to parse string as an integer"): the value says that better.
         expected = re.sub(r", (unable|got) .*", "", text.removeprefix("Input should be "))
+        too_short = re.match(r"(?:List|String) should (have at least \d+ \w+)", text)
         words = [part.strip("' ") for part in re.split(",| or ", expected)] if item["type"] == "literal_error" else []
         near = difflib.get_close_matches(str(item["input"]), words, 1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
         origin = f"{given[dotted][1]}: " if dotted in given else ""
-        messages.append(f"{origin}{dotted} must be {expected}, not {show(item['input'])}{hint}")
+        must = too_short[1] if too_short else f"be {expected}"
+        messages.append(f"{origin}{dotted} must {must}, not {show(item['input'])}{hint}")
     return "; ".join(dict.fromkeys(messages))

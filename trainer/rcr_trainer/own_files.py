@@ -67,15 +67,17 @@ def init(given: argparse.Namespace) -> None:
 
     Raises:
         ConfigError: there is such a file already.
-        DataError: a file can't be read, or it isn't clear which fields are meant.
+        DataError: a file can't be read, none of its rows can, or it isn't clear which fields are meant.
+        InputError: there is no such language.
     """
     path: Path = given.path
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say")
     if path.exists() and not given.force:
         raise ConfigError(f"{path} exists: give another name, or --force to overwrite it")
-    if given.train is None and (given.test or given.dev):
-        raise ConfigError("--test and --dev need --train, the pool and the training questions")
+    about = (given.dev, given.test, given.source_key, given.target_key, given.language)
+    if given.train is None and any(value is not None for value in about):
+        raise ConfigError("--dev, --test, --language and keys need --train, the pool and the training questions")
     from rcr_trainer.layers import fresh_yaml, run_name
 
     values: dict[str, Any] = {} if given.train is None else _settings_of(given)
@@ -98,13 +100,20 @@ def _words(*paths: Path | None) -> str:
 
 def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """What differs from the defaults for these files: dotted path → value."""
+    from langchain_rcr.programs import get_parser
+    from rcr_trainer.data import read_examples
     from rcr_trainer.data.check import guess_keys, guess_language
 
+    if given.language is not None:
+        get_parser(given.language)
     keys = guess_keys(given.train, given.source_key, given.target_key)
     values: dict[str, Any] = {"data.task": "files", "data.train": str(given.train)}
     for part, file in (("dev", given.dev), ("test", given.test)):
         if file is not None:
             values[f"data.{part}"] = str(file)
+    for file in (given.train, given.dev, given.test):
+        if file is not None and not _programs(file, keys):
+            read_examples(file, source_key=keys.source, target_key=keys.target)  # which says what is wrong with it
     values |= {"data.source_key": keys.source, "data.target_key": keys.target}
     values["program.language"] = given.language or guess_language(_programs(given.train, keys))[0]
     if given.test is None:

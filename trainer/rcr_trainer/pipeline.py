@@ -21,7 +21,7 @@ from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.locking import hold
 from rcr_trainer.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
-from rcr_trainer.runs import INCIDENTAL, Run
+from rcr_trainer.runs import INCIDENTAL, Run, names_in
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
     LANGUAGE,
@@ -82,6 +82,7 @@ def run(
                 if processes.first:
                     # Bad data is found before there is a folder.
                     split = None if (config.folder / "run.json").is_file() else load_checked(config)[0]
+                    names_in(config.folder)  # which refuses a foreign folder before a lock is left there
                     holding.enter_context(hold(config.folder))
                     current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
                     check_files(current)

@@ -106,14 +106,11 @@ class Run:
             ConfigError: the folder holds something else, another configuration, or an interrupted run.
         """
         folder = Path(path)
-        names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+        names = names_in(folder)
         if {"run.json", "config.yaml"} <= names:
             nothing_to_lose = not {"checkpoint", "state"} & names and not resume
             if not (overwrite or nothing_to_lose):
                 return cls._continue(folder, config, resume=resume)
-        # run.json alone: killed as it began, so there is nothing to lose.
-        elif any(name not in ("run.json", LOCK) and not name.startswith(".") for name in names):
-            raise ConfigError(f"{folder} is not empty and no run folder: give the run another name, or output")
         run = cls(folder, config, provenance(config))
         run._save()
         write_text(folder / "config.yaml", to_yaml(config))
@@ -349,6 +346,20 @@ class Run:
 
     def _save(self) -> None:
         write_json(self.path / "run.json", self._record)
+
+
+def names_in(folder: Path) -> set[str]:
+    """The names in a folder that is or may become a run's.
+
+    Raises:
+        ConfigError: it holds something else.
+    """
+    names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
+    # run.json alone: killed as it began, so there is nothing to lose.
+    others = any(name not in ("run.json", LOCK) and not name.startswith(".") for name in names)
+    if others and not {"run.json", "config.yaml"} <= names:
+        raise ConfigError(f"{folder} is not empty and no run folder: give the run another name, or output")
+    return names
 
 
 def _refuse_links(folder: Path) -> None:

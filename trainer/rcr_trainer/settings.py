@@ -77,6 +77,9 @@ class DataSettings(Section):
                     raise contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
                 if value is not None and self.directory is not None:
                     raise contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
+        if self.source_key == self.target_key:
+            advice = "question and program are two fields"
+            raise contradiction("data.source_key", self.source_key, "data.target_key", self.target_key, advice)
         if self.anonymize_values and self.task != "geoquery":
             raise contradiction("data.anonymize_values", True, "data.task", self.task, "set data.task: geoquery")
         if self.task == "files" and self.train is None and self.directory is None:

@@ -90,8 +90,10 @@ def guess_keys(path: str | Path, source: str | None = None, target: str | None =
         target: the field of the program, if it is known.
 
     Raises:
-        DataError: the file can't be read, or it isn't clear which fields are meant.
+        DataError: the file can't be read, it isn't clear which fields are meant, or both are the same.
     """
+    if source is not None and source == target:
+        raise DataError(f"{path}: question and program can't both be field {source!r}")
     if source is not None and target is not None:
         return Keys(source, target)
     fields = text_fields(path, _SAMPLE)
