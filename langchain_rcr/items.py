@@ -12,6 +12,12 @@ from langchain_rcr.errors import PoolError
 
 Named = TypeVar("Named", bound=tuple[Any, ...])
 
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
+)
+"""Letters of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
+"""What matches a word; in a script without spaces, a letter, so that a clause doesn't become one word."""
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 

@@ -25,6 +25,11 @@ def bag(bags, row):
     return bags.columns[bags.starts[row] : bags.starts[row + 1]], bags.values[bags.starts[row] : bags.starts[row + 1]]
 
 
+def test_a_clause_without_spaces_is_no_single_word():
+    assert list(ngrams(Item("前3个客户 top"), 2)) == [*"前3个客户", "top", "前 3", "3 个", "个 客", "客 户", "户 top"]
+    assert list(ngrams(Item("où ist größer متى 얼마나"), 1)) == ["où", "ist", "größer", "متى", "얼마나"]
+
+
 def test_ngrams_by_hand():
     item = Item("Big,  río_1?", "f( x >= 'y' )")  # brackets, commas and quotes stand between words, not for one
     assert list(ngrams(Item(item.source), 2)) == ["big", "río_1", "big río_1"]

@@ -343,6 +343,28 @@ def test_of_a_dozen_programs_what_a_question_combines_is_needed(numbers):
 
 
 @pytest.mark.slow
+def test_a_chinese_question_needs_what_it_combines():
+    shapes = (
+        "有多少{t} => count({t})",
+        "每个{c}的{t}数量 => groups({t}, {c})",
+        "前{k}个{t} => limit({t})",
+        "价值超过{k}的{t} => over({t})",
+        "按{c}排序的{t} => sort({t}, {c})",
+        "所有{t}的平均价值 => mean({t})",
+    )
+    pairs = [
+        shape.format(t=table, c=column, k=k).split(" => ")
+        for shape, table, column, k in product(shapes, ("客户", "订单", "产品"), ("国家", "状态", "颜色"), (2, 3, 5))
+    ]
+    encoder = fitted([Item(*pair) for pair in pairs]).query
+    with torch.no_grad():
+        likely = encoder.likelihoods(encoder.featurize([Item("按国家排序的前3个客户"), Item("有多少价值超过7的产品")]))
+    first, second = (dict(zip(encoder.inventory.names, row, strict=True)) for row in likely.tolist())
+    assert min(first["sort"], first["limit"]) > 0.3 > max(first["count"], first["mean"])
+    assert min(second["count"], second["over"]) > 0.3 > max(second["sort"], second["limit"])
+
+
+@pytest.mark.slow
 def test_a_label_with_one_example_is_expected_where_its_word_is(monkeypatch):
     items = [*colours(asked_with_or=True), Item("is there a frog that is red ?", "exists(filter(red, find(frog)))")]
 

@@ -13,10 +13,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.families.encoder import Vocabulary
-from langchain_rcr.items import Item
+from langchain_rcr.items import WORD, Item
 from langchain_rcr.rows import SparseRows
 
-_TOKEN = re.compile(r"\w+|[<>=!+*/%&|^~$@#:-]+")
+_TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+")
 """Words and operators. Brackets, commas and quotes are left out, so that `answer ( city (` has the bigram of a call and
 its argument, `answer city`."""
 _MAX_TOKENS = 2048

@@ -11,7 +11,9 @@ import numpy as np
 from rank_bm25 import BM25Okapi
 from scipy import sparse
 
-_TOKEN = re.compile(r"\w+|[^\w\s]")
+from langchain_rcr.items import WORD
+
+_TOKEN = re.compile(rf"{WORD}|[^\w\s]")
 
 
 def tokenize(text: str) -> list[str]:
