@@ -62,6 +62,7 @@ def test_one_phrase_and_one_structure_by_hand():
 @pytest.mark.parametrize("labels", [None, (True, False, True), (True, True, False)])
 def test_fitting_phrases_equals_a_plain_loop(labels, monkeypatch):
     monkeypatch.setattr(cues, "LEAST", 10)
+    monkeypatch.setattr(cues, "RARE", 10)
     rng = np.random.default_rng(0)
     have = (rng.random((20, 5)) < 0.4).astype(float)
     have[:, 4] = 1
@@ -101,6 +102,9 @@ def test_phrases_and_incidence_by_hand(monkeypatch):
     bags = SparseRows(np.cumsum([0, *map(len, rows)]), flat, np.ones(len(flat), np.float32), 5)
     words = np.array([True, True, False, True, True])
     often = np.float32([[1, 0]] * 3 + [[0, 0]] * 2)
+    # 4, a word of two questions, speaks for a label that three need; 3's question needs none.
+    assert cues.phrases(bags, words, often).tolist() == [0, -1, 1, -1, 2]
+    monkeypatch.setattr(cues, "RARE", 3)
     assert cues.phrases(bags, words, often).tolist() == [0, -1, 1, -1, -1]  # those in three questions or more
     once = np.float32([[1, 0], [1, 0], [1, 0], [0, 1], [0, 0]])  # 3 is a word of the one question that has a structure
     assert cues.phrases(bags, words, once).tolist() == [0, -1, 1, 2, -1]
@@ -340,6 +344,26 @@ def test_of_a_dozen_programs_what_a_question_combines_is_needed(numbers):
         likely = encoder.likelihoods(encoder.featurize([Item("sort people with pay over 7 by age, highest first")]))[0]
     need = dict(zip(encoder.inventory.names, likely.tolist(), strict=True))
     assert min(need["sort"], need["gt"]) > 0.3 > max(need["head"], need["counts"], need["missing"])
+
+
+@pytest.mark.slow
+def test_a_wording_that_no_three_questions_share_speaks_for_a_label_of_five():
+    asked = (
+        "how many {} are left",
+        "what remains of {}",
+        "{} minus that",
+        "peggy gives {} away",
+        "sybil gives {} away",
+    )
+    pairs = [(text.format(thing), f"subtract({thing})") for text, thing in zip(asked, "abcde", strict=True)]
+    kinds = {"add": "sum up {}", "divide": "share {} out", "multiply": "{} times over"}
+    pairs += [(text.format(thing), f"{name}({thing})") for name, text in kinds.items() for thing in "abcdefghij"]
+    encoder = fitted([Item(*pair) for pair in pairs]).query
+    features = encoder.featurize([Item("peggy gives 53 of f away")])
+    local = dict(zip(encoder.inventory.small.tolist(), features.local[0].tolist(), strict=True))
+    names = encoder.inventory.names
+    said = {names[row]: local[column] for row, column in enumerate(encoder.inventory.owner) if column in local}
+    assert said["subtract"] > 0.5 > max(said[name] for name in kinds)
 
 
 @pytest.mark.slow
