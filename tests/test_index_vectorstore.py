@@ -1,6 +1,7 @@
 """Pools in real LangChain vector stores: whole pick sequences of memory, changes, bounds, filters, failures."""
 
 import uuid
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -241,3 +242,38 @@ def test_a_pool_that_stays(tmp_path):
     again = VectorStoreIndex(chroma.Chroma, **options)
     again.bind("f", DIM)
     assert (again.count(), again.known(["5", "6"])) == (6, {"5"})
+
+
+class Killed(BaseException):
+    pass
+
+
+def test_a_writer_killed_at_any_call_leaves_its_pool(make, monkeypatch):
+    rows, vectors = drawn(9, 20)
+    index = filled(make(), rows[:2], part(vectors, slice(2)))
+    ask = index._ask
+    for calls in range(12):
+        left = iter(range(calls))
+
+        def killed(*arguments, left=left, **options):
+            if next(left, None) is None:
+                raise Killed
+            return ask(*arguments, **options)
+
+        monkeypatch.setattr(index, "_ask", killed)
+        with suppress(Killed):
+            index.add(rows[2 + calls : 3 + calls], part(vectors, [2 + calls]))
+        monkeypatch.undo()
+        index.bind("f", DIM)
+        assert index.count() >= 2
+        assert index.known(["0", "1"]) == {"0", "1"}
+    before = index.count()
+    index.add(rows[19:], part(vectors, [19]))
+    assert index.count() == before + 1
+
+
+def test_documents_that_are_no_pool_are_not_taken_for_an_empty_one():
+    store = InMemoryVectorStore(PoolEmbeddings(DIM))
+    store.add_texts(["of somebody else"])
+    with pytest.raises(EngineError, match="InMemoryVectorStore holds documents but no pool: add the examples to an e"):
+        VectorStoreIndex(store).bind("f", DIM)

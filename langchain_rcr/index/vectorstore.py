@@ -43,8 +43,8 @@ _EMBEDDINGS = ("embedding", "embeddings", "embedding_function", "embedding_servi
 _NAMESPACE = uuid.UUID("6f0e3bb0-5d0c-4f6e-8d0e-7a3f6a1d7c52")
 """Of documents' ids: some stores take nothing but UUIDs."""
 
-_HEADER = ""
-"""The id of the document that says what the others are; no example has it, as an id is never empty."""
+_HEADERS = ("", None)
+"""The ids, in turn, of the document that says what the others are; no example has them, as an id is never empty."""
 
 _AT_ONCE = 256
 """Documents written or looked up by one call of the store."""
@@ -86,6 +86,7 @@ class _Header:
         next: the next key.
         longest: no E_c was ever longer.
         bound: no E_c may be longer; 0 before the first.
+        turn: the larger, the newer, where a writer was stopped between writing one and removing the last.
     """
 
     fingerprint: str
@@ -94,6 +95,7 @@ class _Header:
     next: int = 0
     longest: float = 0.0
     bound: float = 0.0
+    turn: int = 0
 
 
 class _Found(NamedTuple):
@@ -185,6 +187,8 @@ class VectorStoreIndex(InThisThread):
                 self._store = self._ask(self._make)
                 self.name = type(self._store).__name__
             header = self._header()
+            if header is None and self._beside(1):
+                raise EngineError(f"{self.name} holds documents but no pool: add the examples to an empty collection")
             if header is None or (not header.count and header.dim == dim):
                 if self._embeddings.size != dim + 1:
                     msg = f"{self.name} was made for vectors of {self._embeddings.size - 1} numbers, these have {dim}"
@@ -276,7 +280,7 @@ class VectorStoreIndex(InThisThread):
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids are there."""
-        documents = self._documents([self._name(one) for one in ids if one], 1 + self._bound().count)
+        documents = self._documents([self._name(one) for one in ids if one], len(_HEADERS) + self._bound().count)
         return {_loaded(document)["id"] for document in documents} & set(ids)
 
     def close(self) -> None:
@@ -287,8 +291,8 @@ class VectorStoreIndex(InThisThread):
         length = float(np.linalg.norm(state.astype(np.float64)))
         query = [*(state / length).tolist(), 0.0] if length else [0.0] * len(state) + [1.0]
         options = {} if filter is None else {"filter": filter}
-        # One more, as the header may be among them.
-        documents = self._ask(self._opened.similarity_search_by_vector, query, k=width + 1, **options)
+        # More, as headers may be among them.
+        documents = self._ask(self._opened.similarity_search_by_vector, query, k=width + len(_HEADERS), **options)
         return [_Found.of(document) for document in documents if document.metadata["rcr_key"] >= 0][:width]
 
     # ------------------------------------------------------------------ the store
@@ -318,8 +322,18 @@ class VectorStoreIndex(InThisThread):
         return header
 
     def _header(self) -> _Header | None:
-        documents = self._documents([self._name(_HEADER)], 1)
-        return _Header(**_loaded(documents[0])) if documents else None
+        return next(iter(self._headers()), None)
+
+    def _headers(self) -> list[_Header]:
+        """The newest first."""
+        documents = self._documents([self._name(one) for one in _HEADERS], len(_HEADERS))
+        headers = [_Header(**_loaded(document)) for document in documents]
+        return sorted(headers, key=lambda header: header.turn, reverse=True)
+
+    def _beside(self, most: int) -> list[Document]:
+        """The `most` documents that are nearest to where headers are, and nothing else."""
+        place = [0.0] * (self._embeddings.size - 1) + [-1.0]
+        return self._ask(self._opened.similarity_search_by_vector, place, k=most)
 
     def _documents(self, names: list[str], most: int) -> list[Document]:
         """Those of some ids; a store that can't look ids up is searched for the `most` documents that it has."""
@@ -327,25 +341,32 @@ class VectorStoreIndex(InThisThread):
         if type(store).get_by_ids is not VectorStore.get_by_ids:
             parts = [names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)]
             return [document for part in parts for document in self._ask(store.get_by_ids, part)]
-        if most > 1 + self._scan_limit:
+        if most > len(_HEADERS) + self._scan_limit:
             raise InputError(
                 f"{self.name} can't look ids up, and holds more examples than scan_limit = {self._scan_limit:,}"
             )
-        beside = [0.0] * (self._embeddings.size - 1) + [-1.0]  # where the header is, and nothing else
-        documents = self._ask(store.similarity_search_by_vector, beside, k=most) if names else []
+        documents = self._beside(most) if names else []
         if documents and all(one.metadata["rcr_key"] >= 0 for one in documents):
             raise EngineError(
                 f"{self.name} can't look ids up, and doesn't find what is nearest: its search must be exact"
             )
         wanted = set(names)
-        return [one for one in documents if self._name(_loaded(one).get("id", _HEADER)) in wanted]
+        return [one for one in documents if self._name(_id(_loaded(one))) in wanted]
 
     def _write_header(self, header: _Header) -> None:
-        if self._header() is not None:
-            self._remove([_HEADER])
+        """In another place than the last one, which goes afterwards: there is always one, whoever reads or is killed.
+
+        Not all stores overwrite by id.
+        """
+        old = [dataclasses.asdict(one) for one in self._headers()]
+        if old[1:]:
+            self._remove([_id(one) for one in old[1:]])
+        new = dataclasses.asdict(header) | {"turn": old[0]["turn"] + 1 if old else 0}
         metadata = {"rcr_key": -1, "rcr_vectors": ""}
-        document = Document(json.dumps(dataclasses.asdict(header)), id=self._name(_HEADER), metadata=metadata)
+        document = Document(json.dumps(new), id=self._name(_id(new)), metadata=metadata)
         self._put([document], -np.eye(1, header.dim + 1, header.dim))
+        if old:
+            self._remove([_id(old[0])])
 
     def _put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
         for start in track(range(0, len(documents), _AT_ONCE), f"adding to {self.name}"):
@@ -357,10 +378,10 @@ class VectorStoreIndex(InThisThread):
             finally:
                 self._embeddings.vectors = {}
 
-    def _remove(self, ids: Sequence[str]) -> None:
+    def _remove(self, ids: Sequence[str | None]) -> None:
         self._ask(self._opened.delete, [self._name(one) for one in ids])
 
-    def _name(self, example_id: str) -> str:
+    def _name(self, example_id: str | None) -> str:
         return str(uuid.uuid5(_NAMESPACE, json.dumps([self._pool, example_id])))
 
     def _document(self, key: int, row: Row, candidate: FloatArray, context: FloatArray) -> Document:
@@ -441,3 +462,9 @@ def _parameter(make: Callable[..., VectorStore]) -> str:
 def _loaded(document: Document) -> dict[str, Any]:
     loaded: dict[str, Any] = json.loads(document.page_content)
     return loaded
+
+
+def _id(loaded: dict[str, Any]) -> str | None:
+    """An example's, or a header's."""
+    found: str | None = loaded["id"] if "id" in loaded else _HEADERS[loaded.get("turn", 0) % len(_HEADERS)]
+    return found
