@@ -207,6 +207,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         *,
         run_manager: CallbackManagerForRetrieverRun,
         draft: str | None = None,
+        drafts: Mapping[str, str] | None = None,
         picked: list[Pick] | None = None,
         **overrides: Any,
     ) -> list[Document]:
@@ -217,6 +218,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             run_manager: LangChain's.
             draft: a program that the question may have, such as a model's first answer: its structures count as likely
                 needed. One that doesn't parse changes nothing.
+            drafts: `batch`'s, which configured retrievers pass on to `invoke`.
             picked: a list that receives the picks. Then only callbacks see the documents: where there are no callbacks,
                 none are made, and no probabilities computed.
             **overrides: `k`, `beam_width` and `filter`, each in place of the field; a filter of `{}` for none.
@@ -226,7 +228,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
         seen = picked is None or bool(run_manager.handlers)
-        found = self.store.select([query], *self._options(seen, **overrides), [draft])
+        found = self.store.select([query], *self._options(seen, **overrides), [_draft_of(query, draft, drafts)])
         return self._handed_over(found[0], picked, seen)
 
     async def _aget_relevant_documents(
@@ -235,12 +237,13 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         *,
         run_manager: AsyncCallbackManagerForRetrieverRun,
         draft: str | None = None,
+        drafts: Mapping[str, str] | None = None,
         picked: list[Pick] | None = None,
         **overrides: Any,
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
         seen = picked is None or bool(run_manager.handlers)
-        found = await self.store.aselect([query], *self._options(seen, **overrides), [draft])
+        found = await self.store.aselect([query], *self._options(seen, **overrides), [_draft_of(query, draft, drafts)])
         return self._handed_over(found[0], picked, seen)
 
     def batch(
@@ -409,3 +412,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             has = ", ".join(repr(key) for key in pick.example)
             raise InputError(f"example_keys names {lacking!r}, which the example {pick.id!r} lacks: it has {has}")
         return {key: pick.example[key] for key in self.example_keys}
+
+
+def _draft_of(query: str, draft: str | None, drafts: Mapping[str, str] | None) -> str | None:
+    return (drafts or {}).get(query) if draft is None else draft

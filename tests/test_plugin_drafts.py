@@ -119,6 +119,16 @@ def test_the_chain_asks_again_with_other_picks(is_async, wrapped):
 
 
 @pytest.mark.parametrize("is_async", [False, True])
+def test_a_retriever_configured_by_the_call_takes_drafts(is_async):
+    picks = retriever(k=1).configurable_fields(k=ConfigurableField(id="k"))
+    chain = semantic_parsing_chain(Keeping(responses=[DRAFT, "SELECT MAX(size) FROM city"]), picks, "sql", drafts=1)
+    config = {"configurable": {"k": 2}}
+    answer = asyncio.run(chain.ainvoke(QUESTION, config)) if is_async else chain.invoke(QUESTION, config)
+    assert len(answer.answers) == len(answer.picks) == 2
+    assert DRAFT in programs(answer.picks)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
 def test_a_question_asked_twice_has_a_draft_of_each(is_async):
     drafts = [DRAFT, "SELECT name FROM city"]
     chain = semantic_parsing_chain(Keeping(responses=[*drafts, *drafts]), retriever(k=1), "sql", drafts=1)
