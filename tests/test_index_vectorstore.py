@@ -87,6 +87,7 @@ def test_what_is_there_and_what_is_not(make):
     assert (index.count(), index.known(["0"]), index.delete(["0"])) == (0, set(), 0)
     with reading(index) as reader:
         assert (reader.search(ONES, 2, [NOTHING])[0] == -1).all()
+    assert picks(index, ONES, Options(1), parse_filter({"db": 1}))[0] == [[]]
     index.add(rows, vectors)
     index.bind("f", DIM)
     assert (index.count(), index.known(["0", "9", "10"])) == (10, {"0", "9"})

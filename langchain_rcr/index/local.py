@@ -152,7 +152,7 @@ class _Snapshot:
     def reader(self, where: Filter | None) -> LocalReader:
         if where is None:
             return LocalReader(self.everything, self.rows, self.programs.rows)
-        for field in fields_of(where):
+        for field in fields_of(where) if self.alive.any() else ():
             if not any(field in row.example for row in self._there()):
                 raise unknown_field(where, [*{field for row in self._there() for field in row.example}])
         allowed = self.filters.passing(where, len(self.table)) & self.alive

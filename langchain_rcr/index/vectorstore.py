@@ -409,7 +409,7 @@ class VectorStoreIndex(InThisThread):
             # To tell a field that no example has from a value that none has.
             own, found = None, self.nearest(ones, header.count)
         known = {field for one in found for field in one.row.example}
-        if own is None and fields_of(where) - known:
+        if header.count and own is None and fields_of(where) - known:
             raise unknown_field(where, sorted(known))
         return [one for one in found if matches(where, one.row.example)]
 
