@@ -18,12 +18,12 @@ _SQLITE = "SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND nam
 
 # Tables with their columns in order, then their keys.
 _POSTGRESQL = """
-SELECT c.relname, 0, a.attnum, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
+SELECT quote_ident(c.relname), 0, a.attnum, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace = current_schema()::regnamespace
 AND a.attnum > 0 AND NOT a.attisdropped
 UNION ALL
-SELECT c.relname, 1, row_number() OVER (PARTITION BY c.oid ORDER BY k.contype DESC, k.conname),
+SELECT quote_ident(c.relname), 1, row_number() OVER (PARTITION BY c.oid ORDER BY k.contype DESC, k.conname),
     pg_get_constraintdef(k.oid)
 FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid
 WHERE k.contype IN ('p', 'f') AND c.relnamespace = current_schema()::regnamespace

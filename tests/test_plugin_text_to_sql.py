@@ -128,18 +128,21 @@ def test_the_schema_of_postgresql_has_tables_columns_and_keys(postgres_url: str)
     import psycopg
 
     with psycopg.connect(postgres_url, autocommit=True) as connection:
-        connection.execute("DROP TABLE IF EXISTS city, river")
+        connection.execute('DROP TABLE IF EXISTS city, river, "Bay"')
         connection.execute('CREATE TABLE river (id int PRIMARY KEY, name text, "the length" numeric(6, 1))')
         connection.execute("CREATE TABLE city (name text, river_id int REFERENCES river (id))")
+        connection.execute('CREATE TABLE "Bay" (id int PRIMARY KEY)')
     try:
-        ours = ("CREATE TABLE city ", "CREATE TABLE river ")  # other tests keep tables on this server
+        # Other tests keep tables on this server.
+        ours = ("CREATE TABLE city ", "CREATE TABLE river ", 'CREATE TABLE "Bay" ')
         assert [line for line in schema_text(postgres_url).splitlines() if line.startswith(ours)] == [
+            'CREATE TABLE "Bay" (id integer, PRIMARY KEY (id));',
             "CREATE TABLE city (name text, river_id integer, FOREIGN KEY (river_id) REFERENCES river(id));",
             'CREATE TABLE river (id integer, name text, "the length" numeric(6,1), PRIMARY KEY (id));',
         ]
     finally:
         with psycopg.connect(postgres_url, autocommit=True) as connection:
-            connection.execute("DROP TABLE city, river")
+            connection.execute('DROP TABLE city, river, "Bay"')
 
 
 @pytest.fixture(scope="module")
