@@ -38,7 +38,8 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
     """Picks few-shot examples one after the other, each conditioned on those already picked.
 
     A LangChain retriever and example selector in one. Create it with `from_pretrained`, `from_examples` or
-    `from_encoder`. It can be pickled and deep-copied, and used from many threads while examples are added and deleted.
+    `from_encoder`. It can be pickled and deep-copied (with a `VectorStoreIndex`, where its store can), and used from
+    many threads while examples are added and deleted.
 
     Args:
         store: encoder, pool and engine; shared by the copies that `configurable_fields` makes.

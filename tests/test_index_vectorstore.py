@@ -1,5 +1,7 @@
 """Pools in real LangChain vector stores: whole pick sequences of memory, changes, bounds, filters, failures."""
 
+import copy
+import pickle
 import uuid
 from contextlib import suppress
 
@@ -192,6 +194,17 @@ def test_a_store_made_with_the_embeddings_of_pools_and_others():
         VectorStoreIndex(InMemoryVectorStore).count()
     with pytest.raises(InputError, match="partition must be a positive number"):
         VectorStoreIndex(InMemoryVectorStore, partition=0)
+
+
+def test_pickled_and_copied_with_its_store():
+    rows, vectors = drawn(7, 5)
+    unbound = pickle.loads(pickle.dumps(VectorStoreIndex(InMemoryVectorStore, longest=100.0)))
+    index = filled(unbound, rows[:4], part(vectors, slice(4)))
+    for other in (pickle.loads(pickle.dumps(index)), copy.deepcopy(index)):
+        other.add(rows[4:], part(vectors, [4]))
+        assert (index.count(), other.count()) == (4, 5)
+    made = filled(VectorStoreIndex(lambda embedding, **_: InMemoryVectorStore(embedding)), rows, vectors)
+    assert pickle.loads(pickle.dumps(made)).count() == 5
 
 
 def test_a_store_that_fails_and_one_that_lacks_a_method(monkeypatch):

@@ -17,6 +17,7 @@ import uuid
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -143,7 +144,8 @@ class VectorStoreIndex(InThisThread):
         InputError: a function without a parameter for the embeddings, a store with other embeddings, or a number that
             is not positive.
 
-    Every method raises EngineError, with the store's name, where the store fails or lacks a method.
+    Every method raises EngineError, with the store's name, where the store fails or lacks a method. Pickled and copied
+    with the store, if that can be.
     """
 
     def __init__(
@@ -163,7 +165,8 @@ class VectorStoreIndex(InThisThread):
                 raise InputError(f"{name} must be a positive number, not {value!r}")
         self._pool, self._longest, self._translate = pool, longest, filter_translator
         self._scan_limit, self._partition = scan_limit, partition
-        self._lock, self._asking = threading.RLock(), nullcontext() if parallel else threading.RLock()
+        self._parallel = parallel
+        self._new_locks()
         self._embeddings = PoolEmbeddings(0)
         self._store: VectorStore | None = None
         if isinstance(store, VectorStore):
@@ -173,8 +176,19 @@ class VectorStoreIndex(InThisThread):
             self._store, self._embeddings, self.name = store, store.embeddings, type(store).__name__
         else:
             parameter = _parameter(store)
-            self._make = lambda: store(**{parameter: self._embeddings}, **options)
+            self._make = partial(store, **{parameter: self._embeddings}, **options)
             self.name = "the vector store"
+
+    def _new_locks(self) -> None:
+        self._lock, self._asking = threading.RLock(), nullcontext() if self._parallel else threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = () if self._store is None else ("_make",)
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_asking", *made)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._new_locks()
 
     def __repr__(self) -> str:
         return f"VectorStoreIndex({self.name})"
