@@ -61,7 +61,7 @@ class Database:
         max_bytes: int = 8 << 20,
         max_memory: int = 1 << 29,
     ) -> None:
-        postgres = is_postgresql(str(database))
+        postgres = is_postgresql(database)
         if postgres and find_spec("psycopg") is None:
             raise MissingExtraError("psycopg", "pgvector")
         if not postgres and not Path(database).is_file():
@@ -207,9 +207,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
-def is_postgresql(database: str) -> bool:
+def is_postgresql(database: str | Path) -> bool:
     """Whether this is the address of a PostgreSQL database; else it is the path of a SQLite file."""
-    return database.startswith(("postgresql://", "postgres://"))
+    return str(database).startswith(("postgresql://", "postgres://"))
 
 
 def open_database(database: str | Path, **limits: Any) -> Database:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from langchain_core.documents import Document
@@ -34,7 +35,7 @@ ORDER BY 1, 2, 3
 def text_to_sql_chain(
     llm: Runnable[Any, Any],
     retriever: BaseExampleSelector | Runnable[str, list[Document]],
-    database: str,
+    database: str | Path,
     *,
     schema: str | None = None,
     prompt: Prompt | BasePromptTemplate[Any] | None = None,
@@ -85,7 +86,7 @@ def text_to_sql_chain(
     )
 
 
-def schema_text(database: str) -> str:
+def schema_text(database: str | Path) -> str:
     """The CREATE TABLE statements of a database, for a prompt.
 
     Args:

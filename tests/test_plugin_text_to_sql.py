@@ -98,6 +98,12 @@ def test_what_no_repair_helps_is_an_error_in_the_answer(rivers: str, selector, s
     assert sqlite3.connect(rivers).execute("SELECT COUNT(*) FROM river").fetchone() == (2,)
 
 
+def test_the_database_may_be_a_path(rivers: str, selector) -> None:
+    assert schema_text(Path(rivers)) == schema_text(rivers)
+    chain = text_to_sql_chain(FakeListLLM(responses=["SELECT COUNT(*) FROM river"]), selector, Path(rivers))
+    assert chain.invoke("how many rivers are there").result == [(2,)]
+
+
 async def test_many_questions_together_and_awaited(rivers: str, selector) -> None:
     chain = text_to_sql_chain(FakeListLLM(responses=["SELECT COUNT(*) FROM river"]), selector, rivers)
     answers = await chain.abatch(["how many rivers are there", "count the rivers"])
