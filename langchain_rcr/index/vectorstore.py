@@ -294,7 +294,8 @@ class VectorStoreIndex(InThisThread):
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids are there."""
-        documents = self._documents([self._name(one) for one in ids if one], len(_HEADERS) + self._bound().count)
+        names = [self._name(one) for one in dict.fromkeys(ids) if one]
+        documents = self._documents(names, len(_HEADERS) + self._bound().count)
         return {_loaded(document)["id"] for document in documents} & set(ids)
 
     def close(self) -> None:
