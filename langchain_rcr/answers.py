@@ -11,7 +11,9 @@ from langchain_rcr.prompt import APPENDIX_D
 
 # Chat templates often open the thoughts in the prompt, so that the answer has the closing tag alone.
 _THOUGHTS = re.compile(r"\A(?:.*</think(?:ing)?>|\s*<think(?:ing)?>.*)", re.DOTALL)
-_FENCE = re.compile(r"```[\w+-]*[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+# Before a program on the same line, any other word is the program's.
+_LANGUAGE = r"(?i:sql|sqlite|postgres|postgresql|python|json|lisp|text)"
+_FENCE = re.compile(rf"```(?:[\w+-]*[ \t]*\n|{_LANGUAGE}[ \t]+|(?=[^`\n]+```))(.*?)(?:```|\Z)", re.DOTALL)
 _BLANK_LINE = re.compile(r"\n[ \t]*\n")
 
 _ON_ONE_LINE = frozenset({"functional", "sexpr", "json"})
