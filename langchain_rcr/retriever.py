@@ -416,4 +416,4 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
 
 
 def _draft_of(query: str, draft: str | None, drafts: Mapping[str, str] | None) -> str | None:
-    return (drafts or {}).get(query) if draft is None else draft
+    return drafts.get(query) if drafts and draft is None else draft
