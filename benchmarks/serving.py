@@ -24,6 +24,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
@@ -75,7 +76,7 @@ def retriever(vectors: PoolVectors, query: np.ndarray, index: Any = None) -> Seq
     from langchain_rcr import SequentialCompositionalRetriever, TriEncoder
     from langchain_rcr.families import get_family
     from langchain_rcr.families.encoder import Encoder
-    from langchain_rcr.rows import Rows, taken
+    from langchain_rcr.rows import Rows, SparseRows, taken
 
     class Looked(Encoder):
         """Vectors that are looked up."""
@@ -97,11 +98,11 @@ def retriever(vectors: PoolVectors, query: np.ndarray, index: Any = None) -> Seq
         def rows(self, features: Any) -> Rows:
             return taken(self.table, np.array([int(text) % len(self.table) for text in features], dtype=np.int64))
 
-    sparse = vectors.candidate is vectors.context
+    sparse = isinstance(vectors.candidate, SparseRows)
     family = get_family("structure" if sparse else "embeddings")
     settings = family.settings(**({} if sparse else {"lam": LAM}))
-    candidate = Looked(vectors.candidate)
-    model = TriEncoder(Looked(vectors.candidate), candidate if sparse else Looked(vectors.context), candidate, settings)
+    candidate, context = Looked(vectors.candidate), Looked(vectors.context)
+    model = TriEncoder(Looked(vectors.candidate), context, candidate, settings)
     return SequentialCompositionalRetriever.from_encoder(
         model, examples(len(vectors.candidate)), index=index, k=K, input_keys=["source"]
     )
@@ -120,7 +121,8 @@ def structures(size: int) -> tuple[PoolVectors, np.ndarray]:
     columns = first + np.sort(rng.permuted(np.tile(np.arange(2 * many), (size, 1)), axis=1)[:, :many], axis=1)
     starts = np.arange(0, size * many + 1, many, dtype=np.int32)
     rows = SparseRows(starts, columns.astype(np.int32).ravel(), np.ones(size * many, dtype=np.float32), COLUMNS)
-    return PoolVectors(rows, rows), rng.random(COLUMNS).astype(np.float32)
+    by_length = rng.uniform(0.7, 1.3, size).astype(np.float32)
+    return PoolVectors(replace(rows, values=by_length.repeat(many)), rows), rng.random(COLUMNS).astype(np.float32)
 
 
 def plain(candidate: np.ndarray, context: np.ndarray, query: np.ndarray, *, saturating: bool = False) -> list[int]:
@@ -191,8 +193,8 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
         "plain loop, dense": lambda: plain(pool, np.asarray(vectors.context), query),
     }
     if size <= DENSE:
-        dense = np.asarray(has.candidate)
-        sides["plain loop, structures as a dense matrix"] = lambda: plain(dense, dense, need, saturating=True)
+        dense, covered = np.asarray(has.candidate), np.asarray(has.context)
+        sides["plain loop, structures as a dense matrix"] = lambda: plain(dense, covered, need, saturating=True)
     if mmr is not None:
         sides["LangChain MMR"] = lambda: mmr.select_examples(asked)
     for k in DEPTHS:

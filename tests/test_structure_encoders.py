@@ -73,6 +73,30 @@ def test_a_fit_to_tokens_is_not_loaded_over_embeddings_that_give_none(tmp_path):
         TriEncoder.from_pretrained(tmp_path / "model", embeddings=Whole())
 
 
+def test_long_examples_are_divided_by_their_length_by_hand():
+    pool = [Item("q" * 96, "f(a)"), Item("q" * 396, "f(a)")]
+    plain, penalised = (TriEncoder.build("structure", pool, length_penalty=alpha) for alpha in (0.0, 0.5))
+    assert get_family("structure").settings().length_penalty == 0.2
+    has = plain.candidate.encode(pool)
+    np.testing.assert_allclose(penalised.candidate.encode(pool), has / [[1.0], [2.0]], rtol=1e-6)
+    np.testing.assert_array_equal(penalised.context.encode(pool), plain.context.encode(pool))  # it covers as much
+    np.testing.assert_array_equal(penalised.encode_pool(pool).candidate, penalised.candidate.encode(pool))
+    features = penalised.candidate.featurize(pool)
+    np.testing.assert_array_equal(
+        penalised.candidate(features.select(np.array([1, 0]))).detach(), penalised.candidate(features).detach().flip(0)
+    )
+    penalised.candidate(features).sum().backward()
+    assert set(penalised.candidate.weight.grad.tolist()) == {1 + 1 / 2}
+
+
+def test_of_two_examples_that_add_nearly_the_same_the_shorter_is_picked():
+    pool = [Item("long " * 100, "f(a, b, c)"), Item("short", "f(a, b)"), Item("other", "g(d)")]
+    for alpha, first in ((0.0, 0), (0.2, 1)):
+        model = TriEncoder.build("structure", pool, length_penalty=alpha)
+        need = np.asarray(model.encode_pool(pool).context)[:1]
+        assert greedy(need, model.encode_pool(pool), model.state(), 1).positions.tolist() == [[first]]
+
+
 def test_parts_and_words_by_hand():
     inventory = Inventory(SPEC, [["f -> a <-> b"], ["f -> a"], ["a <-> b"], ["a"], ["highPoint_2 -> b"]])
     pairs = {tuple(pair) for pair in inventory.parts.T.tolist()}

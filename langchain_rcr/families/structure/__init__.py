@@ -41,6 +41,11 @@ class StructureSettings(ModelSettings):
         "told apart.",  # the default: with the spare columns, the longest vectors that pgvector indexes
     )
     scale: float = Field(1.0, gt=0, description="Family structure: factor on the numbers of needed structures.")
+    length_penalty: float = Field(
+        0.2,
+        ge=0,
+        description="Family structure: what an example newly covers counts divided by its length to this power.",
+    )
     implied: bool = Field(
         True, description="Family structure: values that most questions imply and don't name are told apart."
     )
@@ -90,7 +95,7 @@ class StructureFamily(Family):
         return (
             NeedEncoder(inventory, questions, backbone, scale=settings.scale),
             ProgramEncoder(inventory, scale=covering, context=True),
-            ProgramEncoder(inventory),
+            ProgramEncoder(inventory, length_penalty=settings.length_penalty),
         )
 
     def fit(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: int) -> None:
