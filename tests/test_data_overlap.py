@@ -81,8 +81,10 @@ def files(here):
 
 
 FOUND = (
-    "train.jsonl 30 examples, test.jsonl 12 examples; to fix: test.jsonl: pairs that are also in train.jsonl: "
-    f"1 of 12; {FLATTERS}; test.jsonl: questions that train.jsonl has with another program: 1 of 12; {FLATTERS} "
+    "train.jsonl 30 examples, test.jsonl 12 examples; test.jsonl: programs (values aside) that also occur in "
+    "train.jsonl: 1 of 12; normal where both come from one source, but they test no new combinations; to fix: "
+    f"test.jsonl: pairs that are also in train.jsonl: 1 of 12; {FLATTERS}; "
+    f"test.jsonl: questions that train.jsonl has with another program: 1 of 12; {FLATTERS} "
     "(`rcr-train data check` names the rows)"
 )
 

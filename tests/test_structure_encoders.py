@@ -1,12 +1,14 @@
 """The structure family: columns by hand, features, checkpoints, what it predicts after the fit."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 from fake_backbone import FakeBackbone
 from langchain_core.embeddings import Embeddings
+from rcr_trainer import sft
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
@@ -288,11 +290,25 @@ def test_a_question_is_read_once():
 @pytest.mark.slow
 def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
     monkeypatch.setattr(fitting, "STEPS", 5)
+    monkeypatch.setattr(sft, "_PROBES", 30)
     with caplog.at_level("INFO", logger="rcr_trainer.sft"):
         fitted()
-    assert caplog.messages[0] == "fitting to 60 training questions …"
-    assert caplog.messages[1].startswith("fitted: ")
-    assert caplog.messages[1].endswith(" % of what held-out questions need is covered")
+        train(structure(), SPLIT.train, SPLIT.train, [], SPEC, SFTSettings(epochs=0))
+        train(structure(), SPLIT.train, SPLIT.train[10:], SPLIT.train[:10], SPEC, SFTSettings(epochs=0))
+    share = r"(\d+\.\d) %"
+    first, alone, taken = (
+        "fitting to 60 training questions …",
+        rf"fitted: {share} of what 30 held-out training questions need is covered",
+        rf"fitted: {share} of what 10 held-out training questions need is covered",
+    )
+    own = rf"of what 40 development questions need, {share}: ([+-]\d+\.\d) points from that"
+    said = [
+        re.fullmatch(text, line)
+        for text, line in zip([first, alone, own, first, alone, first, taken], caplog.messages, strict=True)
+    ]
+    assert all(said)
+    (held_out,), (development, further) = said[1].groups(), said[2].groups()
+    assert float(held_out) + float(further) == pytest.approx(float(development), abs=0.11)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ import logging
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -46,6 +47,9 @@ from rcr_trainer.training.state import Figures, Result
 from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervision, check_pool_size
 
 logger = logging.getLogger(__name__)
+
+_PROBES = 200
+"""Training questions, held out, that the fit's coverage is told of where development questions are others."""
 
 
 def train(job: Job, config: SFTSettings) -> Result:
@@ -134,8 +138,25 @@ class _SFT:
             self.model.query, [query.item for query in questions], self.held_out.folds, seed=self.seed
         )
         self.processes.broadcast(self.model)
-        if self.dev.queries and self.model.family.fits:
-            self._say("fitted: %.1f %% of what held-out questions need is covered", self._dev_coverage())
+        if self.model.family.fits:
+            self._say_how_far()
+
+    def _say_how_far(self) -> None:
+        """What the fit covers of held-out training questions, and how far other development questions are from that.
+
+        Those that are easier than what is held out are less new to the pool, and flatter.
+        """
+        own = self.dev.queries and not self.dev.are_training
+        held_out = self.dev
+        if own or not self.dev.queries:
+            rows = np.linspace(0, len(self.queries) - 1, min(_PROBES, len(self.queries))).astype(int)
+            held_out = Development(replace(self.job, dev=[self.queries[row] for row in rows]), self.held_out)
+        covered = self._covered(held_out)
+        message = "fitted: %.1f %% of what %d held-out training questions need is covered"
+        self._say(message, covered, len(held_out.queries))
+        if own:
+            message = "of what %d development questions need, %.1f %%: %+.1f points from that"
+            self._say(message, len(self.dev.queries), self._dev_coverage(), self._dev_coverage() - covered)
 
     def _say(self, message: str, *values: object) -> None:
         """The fit takes seconds to minutes, and has no steps to count."""
@@ -268,8 +289,11 @@ class _SFT:
         return {**figures, "lr": self.runner.lr}
 
     def _dev_coverage(self) -> float:
-        """Of the greedy picks, in percent."""
-        return self.dev.supervision.coverage(self.dev.picks(self._pool_vectors(), self.config.k, self.groups))
+        return self._covered(self.dev)
+
+    def _covered(self, dev: Development) -> float:
+        """Coverage of the greedy picks, in percent."""
+        return dev.supervision.coverage(dev.picks(self._pool_vectors(), self.config.k, self.groups))
 
     def _pool_vectors(self) -> PoolVectors:
         """E_c and E_z of the pool under the current weights; encoded at most once an epoch."""

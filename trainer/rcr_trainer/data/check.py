@@ -43,11 +43,13 @@ class Finding:
         text: in a line.
         places: where, each a line of its own.
         fix: whether it should be fixed.
+        overlap: whether it says what the file shares with the training data.
     """
 
     text: str
     places: Sequence[str] = ()
     fix: bool = False
+    overlap: bool = False
 
 
 @dataclass(slots=True)
@@ -66,11 +68,13 @@ class FileCheck:
     report: ReadReport
     findings: list[Finding] = field(default_factory=list)
 
-    def note(self, count: int, text: str, places: Iterable[str] = (), *, fix: bool = False) -> None:
+    def note(
+        self, count: int, text: str, places: Iterable[str] = (), *, fix: bool = False, overlap: bool = False
+    ) -> None:
         """Add a finding, unless there is nothing to say: `text` is formatted with {count} and {total}."""
         if count:
             said = text.format(count=count, total=len(self.examples))
-            self.findings.append(Finding(said, list(places), fix))
+            self.findings.append(Finding(said, list(places), fix, overlap))
 
     def at(self, numbers: Iterable[int]) -> list[str]:
         """Examples by their positions, each with its place and its question."""
@@ -173,12 +177,13 @@ def check_split(split: Split, spec: ProgramSpec) -> list[FileCheck]:
 
 
 def in_one_line(checks: Sequence[FileCheck]) -> str:
-    """What the files hold and what needs fixing."""
+    """What the files hold, what they share, and what needs fixing."""
     sizes = ", ".join(f"{check.name} {len(check.examples):,} examples" for check in checks)
-    to_fix = [f"{check.name}: {finding.text}" for check in checks for finding in check.findings if finding.fix]
-    if not to_fix:
-        return sizes
-    return f"{sizes}; to fix: {'; '.join(to_fix)} (`rcr-train data check` names the rows)"
+    named = [(f"{check.name}: {finding.text}", finding) for check in checks for finding in check.findings]
+    overlaps = [f"; {text}" for text, finding in named if finding.overlap]
+    to_fix = [text for text, finding in named if finding.fix]
+    said = "".join([sizes, *overlaps])
+    return f"{said}; to fix: {'; '.join(to_fix)} (`rcr-train data check` names the rows)" if to_fix else said
 
 
 def _check_rows(check: FileCheck, spec: ProgramSpec) -> None:
@@ -214,6 +219,7 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
         count,
         f"programs (values aside) that also occur in {training.name}: {{count}} of {{total}}; normal where both come "
         "from one source, but they test no new combinations",
+        overlap=True,
     )
 
 
