@@ -7,6 +7,7 @@ from html.parser import HTMLParser
 import pytest
 from chromium import BINARY, chromium
 from rcr_trainer import cli
+from rcr_trainer.baselines import names
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import AnswersAsked, Picked, Question, write_picks
 from rcr_trainer.evaluation.page import write_page
@@ -148,20 +149,20 @@ def test_several_runs_share_a_page(text):
 
 
 def test_500_questions_stay_under_5_megabytes(tmp_path):
-    """With names as long and as many as COVR's: 97 structures of 27 characters, ten selectors, four picks."""
+    """With names as long and as many as COVR's: 97 structures of 27 characters, every selector, four picks."""
     run = evaluated(tmp_path / "one")
     rows = []
     for i in range(500):
-        names = sorted(f"structure {(31 * i + 7 * j) % 9000:017d}" for j in range(97))
+        needed = sorted(f"structure {(31 * i + 7 * j) % 9000:017d}" for j in range(97))
         own = {
             f"s{selector}": Picked(
                 "plain",
                 [Example(str(p), "q" * 70, f"{(i * 7 + p + selector) % 3000:0110d}") for p in range(4)],
                 [2] * 60 + [0] * 37, "a" * 120, False, 0.5,
             )
-            for selector in range(10)
+            for selector in range(1 + len(names()))
         }  # fmt: skip
-        rows.append(Question(str(i), "q" * 80, "p" * 120, "p" * 120, names, own))
+        rows.append(Question(str(i), "q" * 80, "p" * 120, "p" * 120, needed, own))
     write_picks(run.path, rows)
     assert write_page([run], tmp_path / "r.html").stat().st_size < 5e6
 
