@@ -148,6 +148,7 @@ def test_several_runs_share_a_page(text):
     assert [data["name"] for data in data_of(text)] == ["one", "two"]
 
 
+@pytest.mark.slow
 def test_500_questions_stay_under_5_megabytes(tmp_path):
     """With names as long and as many as COVR's: 97 structures of 27 characters, every selector, four picks."""
     run = evaluated(tmp_path / "one")
