@@ -27,10 +27,12 @@ COVR_SPLITS = ("110",)
 SQL_SPLITS = ("scholar", "atis", "geography", "academic", "imdb", "yelp")
 FOLDER = Path("runs/ablation")
 METRICS = {
-    "coverage": "coverage",
-    "full_coverage": "full coverage",
-    "exact_match": "simulated exact match",
-    "implied_shown": "implied values shown",
+    "coverage": "coverage, %",
+    "full_coverage": "full coverage, %",
+    "exact_match": "simulated exact match, %",
+    "implied_shown": "implied values shown, %",
+    "hub_share": "ten most picked, % of the picks",
+    "prompt_length": "characters of the picks",
 }
 
 
@@ -72,6 +74,12 @@ VARIANTS = {
     "structure-anonymous": Variant(
         "structure, implied values anonymised like all others", _family("structure", implied=False)
     ),
+    **{
+        f"structure-length{alpha}": Variant(
+            f"structure, length penalty {alpha}", _family("structure", length_penalty=alpha)
+        )
+        for alpha in (0, 0.1, 0.3, 0.4)
+    },
     "structure-descent": Variant(
         "structure, then 8 epochs of gradient descent (listwise)", _family("structure", {"epochs": 8}), everywhere=False
     ),
@@ -154,7 +162,7 @@ def markdown(results: Mapping[str, Mapping[str, Mapping[str, Mapping[str, Any]]]
         plain, oracle = (cell([row[name] for row in some]) for name in ("set_bsr", "oracle"))
         lines = [
             f"**{split}** (Set-BSR covers {plain} %, the oracle {oracle} %)\n",
-            "| | " + " | ".join(f"{title}, %" for title in METRICS.values()) + " | share of the gap |",
+            "| | " + " | ".join(METRICS.values()) + " | share of the gap |",
             "|---" * (len(METRICS) + 2) + "|",
         ]
         for variant, seeds in variants.items():

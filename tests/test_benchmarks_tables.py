@@ -239,7 +239,9 @@ def test_every_variant_of_the_ablation_has_settings_of_its_own(ablation, monkeyp
 
 def test_the_ablation_compares_means(ablation):
     row = {"coverage": 60.0, "full_coverage": 20.0, "exact_match": 30.0, "set_bsr": 50.0, "oracle": 75.0}
+    row |= {"hub_share": 10.0, "prompt_length": 400.0}
     seeds = {"0": {**row, "gap_closed": 0.4}, "1": {**row, "coverage": 65.0, "implied_shown": 80.0, "gap_closed": 0.6}}
     lines = ablation.markdown({"template_1": {"structure": seeds}}).splitlines()
     assert lines[0] == "**template_1** (Set-BSR covers 50.0 ± 0.0 %, the oracle 75.0 ± 0.0 %)"
-    assert lines[4].endswith("(the default) | 62.5 ± 3.5 | 20.0 ± 0.0 | 30.0 ± 0.0 | 80.0 | 0.50 ± 0.14 |")
+    cells = "62.5 ± 3.5 | 20.0 ± 0.0 | 30.0 ± 0.0 | 80.0 | 10.0 ± 0.0 | 400.0 ± 0.0 | 0.50 ± 0.14"
+    assert lines[4].endswith(f"(the default) | {cells} |")
