@@ -404,9 +404,28 @@ def test_selectors_learn_from_a_local_model_and_pay_once(capsys, here):
     assert 180 < kept[0] == kept[1] <= 10 * 4 + 10 * 4 * 4
 
 
-def test_a_budget_ends_learning_in_one_line_and_keeps_what_was_scored(capsys, here):
-    llm = ["--llm.kind=local", f"--llm.model={PARSER}", "--llm.device=cpu", "--llm.budget_calls=100"]
-    assert cli.main(["run", "demo.yaml", *LEARNED, *llm]) == 2
-    assert "the budget of 100 calls could be exceeded" in capsys.readouterr().err.splitlines()[-1]
-    more = [*llm[:-1], "--llm.budget_calls=200"]
-    assert cli.main(["run", "demo.yaml", "--resume", *LEARNED, *more]) == 0
+def test_a_budget_that_ends_learning_leaves_selectors_out_and_a_larger_one_brings_them_in(here):
+    llm = ["--llm.kind=local", f"--llm.model={PARSER}", "--llm.device=cpu"]
+    assert cli.main(["run", "demo.yaml", *LEARNED, *llm, "--llm.budget_calls=100"]) == 0
+    assert list(report().selectors) == ["rcr", "bm25", "epr"]
+    assert report().left_out["se2_tri"].startswith("the budget of 100 calls could be exceeded by the next call")
+    assert report().unpaid
+    assert cli.main(["run", "demo.yaml", "--resume", *LEARNED, *llm, "--llm.budget_calls=200"]) == 0
+    assert list(report().selectors) == ["rcr", "bm25", "epr", "se2_tri"]
+    assert not report().unpaid
+
+
+def test_a_server_that_scores_no_text_says_so_first_and_costs_the_comparison_only_who_would_learn_from_it(capsys):
+    with OpenAIServer() as server:
+        llm = ["--llm.kind=completion", "--llm.model=m", f"--llm.base_url={server.base_url}"]
+        assert cli.main(["run", "demo.yaml", *LEARNED[:-1], *llm, "--evaluation.answers=true"]) == 0
+        asked = [bool(request.body.get("echo")) for request in server.requests]
+    # Before training; at the comparison, once for both selectors; then the answers.
+    assert asked[:2] == [True, True]
+    assert not any(asked[2:])
+    assert list(report().selectors) == ["rcr", "bm25"]
+    assert None not in exact().values()
+    assert list(report().left_out) == ["epr", "se2_tri"]
+    assert "'m' can't score: its server ignores echo" in report().left_out["epr"]
+    said = capsys.readouterr().err
+    assert said.index("epr, se2_tri will be left out of the comparison: 'm' can't score") < said.index("sft …")

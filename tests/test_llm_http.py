@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from openai_server import OpenAIServer, each, prompts_of
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.faults import AccessError, LLMError, RequestError
+from rcr_trainer.llm.faults import AccessError, LLMError, RequestError, UnscoredError
 from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.openai_ import LONGEST_BODY
@@ -420,6 +420,17 @@ def test_a_server_that_cannot_score_costs_one_text(echo: Any, error: type[LLMErr
             llm.log_likelihoods(["a", "b", "c"], [" b\n"] * 3)
         assert "\n" not in str(caught.value)
         assert len(server.requests) == calls
+        with pytest.raises(UnscoredError, match=message):  # known from now on
+            llm.log_likelihoods(["d"], [" b\n"])
+        assert len(server.requests) == calls
+
+
+def test_a_server_that_refuses_to_score_is_one_that_cannot() -> None:
+    with OpenAIServer() as server, model(server, "completion") as llm:
+        server.fail("400")
+        with pytest.raises(UnscoredError, match=r"'m' can't score: .*the server refuses the request with status 400"):
+            llm.log_likelihoods(["a"], [" b\n"])
+        assert len(server.requests) == 1
 
 
 def told(text: str, last: list[str], value: float | None = -1.0, first: str = "") -> dict[str, Any]:

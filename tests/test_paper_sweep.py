@@ -186,6 +186,20 @@ def test_more_budget_answers_what_a_spent_one_did_not(here, capsys, monkeypatch)
         assert len(server.requests) == asked
 
 
+def test_a_server_that_scores_no_text_costs_only_the_rows_that_need_scores(here, capsys, monkeypatch):
+    shorten(monkeypatch, "main", 0)
+    shorten(monkeypatch, "reward", 0, 2)
+    with OpenAIServer() as server:
+        flags = [f"--llm.base_url={server.base_url}", "--yes"]
+        assert paper("main", "--evaluation.selectors=bm25,epr", *flags, llm="completion:m") == 0
+        assert {row["row"] for row in figures(here / "out" / "main.csv")} == {"RCR", "RCR w/o RL", "BM25"}
+        assert "\nEPR left out: 'm' can't score: its server ignores echo" in (here / "out" / "main.md").read_text()
+        assert paper("reward", *flags, llm="completion:m") == 0
+        assert {row["row"] for row in figures(here / "out" / "reward.csv")} == {"coverage reward"}
+        text = (here / "out" / "reward.md").read_text()
+        assert "\nlikelihood reward left out: 'm' can't score: its server ignores echo" in text
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [

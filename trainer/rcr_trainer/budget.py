@@ -90,7 +90,8 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[int, int, Sequence[Ex
         count = min(len(held_out), evaluation.answer_queries or len(held_out))
         yield count * count_selectors(config), evaluation.k, held_out
     if texts := texts_at_most(config, task):
-        yield texts, evaluation.k, task.pool
+        tried = config.llm.kind != "local"  # see `try_scoring`
+        yield texts + tried, evaluation.k, task.pool
 
 
 def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> Request:

@@ -73,6 +73,7 @@ def run(
     set_threads(config.threads)
     from langchain_rcr.hub import requirement
     from rcr_trainer.data import read_split, write_split
+    from rcr_trainer.evaluation.resources import try_scoring
     from rcr_trainer.training.processes import join
 
     wanted = [name for name in STAGES[: STAGES.index(until) + 1] if name != "grpo" or config.grpo.enabled]
@@ -87,6 +88,8 @@ def run(
                     current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
                     check_files(current)
                     _take(current, "data", lambda: write_split(current.data, split or load_checked(config)[0]))
+                    if "evaluation" in wanted and not current.done("evaluation"):
+                        try_scoring(config, divide(config, read_split(current.data)))
             if not processes.first:
                 current = Run.open(config.folder, config, writes=False)
             task = divide(config, read_split(current.data))
@@ -208,7 +211,7 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
     Args:
         config: the settings.
         until: the last stage.
-        unpaid: whether an evaluation counts that a spent budget left without some answers.
+        unpaid: whether an evaluation counts that a spent budget left without some answers or selectors.
 
     Raises:
         ConfigError: a trained policy is there, under settings with which `resumed` would begin anew.
@@ -228,11 +231,12 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
 
 
 def _unpaid(run: Run) -> bool:
-    """Whether a spent budget left the run's own evaluation without some answers."""
+    """Whether a spent budget left the run's own evaluation without some answers or selectors."""
     from rcr_trainer.evaluation import EvaluationReport
 
     report = EvaluationReport.read(run.path)
-    return report.answers is not None and report.answers.unpaid and not report.changed
+    unanswered = report.answers is not None and report.answers.unpaid
+    return (report.unpaid or unanswered) and not report.changed
 
 
 def _changed(config: Settings) -> list[str]:

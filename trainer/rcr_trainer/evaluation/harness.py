@@ -75,8 +75,8 @@ def evaluate(
         answerer: a language model that is asked with each selector's k picks, after everything else is measured.
         keep: given the report and the k picks before the model is asked, so that what is measured isn't lost with it,
             and again once it has answered.
-        **about: fields of the report that only the caller knows: `split`, `seed`, `part`, `left_out`, `trade_offs`,
-            `changed`.
+        **about: fields of the report that only the caller knows: `split`, `seed`, `part`, `left_out`, `unpaid`,
+            `trade_offs`, `changed`.
 
     Raises:
         InputError: k is more than what is left to pick from, no query is left to count, or a selector picks wrongly

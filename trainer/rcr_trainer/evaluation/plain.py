@@ -16,6 +16,7 @@ from rcr_trainer.coverage import recall_by_step, structure_matrices
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import percent_by_step, within_pool
 from rcr_trainer.evaluation.report import Choice, Gold
+from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
 
 POOL_QUERIES = 200  # about as many of the pool's examples stand in for dev
 
@@ -28,11 +29,13 @@ class PlainSelectors:
         selectors: those that could be built.
         left_out: those that could not, with the reason.
         trade_offs: how those were chosen that a selector has.
+        unpaid: some are left out since the language model's budget was spent.
     """
 
     selectors: dict[str, Baseline] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
     trade_offs: dict[str, Choice] = field(default_factory=dict)
+    unpaid: bool = False
 
 
 def plain_selectors(
@@ -49,8 +52,9 @@ def plain_selectors(
 
     Args:
         pool: the candidates.
-        resources: what the baselines need; one that needs what is missing, or can't load its model, is left out. Every
-            baseline embeds the questions of pool and dev again, so a function that embeds should keep their vectors.
+        resources: what the baselines need; one that needs what is missing, or can't load its model, is left out, and so
+            is one that can't learn, since the language model scores no texts or its budget is spent. Every baseline
+            embeds the questions of pool and dev again, so a function that embeds should keep their vectors.
         dev: queries on which trade-offs are chosen.
         k: picks that they are chosen for, and that `select_examples` returns.
         exclude_dev: per dev query, the positions it may not pick.
@@ -67,8 +71,11 @@ def plain_selectors(
             continue
         try:
             selector = baseline.build(examples, resources, k=k)
-        except InputError as error:  # a model of its own that can't be loaded
+            if "score" in baseline.needs:
+                selector.pick([], k)  # It learns before it picks.
+        except (InputError, UnscoredError, BudgetExceeded, TooLongError) as error:
             plain.left_out[name] = str(error)
+            plain.unpaid |= isinstance(error, BudgetExceeded)
             continue
         plain.selectors[name] = selector
         if baseline.trade_off is not None:

@@ -159,6 +159,7 @@ class EvaluationReport:
         gold: which structures of the gold programs count.
         none_in_pool: queries left out since the pool has none of their structures, where only those in the pool count.
         left_out: selectors that were not run, with the reason.
+        unpaid: some were not since the language model's budget was spent.
         trade_offs: how those of the selectors were chosen that have one.
         repeated: test queries whose question and program are both an example of the pool, too.
         answers: the language model that was asked; None: none was.
@@ -181,6 +182,7 @@ class EvaluationReport:
     gold: Gold = "all"
     none_in_pool: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
+    unpaid: bool = False
     trade_offs: dict[str, Choice] = field(default_factory=dict)
     repeated: int = 0
     answers: AnswersAsked | None = None

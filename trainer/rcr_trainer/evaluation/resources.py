@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -23,14 +24,17 @@ from rcr_trainer.baselines.base import Embed, Resources
 from rcr_trainer.baselines.learned import LearnedSelector, training_rows
 from rcr_trainer.baselines.set_bsr import TransformerTokens
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.faults import BudgetExceeded, UnscoredError
 from rcr_trainer.policies import device_of, embeddings_of
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task
+from rcr_trainer.tasks import Task, open_language_model
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Example
     from rcr_trainer.llm.model import LanguageModel
+
+logger = logging.getLogger(__name__)
 
 
 def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | None) -> Resources:
@@ -71,6 +75,26 @@ def learners(config: Settings) -> list[str]:
             "with llm.kind: local or completion"
         )
     return names
+
+
+def try_scoring(config: Settings, task: Task) -> None:
+    """Have a server score one text, before training pays for answers, where selectors learn from its scores.
+
+    Those that won't learn will be left out of the comparison, which is logged.
+
+    Raises:
+        LLMError: the language model can't be asked.
+    """
+    names = learners(config)
+    if not names or config.llm.kind == "local":
+        return
+    example, prompt = task.pool[0], config.prompt
+    with open_language_model(config, task) as llm:
+        try:
+            asked = prompt.request([], example.source, example.fields)
+            llm.log_likelihoods([str(asked)], [prompt.continuation(example.target)])
+        except (UnscoredError, BudgetExceeded) as error:
+            logger.warning("%s will be left out of the comparison: %s", ", ".join(names), error)
 
 
 def texts_at_most(config: Settings, task: Task) -> int:

@@ -56,7 +56,8 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
         ConfigError: there are no queries of this split, the run's folder names what the caller hasn't consented to, or,
             with `only_picks`, evaluation.json has other settings.
         InputError: k is more than the pool offers.
-        LLMError: the language model can't be asked. That its budget is spent is no error: see the report's `missing`.
+        LLMError: the language model can't be asked. That its budget is spent, or that it scores no texts to learn from,
+            is no error: see the report's `missing` and `left_out`.
     """
     config, evaluation = run.config, run.config.evaluation
     if not run.checkpoint.is_dir() or not run.done("grpo" if config.grpo.enabled else "sft"):
@@ -112,6 +113,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             exclude=_barred(config, task, evaluation.split),
             gold=evaluation.gold,
             left_out=plain.left_out,
+            unpaid=plain.unpaid,
             trade_offs=plain.trade_offs,
             changed=changed,
             answerer=_answerer(config, task, llm),

@@ -110,7 +110,7 @@ class Backend:
         Token counts are −1 where it gives none that can be true.
 
         Raises:
-            AccessError: it can't score.
+            UnscoredError: it can't score.
         """
         if isinstance(requests[0], Scored):
             return await self._score([each for each in requests if isinstance(each, Scored)])

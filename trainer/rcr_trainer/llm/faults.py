@@ -42,6 +42,10 @@ class AccessError(LLMError):
     """No key, no money or no such model (401, 402, 403, 404, `insufficient_quota`): repeating the call can't help."""
 
 
+class UnscoredError(AccessError):
+    """The model tells no probabilities of texts."""
+
+
 class RequestError(LLMError):
     """The model can't be asked this (of a server: status 400, 413, 422 and the like)."""
 

@@ -24,7 +24,7 @@ from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.backend import Backend, Request
 from rcr_trainer.llm.caller import Batch, Caller
-from rcr_trainer.llm.faults import LLMError, TooLongError
+from rcr_trainer.llm.faults import LLMError, RequestError, TooLongError, UnscoredError
 from rcr_trainer.llm.ledger import Answer, AnswerCache, Estimate, Ledger, Stats, Use
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -102,7 +102,7 @@ class LanguageModel:
         self._language, self._looked_at, self._useless = language, 0, 0
         self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
         self._seen: set[bytes] = set()
-        self._scores = settings.kind == "local"
+        self._scores: bool | UnscoredError = settings.kind == "local"
         self._workers: set[asyncio.Task[None]] = set()
 
     @property
@@ -145,20 +145,35 @@ class LanguageModel:
         The first text that a server scores for this object goes alone: if the server can't score, that costs one call.
 
         Raises:
-            AccessError: the server ignores `echo`.
+            UnscoredError: the server ignores or refuses `echo`, or a response has no usable probabilities.
             ConfigError: the model tells no probabilities (a chat model, a simulator).
-            LLMError: as `generate`; also where a response has no usable probabilities.
+            LLMError: as `generate`.
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
-        if requests and not self._scores:
-            self._score(requests[:1])
-            self._scores = True
+        if requests and self._scores is not True:
+            self._try(requests[0])
         return self._score(requests)
+
+    def _try(self, request: Scored) -> None:
+        """Score the first text; that a server can't is known from then on."""
+        if isinstance(self._scores, UnscoredError):
+            raise self._scores
+        try:
+            self._score([request])
+        except TooLongError:
+            raise
+        except RequestError as error:
+            self._scores = UnscoredError(f"{self.name!r} can't score: {error}")
+            raise self._scores from error
+        except UnscoredError as error:
+            self._scores = error
+            raise
+        self._scores = True
 
     def _score(self, requests: Sequence[Scored]) -> list[float]:
         texts = [answer.text for answer in background().run(self._generate(requests))]
         if None in texts:
-            raise LLMError(f"the model {self.name!r} gave no probabilities of a text: the response is malformed")
+            raise UnscoredError(f"the model {self.name!r} gave no probabilities of a text: the response is malformed")
         return [float(text or "nan") for text in texts]
 
     def count_tokens(self, prompt: str | Conversation) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from rcr_trainer.llm.faults import AccessError, MalformedResponseError
+from rcr_trainer.llm.faults import MalformedResponseError, UnscoredError
 
 PARAMETERS: Mapping[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0}
 """What a server is sent beside the text. `max_tokens: 0` would do, but vLLM refuses it."""
@@ -52,14 +52,14 @@ def from_echo(response: Mapping[str, Any], request: Scored) -> float:
         request: what was sent.
 
     Raises:
-        AccessError: the server didn't repeat the prompt, or gave no log-probabilities of it: asking again can't help.
+        UnscoredError: the server didn't repeat the prompt, or gave no log-probabilities of it: asking again can't help.
         MalformedResponseError: the log-probabilities don't fit the text.
     """
     choice = response["choices"][0]
     text, given = choice.get("text") or "", choice.get("logprobs") or {}
     tokens, offsets, values = (given.get(name) or [] for name in ("tokens", "text_offset", "token_logprobs"))
     if not text.startswith(str(request)) or len(tokens) < 2:
-        raise AccessError(
+        raise UnscoredError(
             f"{response.get('model')!r} can't score: its server ignores echo, by which it would tell the "
             "log-probabilities of a prompt; take one that has it, such as vLLM, or llm.kind: local"
         )

@@ -14,6 +14,7 @@ from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
 from rcr_trainer.evaluation import EvaluationReport, read_picks
 from rcr_trainer.layers import checked, load_config, merged
+from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.ledger import Estimate
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
@@ -114,6 +115,7 @@ class Sweep:
     folder: Path
     data: Path
     settings: Mapping[str, Any] = field(default_factory=dict)
+    _unscored: dict[str, str] = field(default_factory=dict, init=False)
 
     @cached_property
     def cells(self) -> list[Cell]:
@@ -162,13 +164,21 @@ class Sweep:
     def run(self) -> Iterator[Cell]:
         """Do every run that is missing; yields each before it begins.
 
+        A variant is left out whose own reward needs scores that the language model doesn't give.
+
         Raises:
             RCRError: as `pipeline.run`. What is done stays done: the next call goes on from there.
         """
         for cell in self.cells:
-            if not cell.done:
-                yield cell
+            if cell.done:
+                continue
+            yield cell
+            try:
                 pipeline.resumed(cell.config, cell.until)
+            except UnscoredError as error:
+                if cell.variant is None or "reward" not in cell.variant.settings:
+                    raise
+                self._unscored.update({row.label: str(error) for row in cell.variant.rows.values()})
 
     def outcomes(self) -> list[Outcome]:
         """What the runs that are done found, row by row."""
@@ -177,7 +187,7 @@ class Sweep:
 
     def left_out(self) -> dict[str, str]:
         """The selectors that a run could not compare, and the rows without answers, with the reason."""
-        found: dict[str, str] = {}
+        found = dict(self._unscored)
         for cell in self.cells:
             if cell.variant is None or not cell.compared:
                 continue
