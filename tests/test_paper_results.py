@@ -108,6 +108,30 @@ def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
     assert left_out == (set() if learned else {"epr", "se2", "se2_tri", "ceil", "iterr"})
 
 
+FITTED = "the fit of the structure family is a part of SFT: --model.family=embeddings has this row"
+
+
+@pytest.mark.parametrize(
+    ("settings", "learned", "without_sft"),
+    [
+        ({"llm": {"kind": "simulator"}}, "needs log-likelihoods, which the simulator doesn't give", FITTED),
+        ({"llm": {"kind": "chat", "model": "m"}}, "needs log-likelihoods, which a chat model doesn't give", FITTED),
+        ({"llm": {"kind": "local", "model": "m"}, "model": {"family": "lexical"}}, None, None),
+        ({"evaluation": {"answers": False}}, "needs log-likelihoods, which only a language model gives", FITTED),
+        # Whoever names the selectors knows who isn't there.
+        ({"llm": {"kind": "simulator"}, "evaluation": {"selectors": ["bm25"]}}, None, FITTED),
+    ],
+)
+def test_who_a_table_cannot_have_is_named_with_the_reason(tmp_path, settings, learned, without_sft):
+    main, reward = (
+        Sweep(TABLES[name], ["covr-110"], [0], tmp_path, tmp_path, settings).left_out() for name in ("main", "reward")
+    )
+    names = ["EPR", "se²", "se² + tri-encoder", "ceil", "iterr"] if learned else []
+    assert main == dict.fromkeys(names, learned) | ({"RCR w/o SFT": without_sft} if without_sft else {})
+    scores = settings.get("llm", {}).get("kind") == "local"
+    assert list(reward) == ([] if scores else ["likelihood reward"])
+
+
 def test_the_papers_own_settings_fit_every_split(tmp_path):
     config = Path(__file__).parent.parent / "examples" / "configs" / "paper_geoquery.yaml"
     given = merged(given_settings(config, {}, {}), {"llm": {"kind": "simulator"}})

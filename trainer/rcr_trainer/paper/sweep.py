@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_rcr.families import DEFAULT_FAMILY, get_family
+from langchain_rcr.families import DEFAULT_FAMILY, family_names, get_family
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
 from rcr_trainer.evaluation import EvaluationReport, read_picks
@@ -186,8 +186,8 @@ class Sweep:
         return [outcome for cell, variant in compared for outcome in _outcomes(cell, variant)]
 
     def left_out(self) -> dict[str, str]:
-        """The selectors that a run could not compare, and the rows without answers, with the reason."""
-        found = dict(self._unscored)
+        """The rows that the table can't have, or not with answers, with the reason."""
+        found = self._omitted | self._unscored
         for cell in self.cells:
             if cell.variant is None or not cell.compared:
                 continue
@@ -197,6 +197,39 @@ class Sweep:
                 rows = [_row(cell.variant, name) for name, own in report.selectors.items() if own.exact_match is None]
                 found |= {row.label: report.answers.missing for row in rows if row is not None}
         return found
+
+    # ------------------------------------------------------------------ what the settings rule out
+
+    @cached_property
+    def _omitted(self) -> dict[str, str]:
+        """The rows of variants that can't be done, and of selectors that can't be compared, with the reason."""
+        found = {}
+        if self.table.everyone and "selectors" not in self.settings.get("evaluation", {}):
+            found = {name_of(name): reason for name in baselines.names() if (reason := self._unlearned(name))}
+        undone = [(variant, reason) for variant in self.table.variants if (reason := self._undone(variant))]
+        return found | {row.label: reason for variant, reason in undone for row in variant.rows.values()}
+
+    def _undone(self, variant: Variant) -> str:
+        """Why a variant can't be done; empty: it can."""
+        family = get_family(self.settings.get("model", {}).get("family") or DEFAULT_FAMILY)
+        if family.fits and not variant.settings.get("sft", {}).get("enabled", True):
+            other = next(name for name in family_names() if not get_family(name).fits)
+            return f"the fit of the {family.name} family is a part of SFT: --model.family={other} has this row"
+        by_scores = variant.settings.get("reward", {}).get("names") == ["likelihood"]
+        return self._no_scores if by_scores else ""
+
+    def _unlearned(self, selector: str) -> str:
+        """Why a selector can't be compared; empty: it can, as far as the settings tell."""
+        return self._no_scores if "score" in baselines.get_baseline(selector).needs else ""
+
+    @cached_property
+    def _no_scores(self) -> str:
+        """Why nothing can learn from the language model's scores; empty: it may give some."""
+        llm = LLMSettings.model_validate(self.settings.get("llm", {}))
+        if llm.given and llm.scores:
+            return ""
+        who = {"simulator": "the simulator doesn't give", "chat": "a chat model doesn't give"}
+        return f"needs log-likelihoods, which {who.get(llm.kind, 'only a language model gives')}"
 
     # ------------------------------------------------------------------ the settings of a cell
 
@@ -212,16 +245,13 @@ class Sweep:
             given.get("data", {}).pop(name, None)
         # Programs as the paper prints them (appendix D).
         printed: dict[str, Any] = {"data": {"anonymize_values": True}} if geoquery else {}
-        llm = LLMSettings.model_validate(given.get("llm", {}))
-        everyone = {"evaluation": {"selectors": _comparable(llm) if self.table.everyone else []}}
+        names = [name for name in baselines.names() if not self._unlearned(name)] if self.table.everyone else []
+        everyone = {"evaluation": {"selectors": names}}
         common = merged(_DEFAULTS, printed, everyone, given, {"data": where["data"], "grpo": {"enabled": True}})
         # What else a split says, the command may contradict.
         common = merged({name: values for name, values in where.items() if name != "data"}, common)
-        family = get_family(common.get("model", {}).get("family") or DEFAULT_FAMILY)
         for variant in self.table.variants:
-            if family.fits and not variant.settings.get("sft", {}).get("enabled", True):
-                continue  # The fit is a part of SFT: there is no policy without.
-            if variant.settings.get("reward", {}).get("names") == ["likelihood"] and not (llm.given and llm.scores):
+            if self._undone(variant):
                 continue
             if variant.start == "sft":
                 yield self._sft(split, seed, merged(common, variant.settings))
@@ -260,12 +290,6 @@ class Sweep:
     def _checked(self, split: str, seed: int, name: str, settings: Mapping[str, Any]) -> Settings:
         folder = self._folder(split, seed, name)
         return checked({**settings, "name": folder.name, "output": str(folder), "seed": seed})
-
-
-def _comparable(llm: LLMSettings) -> list[str]:
-    """Every selector; those that learn from a language model's scores only where this one scores."""
-    names = baselines.names()
-    return names if llm.given and llm.scores else [n for n in names if "score" not in baselines.get_baseline(n).needs]
 
 
 def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
