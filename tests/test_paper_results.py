@@ -13,11 +13,13 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import given_settings, merged
 from rcr_trainer.paper import COVR, GEOQUERY, TABLES, Sweep, named_splits, split_settings
 from rcr_trainer.paper.results import Result, cell
+from rcr_trainer.paper.splits import origin
 from rcr_trainer.paper.sweep import Outcome
 from rcr_trainer.paper.tables import Row, name_of, paper_figure, published
 from rcr_trainer.settings import Settings
 
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))
+CORPUS = DATA / "geoquery" / "corpus.xml"
 PAPER = DATA.parent / "paper" / "rcr.tex"
 
 
@@ -150,6 +152,19 @@ def test_the_papers_own_settings_fit_every_split(tmp_path):
     assert not Sweep(TABLES["rl"], ["template_1"], [0], tmp_path, tmp_path, raw).cells[0].config.data.anonymize_values
 
 
+@pytest.mark.skipif(not CORPUS.is_file(), reason="GeoQuery's corpus is not there")
+def test_a_split_is_the_published_one_or_drawn(tmp_path):
+    def config(split, **data):
+        settings = {"llm": {"kind": "simulator"}, "data": data}
+        return Sweep(TABLES["rl"], [split], [0], tmp_path, tmp_path, settings).cells[0].config.data
+
+    (tmp_path / "geoquery" / "splits").mkdir(parents=True)
+    (tmp_path / "geoquery" / "corpus.xml").symlink_to(CORPUS)
+    (tmp_path / "geoquery" / "splits" / "template_1.json").write_text("{}")
+    found = {split: origin(config(split)) for split in ("template_1", "template_2", "length", "covr-8")}
+    assert found == {"template_1": "published", "template_2": "drawn", "length": "drawn", "covr-8": "sampled"}
+
+
 def test_a_policy_without_sft_needs_grpo():
     for settings in ({}, {"grpo": {"enabled": True}, "sft": {"checkpoint": "runs/a"}}):
         with pytest.raises(ValueError, match=r"sft\.enabled = False contradicts"):
@@ -159,9 +174,11 @@ def test_a_policy_without_sft_needs_grpo():
 # ---------------------------------------------------------------- results by hand
 
 
-def outcome(label, split, seed, exact, *, answered=None, series="", x=None, simulated=False, **metrics):
+def outcome(
+    label, split, seed, exact, *, answered=None, series="", x=None, simulated=False, origin="published", **metrics
+):
     figures = {"exact_match": exact, "coverage": 2 * exact, "jaccard": None, **metrics}
-    return Outcome(Row(label, series, x), split, seed, figures, answered or {}, simulated)
+    return Outcome(Row(label, series, x), split, seed, figures, answered or {}, simulated, origin)
 
 
 OUTCOMES = [
@@ -210,6 +227,25 @@ def test_answers_of_a_simulator_are_called_simulated():
     assert "Seed 0." in text
 
 
+def test_a_drawn_split_is_no_column_of_the_papers():
+    drawn = [outcome("RCR", split, 0, 50.0, origin="drawn") for split in ("template_1", "length")]
+    result = main_table(
+        [outcome("RCR", "standard", 0, 60.0), *drawn, outcome("RCR", "covr-8", 0, 30.0, origin="sampled")]
+    )
+    text = result.markdown()
+    assert "| main | i.i.d. | Template 1, drawn | length, drawn | COVR-10 (1 of 10) | mean |" in text
+    assert "| RCR | 60.0 [78.2] | 50.0 | 50.0 | 30.0 [36.2] | 47.5 |" in text
+    assert " Published splits: standard. Drawn here, not the paper's: template_1, length.\n" in text
+    assert r" & i.i.d. & Template 1, drawn & length, drawn & COVR-10 (1 of 10) \\" in result.latex()
+    rows = [row for row in csv.DictReader(io.StringIO(result.csv())) if row["metric"] == "exact_match"]
+    assert [(row["split"], row["paper"], row["origin"]) for row in rows] == [
+        ("standard", "78.21", "published"),
+        ("template_1", "", "drawn"),
+        ("length", "", "drawn"),
+        ("covr-8", "36.18", "sampled"),
+    ]
+
+
 def test_who_is_left_out_is_said():
     text = Result("main", TABLES["main"], OUTCOMES, {"Contriever": "no such model"}).markdown()
     assert text.endswith("\n\nContriever left out: no such model.\n")
@@ -219,7 +255,7 @@ def test_csv_has_a_line_for_each_figure():
     rows = list(csv.DictReader(io.StringIO(main_table().csv())))
     assert rows[0] == {
         "table": "main", "row": "RCR", "split": "template_1", "seed": "0", "metric": "exact_match", "value": "60",
-        "paper": "59.64",
+        "paper": "59.64", "origin": "published",
     }  # fmt: skip
     assert (rows[1]["metric"], rows[1]["value"], rows[1]["paper"]) == ("coverage", "120", "")
     assert len(rows) == 2 * len(OUTCOMES)

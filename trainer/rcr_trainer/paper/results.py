@@ -52,8 +52,8 @@ class Result:
 
     @property
     def columns(self) -> list[str]:
-        """The splits as the paper calls them; all of COVR's are one."""
-        return list(dict.fromkeys(_column(outcome.split) for outcome in self.outcomes))
+        """The splits as the paper calls them; all of COVR's are one, and what is drawn is none of the paper's."""
+        return list(dict.fromkeys(_column(outcome) for outcome in self.outcomes))
 
     @property
     def metric(self) -> str:
@@ -66,7 +66,7 @@ class Result:
         by_seed: dict[int, list[float]] = {}
         for outcome in self.outcomes:
             value = outcome.metrics.get(metric)
-            if outcome.row.label == label and column in (_column(outcome.split), MEAN) and value is not None:
+            if outcome.row.label == label and column in (_column(outcome), MEAN) and value is not None:
                 by_seed.setdefault(outcome.seed, []).append(value)
         return [mean(values) for values in by_seed.values()]
 
@@ -133,17 +133,20 @@ class Result:
         return "\n".join(lines) + "\n"
 
     def csv(self) -> str:
-        """A line for each row, split, seed and metric; `paper` is the paper's figure for exact match."""
+        """A line for each row, split, seed and metric; `paper` is the paper's figure for exact match.
+
+        `origin` says whether the split is published, drawn or sampled.
+        """
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["table", "row", "split", "seed", "metric", "value", "paper"])
+        writer.writerow(["table", "row", "split", "seed", "metric", "value", "paper", "origin"])
         for outcome in self.outcomes:
             for metric, value in outcome.metrics.items():
                 label = outcome.row.label
-                beside = paper_figure(self.name, label, _column(outcome.split)) if metric == "exact_match" else None
+                beside = paper_figure(self.name, label, _column(outcome)) if metric == "exact_match" else None
                 if value is not None:
                     line = [self.name, label, outcome.split, outcome.seed, metric, f"{value:.6g}"]
-                    writer.writerow([*line, "" if beside is None else beside])
+                    writer.writerow([*line, "" if beside is None else beside, outcome.origin])
         return buffer.getvalue()
 
     def latex(self) -> str:
@@ -209,7 +212,7 @@ class Result:
 
     def _heading(self, column: str) -> str:
         """The column's name, and how many of COVR's ten splits it has if not all."""
-        splits = {outcome.split for outcome in self.outcomes if _column(outcome.split) == column}
+        splits = {outcome.split for outcome in self.outcomes if _column(outcome) == column}
         return f"{column} ({len(splits)} of {len(COVR)})" if splits < set(COVR) and splits else column
 
     def _beside(self, label: str, column: str, digits: int) -> str:
@@ -223,7 +226,13 @@ class Result:
         over = f"Seeds {seeds}: mean ± standard deviation" if "," in seeds else f"Seed {seeds}"
         beside = f" In brackets: the paper's ({own['where']})." if own and self.metric == "exact_match" else ""
         simulated = " Answers are simulated, by no language model." if self._simulated("exact_match") else ""
-        return f"{over}.{beside}{simulated}"
+        return f"{over}.{beside}{self._origins()}{simulated}"
+
+    def _origins(self) -> str:
+        """Which splits are published and which drawn."""
+        words = {"published": "Published splits", "drawn": "Drawn here, not the paper's"}
+        found = {origin: dict.fromkeys(o.split for o in self.outcomes if o.origin == origin) for origin in words}
+        return "".join(f" {words[origin]}: {', '.join(splits)}." for origin, splits in found.items() if splits)
 
 
 def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str:
@@ -235,9 +244,10 @@ def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str
     return f"{mean(values):{plus}.{digits}f}{spread}"
 
 
-def _column(split: str) -> str:
-    names: Mapping[str, str] = published()["splits"]
-    return names.get("covr" if split.startswith("covr-") else split, split)
+def _column(outcome: Outcome) -> str:
+    names, split = published()["splits"], outcome.split
+    name: str = names.get("covr" if split.startswith("covr-") else split, split)
+    return f"{name}, drawn" if outcome.origin == "drawn" else name
 
 
 def _gap(gap: tuple[float, tuple[float, float] | None] | None) -> str:

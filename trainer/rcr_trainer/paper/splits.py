@@ -9,6 +9,7 @@ from typing import Any
 
 from rcr_trainer.data import Split, geoquery_split, text2sql_split, write_split
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import download_corpus
 
 GEOQUERY = ("standard", "template_1", "template_2", "template_3", "tmcd_1", "tmcd_2", "tmcd_3", "length_1")
@@ -65,6 +66,13 @@ def split_settings(split: str, data: Path, drawn: Path, seed: int = 0) -> dict[s
         where = {"task": "geoquery", "directory": str(folder)}
     # The standard split is i.i.d.: most test programs are in the pool, so training queries may get their own, too.
     return {"data": where, "sft": {"exclude_own_program": kind != "standard"}}
+
+
+def origin(data: DataSettings) -> str:
+    """Where the split of such settings is from: "published", "drawn", or "sampled" from COVR's grammar."""
+    if data.task == "covr":
+        return "sampled"
+    return "drawn" if data.task == "geoquery" and data.ids is None else "published"
 
 
 def _made(folder: Path, split: Callable[[], Split]) -> Path:

@@ -17,7 +17,7 @@ from rcr_trainer.layers import checked, load_config, merged
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.ledger import Estimate
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.paper.splits import split_settings
+from rcr_trainer.paper.splits import origin, split_settings
 from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
@@ -77,6 +77,7 @@ class Outcome:
         answered: of each question that the language model answered, its id, the key of its program and whether the
             answer is exact.
         simulated: the answers are no language model's.
+        origin: of the split, see `splits.origin`.
     """
 
     row: Row
@@ -85,6 +86,7 @@ class Outcome:
     metrics: Mapping[str, float | None]
     answered: Mapping[str, tuple[str, bool]]
     simulated: bool
+    origin: str = "published"
 
 
 def sum_of(costs: Sequence[Estimate]) -> Estimate | None:
@@ -324,7 +326,8 @@ def _outcomes(cell: Cell, variant: Variant) -> Iterator[Outcome]:
         metrics = {key: value for key, value in asdict(scores).items() if not isinstance(value, str | list | dict)}
         metrics["pick_seconds"] = scores.latency_batch_ms * report.n / 1000
         simulated = report.answers is not None and report.answers.simulated
-        yield Outcome(row, cell.split, cell.seed, metrics, _answered(picks, selector), simulated)
+        answered, where = _answered(picks, selector), origin(cell.config.data)
+        yield Outcome(row, cell.split, cell.seed, metrics, answered, simulated, where)
 
 
 def _row(variant: Variant, selector: str) -> Row | None:
