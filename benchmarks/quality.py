@@ -9,8 +9,8 @@ query splits are taken; academic, imdb and yelp have ten folds, and a run's seed
 simulated: `StructureBoundLLM` with its defaults (it answers right where the picks show every structure of up to two
 nodes), which is no language model.
 
-The best plain selector is that of a split, over all its seeds or folds; the share of the gap is that of their means. The
-file maps split → seed → figures on the test queries, rates in percent; `sft_seconds` are those of the whole SFT
+The best plain selector is that of a split, over all its seeds or folds; the share of the gap is that of their means.
+The file maps split → seed → figures on the test queries, rates in percent; `sft_seconds` are those of the whole SFT
 stage, the frozen model's reading of pool and queries included (of an interrupted stage: since it was last continued).
 Markdown tables of means and spreads go to standard output.
 """
