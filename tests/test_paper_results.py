@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from rcr_trainer import baselines
 from rcr_trainer.cli import TABLES as NAMES
+from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import given_settings, merged
 from rcr_trainer.paper import COVR, GEOQUERY, TABLES, Sweep, named_splits, split_settings
@@ -152,17 +153,32 @@ def test_the_papers_own_settings_fit_every_split(tmp_path):
     assert not Sweep(TABLES["rl"], ["template_1"], [0], tmp_path, tmp_path, raw).cells[0].config.data.anonymize_values
 
 
+def geoquery(folder, split, **data):
+    """The data of a split's first run, with a corpus alone and, of template_1, published ids."""
+    if not (folder / "geoquery").is_dir():
+        (folder / "geoquery" / "splits").mkdir(parents=True)
+        (folder / "geoquery" / "corpus.xml").symlink_to(CORPUS)
+        (folder / "geoquery" / "splits" / "template_1.json").write_text("{}")
+    settings = {"llm": {"kind": "simulator"}, "data": data}
+    return Sweep(TABLES["rl"], [split], [0], folder, folder, settings).cells[0].config.data
+
+
 @pytest.mark.skipif(not CORPUS.is_file(), reason="GeoQuery's corpus is not there")
 def test_a_split_is_the_published_one_or_drawn(tmp_path):
-    def config(split, **data):
-        settings = {"llm": {"kind": "simulator"}, "data": data}
-        return Sweep(TABLES["rl"], [split], [0], tmp_path, tmp_path, settings).cells[0].config.data
-
-    (tmp_path / "geoquery" / "splits").mkdir(parents=True)
-    (tmp_path / "geoquery" / "corpus.xml").symlink_to(CORPUS)
-    (tmp_path / "geoquery" / "splits" / "template_1.json").write_text("{}")
-    found = {split: origin(config(split)) for split in ("template_1", "template_2", "length", "covr-8")}
+    found = {split: origin(geoquery(tmp_path, split)) for split in ("template_1", "template_2", "length", "covr-8")}
     assert found == {"template_1": "published", "template_2": "drawn", "length": "drawn", "covr-8": "sampled"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CORPUS.is_file(), reason="GeoQuery's corpus is not there")
+def test_a_tmcd_draw_ends_where_the_settings_say_and_has_a_folder_of_its_own(tmp_path):
+    usual, far = geoquery(tmp_path, "tmcd_2"), geoquery(tmp_path, "tmcd_2", divergence=None)
+    assert (usual.directory.name, far.directory.name) == ("geoquery-tmcd-2", "geoquery-tmcd-2-divergence-null")
+    assert far.divergence is None
+    assert geoquery(tmp_path, "tmcd_2", divergence="0.3").directory.name == "geoquery-tmcd-2-divergence-0.3"
+    assert geoquery(tmp_path, "template_2", divergence="0.3").directory.name == "geoquery-template-2"
+    usual, far = (read_split(each.directory) for each in (usual, far))
+    assert {each.id for each in usual.train} != {each.id for each in far.train}
 
 
 def test_a_policy_without_sft_needs_grpo():

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rcr_trainer.data import Split, geoquery_split, text2sql_split, write_split
+from rcr_trainer.data.geoquery import PUBLISHED_DIVERGENCE
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import download_corpus
@@ -25,7 +26,9 @@ def named_splits(text: str) -> list[str]:
     return list(dict.fromkeys(split for word in words for split in groups.get(word, (word,))))
 
 
-def split_settings(split: str, data: Path, drawn: Path, seed: int = 0) -> dict[str, Any]:
+def split_settings(
+    split: str, data: Path, drawn: Path, seed: int = 0, divergence: float | None = PUBLISHED_DIVERGENCE
+) -> dict[str, Any]:
     """The settings of a run that say which data it works on.
 
     Args:
@@ -36,6 +39,7 @@ def split_settings(split: str, data: Path, drawn: Path, seed: int = 0) -> dict[s
             `geography_sql/geography.json`.
         drawn: folder for the splits that are drawn or converted.
         seed: of the run; where a text2sql-data file has folds, that of test.
+        divergence: of compounds, where a TMCD split is drawn (`geoquery_split`).
 
     Raises:
         ConfigError: no such split.
@@ -61,8 +65,9 @@ def split_settings(split: str, data: Path, drawn: Path, seed: int = 0) -> dict[s
         where = {"task": "geoquery", "split": kind, "corpus": str(corpus), "ids": str(ids)}
     else:
         drawn_by = int(number or 0)
-        folder = drawn / f"geoquery-{kind}-{drawn_by}"
-        _made(folder, lambda: geoquery_split(download_corpus(corpus), kind, seed=drawn_by))
+        other = "" if kind != "tmcd" or divergence == PUBLISHED_DIVERGENCE else f"-divergence-{divergence or 'null'}"
+        folder = drawn / f"geoquery-{kind}-{drawn_by}{other}"
+        _made(folder, lambda: geoquery_split(download_corpus(corpus), kind, seed=drawn_by, divergence=divergence))
         where = {"task": "geoquery", "directory": str(folder)}
     # The standard split is i.i.d.: most test programs are in the pool, so training queries may get their own, too.
     return {"data": where, "sft": {"exclude_own_program": kind != "standard"}}

@@ -20,7 +20,7 @@ from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import origin, split_settings
 from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of
 from rcr_trainer.runs import Run
-from rcr_trainer.settings import Settings
+from rcr_trainer.settings import DataSettings, Settings
 from rcr_trainer.tasks import divide, load_split, open_language_model
 
 if TYPE_CHECKING:
@@ -237,11 +237,13 @@ class Sweep:
 
     def _of(self, split: str, seed: int) -> Iterator[Cell]:
         """The runs of one split and seed."""
-        where = split_settings(split, self.data, self.folder / "splits", seed)
         given = {
             section: dict(values) if isinstance(values, Mapping) else values
             for section, values in self.settings.items()
         }
+        end = {name: value for name, value in given.get("data", {}).items() if name == "divergence"}
+        divergence = DataSettings.model_validate(end).divergence
+        where = split_settings(split, self.data, self.folder / "splits", seed, divergence)
         geoquery = where["data"]["task"] == "geoquery"
         for name in (*_OF_THE_SPLIT, *(() if geoquery else ("anonymize_values",))):
             given.get("data", {}).pop(name, None)
