@@ -283,28 +283,38 @@ def test_latex_has_the_papers_line_below():
     at = lines.index(r"RCR & 62.0 $\pm$ 2.8 & 36.0 $\pm$ 1.4 \\")
     assert lines[at + 1] == r"\quad \textit{paper} & 59.6 & 36.2 \\"
     assert r"my\_own & 50.0 & -- \\" in lines
+    assert "% Means over the splits" in lines
+    assert r" & exact match, \% & coverage, \% \\" in lines
+    assert r"BM25 & 42.0 $\pm$ 1.4 & 84.0 $\pm$ 2.8 \\" in lines
+    assert lines.count(r"\end{tabular}") == 2
 
 
 def test_gaps_are_paired_by_question_and_drawn_by_program():
     ours = {f"t{i}": (f"program {i // 2}", True) for i in range(80)}
     theirs = {f"t{i}": (f"program {i // 2}", i < 40) for i in range(60)}  # the last 20 were not answered
-    (points, (low, high)), *more = (
-        main_table(
-            [
-                outcome("RCR", "standard", 0, 100.0, answered=ours),
-                outcome("BM25", "standard", 0, 66.7, answered=theirs),
-                outcome("random", "standard", 1, 0.0, answered=theirs),  # of another seed: no question in common
-            ]
-        )
-        .gaps()
-        .values()
+    result = main_table(
+        [
+            outcome("RCR", "standard", 0, 100.0, answered=ours),
+            outcome("BM25", "standard", 0, 66.7, answered=theirs),
+            outcome("random", "standard", 1, 0.0, answered=theirs),  # of another seed: no question in common
+        ]
     )
+    (points, (low, high)), *more = result.gaps.values()
     assert more == []
     assert points == pytest.approx(100 / 3)
     assert 10 < low < points < high < 60
     few = {key: ours[key] for key in list(ours)[:20]}
-    gaps = main_table([outcome("RCR", "a", 0, 1.0, answered=few), outcome("BM25", "a", 0, 1.0, answered=few)]).gaps()
+    gaps = main_table([outcome("RCR", "a", 0, 1.0, answered=few), outcome("BM25", "a", 0, 1.0, answered=few)]).gaps
     assert gaps == {"BM25": (0.0, None)}
+    # In all three files.
+    shown = f"{points:+.1f} ({low:+.1f} to {high:+.1f})"
+    assert f"| BM25 | 66.7 | 133.4 | {shown} |" in result.markdown()
+    assert rf"BM25 & 66.7 & 133.4 & {shown} \\" in result.latex()
+    rows = [row for row in csv.DictReader(io.StringIO(result.csv())) if row["metric"].startswith("exact_match_gap")]
+    assert {(row["row"], row["split"], row["seed"]) for row in rows} == {("BM25", "mean", "")}
+    assert {row["metric"]: float(row["value"]) for row in rows} == pytest.approx(
+        {"exact_match_gap": points, "exact_match_gap_low": low, "exact_match_gap_high": high}, rel=1e-5
+    )
 
 
 @pytest.mark.slow

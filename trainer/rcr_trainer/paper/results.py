@@ -6,6 +6,7 @@ import csv
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import cycle
 from pathlib import Path
 from statistics import mean, stdev
@@ -26,7 +27,7 @@ _METRICS = {name: FIGURES[name] for name in _SHOWN} | {"pick_seconds": ("s to pi
 """The columns of the second table: title and decimals."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
     """A table that can be written.
 
@@ -70,6 +71,7 @@ class Result:
                 by_seed.setdefault(outcome.seed, []).append(value)
         return [mean(values) for values in by_seed.values()]
 
+    @cached_property
     def gaps(self) -> dict[str, tuple[float, tuple[float, float] | None]]:
         """By row, how many points of exact match the reference row has more, with the 95 % interval by program.
 
@@ -121,21 +123,29 @@ class Result:
         for label in self.rows:
             cells = [self._beside(label, column, digits) for column in splits]
             lines += _markdown_row([label, *cells])[:1]
-        shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
-        gaps = self.gaps()
-        last = [f"{self.table.reference} less this, points of exact match (95 % interval)"] if gaps else []
-        lines += ["", "## Means over the splits", ""]
-        lines += _markdown_row([self.name, *(self._title(key) for key in shown), *last])
-        for label in self.rows:
-            cells = [cell(self.values(label, MEAN, key), digits) for key, (_, digits) in shown.items()]
-            lines += _markdown_row([label, *cells, *([_gap(gaps.get(label))] if gaps else [])])[:1]
+        head, means = self._means()
+        lines += ["", "## Means over the splits", "", *_markdown_row([self.name, *head])]
+        lines += [_markdown_row([label, *cells])[0] for label, cells in means.items()]
         lines += [f"\n{name} left out: {reason}." for name, reason in self.left_out.items()]
         return "\n".join(lines) + "\n"
+
+    def _means(self) -> tuple[list[str], dict[str, list[str]]]:
+        """The second table: titles of its columns, and by row a cell for each."""
+        shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
+        gaps, head = self.gaps, [self._title(key) for key in shown]
+        if gaps:
+            head.append(f"{self.table.reference} less this, points of exact match (95 % interval)")
+        rows = {}
+        for label in self.rows:
+            rows[label] = [cell(self.values(label, MEAN, key), digits) for key, (_, digits) in shown.items()]
+            rows[label] += [_gap(gaps.get(label))] if gaps else []
+        return head, rows
 
     def csv(self) -> str:
         """A line for each row, split, seed and metric; `paper` is the paper's figure for exact match.
 
-        `origin` says whether the split is published, drawn or sampled.
+        `origin` says whether the split is published, drawn or sampled. Over all splits and seeds, `exact_match_gap` is
+        what the reference row has more in points, `exact_match_gap_low` and `_high` the ends of the 95 % interval.
         """
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
@@ -147,29 +157,27 @@ class Result:
                 if value is not None:
                     line = [self.name, label, outcome.split, outcome.seed, metric, f"{value:.6g}"]
                     writer.writerow([*line, "" if beside is None else beside, outcome.origin])
+        for label, (points, interval) in self.gaps.items():
+            ends = {"": points} if interval is None else {"": points, "_low": interval[0], "_high": interval[1]}
+            for end, value in ends.items():
+                writer.writerow([self.name, label, MEAN, "", f"exact_match_gap{end}", f"{value:.6g}", "", ""])
         return buffer.getvalue()
 
     def latex(self) -> str:
-        """The first table for booktabs, a line of the paper's figures under each of ours that it has."""
-        digits = _METRICS[self.metric][1]
-        lines = [
-            "% " + self._note(),
-            r"\begin{tabular}{@{}l" + "r" * len(self.columns) + r"@{}}",
-            r"\toprule",
-            " & ".join(["", *(_latex(self._heading(column)) for column in self.columns)]) + r" \\",
-            r"\midrule",
-        ]
+        """Both tables for booktabs; in the first a line of the paper's figures under each of ours that it has."""
+        digits, rows = _METRICS[self.metric][1], []
         for label in self.rows:
             cells = [cell(self.values(label, column, self.metric), digits) for column in self.columns]
-            lines.append(
-                " & ".join([_latex(label), *(each.replace("±", r"$\pm$").replace("–", "--") for each in cells)])
-                + r" \\"
-            )
+            rows.append(_latex_row([label, *cells]))
             paper = [paper_figure(self.name, label, column) for column in self.columns]
             if any(figure is not None for figure in paper):
-                shown = ["--" if figure is None else f"{figure:.1f}" for figure in paper]
-                lines.append(r"\quad " + " & ".join([r"\textit{paper}", *shown]) + r" \\")
-        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+                shown = ["–" if figure is None else f"{figure:.1f}" for figure in paper]
+                rows.append(r"\quad \textit{paper}" + _latex_row(["", *shown]))
+        head, means = self._means()
+        lines = ["% " + self._note(), *_tabular([self._heading(column) for column in self.columns], rows)]
+        lines += ["", "% Means over the splits"]
+        lines += _tabular(head, [_latex_row([label, *cells]) for label, cells in means.items()])
+        return "\n".join(lines) + "\n"
 
     def _plot(self, path: Path) -> Path:
         """A panel for each metric of the table against x, a line for each series: mean over splits and seeds."""
@@ -268,5 +276,10 @@ def _markdown_row(cells: Sequence[str]) -> list[str]:
 _LATEX = str.maketrans({**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "²": "$^2$", "±": r"$\pm$", "–": "--"})
 
 
-def _latex(text: str) -> str:
-    return text.translate(_LATEX)
+def _latex_row(cells: Sequence[str]) -> str:
+    return " & ".join(each.translate(_LATEX) for each in cells) + r" \\"
+
+
+def _tabular(head: Sequence[str], rows: Sequence[str]) -> list[str]:
+    columns = r"\begin{tabular}{@{}l" + "r" * len(head) + r"@{}}"
+    return [columns, r"\toprule", _latex_row(["", *head]), r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]
