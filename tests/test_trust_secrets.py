@@ -17,13 +17,25 @@ from rcr_trainer.settings import Settings
 SECRETS = [
     *("hunter2-of-the-url", "key-in-the-query", "key-of-the-body", "bearer-of-the-header", "cookie-of-the-header"),
     *("hf_abcdefgh12345678", "password-in-a-list", "sk-of-the-environment", "hunter2-of-the-dsn", "dsn-parameter"),
+    *("camel-token", "camel-key", "camel-secret", "camel-auth", "camel-password", "a-passphrase", "capital-key"),
 ]
+NAMED = {
+    **{"accessToken": "camel-token", "azureApiKey": "camel-key", "clientSecret": "camel-secret"},
+    **{"authToken": "camel-auth", "proxyPassword": "camel-password", "passphrase": "a-passphrase"},
+    **{"Ocp-Apim-Subscription-Key": "capital-key", "sharedKeys": ["camel-key"]},
+}
+HARMLESS = {
+    **{"max_tokens": "256", "maxOutputTokens": "256", "tokenizer": "bert", "keys": "all", "monkey": "rhesus"},
+    **{"source_key": "question", "target_key": "program", "author": "me", "design": "plain"},
+}
 EXTRA = {
     "api_key": "key-of-the-body",
     "top_k": 20,
     "nested": [{"password": "password-in-a-list", "default_headers": {"X-Any": "cookie-of-the-header"}}],
     "headers": {"Authorization": "Bearer bearer-of-the-header"},
     "note": "with hf_abcdefgh12345678",
+    "named": NAMED,
+    **HARMLESS,
 }
 DSN = "postgresql://me:hunter2-of-the-dsn@127.0.0.1:9/db?connect_timeout=1&sslpassword=dsn-parameter"
 
@@ -126,6 +138,8 @@ def test_run_folders_hold_what_is_no_secret_and_compare_without() -> None:
         "nested": [{"password": HIDDEN, "default_headers": {"X-Any": HIDDEN}}],
         "headers": {"Authorization": HIDDEN},
         "note": f"with {HIDDEN}",
+        "named": {**dict.fromkeys(NAMED, HIDDEN), "sharedKeys": [HIDDEN]},
+        **HARMLESS,
     }
     assert values["llm"]["max_tokens"] == one.llm.max_tokens
     again = Settings.model_validate(values)
@@ -143,6 +157,10 @@ def test_run_folders_hold_what_is_no_secret_and_compare_without() -> None:
         ("http://host/v1", "http://host/v1"),
         ("http://u:p@ss:w/ord@host/v1", f"http://{HIDDEN}@host/v1"),
         ("http://token@host", f"http://{HIDDEN}@host"),
+        ("https://h/v1?key=AIsecret", f"https://h/v1?key={HIDDEN}"),
+        ("https://h/v1?v=1&KEY=AIsecret&w=2", f"https://h/v1?v=1&KEY={HIDDEN}&w=2"),
+        ("https://h/v1?accessToken=abc&passphrase=d", f"https://h/v1?accessToken={HIDDEN}&passphrase={HIDDEN}"),
+        ("https://h/v1?monkey=rhesus&source_key=question&keys=all", None),
         ("host=h password=pw dbname=d", f"host=h password={HIDDEN} dbname=d"),
         ('{"api_key": "abc", "x": 1}', f'{{"api_key": "{HIDDEN}", "x": 1}}'),
         ("Authorization: Bearer abcdef123", f"Authorization: Bearer {HIDDEN}"),

@@ -17,12 +17,15 @@ HIDDEN = "***HIDDEN***"
 PLACES = ("llm.base_url", "llm.extra_body", "reward.database")
 """The settings whose values may hold secrets that are needed again."""
 
-_WORDS = "api[_-]?key|access[_-]?key|secret|token|password|passwd|pwd|authorization|auth|credentials?|cookie"
-_WORDS += "|sig(?:nature)?"
-_NAME = re.compile(rf"(?i)(?:^|[_.-])(?:key|{_WORDS})s?$")
+_LONG = "api[_-]?key|access[_-]?key|secret|token|password|passwd|passphrase|pwd|authorization|credential|cookie"
+"""Words that tell a secret wherever a name ends in them: clientSecret, sslpassword."""
+_WORDS = f"{_LONG}|auth|sig(?:nature)?"
+_NAME = re.compile(rf"(?i:{_LONG}|(?:^|[_.-])(?:key|auth|sig(?:nature)?))s?$|(?:Key|Auth|Sig(?:nature)?)s?$")
+_HARMLESS = re.compile(r"(?i)^(?:keys|(?:source|target)_?keys?|max\w*tokens)$")
 _PATTERNS = (
     re.compile(r"(?<=://)(?P<secret>[^/\s:@]+(?::\S*)?|:\S+)(?=@)"),  # user:password@
     re.compile(rf"(?i)(?<![\w-])[\w-]*(?:{_WORDS})=(?P<secret>[^&;,\s'\"]+)"),  # ?api_key=…, password=…
+    re.compile(r"(?i)(?<=[?&])key=(?P<secret>[^&;,\s'\"]+)"),  # https://host/v1?key=…
     re.compile(rf"(?i)['\"][\w-]*(?:{_WORDS})['\"]: ?['\"](?P<secret>[^'\"]+)"),  # "api_key": "…"
     re.compile(r"(?i)\bbearer\s+(?P<secret>[\w.~+/=-]{6,})"),
     re.compile(r"\b(?P<secret>(?:sk-|hf_|gh[opsu]_|xox[a-z]-|AKIA|AIza)[\w-]{8,})"),
@@ -82,7 +85,7 @@ def _hide(value: Any, name: str, found: list[str]) -> Any:
         return [_hide(inner, name, found) for inner in value]
     if not isinstance(value, str):
         return value
-    if value and _NAME.search(name):
+    if value and _NAME.search(name) and not _HARMLESS.match(name):
         found.append(value)
         return HIDDEN
 
