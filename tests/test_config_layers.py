@@ -103,6 +103,12 @@ def test_the_name_is_that_of_the_file_unless_given(yaml_file):
         ("[" * 1_000, ["nested too deeply"]),
         pytest.param("[" * 30_000, ["nested too deeply"], marks=pytest.mark.slow),  # where libyaml overflows the stack
         ("name: ../up", ["name", "letters", "'../up'"]),
+        (f"seed: 0x{'f' * 10_000}", ["line 1", "a number of at most 4,300 digits"]),
+        (f"name: -0x{'f' * 10_000}", ["line 1", "a number of at most 4,300 digits"]),
+        (f"seed: {'9' * 5_000}", ["line 1", "a number of at most 4,300 digits"]),
+        (f"seed: 59{':59' * 4_000}", ["line 1", "a number of at most 4,300 digits"]),
+        (f"sft:\n  lr: 59{':59' * 4_000}.5", ["not YAML", "too large"]),
+        (f"llm:\n  extra_body: {{a: 0x{'f' * 10_000}}}", ["line 2", "a number of at most 4,300 digits"]),
     ],
 )
 def test_a_bad_file_is_named_with_line_field_and_value(yaml_file, text, parts):
@@ -152,6 +158,15 @@ def test_a_bad_value_names_the_flag_or_variable():
     assert message(flags={"seed": "x"}).startswith("--seed: seed must be a valid integer, not 'x'")
     assert message(environ={"RCR_SEED": "x"}).startswith("RCR_SEED: seed must be a valid integer, not 'x'")
     assert "did you mean 'bm25'" in message(flags={"evaluation.selectors": "bm26"})
+
+
+@pytest.mark.parametrize("text", [f"{{a: {'9' * 5_000}}}", f"{{a: 0x{'f' * 10_000}}}", "{a: 2020-99-99}", "[" * 10_000])
+def test_a_mapping_that_yaml_cannot_hold_is_none(text):
+    assert message(flags={"llm.extra_body": text}).startswith("--llm.extra_body: llm.extra_body must be a valid dict")
+
+
+def test_a_list_nested_too_deeply_is_text():
+    assert message(flags={"evaluation.selectors": "[" * 10_000}).startswith("--evaluation.selectors: ")
 
 
 def test_files_that_cannot_be_read(tmp_path):

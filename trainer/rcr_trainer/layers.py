@@ -28,7 +28,7 @@ from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.redaction import HIDDEN, PLACES, redact, remember, without_secrets
 from rcr_trainer.settings import Settings
-from rcr_trainer.settings_file import read_settings_file
+from rcr_trainer.settings_file import SettingsLoader, read_settings_file
 
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
@@ -348,13 +348,14 @@ def parse_text(setting: Setting, text: str) -> Any:
     """
     if text.strip().lower() == "null":
         return None
+    unreadable = suppress(yaml.YAMLError, ValueError, RecursionError)
     if setting.kind == "MAPPING":
-        with suppress(yaml.YAMLError):
-            return yaml.safe_load(text)
+        with unreadable:
+            return yaml.load(text, Loader=SettingsLoader)  # noqa: S506 - it is a SafeLoader
     if setting.kind != "LIST":
         return text
     if text.lstrip().startswith("["):
-        with suppress(yaml.YAMLError):
+        with unreadable:
             return yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - it makes texts, lists and mappings alone
     inner = text.strip().removeprefix("[").removesuffix("]")
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]

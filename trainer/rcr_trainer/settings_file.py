@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.constructor import ConstructorError
 
 from langchain_rcr.section import show
 from rcr_trainer.errors import ConfigError
@@ -14,6 +15,22 @@ from rcr_trainer.redaction import redact
 
 _MOST_NODES = 100_000
 """Values in a settings file, at most; there are some 150 settings."""
+
+
+class SettingsLoader(yaml.SafeLoader):
+    """Refuses numbers that Python wouldn't write out again. Not libyaml's: on deep nesting that overflows the stack."""
+
+    def construct_yaml_int(self, node: Any) -> int:
+        """A whole number."""
+        try:
+            value: int = super().construct_yaml_int(node)
+            str(value)
+        except ValueError:
+            raise ConstructorError(None, None, "not a number of at most 4,300 digits", node.start_mark) from None
+        return value
+
+
+SettingsLoader.add_constructor("tag:yaml.org,2002:int", SettingsLoader.construct_yaml_int)
 
 
 def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[str, tuple[Any, str]]]:
@@ -27,8 +44,7 @@ def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[
         ConfigError: it can't be read, is no YAML, is too large or no mapping, or sets a key twice.
     """
     try:
-        # Not libyaml's: on deep nesting it overflows the stack, where this raises.
-        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))
+        loader = SettingsLoader(path.read_text(encoding="utf-8-sig"))
         root = loader.get_single_node()
         _check_size(root)
         if root is not None:
@@ -44,7 +60,7 @@ def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[
         msg = f"{path}: not a settings file: nested too deeply"
     except ConfigError:
         raise
-    except ValueError as error:  # a number of thousands of digits, a date that isn't
+    except (ValueError, OverflowError) as error:  # a date that isn't, 59:59:… with thousands of groups and a point
         msg = f"{path}: not YAML: {redact(str(error))[:200]}"
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
