@@ -98,6 +98,8 @@ def changed(**changes: Any) -> str:
     ("text", "message"),
     [
         ("{", "is no JSON file"),
+        (f"[{'9' * 5_000}]", "is no JSON file: too deep, or a number too long"),
+        ("[" * 100_000, "is no JSON file: too deep, or a number too long"),
         ("{}", "should be a valid list"),
         ("[]", "at least 1 item"),
         ("[1]", "query 0: not of the text2sql-data form"),

@@ -156,10 +156,13 @@ def read_json_file(path: Path) -> Any:
     Raises:
         DataError: it can't be read, or is no JSON.
     """
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
-    except (json.JSONDecodeError, RecursionError) as error:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
         raise DataError(f"{path} is no JSON file: {str(error).splitlines()[0]}") from error
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is no JSON file: too deep, or a number too long") from error
 
 
 def _refuse_foreign(directory: Path) -> None:
