@@ -250,6 +250,26 @@ def test_metrics_are_read_back_the_later_of_two_and_without_a_torn_line(folder):
     assert [row["stage"] for row in again.metrics()] == ["grpo"]
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("[" * 100_000, "9" * 5_000, "[]", "3", "null", "{}", '{"step": 1}', '{"stage": "sft"}'),
+        *('{"stage": [], "step": 1}', '{"stage": "sft", "step": []}', '{"stage": "sft", "step": "1"}'),
+        *('{"stage": "sft", "step": 1, "loss": "x"}', '{"stage": "sft", "step": 1, "loss": 1%s}' % ("0" * 400)),
+    ],
+)
+def test_metrics_that_no_stage_logged_are_passed_over(folder, line):
+    run = Run.create(folder, CONFIG)
+    run.log("sft", 1, {"loss": 2.0})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    run.log("grpo", 1, {"reward": 0.5})
+    assert [row["stage"] for row in run.metrics()] == ["sft", "grpo"]
+    assert [row["loss"] for row in run.metrics("sft")] == [2.0]
+    run.drop_metrics("sft")
+    assert [row["stage"] for row in run.metrics()] == ["grpo"]
+
+
 def test_metrics_reach_tensorboard(folder):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

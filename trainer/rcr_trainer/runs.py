@@ -334,11 +334,14 @@ class Run:
         _remove(self.path / "tensorboard" / stage)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        """The lines of metrics.jsonl; one cut off by a kill is passed over."""
+        """The lines of metrics.jsonl; one cut off by a kill, or that `log` can't have written, is passed over."""
         path = self.path / "metrics.jsonl"
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-            with suppress(ValueError):
-                yield json.loads(line)
+            with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
+                row = json.loads(line)
+                numbers = [row["step"], *(value for name, value in row.items() if name != "stage")]
+                if isinstance(row["stage"], str) and all(map(math.isfinite, numbers)):
+                    yield row
 
     def _set_status(self, status: str) -> None:
         self._record["status"] = status
