@@ -38,7 +38,7 @@ help:
 	@echo "make docs         build the documentation into site/, for reading without a network"
 	@echo "make notebook     write examples/tutorial.ipynb again, from docs/tutorial.md"
 	@echo "make tutorial     follow docs/tutorial.md word by word, in a fresh clone (minutes)"
-	@echo "make wheel-test   build the wheel and serve a checkpoint with it from an empty environment (minutes)"
+	@echo "make wheel-test   build wheel and source distribution and serve a checkpoint with each from an empty environment (minutes)"
 	@echo "make constraints  update the pinned versions in constraints.txt"
 	@echo "make clean        remove $(VENV), caches and builds; runs/ and data/ stay"
 
@@ -119,8 +119,8 @@ tutorial:
 
 wheel-test: $(FOR_WORK)
 	rm -rf build/wheel
-	$(BIN)/python -m build --quiet --wheel --outdir build/wheel
-	$(BIN)/python tests/try_wheel.py build/wheel/*.whl
+	$(BIN)/python -m build --quiet --outdir build/wheel
+	$(BIN)/python tests/try_wheel.py build/wheel/*.whl build/wheel/*.tar.gz
 
 # The stamps are written last, so that a failed installation is repeated. The development set-up includes the user's.
 $(FOR_USE): EXTRAS := train,offline

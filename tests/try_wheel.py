@@ -1,8 +1,9 @@
 """Installs the wheel into an empty environment and serves a checkpoint of the structure family over SQL with it.
 
-    python tests/try_wheel.py dist/langchain_rcr-….whl
+    python tests/try_wheel.py dist/langchain_rcr-….whl dist/langchain_rcr-….tar.gz
 
-What is missing there is installed as the error says, and nothing else. Prints the sizes and times.
+What is missing there is installed as the error says, and nothing else. Then the source distribution takes the wheel's
+place, and serves it too. Prints the sizes and times.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def megabytes(folder: Path) -> int:
 
 
 def main() -> None:
-    (wheel,) = (Path(argument).resolve() for argument in sys.argv[1:])
+    wheel, source = (Path(argument).resolve() for argument in sys.argv[1:])
     work = wheel.parent / "empty"
     shutil.rmtree(work, ignore_errors=True)
     make_checkpoint(work / "checkpoint")
@@ -63,21 +64,32 @@ def main() -> None:
         grown = megabytes(work / "venv") - before
         print(f"pip install {' '.join(what)}: {time.monotonic() - began:.0f} s, {grown} MB", flush=True)
 
-    print(f"{wheel.name}: {wheel.stat().st_size / 1000:.0f} kB")
-    pip("torch")
-    pip(str(wheel))
-    for _ in range(4):
+    def serves() -> str:
+        """What it prints, or, where it doesn't serve, what to install, as its error says."""
         command = [python, "-I", "-c", SERVE, (work / "checkpoint").resolve()]
         done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
         if done.returncode == 0:
             print(done.stdout.strip())
-            return
+            return ""
         named = re.search(r"pip install '?(langchain-rcr)?([\w\[\],-]+)", done.stderr)
         if named is None:
             sys.exit(f"it doesn't serve, and names nothing to install:\n{done.stderr}")
         print(f"it says: {done.stderr.strip()}")
-        pip(f"{wheel}{named[2]}" if named[1] else named[2])
-    sys.exit("it asked for packages without end")
+        return f"{wheel}{named[2]}" if named[1] else named[2]
+
+    for file in (wheel, source):
+        print(f"{file.name}: {file.stat().st_size / 1000:.0f} kB")
+    pip("torch")
+    pip(str(wheel))
+    for _ in range(4):
+        if not (missing := serves()):
+            break
+        pip(missing)
+    else:
+        sys.exit("it asked for packages without end")
+    pip("--force-reinstall", "--no-deps", "--no-cache-dir", str(source))  # pip keeps what it made of the last one
+    if missing := serves():
+        sys.exit(f"the source distribution lacks {missing}, which the wheel has")
 
 
 if __name__ == "__main__":
