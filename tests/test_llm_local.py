@@ -123,6 +123,21 @@ def test_likelihoods_are_those_of_one_token_at_a_time(folder: str, batch_size: i
         )
 
 
+def test_of_prompts_that_are_too_long_transformers_says_nothing(
+    folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from transformers.utils import logging
+
+    model = local_lm(model=folder, device="cpu")
+    model._tokenizer.model_max_length = 48
+    monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
+    long = f"Source: {'a ' * 50}\nTarget:"
+    assert model.count_tokens(long) == 53
+    assert model.generate([long]).generations[0][0].generation_info["finish_reason"] == "too_long"
+    assert model.log_likelihoods([long], [" a\n"]) == [float("-inf")]
+    assert not caplog.records
+
+
 @pytest.mark.parametrize(("batch_size", "a_pass"), [(4, 256), (8, 1)])
 def test_what_texts_have_in_common_is_computed_once(
     folder: str, batch_size: int, a_pass: int, monkeypatch: pytest.MonkeyPatch

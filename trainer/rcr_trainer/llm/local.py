@@ -94,7 +94,7 @@ class LocalLM(BaseLLM):
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, as the model reads it."""
-        return len(self._tokenizer(text)["input_ids"])
+        return len(self._tokenizer(text, verbose=False)["input_ids"])
 
     @property
     def _llm_type(self) -> str:
@@ -126,7 +126,7 @@ class LocalLM(BaseLLM):
         **kwargs: Any,
     ) -> LLMResult:
         stop = stop or self.stop
-        tokens = self._tokenizer(list(prompts), return_token_type_ids=False)["input_ids"]
+        tokens = self._tokenizer(list(prompts), return_token_type_ids=False, verbose=False)["input_ids"]
         limit = getattr(self._model.config, "max_position_embeddings", None) or float("inf")
         found = [Generation(text="", generation_info=_info("too_long", len(ids), 0)) for ids in tokens]
         fitting = [row for row, ids in enumerate(tokens) if len(ids) + self.max_new_tokens <= limit]
@@ -151,7 +151,7 @@ class LocalLM(BaseLLM):
         What the texts of a batch have in common at their beginnings, such as examples chosen before, is computed once.
         """
         texts = [prompt + continuation for prompt, continuation in zip(prompts, continuations, strict=True)]
-        read = self._tokenizer(texts, return_token_type_ids=False, return_offsets_mapping=True)
+        read = self._tokenizer(texts, return_token_type_ids=False, return_offsets_mapping=True, verbose=False)
         tokens: list[list[int]] = read["input_ids"]
         # The first token has nothing before it that could predict it.
         starts = [
