@@ -153,6 +153,17 @@ def test_the_papers_own_settings_fit_every_split(tmp_path):
     assert not Sweep(TABLES["rl"], ["template_1"], [0], tmp_path, tmp_path, raw).cells[0].config.data.anonymize_values
 
 
+@pytest.mark.parametrize("queries", [6, None])
+def test_all_runs_can_go_without_sft(tmp_path, queries):
+    settings = {"model": {"family": "lexical"}, "sft": {"enabled": "false"}, "grpo": {"queries": queries}}
+    for table in ("main", "rl", "time"):
+        first, *others = Sweep(
+            TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, {"llm": {"kind": "simulator"}, **settings}
+        ).cells
+        assert not first.config.sft.enabled
+        assert all(cell_.config.sft.enabled == (cell_.config.sft.checkpoint is not None) for cell_ in others)
+
+
 def geoquery(folder, split, **data):
     """The data of a split's first run, with a corpus alone and, of template_1, published ids."""
     if not (folder / "geoquery").is_dir():
@@ -263,7 +274,7 @@ def test_a_drawn_split_is_no_column_of_the_papers():
 
 
 def test_who_is_left_out_is_said():
-    text = Result("main", TABLES["main"], OUTCOMES, {"Contriever": "no such model"}).markdown()
+    text = Result("main", TABLES["main"], OUTCOMES, {"Contriever": "no such model."}).markdown()
     assert text.endswith("\n\nContriever left out: no such model.\n")
 
 

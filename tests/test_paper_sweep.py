@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from openai_server import OpenAIServer
 from rcr_trainer import cli, pipeline
+from rcr_trainer.errors import DataError
 from rcr_trainer.llm.faults import TooLongError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.paper import TABLES
@@ -204,10 +205,40 @@ def test_a_server_that_scores_no_text_costs_only_the_rows_that_need_scores(here,
     ("flags", "message"),
     [
         (["--splits", "template-9"], "unknown split 'template-9'"),
+        (["--splits", ","], "--splits ',' names no split"),
+        (["--splits", ""], "--splits '' names no split"),
         (["--seeds", "a"], "--seeds a must be numbers, as in 0,1,2"),
         (["--llm", "oracle:x"], "llm.kind must be"),
+        (["--llm", "local"], "no language model is named: give --llm, such as simulator or local:FOLDER"),
+        (["--llm", "chat"], "no language model is named: give --llm,"),
+        (["--sft.enabled=false"], "sft.enabled = False contradicts model.family = 'structure'"),
     ],
 )
 def test_a_mistake_is_one_line(flags, message, capsys):
     assert cli.main(["paper", "--table", "main", "--llm", "simulator", "--yes", *flags]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_without_a_language_model_it_says_how_to_name_one(capsys):
+    assert paper("main", "--yes", llm=None) == 2
+    assert capsys.readouterr().err == (
+        "rcr-train: error: no language model is named: give --llm, such as simulator or local:FOLDER\n"
+    )
+
+
+def test_a_dry_run_shows_the_budget_and_ends_well(here, capsys):
+    assert paper("main", "--dry-run") == 0
+    out = capsys.readouterr().out
+    assert out.startswith("main: 3 runs in out, 3 of them to do\nlanguage model: at most 60 calls")
+    assert not list((here / "out").glob("*/run.json"))
+    assert paper("main", "--dry-run", "--sft.enabled=false") == 0
+
+
+def test_without_a_corpus_and_a_network_it_says_where_a_corpus_may_lie(capsys, monkeypatch):
+    def fail(destination):
+        raise DataError("can't download it: no route")
+
+    monkeypatch.setattr("rcr_trainer.data.download_geoquery", fail)
+    assert paper("rl", splits="template_1") == 2
+    end = "can't download it: no route; or give --data FOLDER with geoquery/corpus.xml\n"
+    assert capsys.readouterr().err.endswith(end)

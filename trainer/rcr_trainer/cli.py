@@ -249,7 +249,7 @@ def _add_paper(commands: Any, called: str) -> None:
     text = "do the runs behind a table or figure of the paper, as far as they are missing, and write it"
     example = "paper --table main --llm simulator --splits template_1 --seeds 0"
     paper = command(commands, "paper", "rcr_trainer.paper.command:paper", text, example)
-    flags = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--yes] [--SECTION.FIELD VALUE ...]"
+    flags = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--yes | --dry-run] [--SECTION.FIELD VALUE ...]"
     paper.usage = f"{PROG} paper [-h] --table TABLE {flags}"
     paper.add_argument("--table", required=True, choices=TABLES, help="which: the name of a table or figure")
     text = "simulator, local:FOLDER, completion:NAME or chat:NAME (default: what the settings say)"
@@ -257,7 +257,9 @@ def _add_paper(commands: Any, called: str) -> None:
     text = "comma-separated: standard, template_1, …, covr-110, …; geoquery, covr: all of these (default: the paper's)"
     paper.add_argument("--splits", metavar="LIST", help=text)
     paper.add_argument("--seeds", default="0,1,2", metavar="LIST", help="(default: 0,1,2)")
-    paper.add_argument("--yes", action="store_true", help="agree to the budget that is shown first")
+    agreed = paper.add_mutually_exclusive_group()
+    agreed.add_argument("--yes", action="store_true", help="agree to the budget that is shown first")
+    agreed.add_argument("--dry-run", action="store_true", help="only show the budget")
     paper.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings that all runs have")
     text = "folder with geoquery/ and text2sql/ (default: data)"
     paper.add_argument("--data", type=Path, default=Path("data"), metavar="FOLDER", help=text)

@@ -15,20 +15,23 @@ from rcr_trainer.paper.tables import TABLES
 
 
 def paper(given: argparse.Namespace) -> None:
-    """Say what is missing and what it costs at most, ask, run, and write the table.
+    """Say what is missing and what it costs at most, ask, run, and write the table; with --dry-run only say it.
 
     Raises:
-        ConfigError: invalid settings, or the user didn't agree to the budget.
+        ConfigError: invalid settings, no language model, or the user didn't agree to the budget.
         RCRError: as `pipeline.run`.
     """
     flags = console.flags(given)
     if given.llm is not None:
         kind, _, model = given.llm.partition(":")
         flags |= {"llm.kind": kind, **({"llm.model": model} if model else {})}
-    load_config(given.config, flags)  # so that a fault is named with the place where it was given
+    # So that a fault is named with the place where it was given. All runs have GRPO.
+    config = load_config(given.config, {**flags, "grpo.enabled": "true"})
+    if config.evaluation.answers is not False and not config.llm.given:
+        raise ConfigError("no language model is named: give --llm, such as simulator or local:FOLDER")
     settings = merged({"evaluation": {"answers": True}}, given_settings(given.config, flags))
     table = TABLES[given.table]
-    splits = named_splits(given.splits) if given.splits else table.splits
+    splits = table.splits if given.splits is None else named_splits(given.splits)
     try:
         seeds = [int(seed) for seed in given.seeds.split(",")]
     except ValueError:
@@ -36,10 +39,14 @@ def paper(given: argparse.Namespace) -> None:
     sweep = Sweep(table, splits, seeds, given.out, given.data, settings)
     with console.logged():
         missing = sweep.missing()
-        console.say(f"{given.table}: {len(sweep.cells)} runs in {given.out}, {len(missing)} of them to do")
+        tell = console.show if given.dry_run else console.say
+        tell(f"{given.table}: {len(sweep.cells)} runs in {given.out}, {len(missing)} of them to do")
         if missing:
             budget = sweep.budget(missing)
-            console.say(f"language model: {'none is asked' if budget is None else budget}")
+            tell(f"language model: {'none is asked' if budget is None else budget}")
+        if given.dry_run:
+            return
+        if missing:
             _confirm(given.yes)
         try:
             for number, cell in enumerate(sweep.run(), 1):

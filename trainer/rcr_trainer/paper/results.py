@@ -126,7 +126,7 @@ class Result:
         head, means = self._means()
         lines += ["", "## Means over the splits", "", *_markdown_row([self.name, *head])]
         lines += [_markdown_row([label, *cells])[0] for label, cells in means.items()]
-        lines += [f"\n{name} left out: {reason}." for name, reason in self.left_out.items()]
+        lines += [f"\n{name} left out: {reason.rstrip('.')}." for name, reason in self.left_out.items()]
         return "\n".join(lines) + "\n"
 
     def _means(self) -> tuple[list[str], dict[str, list[str]]]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from rcr_trainer.data import Split, geoquery_split, text2sql_split, write_split
 from rcr_trainer.data.geoquery import PUBLISHED_DIVERGENCE
-from rcr_trainer.errors import ConfigError
+from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import download_corpus
 
@@ -20,9 +20,15 @@ FOLDED = ("academic", "imdb", "yelp")
 
 
 def named_splits(text: str) -> list[str]:
-    """The splits of a comma-separated list, in which `geoquery` and `covr` stand for all of theirs."""
+    """The splits of a comma-separated list, in which `geoquery` and `covr` stand for all of theirs.
+
+    Raises:
+        ConfigError: it names none.
+    """
     groups = {"geoquery": GEOQUERY, "covr": COVR}
     words = [word for word in text.replace(" ", "").split(",") if word]
+    if not words:
+        raise ConfigError(f"--splits '{text}' names no split: give some, such as {GEOQUERY[0]},{GEOQUERY[1]}")
     return list(dict.fromkeys(split for word in words for split in groups.get(word, (word,))))
 
 
@@ -67,7 +73,7 @@ def split_settings(
         drawn_by = int(number or 0)
         other = "" if kind != "tmcd" or divergence == PUBLISHED_DIVERGENCE else f"-divergence-{divergence or 'null'}"
         folder = drawn / f"geoquery-{kind}-{drawn_by}{other}"
-        _made(folder, lambda: geoquery_split(download_corpus(corpus), kind, seed=drawn_by, divergence=divergence))
+        _made(folder, lambda: geoquery_split(_corpus(corpus), kind, seed=drawn_by, divergence=divergence))
         where = {"task": "geoquery", "directory": str(folder)}
     # The standard split is i.i.d.: most test programs are in the pool, so training queries may get their own, too.
     return {"data": where, "sft": {"exclude_own_program": kind != "standard"}}
@@ -78,6 +84,14 @@ def origin(data: DataSettings) -> str:
     if data.task == "covr":
         return "sampled"
     return "drawn" if data.task == "geoquery" and data.ids is None else "published"
+
+
+def _corpus(path: Path) -> Path:
+    """GeoQuery's corpus, downloaded if it is missing."""
+    try:
+        return download_corpus(path)
+    except DataError as error:
+        raise DataError(f"{error}; or give --data FOLDER with geoquery/corpus.xml") from error
 
 
 def _made(folder: Path, split: Callable[[], Split]) -> Path:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.families import DEFAULT_FAMILY, family_names, get_family
+from langchain_rcr.section import Section
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
 from rcr_trainer.evaluation import EvaluationReport, read_picks
@@ -20,7 +21,7 @@ from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import origin, split_settings
 from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of
 from rcr_trainer.runs import Run
-from rcr_trainer.settings import DataSettings, Settings
+from rcr_trainer.settings import DataSettings, Settings, SFTSettings
 from rcr_trainer.tasks import divide, load_split, open_language_model
 
 if TYPE_CHECKING:
@@ -241,8 +242,7 @@ class Sweep:
             section: dict(values) if isinstance(values, Mapping) else values
             for section, values in self.settings.items()
         }
-        end = {name: value for name, value in given.get("data", {}).items() if name == "divergence"}
-        divergence = DataSettings.model_validate(end).divergence
+        divergence = _given(DataSettings, given.get("data", {}), "divergence")
         where = split_settings(split, self.data, self.folder / "splits", seed, divergence)
         geoquery = where["data"]["task"] == "geoquery"
         for name in (*_OF_THE_SPLIT, *(() if geoquery else ("anonymize_values",))):
@@ -266,10 +266,10 @@ class Sweep:
     def _cell(self, split: str, seed: int, variant: Variant, common: Mapping[str, Any]) -> Cell:
         settings = merged(common, variant.settings)
         if variant.start == "sft":
-            settings = merged(settings, {"sft": {"checkpoint": str(self._folder(split, seed, "sft"))}})
+            settings = merged(settings, _begun(self._folder(split, seed, "sft")))
         elif variant.start == "trained":
-            start = str(self._folder(split, seed, GRPO) / "checkpoint")
-            settings = merged(settings, _untouched(settings), {"sft": {"checkpoint": start}})
+            start = self._folder(split, seed, GRPO) / "checkpoint"
+            settings = merged(settings, _untouched(settings), _begun(start))
         config = self._checked(split, seed, variant.name, settings)
         return Cell(split, seed, variant, _compared_before(config))
 
@@ -296,10 +296,21 @@ class Sweep:
         return checked({**settings, "name": folder.name, "output": str(folder), "seed": seed})
 
 
+def _given(kind: type[Section], values: Mapping[str, Any], name: str) -> Any:
+    """A setting of a section as given, or its default."""
+    return getattr(kind.model_validate({key: value for key, value in values.items() if key == name}), name)
+
+
+def _begun(start: Path) -> dict[str, Any]:
+    """Settings by which a run begins with a policy that is there, whether that one had SFT or not."""
+    return {"sft": {"checkpoint": str(start), "enabled": True}}
+
+
 def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by which GRPO leaves the policy as it is and asks no model; its questions stay held out."""
     queries = settings.get("grpo", {}).get("queries")
-    if queries is None:
+    # Without SFT only settings with GRPO are valid.
+    if queries is None and _given(SFTSettings, settings.get("sft", {}), "enabled"):
         return {"grpo": {"enabled": False}}
     grpo = {"enabled": True, "queries": queries, "epochs": 0, "search": 0, "best_by": "coverage"}
     return {"grpo": grpo, "reward": {"names": ["context_coverage"], "weights": []}}
