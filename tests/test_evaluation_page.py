@@ -180,7 +180,9 @@ def test_the_command_writes_it_and_names_what_is_missing(here, capsys):
     assert "one has no picks.jsonl: `rcr-train evaluate one --only-picks` writes it" in capsys.readouterr().err
     (run.path / "evaluation.json").unlink()
     assert cli.main(["report", "one"]) == 2
-    assert "evaluation.json" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "one has no evaluation.json: `rcr-train run one/config.yaml --resume` does all that is missing" in err
+    assert "`rcr-train evaluate one`" in err
 
 
 # ---------------------------------------------------------------- in a browser

@@ -39,7 +39,7 @@ def make(**changes):
         },
         "pool_size": 3000,
         "skipped_queries": 2,
-        "left_out": {"dense": "no embeddings were given"},
+        "left_out": {"dense": "no embeddings were given."},
         "trade_offs": {
             "mmr": Choice("lambda_mult", 0.5, {0.3: 57.128, 0.5: 59.0}, 50),
             "dpp": Choice("lam", 0.1, {}, 0, "nothing"),
@@ -65,7 +65,7 @@ def test_json_has_the_agreed_keys_and_rounding():
     coverage = {"0.3": 57.13, "0.5": 59.0}
     mmr = {"parameter": "lambda_mult", "value": 0.5, "coverage": coverage, "n": 50, "chosen_on": "dev"}
     assert values["trade_offs"]["mmr"] == mmr
-    assert (values["skipped_queries"], values["left_out"]) == (2, {"dense": "no embeddings were given"})
+    assert (values["skipped_queries"], values["left_out"]) == (2, {"dense": "no embeddings were given."})
 
 
 def test_written_and_read_back(tmp_path):
@@ -147,6 +147,7 @@ def test_table_as_plain_text():
     assert "2 queries left out: their gold program doesn't parse." in text
     assert "pool has" not in text
     assert "dense left out: no embeddings were given." in text
+    assert ".." not in text
     assert "mmr: lambda_mult = 0.5 (best of 2 on dev)." in text
     assert "dpp: lam = 0.1 (default)." in text
     assert text.isascii() or "─" in text

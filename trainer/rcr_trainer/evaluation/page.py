@@ -19,6 +19,7 @@ from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.picks import FILE_NAME, Question, read_picks
 from rcr_trainer.evaluation.plot import CURVES, coverage_figure, learning_figures, to_svg
 from rcr_trainer.evaluation.report import FIGURES, OURS, EvaluationReport, Metric, SelectorScores
+from rcr_trainer.evaluation.report import FILE_NAME as REPORT
 from rcr_trainer.evaluation.table import label
 from rcr_trainer.runs import Run
 
@@ -51,6 +52,11 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
 
     sections, data = [], []
     for number, run in enumerate(runs):
+        if not (run.path / REPORT).is_file():
+            raise DataError(
+                f"{run.path} has no {REPORT}: `rcr-train run {run.path / 'config.yaml'} --resume` does all that is "
+                f"missing, `rcr-train evaluate {run.path}` the comparison alone, once the training is done"
+            )
         report = EvaluationReport.read(run.path)
         if not (run.path / FILE_NAME).is_file():
             raise DataError(f"{run.path} has no {FILE_NAME}: `rcr-train evaluate {run.path} --only-picks` writes it")

@@ -80,7 +80,7 @@ def _caption(report: EvaluationReport) -> str:
         lines.append(f"{report.skipped_queries} queries left out: their gold program doesn't parse.")
     if report.none_in_pool:
         lines.append(f"{report.none_in_pool} queries left out: the pool has nothing of their gold program.")
-    lines += [f"{name} left out: {reason}." for name, reason in report.left_out.items()]
+    lines += [f"{name} left out: {reason.rstrip('.')}." for name, reason in report.left_out.items()]
     return "\n".join(lines)
 
 
