@@ -212,8 +212,9 @@ def test_reinforcement_goes_on_from_the_fit(train_candidates, held_out):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stage", ["sft", "grpo"])
+@pytest.mark.parametrize("stage", ["sft", "sft-dev", "grpo"])
 def test_an_interrupted_stage_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, stage):
+    dev = SPLIT.dev if stage == "sft-dev" else []
     monkeypatch.setattr(state, "SAVE_EVERY_S", 0)
     fitted()[0].save_pretrained(tmp_path / "start")
     reward = make_reward("context_coverage", SPEC)
@@ -223,9 +224,9 @@ def test_an_interrupted_stage_goes_on_as_if_it_had_not_stopped(tmp_path, monkeyp
             if step == stop_at:
                 raise KeyboardInterrupt
 
-        if stage == "sft":
+        if stage != "grpo":
             model, config = structure(), SFTSettings(epochs=3, lr=1e-2, patience=None)
-            train(model, SPLIT.train, SPLIT.train, [], SPEC, config, state_folder=tmp_path / folder, log=log)
+            train(model, SPLIT.train, SPLIT.train, dev, SPEC, config, state_folder=tmp_path / folder, log=log)
         else:
             model = TriEncoder.from_pretrained(tmp_path / "start")
             config = GRPOSettings(max_steps=3, batch_size=8, group_size=4, lr=1e-2)

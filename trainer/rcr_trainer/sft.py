@@ -140,6 +140,7 @@ class _SFT:
         self.processes.broadcast(self.model)
         if self.model.family.fits:
             self._say_how_far()
+            self.pool_vectors = None  # A stage that goes on has other weights from here.
 
     def _say_how_far(self) -> None:
         """What the fit covers of held-out training questions, and how far other development questions are from that.
