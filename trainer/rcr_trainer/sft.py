@@ -49,7 +49,7 @@ from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervisio
 logger = logging.getLogger(__name__)
 
 _PROBES = 200
-"""Training questions, held out, that the fit's coverage is told of where development questions are others."""
+"""Training questions, held out, that the fit's coverage is told of where development questions are others, at most."""
 
 
 def train(job: Job, config: SFTSettings) -> Result:
@@ -150,14 +150,15 @@ class _SFT:
         own = self.dev.queries and not self.dev.are_training
         held_out = self.dev
         if own or not self.dev.queries:
-            rows = np.linspace(0, len(self.queries) - 1, min(_PROBES, len(self.queries))).astype(int)
+            rows = self.trainable[:: -(-len(self.trainable) // _PROBES)]
             held_out = Development(replace(self.job, dev=[self.queries[row] for row in rows]), self.held_out)
         covered = self._covered(held_out)
         message = "fitted: %.1f %% of what %d held-out training questions need is covered"
         self._say(message, covered, len(held_out.queries))
         if own:
+            further = self._dev_coverage()
             message = "of what %d development questions need, %.1f %%: %+.1f points from that"
-            self._say(message, len(self.dev.queries), self._dev_coverage(), self._dev_coverage() - covered)
+            self._say(message, len(self.dev.queries), further, further - covered)
 
     def _say(self, message: str, *values: object) -> None:
         """The fit takes seconds to minutes, and has no steps to count."""

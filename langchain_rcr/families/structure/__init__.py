@@ -44,6 +44,7 @@ class StructureSettings(ModelSettings):
     length_penalty: float = Field(
         0.2,
         ge=0,
+        le=2,
         description="Family structure: what an example newly covers counts divided by its length to this power.",
     )
     implied: bool = Field(
