@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 FloatArray: TypeAlias = NDArray[np.float32]
 IntArray: TypeAlias = NDArray[np.int64]
+BoolArray: TypeAlias = NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 _LEAST = 16

@@ -84,7 +84,9 @@ class Picks:
         positions: (B, k) int64; positions[b, t] is the key of query b's pick at step t (the pool position, for a
             matrix); −1 where its sequence ended before.
         logits: (B, k) float32; the pick's logit (Eq. 4) in the state it was picked in; −inf where there is none.
-        probabilities: (B, k) float64; π of the pick among the candidates left; NaN where it wasn't asked for.
+        probabilities: (B, k) float64; π of the pick among the candidates left; NaN where it wasn't asked for. Where
+            several queries go over a large dense pool in memory, and none ends for its `min_probability`, to about a
+            thousandth of it (a hundredth at most in trials).
         hits: for each query its picks with their examples; `greedy` leaves it empty.
     """
 
@@ -161,8 +163,10 @@ def _decoded(
     barred: Sequence[IntArray],
     groups: NDArray[np.integer[Any]] | None = None,
     tau: float | None = None,
+    *,
+    rough: bool = False,
 ) -> tuple[IntArray, FloatArray, NDArray[np.float64], FloatArray]:
-    """See `greedy`.
+    """See `greedy` and, for `rough`, `MatrixTable.first`.
 
     Returns:
         Keys (B, k), logits (B, k), log partitions (B, k), NaN without a τ, and E_z of the picks, (B, k, D).
@@ -180,7 +184,7 @@ def _decoded(
     for block in blocks(len(queries), len(table)):
         current, taken, masked = state.start(queries[block]), list(barred[block]), [_NONE] * len(queries[block])
         for step in range(k):
-            found, logits[block, step], total = table.first(current.vector(), taken, masked, tau)
+            found, logits[block, step], total = table.first(current.vector(), taken, masked, tau, rough=rough)
             keys[block, step], contexts[block, step] = found, table.vectors(found)
             if total is not None:
                 totals[block, step] = total
@@ -225,7 +229,8 @@ def _quick(queries: FloatArray, state: State[Any], options: Options, reader: Loc
     """`select` for one beam over a matrix, where nothing but programs has to differ."""
     k, tau = min(options.k, reader.size), options.tau if options.scored else None
     groups, barred = reader.programs if options.constraints else None, [_NONE] * len(queries)
-    keys, logits, totals, contexts = _decoded(queries, table, state, k, barred, groups, tau)
+    rough = not options.min_probability  # nobody decides by them
+    keys, logits, totals, contexts = _decoded(queries, table, state, k, barred, groups, tau, rough=rough)
     if options.scored or options.stop_early or k < options.k:
         # Above 0 by rounding.
         log_probs = np.minimum(0.0, logits / options.tau - totals)

@@ -16,9 +16,7 @@ from numpy.typing import NDArray
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, Search, check_ids, check_vectors
-from langchain_rcr.rows import FloatArray, Growing, IntArray, growing, longest, taken
-
-BoolArray = NDArray[np.bool_]
+from langchain_rcr.rows import BoolArray, FloatArray, Growing, IntArray, growing, longest, taken
 
 _FILTERS_KEPT = 64
 """Filters for which an index remembers what passes."""

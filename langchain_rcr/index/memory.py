@@ -9,15 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.index.base import PoolVectors, Search
-from langchain_rcr.index.coarse import Coarse
+from langchain_rcr.index.coarse import Coarse, CoarseProduct, CoarseScan, Near
 from langchain_rcr.index.local import LocalIndex, Table
-from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, slack, slack_alone
+from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, places, slack, slack_alone
 from langchain_rcr.rows import LARGE, FloatArray, IntArray, SparseRows, growing, product
 
 _LOOKED_AT = (64, 1024)
 """Rows of a large dense pool that are looked at more closely; where they don't settle which is the best, all are."""
-_FEW, _FEW_SCREENED = 2, 6
+_FEW, _FEW_SCREENED = 2, 3
 """States that are faster followed one by one than searched for together: in any pool, in a large dense one."""
+_CACHED = 1 << 18
+"""Numbers gathered at once: they stay in a core's cache while they are multiplied."""
 
 
 class MatrixTable(Table):
@@ -26,14 +28,14 @@ class MatrixTable(Table):
     def __init__(self, vectors: PoolVectors) -> None:
         super().__init__(vectors)
         self._candidate = self._context if vectors.context is vectors.candidate else growing(vectors.candidate)
-        self._coarse = Coarse()
+        self._scan, self._product = CoarseScan(), CoarseProduct()
 
     def extended(self, vectors: PoolVectors) -> Self:
         """See `Table.extended`."""
         table, once = super().extended(vectors), self._candidate is self._context
         both = once and vectors.context is vectors.candidate
         table._candidate = table._context if both else self._candidate.extended(vectors.candidate)
-        table._coarse = Coarse()
+        table._scan, table._product = CoarseScan(), CoarseProduct()
         return table
 
     def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
@@ -57,7 +59,13 @@ class MatrixTable(Table):
         return scores
 
     def first(
-        self, states: FloatArray, exclude: Sequence[IntArray], masked: Sequence[IntArray], tau: float | None
+        self,
+        states: FloatArray,
+        exclude: Sequence[IntArray],
+        masked: Sequence[IntArray],
+        tau: float | None,
+        *,
+        rough: bool = False,
     ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
         """The best candidate of each state: what `found` does for one, without what several need.
 
@@ -66,11 +74,18 @@ class MatrixTable(Table):
             exclude: for each state the rows that may not be found.
             masked: for each state rows that are found only where there is no other.
             tau: τ, where the log partition is wanted, too; masked rows are in it.
+            rough: whether it may be off by some thousandth in a large dense pool.
 
         Returns:
             Keys (B,), logits (B,) and, where there is a τ, log partitions (B,). Each state must have a candidate.
         """
-        scores, margin = self.scores(states), slack(states, self._longest)
+        margin = slack(states, self._longest)
+        if (tau is None or rough) and self._screens(self._product):
+            of = places(exclude, len(self)), places(masked, len(self))
+            near = self._product.nearest(states, margin, *of, self._allowed, tau)
+            if near is not None:
+                return self._first_of(states, margin, near, tau)
+        scores = self.scores(states)
         hidden = []
         for line, barred, others in zip(scores, exclude, masked, strict=True):
             line[barred] = -np.inf
@@ -88,23 +103,42 @@ class MatrixTable(Table):
             line[others] = values
         return keys, logits, log_sums(scores, tau, ())
 
+    def _first_of(
+        self, states: FloatArray, margin: FloatArray, near: Near, tau: float | None
+    ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+        """`first`, where it is known which rows alone can be the best."""
+        whose, keys, each = near.whose, near.keys, np.arange(len(states))
+        logits = np.empty(len(keys), dtype=np.float32)
+        for some in blocks(len(keys), states.shape[1], _CACHED):
+            np.einsum("md,md->m", self._candidate.rows[keys[some]], states[whose[some]], out=logits[some])
+        top = np.maximum.reduceat(logits, np.searchsorted(whose, each))
+        best_ones = np.flatnonzero(logits >= (top - margin)[whose])
+        at = best_ones[np.searchsorted(whose[best_ones], each)]
+        totals = near.log_partition
+        if totals is not None and tau is not None:
+            # These few make up most of it.
+            exact, rounded = (np.exp(of / tau - totals[whose]) for of in (logits, near.logits))
+            totals = totals + np.log1p(np.bincount(whose, exact - rounded))
+        return keys[at], logits[at], totals
+
     def few(self, count: int, tau: float | None) -> bool:
         """Whether so many states are faster followed one by one (`follow`) than searched for together."""
-        return 0 < count <= _FEW or (_FEW < count <= _FEW_SCREENED and self._screens(tau))
+        screened = _FEW < count <= _FEW_SCREENED and tau is None and self._screens(self._scan)
+        return 0 < count <= _FEW or screened
 
     def follow(self, state: FloatArray, tau: float | None) -> Followed:
         """What finds the picks for one state (1, D) and for those that come of it. With a τ: log partitions, too."""
         rows = self._candidate.rows
         if isinstance(rows, SparseRows) and rows.worth_following():
             return FollowedByColumn(self, self._longest, state, rows)
-        return (Screened if self._screens(tau) else Followed)(self, self._longest, state)
+        return (Screened if tau is None and self._screens(self._scan) else Followed)(self, self._longest, state)
 
-    def _screens(self, tau: float | None) -> bool:
-        """Whether a scan in 8 bits can show which few rows are looked at; it gives no log partition."""
+    def _screens(self, coarse: Coarse) -> bool:
+        """Whether rounded rows can show which few are looked at."""
         rows = self._candidate.rows
-        if tau is not None or isinstance(rows, SparseRows) or rows.size < LARGE or not np.isfinite(self._longest):
+        if isinstance(rows, SparseRows) or rows.size < LARGE or not np.isfinite(self._longest):
             return False
-        return self._coarse.ready(rows)
+        return coarse.ready(rows)
 
     def nearest(self, state: FloatArray, count: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray, float]:
         """Of a large dense pool the rows that seem best for a state (D,).
@@ -112,7 +146,7 @@ class MatrixTable(Table):
         Returns:
             Their keys (M,) and logits (M,), and what the logit of no other candidate is above.
         """
-        keys, ceiling = self._coarse.nearest(state, count)
+        keys, ceiling = self._scan.nearest(state, count)
         if self._allowed is not None:
             keys = keys[self._allowed[keys]]
         for rows in exclude:
