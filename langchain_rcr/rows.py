@@ -17,7 +17,7 @@ from langchain_rcr.errors import PoolError
 
 if TYPE_CHECKING:
     import torch
-    from scipy.sparse import csr_array
+    from scipy.sparse import csc_array, csr_array
 
 FloatArray: TypeAlias = NDArray[np.float32]
 IntArray: TypeAlias = NDArray[np.int64]
@@ -139,31 +139,31 @@ class SparseRows:
         sums = np.bincount(some.owner, some.values * state[some.columns].astype(np.float64), minlength=len(keys))
         return sums.astype(np.float32)
 
+    @property
+    def large(self) -> bool:
+        """Whether it doesn't stay in a core's cache."""
+        return len(self.values) >= LARGE
+
     def worth_following(self) -> bool:
         """Whether to `follow`: in a large matrix, and when this is asked more than `TRIALS` times.
 
         Laying out the columns takes longer than a question; a pool that changes with each call would do it for each.
         """
         asked = self.__dict__["_asked"] = self.__dict__.get("_asked", 0) + 1
-        return bool(asked > TRIALS and len(self.values) >= LARGE)
+        return bool(asked > TRIALS and self.large)
 
     def follow(self, scores: FloatArray, change: FloatArray) -> None:
         """Bring inner products (N,) with a vector up to date when `change` (D,) is added to it.
 
         Only rows that have a number in one of the columns that change are looked at.
         """
-        starts, rows, values = self._by_column
         columns = np.flatnonzero(change)
-        if len(columns):
-            parts = [(slice(starts[column], starts[column + 1]), change[column]) for column in columns.tolist()]
-            more = np.concatenate([values[part] * by for part, by in parts])
-            np.add.at(scores, np.concatenate([rows[part] for part, _ in parts]), more)
+        scores += self._by_column[:, columns] @ change[columns]
 
     @cached_property
-    def _by_column(self) -> tuple[NDArray[np.int32], NDArray[np.int32], FloatArray]:
-        """Where each column starts in the other two; its rows; their numbers."""
-        columns = self.csr().tocsc()
-        return columns.indptr, columns.indices, columns.data
+    def _by_column(self) -> csc_array:
+        """The matrix column by column."""
+        return self.csr().tocsc()
 
     @cached_property
     def _tensor(self) -> torch.Tensor:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -21,6 +24,25 @@ from langchain_rcr.state import State
 _NONE = np.empty(0, dtype=np.int64)
 _SHORTLIST = 8
 """Candidates looked at for one that a constraint allows, before more are fetched."""
+
+
+class _Turns:
+    """As many at once as there are cores: more threads would hand Python's lock and the caches to and fro."""
+
+    def __init__(self) -> None:
+        self._start()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._start)  # threads that hold one are not in the child
+
+    def _start(self) -> None:
+        self._free = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+    def one(self) -> AbstractContextManager[Any]:
+        """A turn: waits until there is one."""
+        return self._free
+
+
+_turns = _Turns()
 
 
 class Constraint(Protocol):
@@ -171,7 +193,7 @@ def _decoded(
     Returns:
         Keys (B, k), logits (B, k), log partitions (B, k), NaN without a τ, and E_z of the picks, (B, k, D).
     """
-    if table.few(len(queries), tau):
+    if table.few(len(queries), tau, rough=rough):
         each = [
             _decoded_alone(queries[row : row + 1], table, state, k, barred[row].tolist(), groups, tau)
             for row in range(len(queries))
@@ -268,7 +290,8 @@ async def select(queries: FloatArray, state: State[Any], options: Options, reade
     """
     simple = options.beam_width == 1 and all(isinstance(one, DifferentPrograms) for one in options.constraints)
     if simple and isinstance(reader, LocalReader) and isinstance(reader.table, MatrixTable):
-        return _quick(queries, state, options, reader, reader.table)
+        with _turns.one():
+            return _quick(queries, state, options, reader, reader.table)
     beams = [[_Sequence(query)] for query in range(len(queries))]
     for _ in range(options.k):
         active = [sequence for beam in beams for sequence in beam if not sequence.ended]

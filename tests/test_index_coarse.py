@@ -19,7 +19,7 @@ _NO_PLACES = np.empty((2, 0), dtype=np.int64)
 @pytest.fixture(autouse=True)
 def fast(monkeypatch):
     """Whole numbers are used, whatever their speed here; blocks end within the pools."""
-    monkeypatch.setattr(CoarseProduct, "_fast", True)
+    monkeypatch.setattr(CoarseProduct, "_least", 1)
     monkeypatch.setattr(coarse, "_BLOCK", 128)
 
 
@@ -81,14 +81,21 @@ def test_whole_numbers_never_overflow_by_pairs():
 def test_what_a_machine_lacks_is_done_without(monkeypatch):
     monkeypatch.setattr("langchain_rcr.index.coarse.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "faiss", None)
-    monkeypatch.setattr(CoarseProduct, "_fast", None)
-    monkeypatch.setattr(coarse, "_faster", lambda: False)
+    monkeypatch.setattr(CoarseProduct, "_least", None)
+    monkeypatch.setattr(coarse, "_faster", lambda count: False)
     rows = np.ones((3, 2), dtype=np.float32)
     for kind in (CoarseScan, CoarseProduct):
         made = kind()
         assert not any(made.ready(rows) for _ in range(4))
-    monkeypatch.undo()
-    assert coarse._faster() in (True, False)
+
+
+@pytest.mark.parametrize(("faster", "least"), [((1, 4), 1), ((4,), 4), ((), 0)])
+def test_the_product_is_used_for_as_many_states_as_it_is_faster_for(monkeypatch, faster, least):
+    monkeypatch.setattr(CoarseProduct, "_least", None)
+    real = coarse._faster(1)
+    assert isinstance(real, bool)
+    monkeypatch.setattr(coarse, "_faster", lambda count: count in faster)
+    assert (CoarseProduct.least(), CoarseProduct.possible()) == (least, least > 0)
 
 
 @pytest.mark.parametrize("looked_at", [(64, 1024), (2, 20)])
@@ -125,6 +132,7 @@ def test_large_dense_pools_are_screened(monkeypatch, seed, looked_at):
     assert kinds == [Followed, Followed, Screened, Followed]
     assert [table.few(count, None) for count in (0, 1, 3, 4)] == [False, True, True, False]
     assert [table.few(count, 0.7) for count in (0, 2, 3)] == [False, True, False]
+    assert [table.few(1, 0.7, rough=True) for _ in range(4)] == [True, True, False, False]
     for at in (table, pickle.loads(pickle.dumps(table))):  # as it is, and asked for the first time
         for few in (1, 2, 6, 7):
             for tau in (None, 0.7):

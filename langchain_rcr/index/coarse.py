@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from langchain_rcr.rows import TRIALS, BoolArray, FloatArray, IntArray
+from langchain_rcr.rows import TRIALS, BoolArray, FloatArray, IntArray, product
 
 _AT_ONCE = 4096
 """Rows rounded at once."""
@@ -145,14 +145,20 @@ class CoarseProduct(Coarse):
     """
 
     most = 63
-    _fast: ClassVar[bool | None] = None
+    _least: ClassVar[int | None] = None
 
     @classmethod
     def possible(cls) -> bool:
-        """See `Coarse.possible`; tried once, in some 20 ms."""
-        if CoarseProduct._fast is None:
-            CoarseProduct._fast = hasattr(torch, "_int_mm") and _faster()
-        return CoarseProduct._fast
+        """See `Coarse.possible`."""
+        return cls.least() > 0
+
+    @classmethod
+    def least(cls) -> int:
+        """For how few states the product is faster than that of float32; 0: for none. Tried once, in some 20 ms."""
+        if CoarseProduct._least is None:
+            known = hasattr(torch, "_int_mm")
+            CoarseProduct._least = next((count for count in (1, 4) if known and _faster(count)), 0)
+        return CoarseProduct._least
 
     def hold(self, rows: int, dim: int) -> Callable[[FloatArray], None]:
         """See `Coarse.hold`."""
@@ -266,15 +272,15 @@ def _step(numbers: FloatArray, most: int) -> np.float32:
     return np.float32(np.abs(numbers).max(initial=0) / most or 1)
 
 
-def _faster() -> bool:
-    """Whether whole numbers are multiplied faster here than float32, as they are by processors of the last decade."""
-    rows, states = torch.ones((_BLOCK, 384), dtype=torch.int8), torch.ones((64, 384), dtype=torch.int8)
-    exact, some = rows.float(), states.float()
-    products: tuple[Callable[[], Any], ...] = (lambda: torch._int_mm(states, rows.t()), lambda: some @ exact.t())
+def _faster(count: int) -> bool:
+    """Whether this machine multiplies whole numbers faster than float32, for so many states."""
+    rows, states = torch.ones((_BLOCK, 384), dtype=torch.int8), torch.ones((count, 384), dtype=torch.int8)
+    exact, some = rows.float().numpy(), states.float().numpy()
+    products: tuple[Callable[[], Any], ...] = (lambda: torch._int_mm(states, rows.t()), lambda: product(some, exact))
     spent = [[0.0] * 5 for _ in products]
     for turn in range(5):
-        for times, product in zip(spent, products, strict=True):
+        for times, multiply in zip(spent, products, strict=True):
             start = time.perf_counter()
-            product()
+            multiply()
             times[turn] = time.perf_counter() - start
     return min(spent[0]) < min(spent[1])

@@ -16,8 +16,8 @@ from langchain_rcr.rows import LARGE, FloatArray, IntArray, SparseRows, growing,
 
 _LOOKED_AT = (64, 1024)
 """Rows of a large dense pool that are looked at more closely; where they don't settle which is the best, all are."""
-_FEW, _FEW_SCREENED = 2, 3
-"""States that are faster followed one by one than searched for together: in any pool, in a large dense one."""
+_FEW, _FEW_SCREENED, _FEW_SPARSE = 2, 3, 5
+"""States that are faster followed one by one than together: in any pool, in a large dense or a large sparse one."""
 _CACHED = 1 << 18
 """Numbers gathered at once: they stay in a core's cache while they are multiplied."""
 
@@ -121,10 +121,16 @@ class MatrixTable(Table):
             totals = totals + np.log1p(np.bincount(whose, exact - rounded))
         return keys[at], logits[at], totals
 
-    def few(self, count: int, tau: float | None) -> bool:
-        """Whether so many states are faster followed one by one (`follow`) than searched for together."""
-        screened = _FEW < count <= _FEW_SCREENED and tau is None and self._screens(self._scan)
-        return 0 < count <= _FEW or screened
+    def few(self, count: int, tau: float | None, *, rough: bool = False) -> bool:
+        """Whether so many states are faster followed one by one (`follow`) than searched for together by `first`."""
+        rows, most = self._candidate.rows, _FEW
+        if isinstance(rows, SparseRows):
+            most = _FEW_SPARSE if rows.large else _FEW
+        elif tau is None:
+            most = _FEW_SCREENED if count > _FEW and self._screens(self._scan) else _FEW
+        elif rough and self._screens(self._product):
+            most = min(_FEW, self._product.least() - 1)
+        return 0 < count <= most
 
     def follow(self, state: FloatArray, tau: float | None) -> Followed:
         """What finds the picks for one state (1, D) and for those that come of it. With a τ: log partitions, too."""

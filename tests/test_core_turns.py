@@ -1,0 +1,75 @@
+"""No more threads pick at once than there are cores, and a process forked meanwhile has turns of its own."""
+
+import os
+import signal
+import threading
+import time
+import warnings
+
+import numpy as np
+import pytest
+
+from langchain_rcr import selection
+from langchain_rcr.index.base import InThisThread, PoolVectors
+from langchain_rcr.index.local import LocalReader
+from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.selection import Options, select
+from langchain_rcr.state import AdditiveState
+
+VECTORS = np.eye(5, dtype=np.float32)
+
+
+@pytest.fixture(autouse=True)
+def two_cores(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    monkeypatch.setattr(selection, "_turns", selection._Turns())
+
+
+def picks():
+    reader = LocalReader(MatrixTable(PoolVectors(VECTORS, VECTORS)), [], np.arange(5))
+    return InThisThread().run(select(VECTORS[:1], AdditiveState(0.0), Options(0), reader))
+
+
+def test_threads_wait_for_a_turn(monkeypatch):
+    at_once, most, lock, real = 0, 0, threading.Lock(), selection._quick
+
+    def counted(*arguments):
+        nonlocal at_once, most
+        with lock:
+            at_once += 1
+            most = max(most, at_once)
+        time.sleep(0.01)
+        try:
+            return real(*arguments)
+        finally:
+            with lock:
+                at_once -= 1
+
+    monkeypatch.setattr(selection, "_quick", counted)
+    threads = [threading.Thread(target=picks) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 2
+
+
+def test_an_error_gives_the_turn_back(monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(selection, "_quick", lambda *arguments: 1 / 0)
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                picks()
+    assert picks().positions.shape == (1, 0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_forked_process_has_all_turns():
+    with warnings.catch_warnings(), selection._turns.one(), selection._turns.one():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for forking with threads
+        child = os.fork()
+        if not child:
+            signal.alarm(20)  # were there none left, it would wait for good
+            picks()
+            os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
