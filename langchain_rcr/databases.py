@@ -26,7 +26,7 @@ _WORKER = Path(__file__).with_name("query_worker.py")
 _START_S = 60.0
 """Seconds that a process may take to start and connect, on a busy machine."""
 
-_GRACE = 1.5
+_GRACE = 1.25
 """Times the limit after which a process is ended that hasn't stopped its query by itself."""
 
 
@@ -42,7 +42,7 @@ class Database:
 
     Args:
         database: `postgresql://…`, or the path of a SQLite file.
-        timeout_s: seconds a query may take; its process ends at 1.5 times that at the latest.
+        timeout_s: seconds a query may take; its process ends at 1.25 times that at the latest.
         max_rows: rows it may give.
         max_bytes: bytes of its rows, as JSON.
         max_memory: bytes of address space that its process may have, some 50 MB of them before it begins.
