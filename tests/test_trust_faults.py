@@ -25,6 +25,7 @@ from langchain_rcr.families.backbone import LangChainBackbone
 
 ROWS = [{"source": f"how many {word} are there", "target": f"count({word})"} for word in ("cats", "dogs", "hens")]
 EVIL = "\x1b]0;owned\x07\x1b[2Jred\u202etxt\r$\\frac$[bold]"
+FLAG_BOMB = "{a: &a0 [x, x], " + ", ".join(f"b{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 60)) + "}"
 LONG = "x" * 5000
 
 
@@ -88,6 +89,8 @@ def test_a_full_disk_in_a_file_that_grows(
         (["run", "demo.yaml", f"--seed={10**30}"], "seed must be a number of at most 18 digits"),
         (["run", "demo.yaml", "--sft.lr=1e999"], "sft.lr must be "),
         (["run", "demo.yaml", f"--data.split={'1' * 10_000}"], "COVR"),
+        (["run", "demo.yaml", "--llm.extra_body={a: &x [*x]}"], "llm.extra_body must be "),
+        (["run", "demo.yaml", f"--llm.extra_body={FLAG_BOMB}"], "llm.extra_body must be "),
     ],
 )
 def test_what_is_too_long(here: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str) -> None:

@@ -28,7 +28,7 @@ from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.redaction import HIDDEN, PLACES, redact, remember, without_secrets
 from rcr_trainer.settings import Settings
-from rcr_trainer.settings_file import SettingsLoader, read_settings_file
+from rcr_trainer.settings_file import read_settings_file, read_value
 
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
@@ -348,15 +348,15 @@ def parse_text(setting: Setting, text: str) -> Any:
     """
     if text.strip().lower() == "null":
         return None
-    unreadable = suppress(yaml.YAMLError, ValueError, RecursionError)
+    unreadable = suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError)
     if setting.kind == "MAPPING":
         with unreadable:
-            return yaml.load(text, Loader=SettingsLoader)  # noqa: S506 - it is a SafeLoader
+            return read_value(text)
     if setting.kind != "LIST":
         return text
     if text.lstrip().startswith("["):
         with unreadable:
-            return yaml.load(text, Loader=yaml.BaseLoader)  # noqa: S506 - it makes texts, lists and mappings alone
+            return read_value(text, yaml.BaseLoader)  # which makes texts, lists and mappings alone
     inner = text.strip().removeprefix("[").removesuffix("]")
     return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
 

@@ -69,6 +69,18 @@ def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[
     raise ConfigError(msg) from None
 
 
+def read_value(text: str, kind: type[Any] = SettingsLoader) -> Any:
+    """What a piece of YAML stands for, read by a loader of this kind.
+
+    Raises:
+        yaml.YAMLError, ValueError, OverflowError, RecursionError: it is none, or too large.
+    """
+    loader = kind(text)
+    root = loader.get_single_node()
+    _check_size(root)
+    return None if root is None else loader.construct_document(root)
+
+
 def _check_size(root: Any) -> None:
     """Refuse YAML that aliases (`*name`) make endless, or larger than any settings when they are written out."""
     sizes: dict[int, int] = {}
