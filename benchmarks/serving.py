@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 K, LAM, FEW, BATCH, THREADS, COLUMNS, FULL = 4, -0.3, 8, 64, 32, 2_000, 40
 SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
 DENSE = 200_000  # examples up to which structures are also laid out as a dense matrix, 8 kB each, and calls overlap
-_ASKED = "a question"
+_ASKED = "0"
 _ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds for a side, and turns
 
 
@@ -51,14 +51,16 @@ def examples(size: int) -> list[dict[str, str]]:
     return [{"source": f"{n}", "target": f"f{n}(x)"} for n in range(size)]
 
 
-def timed(sides: Mapping[str, Callable[[], Any]], most: int = _MOST) -> dict[str, dict[str, float]]:
+def timed(
+    sides: Mapping[str, Callable[[], Any]], most: int = _MOST, seconds: float = _ENOUGH
+) -> dict[str, dict[str, float]]:
     """Milliseconds of CPU time of each side: median and quartiles over turns in which each runs once."""
     spent: dict[str, list[float]] = {name: [] for name in sides}
     start = time.process_time()
     for call in sides.values():
         call()
     slowest = time.process_time() - start
-    turns = int(min(most, max(_LEAST, _ENOUGH * len(sides) / max(slowest, 1e-6))))
+    turns = int(min(most, max(_LEAST, seconds * len(sides) / max(slowest, 1e-6))))
     for _ in range(turns):
         for name, call in sides.items():
             start = time.process_time()
@@ -68,8 +70,8 @@ def timed(sides: Mapping[str, Callable[[], Any]], most: int = _MOST) -> dict[str
     return {name: dict(zip(("low", "ms", "high"), three, strict=True)) for name, three in quarters.items()}
 
 
-def retriever(vectors: PoolVectors, query: np.ndarray, index: Any = None) -> SequentialCompositionalRetriever:
-    """Ours over given vectors; any text that is no position is the query (D,)."""
+def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> SequentialCompositionalRetriever:
+    """Ours over given vectors; the text of a question is its position in (Q, D)."""
     import numpy as np
     import torch
 
@@ -93,7 +95,7 @@ def retriever(vectors: PoolVectors, query: np.ndarray, index: Any = None) -> Seq
             raise NotImplementedError
 
         def vectors(self, features: Any, batch_size: int | None = None) -> Any:
-            return np.repeat(query[None], len(features), axis=0)
+            return queries[[int(text) for text in features]]
 
         def rows(self, features: Any) -> Rows:
             return taken(self.table, np.array([int(text) % len(self.table) for text in features], dtype=np.int64))
@@ -109,7 +111,7 @@ def retriever(vectors: PoolVectors, query: np.ndarray, index: Any = None) -> Seq
 
 
 def structures(size: int) -> tuple[PoolVectors, np.ndarray]:
-    """Sparse vectors as those of the `structure` family, and a need (COLUMNS,)."""
+    """Sparse vectors as those of the `structure` family, and needs (BATCH, COLUMNS)."""
     import numpy as np
 
     from langchain_rcr.index.base import PoolVectors
@@ -122,7 +124,7 @@ def structures(size: int) -> tuple[PoolVectors, np.ndarray]:
     starts = np.arange(0, size * many + 1, many, dtype=np.int32)
     rows = SparseRows(starts, columns.astype(np.int32).ravel(), np.ones(size * many, dtype=np.float32), COLUMNS)
     by_length = rng.uniform(0.7, 1.3, size).astype(np.float32)
-    return PoolVectors(replace(rows, values=by_length.repeat(many)), rows), rng.random(COLUMNS).astype(np.float32)
+    return PoolVectors(replace(rows, values=by_length.repeat(many)), rows), rng.random((BATCH, COLUMNS), np.float32)
 
 
 def plain(candidate: np.ndarray, context: np.ndarray, query: np.ndarray, *, saturating: bool = False) -> list[int]:
@@ -139,12 +141,13 @@ def plain(candidate: np.ndarray, context: np.ndarray, query: np.ndarray, *, satu
 
 
 def given(pool: np.ndarray, query: np.ndarray) -> Embeddings:
-    """LangChain embeddings that look vectors up."""
+    """LangChain embeddings that look vectors up: by the position that a text begins with, else the first."""
     from langchain_core.embeddings import Embeddings
 
     class Given(Embeddings):
         def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            vectors: list[list[float]] = pool[[int(text.split()[0]) for text in texts]].tolist()
+            first = (text.split()[0] for text in texts)
+            vectors: list[list[float]] = pool[[int(word) if word.isdigit() else 0 for word in first]].tolist()
             return vectors
 
         def embed_query(self, text: str) -> list[float]:
@@ -180,10 +183,10 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
     pool, query, asked = np.asarray(vectors.candidate), queries[0], {"source": _ASKED}
     flat = faiss.IndexFlatIP(pool.shape[1])
     flat.add(pool)
-    ours, mmr = retriever(vectors, query), langchain_mmr(pool, query)
-    over_faiss = retriever(vectors, query, FaissIndex())
-    need, has = structures(size)[::-1]
-    sparse = retriever(has, need)
+    ours, mmr = retriever(vectors, queries), langchain_mmr(pool, query)
+    over_faiss = retriever(vectors, queries, FaissIndex())
+    needs, has = structures(size)[::-1]
+    need, sparse = needs[0], retriever(has, needs)
     sides: dict[str, Callable[[], Any]] = {
         "ours, dense": lambda: ours.select_examples(asked),
         "ours, dense, in FAISS": lambda: over_faiss.select_examples(asked),
@@ -201,7 +204,7 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
         deep, deeper = ours.model_copy(update={"k": k}), sparse.model_copy(update={"k": k})
         sides[f"ours, dense, k = {k}"] = lambda of=deep: of.select_examples(asked)
         sides[f"ours, structures, k = {k}"] = lambda of=deeper: of.select_examples(asked)
-    many = [_ASKED] * BATCH
+    many = [str(n) for n in range(BATCH)]
     together: dict[str, Callable[[], Any]] = {
         "ours, dense, 64 together": lambda: ours.batch(many),
         "ours, dense, in FAISS, 64 together": lambda: over_faiss.batch(many),
@@ -228,7 +231,7 @@ def adding(size: int) -> dict[str, dict[str, float]]:
     import numpy as np
 
     vectors, queries = drawn(size, 0)
-    ours = retriever(vectors, queries[0])
+    ours = retriever(vectors, queries)
     new = [{"source": str(n), "target": f"g{n}(x)"} for n in range(1_000)]
     some = np.asarray(vectors.candidate)[np.arange(1_000) % size]
     ready = vectors.take(np.arange(1_000) % size)
@@ -283,30 +286,30 @@ def reading() -> dict[str, dict[str, float]]:
             "embeddings, k = 1": one(learned),
             "structure": lambda: fitted.select_examples(asked()),
             "structure, k = 1": one(fitted),
-        }
+        },
+        seconds=3 * _ENOUGH,
     )
 
 
 def loading(size: int) -> dict[str, dict[str, float]]:
-    """Reading a saved pool and answering once: CPU milliseconds and peak MB of a process for each side."""
+    """`from_pretrained` and one question: CPU milliseconds and peak MB of a process for each side."""
     import numpy as np
 
+    from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
+    from langchain_rcr.families.backbone import LangChainBackbone
+
     vectors, queries = drawn(size, 0)
+    pool, rows = np.asarray(vectors.candidate), examples(size)
     out: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        ours = retriever(vectors, queries[0])
-        rows, kept = ours.store.index.content()  # type: ignore[attr-defined]
-        from langchain_rcr.index.vectors_file import save_vectors
-        from langchain_rcr.pool import write_jsonl
-
-        pool = ours.store.schema.extended([row.example for row in rows], [row.id for row in rows])
-        write_jsonl(Path(folder) / "pool.jsonl", pool)
-        save_vectors(Path(folder) / "pool.safetensors", "f", list(pool.ids), kept, pool.programs)
-        np.save(Path(folder) / "query.npy", queries[0])
-        mmr = langchain_mmr(np.asarray(vectors.candidate), queries[0])
+        np.save(Path(folder) / "first.npy", np.stack([pool[0], queries[0]]))
+        backbone = LangChainBackbone(given(pool, pool[0]))
+        model = TriEncoder.build("embeddings", [Item("0", "f0(x)")], backbone=backbone, ngrams=0)
+        SequentialCompositionalRetriever.from_encoder(model, rows, k=K, input_keys=["source"]).save(f"{folder}/ours")
+        mmr = langchain_mmr(pool, queries[0])
         if mmr is not None:
             mmr.vectorstore.save_local(folder)
-        del ours, mmr, rows, kept, pool, vectors
+        del mmr, rows, pool, vectors, model, backbone
         for side in ("nothing", "ours", "FAISS.load_local"):
             command = [sys.executable, __file__, "--load", folder, "--side", side, "--out", "-"]
             runs = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(3)]
@@ -330,15 +333,10 @@ def load(folder: Path, side: str) -> None:
     """One side of `loading`: prints CPU milliseconds, and peak MB with what was imported."""
     import numpy as np
 
-    from langchain_rcr.index.base import Row
-    from langchain_rcr.index.memory import MemoryIndex
-    from langchain_rcr.index.vectors_file import load_vectors
-    from langchain_rcr.items import made
-    from langchain_rcr.pool import read_jsonl
-    from langchain_rcr.selection import Options, select
-    from langchain_rcr.state import AdditiveState
+    from langchain_rcr import SequentialCompositionalRetriever
+    from langchain_rcr.families import linear  # noqa: F401 — as a process has it that has loaded one before
 
-    query = np.load(folder / "query.npy")
+    probe, query = np.load(folder / "first.npy")
     community: Any = None
     if side != "ours":
         with warnings.catch_warnings():
@@ -346,17 +344,9 @@ def load(folder: Path, side: str) -> None:
             from langchain_community.vectorstores import FAISS as community  # noqa: N811
     start = time.process_time()
     if side == "ours":
-        pool = read_jsonl(folder / "pool.jsonl")
-        vectors, programs = load_vectors(folder / "pool.safetensors", "f", list(pool.ids))
-        index = MemoryIndex()
-        index.bind("f", len(query))
-        index.add(list(made(Row, pool.ids, pool.examples, programs.tolist())), vectors)
-
-        async def picks() -> Any:
-            async with index.read() as reader:
-                return await select(query[None], AdditiveState(LAM), Options(K), reader)
-
-        index.run(picks())
+        embeddings = given(probe[None], probe)
+        ours = SequentialCompositionalRetriever.from_pretrained(folder / "ours", embeddings=embeddings, k=K)
+        ours.select_examples({"source": _ASKED})
     elif side != "nothing":
         store = community.load_local(str(folder), given(query[None], query), allow_dangerous_deserialization=True)
         store.similarity_search(_ASKED, K)

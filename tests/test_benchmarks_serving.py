@@ -14,7 +14,7 @@ def serving():
         yield importlib.import_module("serving")
 
 
-def picks(retriever, query="a question"):
+def picks(retriever, query="0"):
     return [int(one["source"]) for one in retriever.select_examples({"source": query})]
 
 
@@ -22,11 +22,21 @@ def picks(retriever, query="a question"):
 def test_both_sides_pick_the_same(serving):
     vectors, queries = serving.drawn(70, 0)
     plain = serving.plain(np.asarray(vectors.candidate), np.asarray(vectors.context), queries[0])
-    assert picks(serving.retriever(vectors, queries[0])) == plain
-    has, need = serving.structures(90)
+    assert picks(serving.retriever(vectors, queries)) == plain
+    has, needs = serving.structures(90)
     dense = np.asarray(has.candidate)
     assert np.diff(has.candidate.starts).tolist() == [serving.COLUMNS // serving.FULL] * 90
-    assert picks(serving.retriever(has, need)) == serving.plain(dense, dense, need, saturating=True)
+    ours = serving.retriever(has, needs)
+    for question in (0, 5):
+        plain = serving.plain(dense, np.asarray(has.context), needs[question], saturating=True)
+        assert picks(ours, str(question)) == plain
+
+
+@pytest.mark.slow
+def test_loading_reads_a_real_checkpoint(serving):
+    figures = serving.loading(40)
+    assert figures["loading: ours"]["ms"] > 0
+    assert figures["loading: ours"]["mb"] > 10
 
 
 @pytest.mark.slow
