@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import logging
 import resource
 import subprocess
@@ -269,23 +270,22 @@ def reading() -> dict[str, dict[str, float]]:
     fitted = SequentialCompositionalRetriever.from_examples(rows, language="functional", k=K, input_keys=["source"])
     learned = SequentialCompositionalRetriever.from_encoder(embeddings, rows, k=K, input_keys=["source"])
     questions = [e.source for e in split.test]
-    turn = {"at": 0}
 
-    def asked() -> dict[str, str]:
-        turn["at"] += 1
-        return {"source": questions[turn["at"] % len(questions)]}
+    def asked(call: Callable[[str], Any]) -> Callable[[], Any]:
+        turns = itertools.cycle(questions)  # each side's own: all read the same questions
+        return lambda: call(next(turns))
 
-    def one(of: SequentialCompositionalRetriever) -> Callable[[], Any]:
-        first = of.model_copy(update={"k": 1})
-        return lambda: first.select_examples(asked())
+    def selects(of: SequentialCompositionalRetriever, k: int = K) -> Callable[[], Any]:
+        picks = of.model_copy(update={"k": k})
+        return asked(lambda question: picks.select_examples({"source": question}))
 
     return timed(
         {
-            "the model's forward pass": lambda: backbone.embed([asked()["source"]]),
-            "embeddings": lambda: learned.select_examples(asked()),
-            "embeddings, k = 1": one(learned),
-            "structure": lambda: fitted.select_examples(asked()),
-            "structure, k = 1": one(fitted),
+            "the model's forward pass": asked(lambda question: backbone.embed([question])),
+            "embeddings": selects(learned),
+            "embeddings, k = 1": selects(learned, 1),
+            "structure": selects(fitted),
+            "structure, k = 1": selects(fitted, 1),
         },
         seconds=3 * _ENOUGH,
     )

@@ -16,7 +16,7 @@ from langchain_rcr.constraints import DifferentPrograms
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import PoolVectors, Reader, Row, Search
 from langchain_rcr.index.local import LocalReader
-from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.memory import Followed, MatrixTable
 from langchain_rcr.index.ranking import blocks, checked_exclude
 from langchain_rcr.rows import FloatArray, IntArray
 from langchain_rcr.state import State
@@ -193,18 +193,17 @@ def _decoded(
     Returns:
         Keys (B, k), logits (B, k), log partitions (B, k), NaN without a τ, and E_z of the picks, (B, k, D).
     """
-    if table.few(len(queries), tau, rough=rough):
-        each = [
-            _decoded_alone(queries[row : row + 1], table, state, k, barred[row].tolist(), groups, tau)
-            for row in range(len(queries))
-        ]
-        keys, logits, totals, contexts = map(np.concatenate, zip(*each, strict=True))
-        return keys, logits, totals, contexts
     shape = (len(queries), k)
     keys, logits, totals = np.empty(shape, np.int64), np.empty(shape, np.float32), np.full(shape, np.nan)
     contexts = np.empty((*shape, queries.shape[1]), dtype=np.float32)
     for block in blocks(len(queries), len(table)):
         current, taken, masked = state.start(queries[block]), list(barred[block]), [_NONE] * len(queries[block])
+        followed = table.followed(queries[block], tau, rough=rough)
+        if followed is not None:
+            for row, one in zip(range(len(queries))[block], followed, strict=True):
+                out = keys[row], logits[row], totals[row], contexts[row]
+                _follow(one, state.start(queries[row : row + 1]), table, barred[row].tolist(), groups, tau, *out)
+            continue
         for step in range(k):
             found, logits[block, step], total = table.first(current.vector(), taken, masked, tau, rough=rough)
             keys[block, step], contexts[block, step] = found, table.vectors(found)
@@ -219,32 +218,31 @@ def _decoded(
     return keys, logits, totals, contexts
 
 
-def _decoded_alone(
-    query: FloatArray,
+def _follow(
+    followed: Followed,
+    current: State[Any],
     table: MatrixTable,
-    state: State[Any],
-    k: int,
     barred: list[int],
     groups: NDArray[np.integer[Any]] | None,
     tau: float | None,
-) -> tuple[IntArray, FloatArray, NDArray[np.float64], FloatArray]:
-    """`_decoded` for one query (1, D)."""
-    current, masked = state.start(query), list[IntArray]()
-    keys, logits, totals = np.empty(k, np.int64), np.empty(k, np.float32), np.full(k, np.nan)
-    contexts = np.empty((k, query.shape[1]), dtype=np.float32)
-    followed = table.follow(query, tau)
-    for step in range(k):
+    keys: IntArray,
+    logits: FloatArray,
+    totals: NDArray[np.float64],
+    contexts: FloatArray,
+) -> None:
+    """`_decoded` for one query; into keys, logits and log partitions (k,) and E_z (k, D)."""
+    masked = list[IntArray]()
+    for step in range(len(keys)):
         keys[step], logits[step] = key, _ = followed.first(barred, masked)
         if tau is not None:
             totals[step] = followed.log_partition(tau)
         contexts[step] = table.vectors(keys[step : step + 1])[0]
-        if step + 1 < k:
+        if step + 1 < len(keys):
             current = current.update(contexts[step : step + 1])
             followed.move(current.vector())
             barred.append(key)
             if groups is not None:
                 masked.append(np.flatnonzero(groups == groups[key]))
-    return keys[None], logits[None], totals[None], contexts[None]
 
 
 def _quick(queries: FloatArray, state: State[Any], options: Options, reader: LocalReader, table: MatrixTable) -> Picks:

@@ -121,8 +121,8 @@ def test_inner_products_follow_a_vector_by_hand():
 
 @pytest.mark.parametrize("tau", [None, 0.7])
 @pytest.mark.parametrize("seed", range(20))
-def test_one_question_alone_follows_a_large_sparse_pool(monkeypatch, seed, tau):
-    """Its picks, logits and log partitions are those of the same question among others, which are scored anew."""
+def test_questions_follow_a_large_sparse_pool(monkeypatch, seed, tau):
+    """Their picks, logits and log partitions are those of questions that are scored anew at each step."""
     rng = np.random.default_rng(seed)
     full = (drawn(seed, 300, 60) != 0).astype(np.float32) * (1 if seed % 2 else rng.random((300, 60), dtype=np.float32))
     full[rng.integers(0, 300, 60)] = full[rng.integers(0, 300, 60)]  # equal candidates
@@ -130,12 +130,12 @@ def test_one_question_alone_follows_a_large_sparse_pool(monkeypatch, seed, tau):
     table = MatrixTable(PoolVectors(both, both))
     if seed % 3:
         table = table.allowing(rng.random(300) < 0.5)
-    need = (rng.random((3, 60)) - 0.1).astype(np.float32)
-    groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 3
+    need = (rng.random((7, 60)) - 0.1).astype(np.float32)
+    groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 7
     state = SaturatingState(float(rng.choice([1.0, 0.6])))
     expected = _decoded(need, table, state, k, barred, groups, tau)
     monkeypatch.setattr("langchain_rcr.rows.LARGE", 0)
-    for by_column, few in ((False, 2), (True, 2), (True, 1)):
+    for by_column, few in ((False, 2), (True, 2), (True, 7), (True, 1)):
         keys, logits, totals, contexts = _decoded(need[:few], table, state, k, barred[:few], groups, tau)
         assert ("_by_column" in table._candidate.rows.__dict__) is (by_column and k > 1)
         np.testing.assert_array_equal(keys, expected[0][:few])

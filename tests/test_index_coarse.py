@@ -98,6 +98,11 @@ def test_the_product_is_used_for_as_many_states_as_it_is_faster_for(monkeypatch,
     assert (CoarseProduct.least(), CoarseProduct.possible()) == (least, least > 0)
 
 
+def kinds(table, states, tau, **how):
+    followed = table.followed(states, tau, **how)
+    return None if followed is None else {*map(type, followed)}
+
+
 @pytest.mark.parametrize("looked_at", [(64, 1024), (2, 20)])
 @pytest.mark.parametrize("seed", range(20))
 def test_large_dense_pools_are_screened(monkeypatch, seed, looked_at):
@@ -128,11 +133,15 @@ def test_large_dense_pools_are_screened(monkeypatch, seed, looked_at):
         return near
 
     monkeypatch.setattr(CoarseProduct, "nearest", watched)
-    kinds = [type(table.follow(need[:1], tau)) for tau in (None, None, None, 0.7)]
-    assert kinds == [Followed, Followed, Screened, Followed]
-    assert [table.few(count, None) for count in (0, 1, 3, 4)] == [False, True, True, False]
-    assert [table.few(count, 0.7) for count in (0, 2, 3)] == [False, True, False]
-    assert [table.few(1, 0.7, rough=True) for _ in range(4)] == [True, True, False, False]
+    assert [kinds(table, need[:1], tau) for tau in (None, None, None, 0.7)] == [
+        {Followed},
+        {Followed},
+        {Screened},
+        {Followed},
+    ]
+    assert [kinds(table, need[:count], None) for count in (0, 1, 3, 4)] == [None, {Screened}, {Screened}, None]
+    assert [kinds(table, need[:count], 0.7) for count in (0, 2, 3)] == [None, {Followed}, None]
+    assert [kinds(table, need[:1], 0.7, rough=True) for _ in range(3)] == [{Followed}, {Followed}, None]
     for at in (table, pickle.loads(pickle.dumps(table))):  # as it is, and asked for the first time
         for few in (1, 2, 6, 7):
             for tau in (None, 0.7):

@@ -16,8 +16,9 @@ from langchain_rcr.rows import LARGE, FloatArray, IntArray, SparseRows, growing,
 
 _LOOKED_AT = (64, 1024)
 """Rows of a large dense pool that are looked at more closely; where they don't settle which is the best, all are."""
-_FEW, _FEW_SCREENED, _FEW_SPARSE = 2, 3, 5
-"""States that are faster followed one by one than together: in any pool, in a large dense or a large sparse one."""
+_FEW, _FEW_SCREENED, _FEW_SPARSE = 2, 3, 3
+"""States that are faster followed one by one than together: in any pool, in a large dense one; those whose first logits
+are faster found one by one in a large sparse one."""
 _CACHED = 1 << 18
 """Numbers gathered at once: they stay in a core's cache while they are multiplied."""
 
@@ -121,23 +122,29 @@ class MatrixTable(Table):
             totals = totals + np.log1p(np.bincount(whose, exact - rounded))
         return keys[at], logits[at], totals
 
-    def few(self, count: int, tau: float | None, *, rough: bool = False) -> bool:
-        """Whether so many states are faster followed one by one (`follow`) than searched for together by `first`."""
-        rows, most = self._candidate.rows, _FEW
-        if isinstance(rows, SparseRows):
-            most = _FEW_SPARSE if rows.large else _FEW
-        elif tau is None:
-            most = _FEW_SCREENED if count > _FEW and self._screens(self._scan) else _FEW
-        elif rough and self._screens(self._product):
-            most = min(_FEW, self._product.least() - 1)
-        return 0 < count <= most
+    def followed(self, states: FloatArray, tau: float | None, *, rough: bool = False) -> list[Followed] | None:
+        """What finds the picks for each of (B, D) states and for those that come of it, one by one.
 
-    def follow(self, state: FloatArray, tau: float | None) -> Followed:
-        """What finds the picks for one state (1, D) and for those that come of it. With a τ: log partitions, too."""
-        rows = self._candidate.rows
+        Args:
+            states: before the first pick.
+            tau: τ, where log partitions are wanted, too.
+            rough: see `first`.
+
+        Returns:
+            None where it is faster to search for all together (`first`).
+        """
+        rows, count = self._candidate.rows, len(states)
         if isinstance(rows, SparseRows) and rows.worth_following():
-            return FollowedByColumn(self, self._longest, state, rows)
-        return (Screened if tau is None and self._screens(self._scan) else Followed)(self, self._longest, state)
+            starts = [None] * count if count <= _FEW_SPARSE else self.scores(states)
+            each = zip(states, starts, strict=True)
+            return [FollowedByColumn(self, self._longest, state[None], rows, scores) for state, scores in each]
+        screened = tau is None and 0 < count <= _FEW_SCREENED and self._screens(self._scan)
+        most = _FEW_SCREENED if screened else _FEW
+        if tau is not None and rough and self._screens(self._product):
+            most = min(_FEW, self._product.least() - 1)
+        if not 0 < count <= most:
+            return None
+        return [(Screened if screened else Followed)(self, self._longest, state[None]) for state in states]
 
     def _screens(self, coarse: Coarse) -> bool:
         """Whether rounded rows can show which few are looked at."""
@@ -219,9 +226,12 @@ class FollowedByColumn(Followed):
     brought up to date. That lets rounding errors add up, so that of the best rows the logits are then worked out anew.
     """
 
-    def __init__(self, table: MatrixTable, longest: float, state: FloatArray, rows: SparseRows) -> None:
+    def __init__(
+        self, table: MatrixTable, longest: float, state: FloatArray, rows: SparseRows, scores: FloatArray | None = None
+    ) -> None:
         super().__init__(table, longest, state)
         self._rows, self._rounding, self._off = rows, self._slack, np.float32(0)
+        self._scores = scores
 
     def move(self, state: FloatArray) -> None:
         """See `Followed.move`."""
