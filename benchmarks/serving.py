@@ -293,23 +293,9 @@ def reading() -> dict[str, dict[str, float]]:
 
 def loading(size: int) -> dict[str, dict[str, float]]:
     """`from_pretrained` and one question: CPU milliseconds and peak MB of a process for each side."""
-    import numpy as np
-
-    from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
-    from langchain_rcr.families.backbone import LangChainBackbone
-
-    vectors, queries = drawn(size, 0)
-    pool, rows = np.asarray(vectors.candidate), examples(size)
     out: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        np.save(Path(folder) / "first.npy", np.stack([pool[0], queries[0]]))
-        backbone = LangChainBackbone(given(pool, pool[0]))
-        model = TriEncoder.build("embeddings", [Item("0", "f0(x)")], backbone=backbone, ngrams=0)
-        SequentialCompositionalRetriever.from_encoder(model, rows, k=K, input_keys=["source"]).save(f"{folder}/ours")
-        mmr = langchain_mmr(pool, queries[0])
-        if mmr is not None:
-            mmr.vectorstore.save_local(folder)
-        del mmr, rows, pool, vectors, model, backbone
+        save(size, Path(folder))
         for side in ("nothing", "ours", "FAISS.load_local"):
             command = [sys.executable, __file__, "--load", folder, "--side", side, "--out", "-"]
             runs = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(3)]
@@ -318,6 +304,27 @@ def loading(size: int) -> dict[str, dict[str, float]]:
                 ms, mb = (median(float(figure[at]) for figure in figures) for at in (0, 1))
                 out[f"loading: {side}"] = {"ms": ms, "mb": mb}
     return out
+
+
+def save(size: int, folder: Path) -> None:
+    """What `load` reads."""
+    import numpy as np
+
+    from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
+    from langchain_rcr.families.backbone import LangChainBackbone
+
+    vectors, queries = drawn(size, 0)
+    pool = np.asarray(vectors.candidate)
+    np.save(folder / "first.npy", np.stack([pool[0], queries[0]]))
+    backbone = LangChainBackbone(given(pool, pool[0]))
+    model = TriEncoder.build("embeddings", [Item("0", "f0(x)")], backbone=backbone, ngrams=0)
+    model.encode_pool = lambda items: vectors  # type: ignore[method-assign]
+    SequentialCompositionalRetriever.from_encoder(model, examples(size), k=K, input_keys=["source"]).save(
+        folder / "ours"
+    )
+    mmr = langchain_mmr(pool, queries[0])
+    if mmr is not None:
+        mmr.vectorstore.save_local(str(folder))
 
 
 def peak() -> float:
@@ -430,6 +437,7 @@ def main() -> int:
     results: dict[str, dict[str, dict[str, float]]] = {}
     for size in options.sizes.split(","):
         results[size] = selecting(int(size)) | adding(int(size)) | loading(int(size))
+        write_json(Path(options.out), {"threads": options.threads, "results": results})
         print(f"{size} done", file=sys.stderr)
     results["600, whole calls"] = reading()
     write_json(Path(options.out), {"threads": options.threads, "results": results})
