@@ -1,6 +1,7 @@
 """Seconds and memory of `from_examples`, by the number of examples (COVR's sampler).
 
     python benchmarks/fit.py --sizes 600,3000,20000 --out fit.json
+    python benchmarks/fit.py --one 4000 --threads 1 --profile
 
 Each size has a process of its own. "Encoding" is what the frozen text encoder takes to load and to read questions and
 labels; the rest is building, fitting and filling the pool. Beside it stands the one large factorisation that the fit
@@ -10,7 +11,10 @@ can't do without, that of a kernel matrix over as many questions as it is fitted
 from __future__ import annotations
 
 import argparse
+import contextlib
+import cProfile
 import json
+import pstats
 import resource
 import subprocess
 import sys
@@ -22,7 +26,7 @@ from typing import Any
 from common import limit_threads
 
 
-def measured(size: int) -> dict[str, float]:
+def measured(size: int, profile: cProfile.Profile | None = None) -> dict[str, float]:
     """Wall-clock and CPU seconds of encoding and of all else, and the peak memory of this process in GB."""
     import torch
     from rcr_trainer.data import covr_split
@@ -51,7 +55,8 @@ def measured(size: int) -> dict[str, float]:
     TransformerBackbone.embed = timed(TransformerBackbone.embed)  # type: ignore[method-assign]
     TransformerBackbone.read = timed(TransformerBackbone.read)  # type: ignore[method-assign]
     start = time.perf_counter(), time.process_time()
-    SequentialCompositionalRetriever.from_examples(examples, language="functional")
+    with profile or contextlib.nullcontext():
+        SequentialCompositionalRetriever.from_examples(examples, language="functional")
     wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     kernel = torch.eye(min(size, MOST_LANDMARKS), dtype=torch.float64) + 0.01
@@ -82,11 +87,15 @@ def main() -> None:
     parser.add_argument("--sizes", default="600,3000,20000", help="comma-separated (default 600,3000,20000)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     parser.add_argument("--out", type=Path, help="JSON file to write")
-    parser.add_argument("--one", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--one", type=int, help="measure one size in this process, and print its figures alone")
+    parser.add_argument("--profile", action="store_true", help="with --one: print where the time goes, too")
     arguments = parser.parse_args()
     limit_threads(arguments.threads)
     if arguments.one is not None:
-        print(json.dumps(measured(arguments.one)))
+        profile = cProfile.Profile() if arguments.profile else None
+        print(json.dumps(measured(arguments.one, profile)))
+        if profile is not None:
+            pstats.Stats(profile).sort_stats("cumulative").print_stats("langchain_rcr", 50)
         return
     rows = []
     for size in map(int, arguments.sizes.split(",")):

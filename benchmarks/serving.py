@@ -67,8 +67,12 @@ def timed(
             start = time.process_time()
             call()
             spent[name].append(1e3 * (time.process_time() - start))
-    quarters = {name: quantiles(times, n=4, method="inclusive") for name, times in spent.items()}
-    return {name: dict(zip(("low", "ms", "high"), three, strict=True)) for name, three in quarters.items()}
+    return {name: spread(times) for name, times in spent.items()}
+
+
+def spread(times: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    return dict(zip(("low", "ms", "high"), quantiles(times, n=4, method="inclusive"), strict=True))
 
 
 def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> SequentialCompositionalRetriever:
@@ -279,7 +283,7 @@ def reading() -> dict[str, dict[str, float]]:
         picks = of.model_copy(update={"k": k})
         return asked(lambda question: picks.select_examples({"source": question}))
 
-    return timed(
+    whole = timed(
         {
             "the model's forward pass": asked(lambda question: backbone.embed([question])),
             "embeddings": selects(learned),
@@ -289,6 +293,45 @@ def reading() -> dict[str, dict[str, float]]:
         },
         seconds=3 * _ENOUGH,
     )
+    return whole | parts(fitted, questions)
+
+
+def parts(fitted: SequentialCompositionalRetriever, questions: Sequence[str]) -> dict[str, dict[str, float]]:
+    """What a question costs the `structure` family beside the model, part by part, each right after a pass of it."""
+    import torch
+
+    from langchain_rcr import Item
+    from langchain_rcr.selection import Options, select
+
+    store, encoder = fitted.store, fitted.store.encoder
+    query: Any = encoder.query
+    views = {question: query.views([Item(question)]) for question in questions}
+    tokens = {question: query.backbone.read([question])[1] for question in questions}
+    features = {question: query.featurize([Item(question)]) for question in questions}
+    vectors = {question: query.vectors(features[question]) for question in questions}
+
+    async def picks(question: str) -> Any:
+        async with store.index.read() as reader:
+            return await select(vectors[question], encoder.state(), Options(K), reader)
+
+    sides: dict[str, Callable[[str], Any]] = {
+        "n-grams": lambda question: query.vocabulary.bags([Item(question)]),
+        "words in context": lambda question: query.token_bags.vectors(tokens[question]),
+        "likeness to training questions": lambda question: query.landmarks.likeness(views[question]),
+        "names of labels": lambda question: query.evidence([Item(question)], views[question]),
+        "phrases": lambda question: query.local(views[question].bags),
+        "structures, from these": lambda question: query.vectors(features[question]),
+        "picks": lambda question: store.index.run(picks(question)),
+    }
+    spent: dict[str, list[float]] = {name: [] for name in sides}
+    with torch.inference_mode():
+        for question in questions * 5:
+            for name, call in sides.items():
+                query.backbone.read([question])
+                start = time.process_time()
+                call(question)
+                spent[name].append(1e3 * (time.process_time() - start))
+    return {f"structure's part: {name}": spread(times) for name, times in spent.items()}
 
 
 def loading(size: int) -> dict[str, dict[str, float]]:
