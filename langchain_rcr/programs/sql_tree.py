@@ -116,10 +116,7 @@ class SqlExpander:
             "datatype": self._data_type,
             "anonymous": lambda node, scope: (node.name.lower(), _worded(node, _pieces(node.expressions, scope))),
             "ordered": self._ordered,
-            "pivot": lambda node, scope: (
-                "unpivot" if node.args.get("unpivot") else "pivot",
-                [piece for name in _PIVOT_PARTS for piece in _pieces(node.args.get(name), scope)],
-            ),
+            "pivot": self._pivot,
             "and": self._connector,
             "or": self._connector,
             **dict.fromkeys(_COMPARISONS, self._comparison),
@@ -218,6 +215,17 @@ class SqlExpander:
             if isinstance(name, exp.Identifier) and name.quoted:
                 return _string(name.name), []
         return piece
+
+    def _pivot(self, node: Any, scope: _Scope) -> _Node:
+        parts = [piece for name in _PIVOT_PARTS for piece in _pieces(node.args.get(name), scope)]
+        if not node.args.get("unpivot"):
+            return "pivot", parts
+        for part, _ in parts:
+            # Names of new columns, which older sqlglot takes for columns of the table.
+            new = part.this if part.key == "in" else part
+            if new.key == "column":
+                new.replace(new.this)
+        return "unpivot", [piece for name in _PIVOT_PARTS for piece in _pieces(node.args.get(name), scope)]
 
     def _connector(self, node: Any, scope: _Scope) -> _Node:
         parts: list[_Piece] = []
