@@ -2,6 +2,7 @@
 
 import runpy
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -95,7 +96,8 @@ def test_what_no_repair_helps_is_an_error_in_the_answer(rivers: str, selector, s
     assert answer.result is None
     assert complaint in answer.error
     assert len(answer.answers) == 2
-    assert sqlite3.connect(rivers).execute("SELECT COUNT(*) FROM river").fetchone() == (2,)
+    with closing(sqlite3.connect(rivers)) as database:
+        assert database.execute("SELECT COUNT(*) FROM river").fetchone() == (2,)
 
 
 def test_the_database_may_be_a_path(rivers: str, selector) -> None:
