@@ -188,8 +188,9 @@ class AnswerCache:
                 return stored, None
             used = used or Use()
             self._database.execute(
-                "INSERT INTO spent VALUES (?1, ?2, ?3, ?4) ON CONFLICT DO UPDATE SET calls = calls + ?2, "
-                "prompt_tokens = prompt_tokens + ?3, completion_tokens = completion_tokens + ?4",
+                "INSERT INTO spent VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, "
+                "prompt_tokens = prompt_tokens + excluded.prompt_tokens, "
+                "completion_tokens = completion_tokens + excluded.completion_tokens",
                 (account, used.calls, used.prompt_tokens, used.completion_tokens),
             )
             return stored, self._spent(account)
