@@ -20,7 +20,7 @@ _NO_PLACES = np.empty((2, 0), dtype=np.int64)
 def fast(monkeypatch):
     """Whole numbers are used, whatever their speed here; blocks end within the pools."""
     monkeypatch.setattr(CoarseProduct, "_least", 1)
-    monkeypatch.setattr(coarse, "_BLOCK", 128)
+    monkeypatch.setattr(coarse, "_CACHED", 500)
 
 
 def ready(kind: type[Coarse], rows: np.ndarray) -> Coarse:

@@ -20,10 +20,10 @@ from langchain_rcr.rows import TRIALS, BoolArray, FloatArray, IntArray, product
 
 _AT_ONCE = 4096
 """Rows rounded at once."""
-_BLOCK = 8192
-"""Rows multiplied at once: their products with some dozens of states still fit a core's cache."""
+_CACHED = 1 << 19
+"""Products made at once: they stay in a core's cache while they are looked at."""
 _OPEN = 64
-"""Where more than one row in so many may be the best, none are told: to look at all is faster."""
+"""Where more rows than these, and than one in so many, may be the best, none are told: to look at all is faster."""
 _HIDDEN = int(np.iinfo(np.int32).min)
 _NOTHING = 200
 """What a hidden score must lie below the others, in units of τ, to count nothing in a sum."""
@@ -198,17 +198,18 @@ class CoarseProduct(Coarse):
         codes = torch.from_numpy(np.stack([one for one, _, _ in each]).astype(np.int8))
         units, off = np.array([unit for _, unit, _ in each]), np.array([off for _, _, off in each])
         window = np.minimum(np.ceil((2 * off + slack) / units) + 1, -_HIDDEN).astype(np.int64)
-        excluded, masks = _by_block(exclude), _by_block(masked)
+        size = max(1, _CACHED // len(states))
+        excluded, masks = _by_block(exclude, size), _by_block(masked, size)
         sums = None if tau is None else _LogSums(units / tau)
         if tau is not None and (off.max() > _ROUGH * tau or (units / tau).min() * -_HIDDEN < _NOTHING):
             return None
-        top, left = np.full(len(states), _HIDDEN, dtype=np.int64), len(self._codes) * len(states) // _OPEN
+        top, left = np.full(len(states), _HIDDEN, dtype=np.int64), len(states) * max(_OPEN, len(self._codes) // _OPEN)
         floor, found = top, list[tuple[IntArray, IntArray, IntArray]]()
-        for first in range(0, len(self._codes), _BLOCK):
-            scores = torch._int_mm(codes, self._codes[first : first + _BLOCK].t()).numpy()
+        for first in range(0, len(self._codes), size):
+            scores = torch._int_mm(codes, self._codes[first : first + size].t()).numpy()
             scores[excluded(first)] = _HIDDEN
             if allowed is not None:
-                np.copyto(scores, _HIDDEN, where=~allowed[first : first + _BLOCK])
+                np.copyto(scores, _HIDDEN, where=~allowed[first : first + size])
             if sums is not None:
                 sums.add(scores)
             scores[masks(first)] = _HIDDEN
@@ -255,13 +256,13 @@ class _LogSums:
         return total
 
 
-def _by_block(places: Places) -> Callable[[int], Places]:
-    """States and columns of the places in the block that begins at a row."""
+def _by_block(places: Places, size: int) -> Callable[[int], Places]:
+    """States and columns of the places in the block of so many rows that begins at one."""
     order = np.argsort(places[1])
     whose, rows = places[0][order], places[1][order]
 
     def of(first: int) -> Places:
-        some = slice(*np.searchsorted(rows, (first, first + _BLOCK)))
+        some = slice(*np.searchsorted(rows, (first, first + size)))
         return whose[some], rows[some] - first
 
     return of
@@ -274,7 +275,7 @@ def _step(numbers: FloatArray, most: int) -> np.float32:
 
 def _faster(count: int) -> bool:
     """Whether this machine multiplies whole numbers faster than float32, for so many states."""
-    rows, states = torch.ones((_BLOCK, 384), dtype=torch.int8), torch.ones((count, 384), dtype=torch.int8)
+    rows, states = torch.ones((8192, 384), dtype=torch.int8), torch.ones((count, 384), dtype=torch.int8)
     exact, some = rows.float().numpy(), states.float().numpy()
     products: tuple[Callable[[], Any], ...] = (lambda: torch._int_mm(states, rows.t()), lambda: product(some, exact))
     spent = [[0.0] * 5 for _ in products]
