@@ -5,6 +5,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 from langchain_rcr.index import coarse
 from langchain_rcr.index.base import PoolVectors
@@ -96,6 +97,20 @@ def test_the_product_is_used_for_as_many_states_as_it_is_faster_for(monkeypatch,
     assert isinstance(real, bool)
     monkeypatch.setattr(coarse, "_faster", lambda count: count in faster)
     assert (CoarseProduct.least(), CoarseProduct.possible()) == (least, least > 0)
+
+
+@pytest.mark.parametrize("missing", [True, False])
+def test_without_the_product_all_goes_in_float32(monkeypatch, missing):
+    monkeypatch.setattr(CoarseProduct, "_least", None)
+
+    def refuses(*_):
+        raise RuntimeError("not implemented for CPU")
+
+    if missing:
+        monkeypatch.delattr(torch, "_int_mm")
+    else:
+        monkeypatch.setattr(torch, "_int_mm", refuses)
+    assert not CoarseProduct.possible()
 
 
 def kinds(table, states, tau, **how):

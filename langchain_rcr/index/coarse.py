@@ -9,6 +9,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.util import find_spec
 from typing import Any, ClassVar, NamedTuple, TypeAlias
 
@@ -156,8 +157,9 @@ class CoarseProduct(Coarse):
     def least(cls) -> int:
         """For how few states the product is faster than that of float32; 0: for none. Tried once, in some 20 ms."""
         if CoarseProduct._least is None:
-            known = hasattr(torch, "_int_mm")
-            CoarseProduct._least = next((count for count in (1, 4) if known and _faster(count)), 0)
+            CoarseProduct._least = 0
+            with suppress(AttributeError, RuntimeError):  # PyTorch promises nothing of this function
+                CoarseProduct._least = next((count for count in (1, 4) if _faster(count)), 0)
         return CoarseProduct._least
 
     def hold(self, rows: int, dim: int) -> Callable[[FloatArray], None]:
