@@ -174,8 +174,14 @@ class Encoder(nn.Module, ABC):
             arguments["backbone"] = backbone
         try:
             encoder = cls(**arguments)
-        except TypeError as error:
-            raise CheckpointError(f"{file} was not written by this version of langchain-rcr: {error}") from None
+        except (
+            TypeError,
+            RuntimeError,
+            MemoryError,
+            OverflowError,
+        ) as error:  # numbers that no tensor has room for, say
+            why = str(error).partition("\n")[0][:300]  # PyTorch puts its stack behind
+            raise CheckpointError(f"{file} was not written by this version of langchain-rcr: {why}") from None
         encoder._read_tensors(folder / "model.safetensors")
         return encoder
 
