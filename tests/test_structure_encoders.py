@@ -350,3 +350,12 @@ def test_unparsable_training_programs_are_no_landmarks():
     features = FAMILY.held_out(model.query, broken, folds, folds.ways(broken))
     assert (len(features), len(model.query.dual)) == (61, 60)
     assert np.isfinite(model.query.vectors(features)).all()
+
+
+def test_a_fit_over_a_text_encoder_is_not_loaded_without_one(tmp_path):
+    model, _ = fitted(FakeBackbone())
+    model.query.save(tmp_path)
+    file = tmp_path / "encoder.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"backbone": False}))
+    with pytest.raises(CheckpointError, match=f"vectors of {FakeBackbone().dim} numbers, its encoder gives 0"):
+        type(model.query).load(tmp_path, FakeBackbone())

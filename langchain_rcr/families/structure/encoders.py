@@ -234,6 +234,11 @@ class NeedEncoder(Encoder):
                 f"{folder.parent} was trained over a transformer's tokens, which LangChain embeddings don't give: "
                 "load it without embeddings"
             )
+        own, given = encoder.landmarks.vectors.shape[1], 0 if encoder.backbone is None else encoder.backbone.dim
+        if own != given:
+            raise CheckpointError(
+                f"{folder.parent} was trained over vectors of {own} numbers, its encoder gives {given}"
+            )
         return encoder
 
     def learn(self, items: Sequence[Item]) -> None:
