@@ -25,6 +25,10 @@ if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
 
 
+_SMALL = 1 << 14
+"""Whole numbers up to this are taken from a checkpoint as they are; others must be a size of one of its tensors."""
+
+
 class Features(Protocol):
     """N featurised items: token ids, n-gram bags, frozen vectors. They don't depend on trainable parameters."""
 
@@ -80,6 +84,16 @@ def check_digest(file: Path, found: str, expected: object) -> None:
         raise CheckpointError(
             f"{file} is not the one that {file.parent.name}/encoder.json was written with (files of two checkpoints?)"
         )
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
+    if not path.is_file():
+        raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing")
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    return tensors
 
 
 class Encoder(nn.Module, ABC):
@@ -172,30 +186,26 @@ class Encoder(nn.Module, ABC):
             if backbone is None:
                 raise CheckpointError(f"{folder.parent} is not a complete checkpoint: backbone.json is missing")
             arguments["backbone"] = backbone
+        weights = folder / "model.safetensors"
+        tensors = _tensors(weights)
+        largest = max([_SMALL, *(max(tensor.shape, default=0) for tensor in tensors.values())])
+        for name, value in arguments.items():
+            if isinstance(value, int) and value > largest:
+                raise CheckpointError(f"{file}: {name} = {value} doesn't fit the weights beside it"[:300])
         try:
             encoder = cls(**arguments)
-        except (
-            TypeError,
-            RuntimeError,
-            MemoryError,
-            OverflowError,
-        ) as error:  # numbers that no tensor has room for, say
+        except (TypeError, RuntimeError) as error:
             why = str(error).partition("\n")[0][:300]  # PyTorch puts its stack behind
             raise CheckpointError(f"{file} was not written by this version of langchain-rcr: {why}") from None
-        encoder._read_tensors(folder / "model.safetensors")
+        encoder._take(tensors, weights)
         return encoder
 
-    def _read_tensors(self, path: Path) -> None:
-        if not path.is_file():
-            raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing")
+    def _take(self, tensors: Mapping[str, Tensor], path: Path) -> None:
         try:
-            tensors = load_file(path)
             for name, own in self.state_dict(keep_vars=True).items():
                 if name in tensors and name.startswith(self.fitted):
                     own.data = own.new_empty(tensors[name].shape)
             self.load_state_dict(tensors)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from None
         except RuntimeError as error:
             raise CheckpointError(
                 f"{path} holds the weights of another model: {' '.join(str(error).split())[:300]}"
