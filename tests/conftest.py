@@ -18,6 +18,10 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 for _name in [name for name in os.environ if name.startswith(("RCR_", "OPENAI_")) and name != "RCR_DATA"]:
     del os.environ[_name]
 
+# A `make test` around the tests would hand its flags and settings down to those that run make.
+for _name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "PYTHON", "VENV"):
+    os.environ.pop(_name, None)
+
 # A shell starts what it runs in the background with SIGINT ignored, and so would be the children of tests about it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -132,10 +132,8 @@ def test_all_links_to_the_project_lead_to_its_one_address() -> None:
 
 
 def make(*arguments: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    # A `make test` around this test would hand its own flags and settings down.
-    inherited = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
     command = ["make", "--no-print-directory", *arguments]
-    return subprocess.run(command, cwd=folder, env=inherited, capture_output=True, text=True, check=False)
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
