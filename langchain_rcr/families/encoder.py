@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
 
 
-_SMALL = 1 << 14
-"""Whole numbers up to this are taken from a checkpoint as they are; others must be a size of one of its tensors."""
-
-
 class Features(Protocol):
     """N featurised items: token ids, n-gram bags, frozen vectors. They don't depend on trainable parameters."""
 
@@ -108,6 +104,8 @@ class Encoder(nn.Module, ABC):
     """Arguments of the constructor that decide its vectors; also attributes. The content of encoder.json."""
     vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
     """Further such arguments, each stored in a separate file unless it is None."""
+    sizes: ClassVar[tuple[str, ...]] = ()
+    """Arguments that are sizes of its tensors: larger ones in a checkpoint are refused before they take memory."""
     grown: ClassVar[tuple[str, ...]] = ()
     """Vocabularies that change as examples are added (`grow`): they take no part in what tells policies apart."""
     fitted: ClassVar[tuple[str, ...]] = ()
@@ -188,10 +186,10 @@ class Encoder(nn.Module, ABC):
             arguments["backbone"] = backbone
         weights = folder / "model.safetensors"
         tensors = _tensors(weights)
-        largest = max([_SMALL, *(max(tensor.shape, default=0) for tensor in tensors.values())])
-        for name, value in arguments.items():
-            if isinstance(value, int) and value > largest:
-                raise CheckpointError(f"{file}: {name} = {value} doesn't fit the weights beside it"[:300])
+        largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
+        for name in cls.sizes:
+            if isinstance(arguments.get(name), int) and arguments[name] > largest:
+                raise CheckpointError(f"{file}: {name} = {arguments[name]} doesn't fit the weights beside it"[:300])
         try:
             encoder = cls(**arguments)
         except (TypeError, RuntimeError) as error:

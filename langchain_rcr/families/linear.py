@@ -53,6 +53,7 @@ class LinearEncoder(Encoder):
     """
 
     arguments = ("dim", "scale", "queries")
+    sizes = ("dim",)
     vocabularies: ClassVar = {"vocabulary": NgramVocabulary}
 
     def __init__(
