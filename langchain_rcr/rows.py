@@ -139,18 +139,13 @@ class SparseRows:
         sums = np.bincount(some.owner, some.values * state[some.columns].astype(np.float64), minlength=len(keys))
         return sums.astype(np.float32)
 
-    @property
-    def large(self) -> bool:
-        """Whether it doesn't stay in a core's cache."""
-        return len(self.values) >= LARGE
-
     def worth_following(self) -> bool:
         """Whether to `follow`: in a large matrix, and when this is asked more than `TRIALS` times.
 
         Laying out the columns takes longer than a question; a pool that changes with each call would do it for each.
         """
         asked = self.__dict__["_asked"] = self.__dict__.get("_asked", 0) + 1
-        return bool(asked > TRIALS and self.large)
+        return bool(asked > TRIALS and len(self.values) >= LARGE)
 
     def follow(self, scores: FloatArray, change: FloatArray) -> None:
         """Bring inner products (N,) with a vector up to date when `change` (D,) is added to it.
