@@ -14,6 +14,7 @@ import re
 import secrets
 import shutil
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -71,10 +72,10 @@ def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
     """A JSON object that has the required keys.
 
     Raises:
-        CheckpointError: the file is missing, is not JSON, or lacks a key.
+        CheckpointError: the file is missing, is not JSON, has a key twice, or lacks one.
     """
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unambiguous, parse_constant=_no_number)
     except FileNotFoundError:
         raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing") from None
     except (OSError, ValueError, RecursionError) as error:
@@ -85,6 +86,19 @@ def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
     if lacking:
         raise CheckpointError(f"{path} was not written by langchain-rcr: it has no '{lacking[0]}'")
     return value
+
+
+def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Of two values for one key each reader may take another one, so that what was checked isn't what is used."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
+        raise ValueError(f"the key {twice!r:.80} is there twice")
+    return found
+
+
+def _no_number(name: str) -> None:
+    raise ValueError(f"{name} is no number of JSON")
 
 
 def digest(value: Any) -> str:

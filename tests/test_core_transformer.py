@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tiny_bert import tiny_bert
+from toys import installed
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.pooled import PooledTransformer, TransformerEncoder, model_folder
@@ -167,7 +168,8 @@ def test_two_threads_may_be_the_first_to_use_transformers(bert):
         ("package:", "Python package '' is not installed"),
         ("package:no_such.sub", "Python package 'no_such.sub' is not installed"),
         ("package:..", r"Python package '\.\.' is not installed"),
-        ("package:json", "package 'json' carries no model folder"),
+        ("package:json", "Python package 'json' is not installed"),
+        ("package:pytest", "package 'pytest' carries no model folder"),
         ("package:math", "Python package 'math' is not installed"),
         ("someone/no-such-model", "model 'someone/no-such-model' can't be loaded"),
         ("no-such-model", "model 'no-such-model' can't be loaded"),
@@ -188,8 +190,22 @@ def test_a_model_in_an_installed_package(tmp_path, monkeypatch):
     (tmp_path / "some_model_package" / "__init__.py").touch()
     (tmp_path / "some_model_package" / "config.json").write_text("{}")  # no model: there is no tokenizer beside it
     monkeypatch.syspath_prepend(tmp_path)
+    installed(tmp_path, "some_model_package")
     assert model_folder("package:some_model_package") == str(tmp_path / "some_model_package" / "data" / "model")
     assert PooledTransformer("package:some_model_package").dim == 16
+
+
+def test_a_folder_on_the_path_is_no_installed_package(bert, tmp_path, monkeypatch):
+    shutil.copytree(bert, tmp_path / "private" / "model")
+    (tmp_path / "private" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(InputError, match="Python package 'private' is not installed"):
+        model_folder("package:private")
+    # A distribution of this name doesn't help where the folder isn't its own, or leads out of it.
+    shutil.copytree(bert, tmp_path / "other" / "model")
+    installed(tmp_path, "private", "other/model/config.json", "private/../other/model/tokenizer_config.json")
+    with pytest.raises(InputError, match="package 'private' carries no model folder"):
+        model_folder("package:private")
 
 
 def test_a_dotted_package_name_imports_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

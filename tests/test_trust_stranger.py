@@ -1,28 +1,29 @@
-"""A checkpoint and a run folder of a stranger, read by a child process under an audit hook.
+"""A checkpoint and a run folder of a stranger, read by a child process under an audit hook and a limit on memory.
 
-Nothing of it is imported, nothing is connected to, no token and no file outside is opened.
+Nothing of it is imported, nothing is connected to, no token and no file outside is opened; what is larger than it may
+be is refused in one line.
 """
 
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import warm
-from rcr_trainer.data import Example, Split, write_examples, write_split
+from hostile import CONFIG, EXAMPLES, HOSTILE, Change, changed, checkpoint, inner
+from rcr_trainer.data import Split, write_split
 from rcr_trainer.layers import to_yaml
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import Settings
-from toys import reseal
+from toys import installed, reseal
 
-from langchain_rcr import CheckpointError, Item, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr import CheckpointError, SequentialCompositionalRetriever, TriEncoder
 
 WATCHED = """
-import json, sys
+import json, resource, sys, time
 from pathlib import Path
 
 root = Path(sys.argv[1])
@@ -39,7 +40,7 @@ def hook(event, arguments):
         seen.append(f"import {arguments[0]}")
     if event == "open" and isinstance(arguments[0], (str, bytes)):
         path = str(Path(arguments[0] if isinstance(arguments[0], str) else arguments[0].decode()).resolve())
-        allowed = (str(root / inside), str(root / "package" / "evil" / "m"))
+        allowed = (str(root / inside), str(root / "package" / "evil" / "m"), str(root / "package" / "evil-1.0.dist-info"))
         if path.startswith(str(root)) and not path.startswith(allowed):
             seen.append(f"open {path}")
 
@@ -47,45 +48,36 @@ sys.addaudithook(hook)
 import rcr_trainer.cli, rcr_trainer.evaluation.stage, transformers  # what they read themselves is no matter
 from langchain_rcr import RCRError, SequentialCompositionalRetriever
 
+# What would exhaust the machine fails here.
+most = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + (1 << 30)
+resource.setrlimit(resource.RLIMIT_AS, (most, most))
+
 def checkpoint(folder):
-    SequentialCompositionalRetriever.from_pretrained(folder)
+    retriever = SequentialCompositionalRetriever.from_pretrained(folder, k=2)
+    retriever.select_examples({"source": "how many a are there"})
 
 def run(folder):
     run_of = rcr_trainer.runs.Run.open(folder)
     rcr_trainer.evaluation.stage.evaluation_stage(run_of, only_picks=True)
 
 for inside in sorted(path.name for path in root.iterdir() if path.name.startswith(("checkpoint", "run"))):
-    seen, said = [], "fine"
+    seen, said, began = [], "fine", time.process_time()
     try:
         (checkpoint if inside.startswith("checkpoint") else run)(root / inside)
     except RCRError as error:
         said = str(error)
     found, seen = seen, None
+    if time.process_time() - began > 10:
+        said += " (after 10 s)"
     print(json.dumps([inside, said, found]))
 """
 
-EXAMPLES = [Example(f"e{n}", f"how many {word} are there", f"count({word})") for n, word in enumerate("abcdefgh")]
 
-
-def checkpoint(folder: Path, **options: Any) -> Path:
-    items = [Item(example.source, example.target) for example in EXAMPLES]
-    TriEncoder.build(options.pop("family", "lexical"), items, **({"dim": 4} | options)).save_pretrained(folder)
-    write_examples(folder / "pool.jsonl", EXAMPLES)
-    reseal(folder)
-    return folder
-
-
-def changed(file: Path, **values: Any) -> None:
-    """Change a JSON file, and the digests with it."""
-    file.write_text(json.dumps(json.loads(file.read_text()) | values))
-    reseal(next(folder for folder in file.parents if (folder / "tri_encoder.json").exists()))
-
-
-def over(base: str) -> Callable[[Path], None]:
+def over(base: str) -> Change:
     return lambda folder: changed(folder / "backbone.json", base=base)
 
 
-def named(name: str) -> Callable[[Path], None]:
+def named(name: str) -> Change:
     """The manifest has a file of this name."""
 
     def change(folder: Path) -> None:
@@ -96,7 +88,7 @@ def named(name: str) -> Callable[[Path], None]:
     return change
 
 
-def linked(name: str) -> Callable[[Path], None]:
+def linked(name: str) -> Change:
     def change(folder: Path) -> None:
         (folder / name).unlink(missing_ok=True)
         (folder / name).symlink_to(folder.parent / "outside" / "secret.json")
@@ -104,19 +96,14 @@ def linked(name: str) -> Callable[[Path], None]:
     return change
 
 
-def keyed(name: str, key: str, value: Any) -> Callable[[Path], None]:
-    """A JSON file of the model in the checkpoint has this key, however deep."""
-    return lambda folder: changed(folder / "backbone" / name, inner=[{key: value}])
-
-
-CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
+CHECKPOINTS: dict[str, tuple[Change, str]] = {
     "package": (over("package:evil"), "fine"),
+    "package-folder": (over("package:private"), "Python package 'private' is not installed"),
     "package-dotted": (over("package:evil.x"), "Python package 'evil.x' is not installed"),
     "hub": (over("somebody/model"), "which it names but doesn't contain: trust=True"),
     "folder": (over("../outside"), "which it names but doesn't contain: trust=True"),
     "inside": (over("checkpoint:../outside"), "which it names but doesn't contain: trust=True"),
     "pooling": (lambda folder: changed(folder / "backbone.json", pooling="evil"), "pooling must be one of mean, cls"),
-    "length": (lambda folder: changed(folder / "backbone.json", max_length="x" * 9), "invalid literal for int"),
     "family": (lambda folder: changed(folder / "tri_encoder.json", family="evil:run"), "unknown encoder family"),
     "absolute": (named("/etc/passwd.json"), "names '/etc/passwd.json', which is not a file of a checkpoint"),
     "parent": (named("../outside/secret.json"), "names '../outside/secret.json'"),
@@ -126,9 +113,9 @@ CHECKPOINTS: dict[str, tuple[Callable[[Path], None], str]] = {
     "link-manifest": (linked("manifest.json"), "names 'manifest.json'"),
     "link-card": (linked("README.md"), "names 'README.md'"),
     "link-pool": (linked("pool.jsonl"), "names 'pool.jsonl'"),
-    "remote-code": (keyed("config.json", "auto_map", {"AutoModel": "evil.Model"}), "'auto_map'"),
-    "kernel": (keyed("config.json", "attn_implementation", "evil/kernel"), "'attn_implementation'"),
-    "vocabulary": (keyed("tokenizer_config.json", "vocab_file", "/etc/passwd"), "'vocab_file'"),
+    "remote-code": (inner(CONFIG, auto_map={"AutoModel": "evil.Model"}), "'auto_map'"),
+    "kernel": (inner(CONFIG, attn_implementation="evil/kernel"), "'attn_implementation'"),
+    "vocabulary": (inner("backbone/tokenizer_config.json", vocab_file="/etc/passwd"), "'vocab_file'"),
     "adapter": (
         lambda folder: ((folder / "backbone" / "adapter_config.json").write_text("{}"), reseal(folder))[-1],
         "adapter_config.json names other models",
@@ -161,8 +148,8 @@ def run_folder(folder: Path, settings: dict[str, Any]) -> None:
         config = config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"answers": True})})
     run = Run.create(folder, config)
     write_split(folder / "data", Split("s", EXAMPLES[:4], EXAMPLES[4:6], EXAMPLES[6:], {"task": "files"}))
-    checkpoint(folder / "checkpoint")
-    checkpoint(folder / "checkpoint-sft")
+    checkpoint(folder / "checkpoint", dim=4)
+    checkpoint(folder / "checkpoint-sft", dim=4)
     for stage in ("data", "sft", "grpo"):
         with run.stage(stage):
             pass
@@ -181,10 +168,16 @@ def test_a_strangers_checkpoint_and_run_are_data(tmp_path: Path, bert: str) -> N
     for token in (home / ".cache" / "huggingface" / "token", home / ".huggingface" / "token"):
         token.parent.mkdir(parents=True)
         token.write_text("hf_a_token_of_the_user")
-    model = checkpoint(tmp_path / "sound", family="embeddings", base=bert, dim=None)
-    for name, (change, _) in CHECKPOINTS.items():
-        change(Path(shutil.copytree(model, tmp_path / f"checkpoint-{name}", symlinks=True)))
-    shutil.move(model, tmp_path / "checkpoint-sound")
+    installed(tmp_path / "package", "evil")
+    shutil.copytree(evil, tmp_path / "package" / "private")
+    expected = {}
+    for family, changes in (HOSTILE | {"embeddings": CHECKPOINTS}).items():
+        model = checkpoint(tmp_path / family, family, **({"dim": 4} if family == "lexical" else {"base": bert}))
+        for name, (change, words) in changes.items():
+            change(Path(shutil.copytree(model, tmp_path / f"checkpoint-{name}", symlinks=True)))
+            expected[f"checkpoint-{name}"] = words
+        shutil.move(model, tmp_path / f"checkpoint-sound-{family}")
+        expected[f"checkpoint-sound-{family}"] = "fine"
     for name, (settings, _) in SETTINGS.items():
         run_folder(tmp_path / f"run-{name}", dict(settings))
     for name in ("evaluation.json", "run.lock", "config.yaml"):
@@ -195,25 +188,27 @@ def test_a_strangers_checkpoint_and_run_are_data(tmp_path: Path, bert: str) -> N
     script.write_text(WATCHED)
     path = [str(tmp_path / "package"), *(entry for entry in sys.path if entry)]
     environ: dict[str, str | None] = {name: None for name in os.environ if name.startswith(("HF_", "OPENAI_"))}
-    environ |= {"PYTHONPATH": os.pathsep.join(path), "HOME": str(home), "OPENAI_API_KEY": "sk-of-the-user"}
+    environ |= {
+        "PYTHONPATH": os.pathsep.join(path),
+        "HOME": str(home),
+        "OPENAI_API_KEY": "sk-of-the-user",
+        "HF_TOKEN": "hf_of_the_user",
+    }
     done = warm.run(script, tmp_path, environ=environ, fresh=True)
     assert done.returncode == 0, done.stderr
     said = {name: (message, seen) for name, message, seen in map(json.loads, done.stdout.splitlines())}
-    expected = {f"checkpoint-{name}": words for name, (_, words) in CHECKPOINTS.items()} | {"checkpoint-sound": "fine"}
     expected |= {f"run-{name}": words for name, (_, words) in SETTINGS.items()}
     expected |= {f"run-link-{name}": f"{name} is a link" for name in ("evaluation.json", "run.lock", "config.yaml")}
     assert said.keys() == expected.keys()
-    for name, words in expected.items():
-        message, seen = said[name]
-        assert seen == [], name
-        assert words in message, name
-        assert "\n" not in message, name
+    assert {name: seen for name, (_, seen) in said.items() if seen} == {}
+    assert {name: message for name, (message, _) in said.items() if "\n" in message} == {}
+    assert {name: message for name, (message, _) in said.items() if expected[name] not in message} == {}
     assert not (tmp_path / "ran").exists()
     assert (tmp_path / "outside" / "secret.json").read_text() == '{"secret": 1}'
 
 
 def test_trust_names_the_models_that_may_be_loaded(tmp_path: Path, bert: str) -> None:
-    folder = checkpoint(tmp_path / "c", family="embeddings", base=bert, dim=None)
+    folder = checkpoint(tmp_path / "c", family="embeddings", base=bert)
     over(bert)(folder)
     shutil.rmtree(folder / "backbone")
     reseal(folder)

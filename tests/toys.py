@@ -20,3 +20,12 @@ def reseal(checkpoint: Path) -> None:
     """Write the manifest anew, as somebody would who changed files on purpose."""
     (checkpoint / MANIFEST).unlink(missing_ok=True)
     seal(checkpoint)
+
+
+def installed(folder: Path, name: str, *files: str) -> None:
+    """Have a package in a folder of `sys.path` installed, as pip does: with a list of its files, or with this one."""
+    listed = files or [str(file.relative_to(folder)) for file in (folder / name).rglob("*")]
+    about = folder / f"{name}-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
+    (about / "RECORD").write_text("".join(f"{file},,\n" for file in listed))

@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.base import ModelSettings
-from langchain_rcr.families.pooled import Pooling, TransformerEncoder, check_saved_model
+from langchain_rcr.families.bounds import refusing
+from langchain_rcr.families.pooled import Pooling, TransformerEncoder
 from langchain_rcr.files import read_json, write_json
 from langchain_rcr.items import Item
 from langchain_rcr.section import show
@@ -56,12 +57,15 @@ class TransformerBackbone:
         base: hub name, local folder or `package:NAME`.
         pooling: mean or CLS.
         max_length: tokens read of a text.
+        saved: it is the model in a checkpoint, see `PooledTransformer`.
     """
 
     symmetric = True
 
-    def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256) -> None:
-        encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, normalize=True)
+    def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
+        encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, normalize=True, saved=saved)
+        if Path(base).is_dir() and not saved:
+            encoder.text.check_storable()  # as `describe` copies it
         self._encoder = encoder.eval().requires_grad_(False)
         self.dim = encoder.dim
 
@@ -213,16 +217,18 @@ def load_backbone(
         base = str(value["base"])
         if base == _INSIDE:
             base = str(folder / "backbone")
-            check_saved_model(Path(base))
         elif not base.startswith("package:") and not (trust is True or (trust and base in trust)):
             raise CheckpointError(
                 f"{folder} reads texts with the model {show(base)}, which it names but doesn't contain: trust=True "
                 "loads it, from the Hugging Face hub or from that folder"
             )
+        options = {"pooling": value["pooling"], "max_length": int(value["max_length"])}
         try:
-            backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=int(value["max_length"]))
-        except (InputError, TypeError, ValueError, OverflowError) as error:
-            raise CheckpointError(f"{folder}: {error}") from None
+            with refusing(f"{folder}"):
+                backbone = TransformerBackbone(base, saved=value["base"] == _INSIDE, **options)
+                _probe(backbone)
+        except InputError as error:
+            raise CheckpointError(str(error)) from None
     if backbone.dim != value["dim"] or not _matches(_probe(backbone), value["probe"]):
         raise CheckpointError(
             f"{folder} was trained over another embedding model than the one given: its vectors differ"

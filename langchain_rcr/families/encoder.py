@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from langchain_rcr.errors import CheckpointError, RCRError
+from langchain_rcr.errors import CheckpointError, InputError, RCRError
+from langchain_rcr.families.bounds import Bounded, refusing
 from langchain_rcr.files import digest, read_json, write_json
 from langchain_rcr.items import Item
 from langchain_rcr.progress import track
@@ -64,7 +64,7 @@ class Vocabulary(ABC):
         value = read_json(file, ())
         try:
             vocabulary = cls.from_json(value)
-        except (RCRError, AttributeError, KeyError, TypeError, ValueError) as error:
+        except (RCRError, AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise CheckpointError(f"{file} can't be used: {error}") from None
         check_digest(file, vocabulary.digest, expected)
         return vocabulary
@@ -82,13 +82,20 @@ def check_digest(file: Path, found: str, expected: object) -> None:
         )
 
 
+_SMALL = 1 << 20
+"""Numbers of a tensor that an encoder may make whatever it has saved."""
+
+
 def _tensors(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing")
     try:
-        tensors: dict[str, Tensor] = load_file(path)
-    except (SafetensorError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from None
+        with refusing(f"{path} is damaged"):
+            tensors: dict[str, Tensor] = load_file(path)
+    except InputError as error:
+        raise CheckpointError(str(error)) from None
+    if not all(tensor.isfinite().all() for tensor in tensors.values()):
+        raise CheckpointError(f"{path} has weights that are not finite numbers")
     return tensors
 
 
@@ -104,8 +111,6 @@ class Encoder(nn.Module, ABC):
     """Arguments of the constructor that decide its vectors; also attributes. The content of encoder.json."""
     vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
     """Further such arguments, each stored in a separate file unless it is None."""
-    sizes: ClassVar[tuple[str, ...]] = ()
-    """Arguments that are sizes of its tensors: larger ones in a checkpoint are refused before they take memory."""
     grown: ClassVar[tuple[str, ...]] = ()
     """Vocabularies that change as examples are added (`grow`): they take no part in what tells policies apart."""
     fitted: ClassVar[tuple[str, ...]] = ()
@@ -186,15 +191,12 @@ class Encoder(nn.Module, ABC):
             arguments["backbone"] = backbone
         weights = folder / "model.safetensors"
         tensors = _tensors(weights)
-        largest = max((size for tensor in tensors.values() for size in tensor.shape), default=0)
-        for name in cls.sizes:
-            if isinstance(arguments.get(name), int) and arguments[name] > largest:
-                raise CheckpointError(f"{file}: {name} = {arguments[name]} doesn't fit the weights beside it"[:300])
+        most = max([_SMALL, *(tensor.numel() for tensor in tensors.values())])
         try:
-            encoder = cls(**arguments)
-        except (TypeError, RuntimeError) as error:
-            why = str(error).partition("\n")[0][:300]  # PyTorch puts its stack behind
-            raise CheckpointError(f"{file} was not written by this version of langchain-rcr: {why}") from None
+            with refusing(f"{file} was not written by this version of langchain-rcr"), Bounded(most):
+                encoder = cls(**arguments)
+        except InputError as error:
+            raise CheckpointError(str(error)) from None
         encoder._take(tensors, weights)
         return encoder
 

@@ -53,7 +53,6 @@ class LinearEncoder(Encoder):
     """
 
     arguments = ("dim", "scale", "queries")
-    sizes = ("dim",)
     vocabularies: ClassVar = {"vocabulary": NgramVocabulary}
 
     def __init__(
@@ -78,8 +77,9 @@ class LinearEncoder(Encoder):
         generator = torch.Generator().manual_seed(seed)
         self.head = nn.Linear(width, self.dim, bias=False) if width else None
         if self.head is not None:
-            start = torch.eye(self.dim)
-            if self.dim != width:
+            if self.dim == width:
+                start = torch.eye(self.dim)
+            else:
                 start = torch.randn(self.dim, width, generator=generator) / self.dim**0.5
             self.head.weight = nn.Parameter(init * start)
         self.ngrams = (

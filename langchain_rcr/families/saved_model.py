@@ -1,0 +1,218 @@
+"""The transformers model in a checkpoint: what it may consist of.
+
+transformers and tokenizers take a model's JSON for its owner's. A stranger's could have them fetch another repository
+with the user's token, build a model of any size, or let a text grow until memory is full. So each part is one that a
+text encoder needs, of a size that the checkpoint's own tensors bear out.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.bounds import Bounded, refusing
+from langchain_rcr.files import read_json
+from langchain_rcr.section import show
+
+TEXT_ENCODERS = frozenset(
+    (
+        *(
+            "albert",
+            "bert",
+            "big_bird",
+            "camembert",
+            "convbert",
+            "data2vec-text",
+            "deberta",
+            "deberta-v2",
+            "distilbert",
+        ),
+        *("electra", "ernie", "eurobert", "fnet", "gte", "ibert", "jina_embeddings_v3", "longformer", "luke"),
+        *("megatron-bert", "mobilebert", "modernbert", "mpnet", "mra", "nomic_bert", "nystromformer", "rembert"),
+        *("roberta", "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "xlm", "xlm-roberta"),
+        *("xlm-roberta-xl", "yoso"),
+    )
+)
+"""The `model_type`s that a checkpoint may contain: encoders of text that need no second model."""
+SPECIAL_TOKENS = ("bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token")
+_REACHING = (
+    *("attn_implementation", "_attn_implementation", "auto_map", "experts_implementation", "quantization_config"),
+    *("backbone", "fusion_config", "transformers_weights"),
+)
+"""Keys of a model's JSON by which transformers imports or fetches code, or opens other files."""
+_PARTS = {
+    "normalizer": "BertNormalizer Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend Replace Strip StripAccents",
+    "pre_tokenizer": "BertPreTokenizer ByteLevel Digits Metaspace Punctuation Split Whitespace WhitespaceSplit",
+    "post_processor": "BertProcessing ByteLevel RobertaProcessing TemplateProcessing",
+    "decoder": "BPEDecoder ByteFallback ByteLevel Fuse Metaspace Replace Strip WordPiece",
+    "model": "BPE Unigram WordLevel WordPiece",
+}
+"""What a text encoder's tokenizer consists of."""
+_SEVERAL = ("Prepend", "Replace", "Split", "Strip")
+"""Of these more than one may be there. Others are idempotent, or would let a text grow at every turn."""
+_PATTERNS = (r" {2,}", r"\n", r"\s+", r"\s{2,}|[\n\r\t]", r"[\n\r\t]")
+"""The regular expressions of transformers' own text encoders: others may take for ever, or panic."""
+_MOST_PARTS = 16
+_GROWTH = 8
+"""Characters for one, at most, that replacements make together."""
+_LONGEST_FORM = 128
+"""Bytes that a table of normal forms has for one character; Unicode's longest has 33."""
+_LONGEST_WORD = 1000
+"""Characters of a word that WordPiece cuts, in quadratic time."""
+_LARGEST = 1 << 20
+"""Of the numbers in a configuration; larger ones must be a size of the model's tensors."""
+_SPARE = 1 << 20
+"""Numbers that a model makes beside its saved ones, such as positions."""
+
+
+def check_saved_model(folder: Path) -> None:
+    """Refuse the model folder of a checkpoint if it would have transformers do more than open this text encoder.
+
+    `PooledTransformer.save` writes nothing of the kind.
+
+    Raises:
+        CheckpointError: naming the file, and what it names or how large it is.
+    """
+    for name in ("adapter_config.json", "model.safetensors.index.json"):
+        if (folder / name).exists():
+            raise CheckpointError(
+                f"{folder / name} names other models or files: a checkpoint's model is whole without it"
+            )
+    config = read_json(folder / "config.json", ("model_type", "vocab_size"))
+    own = read_json(folder / "tokenizer_config.json", ())
+    for name, value in (("config.json", config), ("tokenizer_config.json", own)):
+        for key, inner in _entries(value):
+            if inner and (key in _REACHING or str(key).endswith("_file")):
+                raise CheckpointError(f"{folder / name} has '{key}': {show(inner)}, which a checkpoint may not name")
+    tokenizer = read_json(folder / "tokenizer.json", ("model",))
+    try:
+        with refusing(f"{folder}"):
+            check_kind(config)
+            check_tokenizer(tokenizer, config["vocab_size"])
+            _check_size(folder, config)
+    except InputError as error:
+        raise CheckpointError(str(error)) from None
+
+
+def check_kind(config: Mapping[str, Any]) -> None:
+    """Refuse what isn't a text encoder.
+
+    Args:
+        config: of the model.
+
+    Raises:
+        InputError: naming its `model_type`, or that of a configuration within.
+    """
+    for key, kind in _entries(config):
+        if key == "model_type" and kind not in TEXT_ENCODERS:
+            known = ", ".join(sorted(TEXT_ENCODERS))
+            raise InputError(f"model_type {show(kind)} is no text encoder that a checkpoint can hold (known: {known})")
+
+
+def check_tokenizer(value: Mapping[str, Any], size: int) -> None:
+    """Refuse a tokenizer with parts that text encoders don't need, or whose texts or tokens grow beyond measure.
+
+    Args:
+        value: of tokenizer.json.
+        size: tokens that the model knows.
+
+    Raises:
+        InputError: naming the part.
+    """
+    for name in ("padding", "truncation"):
+        if value.get(name) is not None:
+            raise InputError(f"tokenizer.json has a {name} of its own, {show(value[name])}")
+    for place, known in _PARTS.items():
+        parts = list(_flat(value.get(place)))
+        kinds = Counter(part.get("type") if isinstance(part, dict) else show(part) for part in parts)
+        strange = [kind for kind in kinds if not isinstance(kind, str) or kind not in known.split()]
+        if strange:
+            raise InputError(f"tokenizer.json has a {place} {show(strange[0])}, which no text encoder needs")
+        repeated = [kind for kind, count in kinds.items() if count > 1 and kind not in _SEVERAL]
+        if repeated or len(parts) > _MOST_PARTS:
+            raise InputError(f"tokenizer.json has {kinds[repeated[0]] if repeated else len(parts)} parts {place} alike")
+        _check_growth(parts)
+    model = value.get("model") or {}
+    vocab, added = model.get("vocab"), value.get("added_tokens") or []
+    ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab or ()))
+    given = [*ids, *(token.get("id") for token in added)]
+    if not all(type(number) is int and 0 <= number < size for number in given):
+        raise InputError(f"tokenizer.json has tokens beyond the {show(size)} that the model knows")
+    if not all(isinstance(token.get("content"), str) and token["content"] for token in added):
+        raise InputError("tokenizer.json adds a token without text")
+    if model.get("dropout") or not _at_most(model.get("max_input_chars_per_word", 0), _LONGEST_WORD):
+        raise InputError("tokenizer.json has a model with dropout, or that cuts words of any length")
+
+
+def _check_size(folder: Path, config: Mapping[str, Any]) -> None:
+    """Refuse a model that would take much more memory than its weights."""
+    with refusing("model.safetensors"), safe_open(folder / "model.safetensors", framework="pt") as file:
+        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dict
+    sizes = [torch.Size(shape).numel() for shape in shapes]
+    largest = max([_LARGEST, *(size for shape, count in zip(shapes, sizes, strict=True) if count for size in shape)])
+    for key, number in _entries(config):
+        if isinstance(number, int) and not _at_most(abs(number), largest):
+            raise InputError(f"config.json: {key} = {show(number)} doesn't fit the weights beside it")
+    from transformers import AutoConfig, AutoModel
+
+    with refusing("config.json"), Bounded(_SPARE, 10_000 + 200 * len(sizes)), torch.device("meta"):
+        model = AutoModel.from_config(AutoConfig.for_model(**config))
+    described = sum(parameter.numel() for parameter in model.parameters())
+    if described > 2 * sum(sizes) + _SPARE:  # tied weights are saved once
+        raise InputError(f"config.json describes a model of {described:,} numbers, and its weights have {sum(sizes):,}")
+
+
+def _check_growth(parts: list[Any]) -> None:
+    growth = 1.0
+    for part in parts:
+        pattern, content = part.get("pattern"), part.get("content", part.get("prepend", ""))
+        if isinstance(pattern, dict) and "Regex" in pattern and pattern["Regex"] not in _PATTERNS:
+            raise InputError(f"tokenizer.json has the regular expression {show(pattern['Regex'])}")
+        found = pattern.get("String", "") if isinstance(pattern, dict) else ""
+        growth *= max(1.0, len(content) / max(1, len(found)))
+        table = part.get("precompiled_charsmap")
+        if table is not None and not _is_table(table):
+            raise InputError("tokenizer.json has a damaged precompiled_charsmap")
+    if growth > _GROWTH:
+        raise InputError(f"tokenizer.json makes of one character {growth:,.0f}")
+
+
+def _is_table(encoded: str) -> bool:
+    """Whether a sentencepiece table holds what its first four bytes say, and no form that is too long."""
+    table = base64.b64decode(encoded)
+    size = int.from_bytes(table[:4], "little")
+    return size <= len(table) - 4 and max(map(len, table[4 + size :].split(b"\0"))) <= _LONGEST_FORM
+
+
+def _at_most(number: Any, most: int) -> bool:
+    return isinstance(number, int) and number <= most
+
+
+def _flat(part: Any) -> Iterator[Any]:
+    """The parts of a tokenizer's normalizer, say: itself, or those in it, one after the other."""
+    found = [] if part is None else [part]
+    while found:
+        part = found.pop()
+        if isinstance(part, dict) and part.get("type") == "Sequence":
+            inner = [value for value in part.values() if isinstance(value, list)]
+            found += [one for several in inner for one in several]
+        else:
+            yield part
+
+
+def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
+    """Every key of a JSON value and what it has, however deep."""
+    found = [value]
+    while found:
+        inside = found.pop()
+        for key, inner in inside.items() if isinstance(inside, dict) else enumerate(inside):
+            yield key, inner
+            if isinstance(inner, (dict, list)):
+                found.append(inner)
