@@ -23,6 +23,8 @@ CARD = "README.md"
 """The model card is the only file without a digest: it is for people, who may change it."""
 FILES = ("*.json", "*.jsonl", "*.safetensors", "*.txt", "*.model", CARD)
 """What a checkpoint consists of, tokenizers included (vocab.txt, a sentencepiece model); never *.py, *.bin or *.pkl."""
+_LONGEST_NAME = 255
+"""Bytes: a file system takes no longer one."""
 _POOL, _VECTORS = "pool.*", "pool.safetensors"
 """The examples and their vectors; without these the examples are encoded again."""
 
@@ -78,9 +80,10 @@ def inside(folder: Path, name: str) -> Path:
     path, real = folder / name, folder.resolve()
     # In the hub's cache a file is a link to one of the repository's blobs.
     roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
-    if not any(map(path.resolve().is_relative_to, roots)) or not _is_ours(path.name):
+    sound = name.isprintable() and len(name.encode()) <= _LONGEST_NAME and _is_ours(path.name)
+    if not sound or not any(map(path.resolve().is_relative_to, roots)):
         raise CheckpointError(
-            f"{folder} names '{name}', which is not a file of a checkpoint, or lies outside its folder"
+            f"{folder} names {name!r:.200}, which is not a file of a checkpoint, or lies outside its folder"
         )
     return path
 

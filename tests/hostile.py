@@ -90,6 +90,17 @@ def weights(name: str, **tensors: torch.Tensor | float) -> Change:
     return change
 
 
+def named(name: str) -> Change:
+    """The manifest has a file of this name."""
+
+    def change(folder: Path) -> None:
+        manifest = json.loads((folder / "manifest.json").read_text())
+        manifest["files"][name] = {"size": 1, "sha256": "0" * 64}
+        (folder / "manifest.json").write_text(json.dumps(manifest))
+
+    return change
+
+
 def all_of(*changes: Change) -> Change:
     return lambda folder: [change(folder) for change in changes]
 
@@ -192,11 +203,9 @@ LEXICAL: dict[str, tuple[Change, str]] = {
     "not-finite": (weights(QUERY, ngrams_bag_weight=float("nan")), "weights that are not finite numbers"),
     "spec": (within("tri_encoder.json", "spec", "max_size", value=900), "max_size: must be at least 1 and at most 8"),
     "spec-text": (within("tri_encoder.json", "spec", "max_size", value="9"), "checkpoint-spec-text"),
-    "nul": (within("manifest.json", "files", "\0.json", value={"size": 1, "sha256": ""}), "not a file of a checkpoint"),
-    "long": (
-        within("manifest.json", "files", f"{'x' * 5000}.json", value={"size": 1, "sha256": ""}),
-        "not a file of a checkpoint",
-    ),
+    "nul": (named("\0.json"), "names '\\x00.json', which is not a file of a checkpoint"),
+    "long": (named(f"{'x' * 5000}.json"), "which is not a file of a checkpoint"),
+    "half": (named("\ud800.json"), "names '\\ud800.json', which is not a file of a checkpoint"),
 }
 
 STRUCTURE: dict[str, tuple[Change, str]] = {

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import warm
-from hostile import CONFIG, EXAMPLES, HOSTILE, Change, changed, checkpoint, inner
+from hostile import CONFIG, EXAMPLES, HOSTILE, Change, changed, checkpoint, inner, named
 from rcr_trainer.data import Split, write_split
 from rcr_trainer.layers import to_yaml
 from rcr_trainer.runs import Run
@@ -40,8 +40,8 @@ def hook(event, arguments):
         seen.append(f"import {arguments[0]}")
     if event == "open" and isinstance(arguments[0], (str, bytes)):
         path = str(Path(arguments[0] if isinstance(arguments[0], str) else arguments[0].decode()).resolve())
-        allowed = (str(root / inside), str(root / "package" / "evil" / "m"), str(root / "package" / "evil-1.0.dist-info"))
-        if path.startswith(str(root)) and not path.startswith(allowed):
+        allowed = [str(root / inside), *(str(root / "package" / name) for name in ("evil/m", "evil-1.0.dist-info"))]
+        if path.startswith(str(root)) and not path.startswith(tuple(allowed)):
             seen.append(f"open {path}")
 
 sys.addaudithook(hook)
@@ -75,17 +75,6 @@ for inside in sorted(path.name for path in root.iterdir() if path.name.startswit
 
 def over(base: str) -> Change:
     return lambda folder: changed(folder / "backbone.json", base=base)
-
-
-def named(name: str) -> Change:
-    """The manifest has a file of this name."""
-
-    def change(folder: Path) -> None:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        manifest["files"][name] = {"size": 1, "sha256": "0" * 64}
-        (folder / "manifest.json").write_text(json.dumps(manifest))
-
-    return change
 
 
 def linked(name: str) -> Change:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from langchain_rcr.errors import InputError
+from langchain_rcr.errors import CheckpointError, InputError
 
 _MAKING = frozenset((torch.empty, torch.eye, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros))
 
@@ -20,10 +20,11 @@ def refusing(what: str) -> Iterator[None]:
 
     Raises:
         InputError: `what`, and why.
+        CheckpointError: as it is, since it says where it comes from.
     """
     try:
         yield
-    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+    except (CheckpointError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
     except BaseException as error:  # a panic is no Exception
         # PyTorch puts its stack behind the first line.
@@ -43,7 +44,7 @@ class Bounded(TorchFunctionMode):
     """
 
     def __init__(self, most: int, calls: int | None = None) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._most, self._left = most, calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -76,7 +76,7 @@ def model_folder(base: str) -> str:
     own = {file for file in files if file.parts[0] == name and ".." not in file.parts}
     for config in sorted(file for file in own if file.name == "config.json"):
         if config.with_name("tokenizer_config.json") in own:
-            return str(config.locate().parent)
+            return str(Path(str(config.locate())).parent)
     raise InputError(
         f"model '{base}': package '{name}' carries no model folder (config.json with tokenizer_config.json)"
     )

@@ -258,7 +258,7 @@ class NeedEncoder(Encoder):
         """
         near, bags, labels = self.landmarks, self.token_bags, len(self.inventory.words[0])
         count, entries = near.starts.numel() - 1, near.columns.numel()
-        (anchors, read), rank = bags.anchors.shape, bags.root.shape[-1]
+        anchors, read, rank = len(bags.mass), len(bags.centre), bags.root.shape[-1]
         phrases = int(self.phrases.max()) + 1 if len(self.phrases) else 0
         width = 0 if self.backbone is None else self.backbone.dim
         shapes = {
