@@ -18,13 +18,16 @@ import time
 import traceback
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+import torch
 from fuzzing import Fuzz
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
@@ -32,10 +35,13 @@ from rcr_trainer.llm.backend import answer_of
 from rcr_trainer.llm.faults import MalformedResponseError
 from rcr_trainer.llm.ledger import AnswerCache, Use
 from rcr_trainer.llm.openai_ import completed
+from safetensors.torch import load_file, save_file
+from tiny_bert import tiny_bert
 from toys import lexical, reseal
 
-from langchain_rcr import RCRError, SequentialCompositionalRetriever
+from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.answers import program_of
+from langchain_rcr.families import encoder, pooled
 from langchain_rcr.filters import Not, matches, parse_filter
 from langchain_rcr.programs import COVR_CLASSES, LANGUAGES, ProgramSpec, anonymize, get_parser, local_structures
 
@@ -109,37 +115,72 @@ def checkpoints() -> tuple[Path, ...]:
     rows = [{"source": f"question {n} of {n % 3}", "target": f"f ( g ( x{n % 3} ) , y{n} )"} for n in range(30)]
     options: dict[str, Any] = {"k": 2, "language": "functional"}
     fitted = SequentialCompositionalRetriever.from_examples(rows, **options)
-    plain = SequentialCompositionalRetriever.from_encoder(lexical(ROWS, 8), ROWS, k=2)
-    for name, retriever in (("structure", fitted), ("lexical", plain)):
-        retriever.save(folder / name)
-    return tuple(folder.iterdir())
+    items, base = [Item(row["source"], row["target"]) for row in ROWS], tiny_bert(folder / "base")
+    models = [lexical(ROWS, 8), *(TriEncoder.build(name, items, base=base) for name in ("embeddings", "transformer"))]
+    for retriever in (fitted, *(SequentialCompositionalRetriever.from_encoder(model, ROWS, k=2) for model in models)):
+        retriever.save(folder / retriever.store.encoder.family.name)
+    return tuple(folder / name for name in ("structure", "lexical", "embeddings", "transformer"))
+
+
+def changed_tensors(fuzz: Fuzz, file: Path) -> None:
+    """Change a tensor of a file: its shape, its numbers, or whether it is there."""
+    tensors = load_file(file)
+    name = fuzz.random.choice(list(tensors))
+    tensor = tensors.pop(name)
+    cut = fuzz.random.randint(0, tensor.numel())
+    number = fuzz.one(-1, 0, 2**31 - 1, 1e9, -1e9) if tensor.dtype != torch.bool else True
+    some = tensor.clone()
+    some.view(-1)[cut : cut + 3] = number
+    changed = fuzz.one(
+        torch.zeros(0, 10**12), torch.zeros(()), some, tensor.flatten()[:cut].clone(), tensor.double(), tensor[None]
+    )
+    if fuzz.random.random() < 0.9:
+        tensors[name] = changed
+    save_file(tensors, file, metadata={"format": "pt"})
+
+
+@contextmanager
+def forged(folder: Path) -> Iterator[None]:
+    """Whoever wrote a checkpoint on purpose has computed every digest in it."""
+    meta = json.loads((folder / "tri_encoder.json").read_text())
+    fingerprint = meta.get("fingerprint") if isinstance(meta, dict) else None
+    with (
+        mock.patch.object(encoder, "check_digest"),
+        mock.patch.object(pooled, "check_digest"),
+        mock.patch.object(TriEncoder, "fingerprint", return_value=fingerprint),
+    ):
+        yield
 
 
 def checkpoint_json(fuzz: Fuzz) -> str:
     """A checkpoint with a changed file loads, or is refused in one line that names it."""
-    structure, plain = sorted(checkpoints(), reverse=True)
-    source = fuzz.one(structure, *[plain] * 4)  # the latter loads in a tenth of the time
+    structure, plain, *over_models = checkpoints()
+    source = fuzz.one(structure, *[plain] * 4, *over_models * 2)  # the first takes ten times as long
     with tempfile.TemporaryDirectory(prefix="rcr-fuzz-") as folder:
         copy = Path(folder) / "checkpoint"
         shutil.copytree(source, copy)
         files = sorted(path for path in copy.rglob("*") if path.suffix in (".json", ".jsonl", ".safetensors"))
         file = fuzz.one(*files)
-        content = file.read_bytes()
-        if file.suffix == ".json" and fuzz.random.random() < 0.8:
+        content, damage = file.read_bytes(), fuzz.random.random() < 0.2
+        if file.suffix == ".json" and not damage:
             file.write_text(json.dumps(fuzz.mutated(json.loads(content))), encoding="utf-8")
-        elif file.suffix == ".jsonl" and fuzz.random.random() < 0.8:
+        elif file.suffix == ".jsonl" and not damage:
             lines = content.decode().splitlines()
             at = fuzz.random.randrange(len(lines))
             lines[at] = json.dumps(fuzz.mutated(json.loads(lines[at])))
             file.write_text("\n".join(lines), encoding="utf-8")
+        elif file.suffix == ".safetensors" and not damage:
+            changed_tensors(fuzz, file)
         else:
             at = fuzz.random.randint(0, len(content))
             file.write_bytes(content[:at] + fuzz.one(b"", b"\x00", b"[" * 100_000, b"9" * 5_000) + content[at + 1 :])
-        if fuzz.random.random() < 0.95:
+        if fuzz.random.random() < 0.95 and file.name != "manifest.json":
             reseal(copy)
+        readable = damage or file.name == "tri_encoder.json"
         try:
-            retriever = SequentialCompositionalRetriever.from_pretrained(copy)
-            retriever.select_examples({"source": "question 1"})
+            with nullcontext() if readable or fuzz.random.random() < 0.2 else forged(copy):
+                retriever = SequentialCompositionalRetriever.from_pretrained(copy)
+                retriever.select_examples({"source": "question 1"})
         except RCRError as error:
             return f"{file.name}: {refused(error)}"
         return f"{file.name}: loaded"
