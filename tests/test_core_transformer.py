@@ -17,6 +17,7 @@ from toys import installed
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.pooled import PooledTransformer, TransformerEncoder, model_folder
 from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
 
 torch.set_num_threads(1)
 
@@ -235,6 +236,52 @@ def test_a_damaged_model_folder_is_one_line(bert, tmp_path, damage):
     with pytest.raises(InputError, match=r"model '.*model' can't be loaded") as error:
         PooledTransformer(str(folder))
     assert "\n" not in str(error.value)
+
+
+def test_what_a_checkpoint_cannot_hold_is_refused_before_training(bert, tmp_path):
+    from transformers import GPT2Config, GPT2Model
+
+    folder = Path(shutil.copytree(bert, tmp_path / "model"))
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"Regex": "a+b"}, "content": "c"}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for family in ("transformer", "embeddings"):
+        with pytest.raises(InputError, match=r"model' can't be kept in a checkpoint: .* the regular expression 'a\+b'"):
+            TriEncoder.build(family, ITEMS, base=str(folder))
+    gpt = GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=29, n_positions=40)
+    GPT2Model(gpt).save_pretrained(folder)
+    with pytest.raises(InputError, match="model_type 'gpt2' is no text encoder"):
+        TriEncoder.build("transformer", ITEMS, base=str(folder))
+
+
+@pytest.mark.parametrize("kind", ["byte-level", "sentencepiece"])
+def test_a_tokenizer_of_another_kind_is_saved_and_read_as_it_was(bert, tmp_path, kind):
+    from tokenizers import Regex, Tokenizer
+    from tokenizers.models import BPE, Unigram
+    from tokenizers.normalizers import NFC, NFKC, Nmt, Replace, Sequence
+    from tokenizers.pre_tokenizers import ByteLevel, Metaspace, WhitespaceSplit
+    from tokenizers.pre_tokenizers import Sequence as Pieces
+    from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
+
+    vocabulary = {token: n for n, token in enumerate(["<pad>", "<unk>", *"abcdefghijklmnopqrstuvwxyzĠ▁"])}
+    if kind == "byte-level":
+        backend = Tokenizer(BPE(vocabulary, [], unk_token="<unk>"))
+        backend.normalizer, backend.pre_tokenizer = NFC(), ByteLevel(add_prefix_space=True)
+    else:
+        backend = Tokenizer(Unigram([(token, -1.0) for token in vocabulary], unk_id=1))
+        backend.normalizer = Sequence([Nmt(), NFKC(), Replace(Regex(" {2,}"), " ")])
+        backend.pre_tokenizer = Pieces([WhitespaceSplit(), Metaspace()])
+    backend.enable_padding(length=30)
+    folder = Path(shutil.copytree(bert, tmp_path / "model"))
+    names = {"pad_token": "<pad>", "unk_token": "<unk>", "model_max_length": 40, "truncation_side": "left"}
+    PreTrainedTokenizerFast(tokenizer_object=backend, **names).save_pretrained(folder)
+    BertModel(BertConfig.from_pretrained(folder, vocab_size=len(vocabulary))).save_pretrained(folder)
+    encoder = TransformerEncoder(str(folder), max_length=8).eval()
+    (tmp_path / "saved").mkdir()
+    encoder.save(tmp_path / "saved")
+    again = TransformerEncoder.load(tmp_path / "saved").eval()
+    assert again.featurize(ITEMS) == encoder.featurize(ITEMS)
+    np.testing.assert_array_equal(again.encode(ITEMS), encoder.encode(ITEMS))
 
 
 def test_a_folder_of_another_tokenizer_is_refused(encoder, tmp_path):

@@ -208,6 +208,7 @@ def load_backbone(
     value = read_json(file, ("kind", "dim", "probe"))
     if embeddings is not None:
         backbone: Backbone = LangChainBackbone(embeddings)
+        probe = _probe(backbone)
     elif value["kind"] == "langchain":
         raise CheckpointError(f"{folder} was trained over LangChain's {value.get('class')}: pass it as embeddings=…")
     elif value["kind"] != "transformer":
@@ -222,14 +223,14 @@ def load_backbone(
                 f"{folder} reads texts with the model {show(base)}, which it names but doesn't contain: trust=True "
                 "loads it, from the Hugging Face hub or from that folder"
             )
-        options = {"pooling": value["pooling"], "max_length": int(value["max_length"])}
         try:
             with refusing(f"{folder}"):
-                backbone = TransformerBackbone(base, saved=value["base"] == _INSIDE, **options)
-                _probe(backbone)
+                length, saved = int(value["max_length"]), value["base"] == _INSIDE
+                backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=length, saved=saved)
+                probe = _probe(backbone)
         except InputError as error:
             raise CheckpointError(str(error)) from None
-    if backbone.dim != value["dim"] or not _matches(_probe(backbone), value["probe"]):
+    if backbone.dim != value["dim"] or not _matches(probe, value["probe"]):
         raise CheckpointError(
             f"{folder} was trained over another embedding model than the one given: its vectors differ"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -55,7 +56,8 @@ class Bounded(TorchFunctionMode):
             if self._left < 0:
                 raise InputError("it has more parts than the weights beside it")
         if func in _MAKING and kwargs.get("device") is None:
-            size = func(*args, **{**kwargs, "device": "meta"}).numel()
+            shape = args[0] if args and not isinstance(args[0], int) else kwargs.get("size", args)
+            size = math.prod(shape if func is not torch.eye or len(shape) > 1 else (*shape, *shape))
             if size > self._most:
                 raise InputError(f"it has a tensor of {size:,} numbers, which doesn't fit the weights beside it")
         return func(*args, **kwargs)

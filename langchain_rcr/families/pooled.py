@@ -192,7 +192,7 @@ class PooledTransformer(nn.Module):
         with undisturbed():
             self.model.save_pretrained(folder, max_shard_size="1TB")  # One file, see `check_saved_model`.
         self.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
-        tokens = {name: str(token) for name in SPECIAL_TOKENS if (token := getattr(self.tokenizer, name)) is not None}
+        tokens = {name: token for name, token in self.tokenizer.special_tokens_map.items() if name in SPECIAL_TOKENS}
         about = {name: getattr(self.tokenizer, name) for name in _ABOUT}
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **about, **tokens})
 
