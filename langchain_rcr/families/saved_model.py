@@ -21,25 +21,13 @@ from langchain_rcr.families.bounds import Bounded, refusing
 from langchain_rcr.files import read_json
 from langchain_rcr.section import show
 
-TEXT_ENCODERS = frozenset(
-    (
-        *(
-            "albert",
-            "bert",
-            "big_bird",
-            "camembert",
-            "convbert",
-            "data2vec-text",
-            "deberta",
-            "deberta-v2",
-            "distilbert",
-        ),
-        *("electra", "ernie", "eurobert", "fnet", "gte", "ibert", "jina_embeddings_v3", "longformer", "luke"),
-        *("megatron-bert", "mobilebert", "modernbert", "mpnet", "mra", "nomic_bert", "nystromformer", "rembert"),
-        *("roberta", "roberta-prelayernorm", "roc_bert", "roformer", "squeezebert", "xlm", "xlm-roberta"),
-        *("xlm-roberta-xl", "yoso"),
-    )
-)
+_TYPES = """
+albert bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie eurobert
+fnet gte ibert jina_embeddings_v3 longformer luke megatron-bert mobilebert modernbert mpnet mra nomic_bert
+nystromformer rembert roberta roberta-prelayernorm roc_bert roformer squeezebert xlm xlm-roberta
+xlm-roberta-xl yoso
+"""
+TEXT_ENCODERS = frozenset(_TYPES.split())
 """The `model_type`s that a checkpoint may contain: encoders of text that need no second model."""
 SPECIAL_TOKENS = ("bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token")
 _REACHING = (

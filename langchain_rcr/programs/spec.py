@@ -49,8 +49,10 @@ class ProgramSpec:
         parser = get_parser(self.language)
         if self.anonymize == "names" and not hasattr(parser, "shape"):
             raise InputError(f"anonymize: names: programs in '{self.language}' have no tables and columns; sql has")
-        if not 1 <= self.max_size <= LARGEST:
-            raise InputError(f"max_size: must be at least 1 and at most {LARGEST}, got {self.max_size:.9g}")
+        if self.max_size < 1:
+            raise InputError(f"max_size: must be at least 1, got {self.max_size}")
+        if self.max_size > LARGEST:
+            raise InputError(f"max_size: must be at most {LARGEST}, got {self.max_size:.9g}")
         if self.covr_classes and not self.anonymize:
             raise InputError("covr_classes: needs anonymize to be on")
 

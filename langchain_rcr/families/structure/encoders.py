@@ -258,7 +258,7 @@ class NeedEncoder(Encoder):
         """
         near, bags, labels = self.landmarks, self.token_bags, len(self.inventory.words[0])
         count, entries = near.starts.numel() - 1, near.columns.numel()
-        anchors, read, rank = len(bags.mass), len(bags.centre), bags.root.shape[-1]
+        anchors, rank = len(bags.mass), bags.root.shape[-1]
         phrases = int(self.phrases.max()) + 1 if len(self.phrases) else 0
         width = 0 if self.backbone is None else self.backbone.dim
         shapes = {
@@ -271,10 +271,10 @@ class NeedEncoder(Encoder):
             "landmarks.vectors": (count, width),
             "landmarks.tokens": (count, rank),
             "landmarks.labels": (labels, width),
-            "token_bags.anchors": (anchors, width if anchors else read),
-            "token_bags.centre": (read,),
-            "token_bags.mass": (anchors,),
-            "token_bags.root": (anchors, rank),
+            "token_bags.anchors": (anchors, width) if anchors else (0, 0),
+            "token_bags.centre": (width,) if anchors else (0, 0),
+            "token_bags.mass": (anchors,) if anchors else (0, 0),
+            "token_bags.root": (anchors, rank) if anchors else (0, 0),
         }
         tensors = self.state_dict()
         wrong = [name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape]
