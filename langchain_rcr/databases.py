@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import secrets
 import select
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from collections import deque
@@ -19,6 +21,7 @@ from decimal import Decimal
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any, cast
+from urllib.parse import unquote
 
 from langchain_rcr.errors import InputError, MissingExtraError, ProgramError
 
@@ -29,6 +32,22 @@ _START_S = 60.0
 _GRACE = 1.25
 """Times the limit after which a process is ended that hasn't stopped its query by itself."""
 
+_LOOK_S = 0.2
+"""Seconds between looks at whether a query may begin, while there are as many as there may be."""
+
+_KEPT = re.compile("SYSTEMROOT|LD_LIBRARY_PATH|TZ")
+_KEPT_FOR_POSTGRESQL = re.compile(f"{_KEPT.pattern}|HOME|APPDATA|(PG|KRB5).*")
+"""Variables of the environment that a process gets: what Python needs to start, and libpq's own."""
+
+_CONNINFO = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
+_PASSWORD = re.compile(r"(?i)((?:password|passwd|pwd)\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s;&]+)|(:)[^@\s]+(?=@)")
+
+# Who was given the number of a backend that has ended is younger.
+_STILL_RUNNING = """
+SELECT pid FROM pg_catalog.pg_stat_activity JOIN (VALUES {}) AS overrun (pid, age) USING (pid)
+WHERE clock_timestamp() - backend_start > make_interval(secs => age - 1)
+"""
+
 
 class Database:
     """Runs queries, each within limits, and reads only.
@@ -38,17 +57,21 @@ class Database:
     of the process (memory) and of what it passes on (rows, bytes). May be called from any thread, and used as a context
     manager. On Windows only the time limits that the databases keep by themselves hold, and none of memory.
 
-    Give PostgreSQL a role that may only SELECT: a query can call any function that the role may.
+    PostgreSQL's server can't interrupt every function either. A query that is still computed there counts as one of
+    `max_processes` until it ends; if all are such, further queries are refused. Give PostgreSQL a role that may only
+    SELECT: a query can call any function that the role may.
 
     Args:
-        database: `postgresql://…`, or the path of a SQLite file.
+        database: `postgresql://…`, or the path of a SQLite file; see `address_of`.
         timeout_s: seconds a query may take; its process ends at 1.25 times that at the latest.
         max_rows: rows it may give.
         max_bytes: bytes of its rows, as JSON.
         max_memory: bytes of address space that its process may have, some 50 MB of them before it begins.
+        max_processes: queries that may run at the same time; others wait.
+        patience_s: seconds that a query waits before it is refused because of those that the server still computes.
 
     Raises:
-        InputError: it can't be opened.
+        InputError: it can't be opened, or `max_processes` is less than 1.
         MissingExtraError: PostgreSQL without psycopg.
     """
 
@@ -60,23 +83,33 @@ class Database:
         max_rows: int = 10_000,
         max_bytes: int = 8 << 20,
         max_memory: int = 1 << 29,
+        max_processes: int = 8,
+        patience_s: float = 0.0,
     ) -> None:
-        postgres = is_postgresql(database)
+        place, postgres = address_of(database)
+        if max_processes < 1:
+            raise InputError(f"max_processes must be at least 1, not {max_processes}")
         if postgres and find_spec("psycopg") is None:
             raise MissingExtraError("psycopg", "pgvector")
-        if not postgres and not Path(database).is_file():
-            raise InputError(f"the database {database} can't be read: no such file")
-        place = str(database) if postgres else str(Path(database).resolve())
-        unread = f"the database {database} can't be read"
+        shown = _PASSWORD.sub(r"\1\2***", place)
+        unread = f"the database {shown} can't be read"
+        if not postgres:
+            if not Path(place).is_file():
+                raise InputError(f"{unread}: no such file")
+            place = str(Path(place).resolve())
         self._complaint = "no connection to the PostgreSQL database" if postgres else unread
         self._settings = {
             "database": place,
             "postgres": postgres,
+            "packages": [entry for entry in sys.path if entry] if postgres else [],
             "timeout_s": timeout_s,
             "max_rows": max_rows,
             "max_bytes": max_bytes,
             "max_memory": max_memory,
         }
+        self._max_processes, self._patience_s = max_processes, patience_s
+        self._places, self._looking = threading.Semaphore(max_processes), threading.Lock()
+        self._overruns: list[tuple[int, float]] = []
         self._idle: deque[_Process] = deque()
         self._idle.append(self._process())
 
@@ -85,23 +118,53 @@ class Database:
 
         Raises:
             ProgramError: it is not a query, fails, takes too long, or gives or needs too much.
-            InputError: the database can't be read any more.
+            InputError: the database can't be read any more, or the server still computes too many earlier queries.
         """
-        process = self._process()
+        until = time.monotonic() + self._patience_s
+        while not self._places.acquire(timeout=_LOOK_S):
+            self._forget_ended()
+            if len(self._overruns) >= self._max_processes and time.monotonic() > until:
+                what = f"computes {self._max_processes} queries that took longer than {self._settings['timeout_s']:g} s"
+                raise InputError(f"the PostgreSQL server still {what}: try again later, or raise max_processes")
+        process, reply = None, {"ended": True}
         try:
+            process = self._process()
             reply = process.ask(program)
-        except BaseException:  # such as Ctrl-C: the next query must not get this one's rows
-            process.close()
-            raise
-        if "ended" in reply:
-            process.close()
-        else:
-            self._idle.append(process)
+        finally:  # such as Ctrl-C: the next query must not get this one's rows
+            if process is not None and "ended" in reply and process.backend is not None:
+                self._overruns.append(process.backend)
+            else:
+                self._places.release()
+            self._put_back(process, reply)
         if "fault" in reply:
             raise InputError(f"{self._complaint}: {' '.join(reply['fault'].split())}")
         if "refused" in reply:
             raise ProgramError(reply["refused"])
         return [tuple(row) for row in reply["rows"]]
+
+    def _put_back(self, process: _Process | None, reply: Mapping[str, Any]) -> None:
+        """Keep a process for the next query, or end it."""
+        if process is not None and "ended" in reply:
+            process.close()
+        elif process is not None:
+            self._idle.append(process)
+
+    def _forget_ended(self) -> None:
+        """Give the places back of queries that the server has stopped computing."""
+        with self._looking:
+            overruns = list(self._overruns)
+            if not overruns:
+                return
+            now = time.monotonic()
+            process = self._process()
+            reply = process.ask(_STILL_RUNNING.format(", ".join(f"({pid}, {now - since})" for pid, since in overruns)))
+            self._put_back(process, reply)
+            if "rows" not in reply:  # not known: they count
+                return
+            for overrun in overruns:
+                if [overrun[0]] not in reply["rows"]:
+                    self._overruns.remove(overrun)
+                    self._places.release()
 
     def close(self) -> None:
         """End the processes; so does the end of this object. The next query starts one again."""
@@ -135,10 +198,13 @@ class _Process:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self._settings, self._tag = settings, secrets.token_hex(8)
+        self.backend: tuple[int, float] | None = None
         self._rest = b""
         self._decode = json.JSONDecoder(object_hook=self._value).decode
+        kept = _KEPT_FOR_POSTGRESQL if settings["postgres"] else _KEPT
         self._process = subprocess.Popen(  # noqa: S603 — our own file
-            [sys.executable, "-P", str(_WORKER)],
+            [sys.executable, "-I", "-S", str(_WORKER)],
+            env={name: value for name, value in os.environ.items() if kept.fullmatch(name)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -154,11 +220,15 @@ class _Process:
         return self._process.poll() is None
 
     def ask(self, program: str) -> dict[str, Any]:
-        """Run a program."""
+        """Run a program; `backend` is then the server's process for it, if there is one, and when it began."""
+        self.backend = None
         limit = _GRACE * self._settings["timeout_s"]
         self._send(program)
         reply = self.receive(_START_S if self._settings["postgres"] else limit)
-        return self.receive(limit) if "started" in reply else reply
+        while "started" in reply:
+            self.backend = reply["started"], time.monotonic()
+            reply = self.receive(limit)
+        return reply
 
     def _send(self, message: Any) -> None:
         with suppress(BrokenPipeError):  # there will be no reply
@@ -178,7 +248,10 @@ class _Process:
                 return {"ended": True, "refused": "its process failed"}
             pieces.append(piece)
         line, _, self._rest = b"".join(pieces).partition(b"\n")
-        message: dict[str, Any] = self._decode(line.decode())
+        try:
+            message: dict[str, Any] = self._decode(line.decode())
+        except (RecursionError, ValueError, ArithmeticError) as error:  # JSON that is nested deeply, a long number
+            return {"refused": f"a value that can't be read: {error}"}
         return message
 
     def _value(self, found: dict[str, Any]) -> Any:
@@ -207,9 +280,34 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
+def address_of(database: str | Path) -> tuple[str, bool]:
+    """What to open, and whether it is PostgreSQL.
+
+    Args:
+        database: the path of a SQLite file, `postgresql://…`, or libpq's `host=… dbname=…`; or such a URL as SQLAlchemy
+            takes it: `postgresql+psycopg://…`, `sqlite:///relative/path`, `sqlite:////path`.
+
+    Raises:
+        InputError: it is a database of another kind, or none that another process can read.
+    """
+    text = str(database)
+    scheme = re.match(r"(?i)\s*([a-z][\w.:-]*)(\+\w+)?://", text)
+    if isinstance(database, Path) or not scheme:
+        return text, not isinstance(database, Path) and _CONNINFO.match(text) is not None
+    dialect, rest = scheme[1].lower(), text[scheme.end() :]
+    if dialect in ("postgresql", "postgres"):
+        return f"postgresql://{rest}", True
+    if dialect != "sqlite":
+        raise InputError(f"databases of the kind '{dialect}' can't be read: give postgresql://… or a SQLite file")
+    file = unquote(rest.partition("?")[0])
+    if file[:1] != "/" or file in ("/", "/:memory:"):
+        raise InputError("a SQLite database in memory can't be read from another process: give sqlite:///FILE")
+    return file[1:], False
+
+
 def is_postgresql(database: str | Path) -> bool:
-    """Whether this is the address of a PostgreSQL database; else it is the path of a SQLite file."""
-    return str(database).startswith(("postgresql://", "postgres://"))
+    """Whether this is the address of a PostgreSQL database; else it is that of a SQLite file."""
+    return address_of(database)[1]
 
 
 def open_database(database: str | Path, **limits: Any) -> Database:

@@ -7,8 +7,10 @@ imported but the standard library and psycopg: it starts in some 50 ms, and its 
 from __future__ import annotations
 
 import json
+import os
 import sqlite3
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -24,9 +26,20 @@ except ImportError:  # Windows
 _LONGEST = 1 << 20
 """Bytes of a value or a statement in SQLite."""
 
-_MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE)
+_MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
 
-_OWN_FAULT = ("SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_PROTOCOL")
+_INNOCUOUS, _DIRECTONLY = 0x200000, 0x80000
+"""SQLite's flags of functions that are harmless, and of those that it refuses outside of top-level SQL."""
+
+_SEARCH = ("match", "snippet", "highlight", "bm25", "offsets", "matchinfo")
+"""Functions of full-text search, which only read: SQLite flags neither these nor those that write or take pointers."""
+
+_NEVER = {"load_extension", "fts3_tokenizer", "sqlite_log"}
+
+_OWN_FAULT = (
+    *("SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_PROTOCOL"),
+    *("SQLITE_PERM", "SQLITE_READONLY_"),  # plain SQLITE_READONLY is a program that writes
+)
 """Errors that say something about the database, not about the program."""
 
 _AT_ONCE = 100
@@ -41,39 +54,115 @@ class RefusedError(Exception):
     """The program can't be run."""
 
 
-def sqlite(path: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]:
-    """What gives a program's rows, some at a time, in a SQLite file, which is opened for reading only."""
-    deadline = 0.0
-    try:
-        connection = sqlite3.connect(f"file:{quote(path)}?mode=ro", uri=True)
-        connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-        connection.execute("PRAGMA temp_store = MEMORY")  # sorts count as memory, and fill no disk
-    except sqlite3.Error as error:
-        raise DatabaseError(str(error)) from None
-    connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
-    for limit in (sqlite3.SQLITE_LIMIT_LENGTH, sqlite3.SQLITE_LIMIT_SQL_LENGTH):
-        connection.setlimit(limit, _LONGEST)
-    allow, deny = sqlite3.SQLITE_OK, sqlite3.SQLITE_DENY
-    connection.set_authorizer(lambda action, *_: allow if action in _MAY else deny)
-    # Not called while one function computes one value: then the other process ends this one.
-    connection.set_progress_handler(lambda: time.monotonic() > deadline, 1000)
+class AgainError(RefusedError):
+    """Perhaps it can be if it is run again: something changed meanwhile."""
 
-    def run(program: str) -> Iterator[list[Any]]:
-        nonlocal deadline
-        deadline = time.monotonic() + timeout
+
+class SQLite:
+    """Gives a program's rows, some at a time, in a SQLite file, which is opened for reading only.
+
+    The file is opened anew after a change. One in WAL mode is opened as immutable if no write-ahead log is there: it
+    is complete then, and SQLite would leave -wal and -shm beside it. A result is dropped if the file changed meanwhile.
+    While others write, each query has a connection of its own, so that the last of them can remove the log.
+    """
+
+    def __init__(self, path: str, timeout: float) -> None:
+        self._path, self._timeout, self._deadline = path, timeout, 0.0
+        self._connection: sqlite3.Connection | None = None
+        self._seen: tuple[int, ...] = ()
+        self._connected()
+
+    def __call__(self, program: str) -> Iterator[list[Any]]:
+        connection = self._connected()
+        self._deadline = time.monotonic() + self._timeout
         try:
             cursor = connection.execute(program)
             while rows := cursor.fetchmany(_AT_ONCE):
                 yield rows
             if cursor.description is None:
                 raise RefusedError("not a query")
+            if self._immutable and self._state() != self._seen:
+                raise AgainError("the database is being written to")
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
             name = getattr(error, "sqlite_errorname", "")
+            if self._state() != self._seen and name != "SQLITE_INTERRUPT":
+                raise AgainError(str(error)) from None
             if name.startswith(_OWN_FAULT):
                 raise DatabaseError(str(error)) from None
-            raise RefusedError(f"longer than {timeout:g} s" if name == "SQLITE_INTERRUPT" else str(error)) from None
+            overrun = f"longer than {self._timeout:g} s"
+            raise RefusedError(overrun if name == "SQLITE_INTERRUPT" else str(error)) from None
+        finally:
+            if self._seen[-1]:
+                self._close()
 
-    return run
+    def _state(self) -> tuple[int, ...]:
+        """What changes with the file; the last is the size of the write-ahead log of those who write."""
+        try:
+            found = os.stat(self._path)
+        except OSError as error:
+            raise DatabaseError(str(error.strerror)) from None
+        try:
+            log = os.stat(f"{self._path}-wal").st_size
+        except OSError:
+            log = 0
+        return found.st_ino, found.st_size, found.st_mtime_ns, log
+
+    def _close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = None
+
+    def _connected(self) -> sqlite3.Connection:
+        """A connection to the file as it is now."""
+        state = self._state()
+        if self._connection is not None and state == self._seen:
+            return self._connection
+        self._close()
+        self._seen = state
+        try:
+            with open(self._path, "rb") as file:  # closing it drops SQLite's locks: there is no connection now
+                self._immutable = file.read(20)[18:] == b"\2\2" and not state[-1]
+            place = f"file:{quote(self._path)}?mode=ro{'&immutable=1' if self._immutable else ''}"
+            # Half the limit for waiting until others have written, half for the query.
+            connection = sqlite3.connect(place, uri=True, timeout=self._timeout / 2)
+            connection.execute("PRAGMA temp_store = MEMORY")  # sorts count as memory, and fill no disk
+            connection.execute("PRAGMA query_only = ON")
+            open_virtual_tables(connection)
+            functions = harmless_functions(connection)
+        except (sqlite3.Error, OSError) as error:
+            raise DatabaseError(str(error)) from None
+        connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+        for limit in (sqlite3.SQLITE_LIMIT_LENGTH, sqlite3.SQLITE_LIMIT_SQL_LENGTH):
+            connection.setlimit(limit, _LONGEST)
+
+        def allowed(action: int, first: str | None, second: str | None, *_: Any) -> int:
+            if action == sqlite3.SQLITE_FUNCTION:
+                fine = str(second).lower() in functions
+            else:  # full-text search looks whether there are changes
+                fine = action in _MAY or (action, first, second) == (sqlite3.SQLITE_PRAGMA, "data_version", None)
+            return sqlite3.SQLITE_OK if fine else sqlite3.SQLITE_DENY
+
+        connection.set_authorizer(allowed)
+        # Not called while one function computes one value: then the other process ends this one.
+        connection.set_progress_handler(lambda: time.monotonic() > self._deadline, 1000)
+        self._connection = connection
+        return connection
+
+
+def harmless_functions(connection: sqlite3.Connection) -> frozenset[str]:
+    """The functions that a program may call, by SQLite's own flags; none if it doesn't list them."""
+    listed = [(row[0].lower(), row[1], row[-1]) for row in connection.execute("PRAGMA function_list")]
+    never = _NEVER.union(name for name, _, flags in listed if flags & _DIRECTONLY)
+    fine = (name for name, builtin, flags in listed if builtin or flags & _INNOCUOUS or name in _SEARCH)
+    return frozenset(fine) - never
+
+
+def open_virtual_tables(connection: sqlite3.Connection) -> None:
+    """Have SQLite set up the database's virtual tables, json_each and json_tree: that takes more than a query may do."""
+    found = connection.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'create virtual table%'").fetchall()
+    for name in ("json_each", "json_tree", *(name.replace('"', '""') for (name,) in found)):
+        with suppress(sqlite3.Error):  # such as one of a module that isn't there
+            connection.execute(f'SELECT 1 FROM "{name}" LIMIT 0')
 
 
 def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]:
@@ -84,14 +173,22 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
     """
     import psycopg
 
+    try:
+        given = psycopg.conninfo.conninfo_to_dict(url)
+    except psycopg.Error:  # which quotes the address, with its password
+        message = "its address isn't one that PostgreSQL takes: postgresql://user@host:5432/database"
+        raise DatabaseError(message) from None
+
     def connect() -> Any:
+        limits = f"-c default_transaction_read_only=on -c statement_timeout={max(1, round(1000 * timeout))}"
         try:
-            given = psycopg.conninfo.conninfo_to_dict(url).get("options") or ""
-            limits = f"-c default_transaction_read_only=on -c statement_timeout={max(1, round(1000 * timeout))}"
             # Of equal options the last counts.
-            return psycopg.connect(url, options=f"{given} {limits}".strip(), connect_timeout=10)
+            return psycopg.connect(url, options=f"{given.get('options') or ''} {limits}".strip(), connect_timeout=10)
         except psycopg.Error as error:
-            raise DatabaseError(str(error)) from None
+            message = str(error)
+            for secret in filter(None, (given.get("password"), given.get("sslpassword"))):
+                message = message.replace(str(secret), "***")
+            raise DatabaseError(message) from None
 
     connect().close()
 
@@ -99,8 +196,12 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
         if "\0" in program:  # where the client library would cut it off
             raise RefusedError("a null character")
         with connect() as connection:
-            say({"started": True})
+            say({"started": connection.info.backend_pid})
             deadline = time.monotonic() + timeout
+            # The server's own limit may be lost on the way, in a pooler.
+            cancel = threading.Timer(1.1 * timeout, connection.cancel)
+            cancel.daemon = True
+            cancel.start()
             try:
                 # On the server a cursor can be declared for one query and nothing else, and only some rows come over.
                 with connection.cursor(name="rcr") as cursor:
@@ -112,9 +213,15 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
                         if left <= 0:
                             raise RefusedError(f"longer than {timeout:g} s")
                         connection.execute(f"SET LOCAL statement_timeout = {left}")
-            except (psycopg.Error, ValueError) as error:
-                raise RefusedError(str(error)) from None
+            except psycopg.Error as error:
+                if error.sqlstate in ("57P01", "57P02"):  # ended by an administrator, or as another one crashed
+                    raise AgainError(str(error)) from None
+                if error.sqlstate is None and connection.broken:
+                    connect().close()  # the database's fault if that fails, else the program's
+                overrun = f"longer than {timeout:g} s"
+                raise RefusedError(overrun if error.sqlstate == "57014" else str(error)) from None
             finally:
+                cancel.cancel()
                 connection.close()
 
     return run
@@ -170,11 +277,21 @@ def limit(name: str, value: int) -> None:
 
 
 def serve(
-    database: str, *, postgres: bool, tag: str, timeout_s: float, max_rows: int, max_bytes: int, max_memory: int
+    database: str,
+    *,
+    postgres: bool,
+    packages: list[str],
+    tag: str,
+    timeout_s: float,
+    max_rows: int,
+    max_bytes: int,
+    max_memory: int,
 ) -> None:
     """Answer until there is no more input, or memory is short."""
+    sys.path.extend(packages)
+    limit("RLIMIT_CORE", 0)
     try:
-        run = (postgresql if postgres else sqlite)(database, timeout_s)
+        run = (postgresql if postgres else SQLite)(database, timeout_s)
     except DatabaseError as fault:
         return say({"fault": str(fault)})
     limit("RLIMIT_AS", max_memory)
@@ -183,15 +300,19 @@ def serve(
     for line in sys.stdin:
         # Should the other process be gone, nobody else would stop this one.
         limit("RLIMIT_CPU", int(time.process_time() + 2 * timeout_s) + 1)
+        program = json.loads(line)
         try:
-            rows = table(run(json.loads(line)), encode, max_rows, max_bytes)
+            try:
+                rows = table(run(program), encode, max_rows, max_bytes)
+            except AgainError:
+                rows = table(run(program), encode, max_rows, max_bytes)
             say(f'{{"rows":[{rows}]}}')
         except DatabaseError as fault:
             say({"fault": str(fault)})
-        except (RefusedError, RecursionError) as refused:
-            say({"refused": str(refused)})
         except MemoryError:
             return say({"refused": f"more than {max_memory >> 20} MiB of memory", "ended": True})
+        except Exception as refused:  # also whatever psycopg's conversions raise for odd values
+            say({"refused": str(refused)})
 
 
 if __name__ == "__main__":

@@ -12,22 +12,25 @@ from langchain_core.runnables import Runnable
 
 from langchain_rcr.chains import SemanticParsingChain, semantic_parsing_chain
 from langchain_rcr.databases import is_postgresql, open_database
+from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.prompt import Prompt
 from langchain_rcr.prompting import prompt_for
 
-_SQLITE = "SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' ORDER BY rowid"
+_SQLITE = """
+SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' ORDER BY rowid
+"""
 
 # Tables with their columns in order, then their keys.
 _POSTGRESQL = """
 SELECT quote_ident(c.relname), 0, a.attnum, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace = current_schema()::regnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
 AND a.attnum > 0 AND NOT a.attisdropped
 UNION ALL
 SELECT quote_ident(c.relname), 1, row_number() OVER (PARTITION BY c.oid ORDER BY k.contype DESC, k.conname),
     pg_get_constraintdef(k.oid)
 FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid
-WHERE k.contype IN ('p', 'f') AND c.relnamespace = current_schema()::regnamespace
+WHERE k.contype IN ('p', 'f') AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
 ORDER BY 1, 2, 3
 """
 
@@ -43,6 +46,7 @@ def text_to_sql_chain(
     drafts: int = 0,
     timeout_s: float = 5.0,
     max_rows: int = 10_000,
+    max_processes: int = 8,
     **keys: str | None,
 ) -> SemanticParsingChain:
     """A chain that picks examples, has the model write SQL, and runs it read-only.
@@ -53,7 +57,8 @@ def text_to_sql_chain(
     Args:
         llm: a chat or completion model; see `semantic_parsing_chain`.
         retriever: our retriever, or any other example selector.
-        database: `postgresql://…`, or the path of a SQLite file. Give PostgreSQL a role that may do nothing but SELECT.
+        database: `postgresql://…` or the path of a SQLite file, also as SQLAlchemy takes them (`sqlite:///…`). Give
+            PostgreSQL a role that may do nothing but SELECT.
         schema: what the prompt says of the database; None: what a `Prompt` says itself, else `schema_text(database)`.
         prompt: as in `semantic_parsing_chain`; a `Prompt`'s `{schema}` is filled in. None: the one that the retriever's
             checkpoint was trained with if it shows a schema, else the one named `sql`, or `sql_chat` for a chat model.
@@ -61,6 +66,7 @@ def text_to_sql_chain(
         drafts: as in `semantic_parsing_chain`.
         timeout_s: seconds a query may take.
         max_rows: rows it may give.
+        max_processes: queries that may run at the same time, with those that PostgreSQL's server can't stop.
         **keys: `source_key`, `target_key`, `query_key`: as in `semantic_parsing_chain`.
 
     Raises:
@@ -79,7 +85,7 @@ def text_to_sql_chain(
         retriever,
         language,
         prompt=prompt,
-        execute=open_database(database, timeout_s=timeout_s, max_rows=max_rows),
+        execute=open_database(database, timeout_s=timeout_s, max_rows=max_rows, max_processes=max_processes),
         retries=repairs,
         drafts=drafts,
         **keys,
@@ -93,13 +99,18 @@ def schema_text(database: str | Path) -> str:
         database: as in `text_to_sql_chain`; of PostgreSQL, the first schema of the search path.
 
     Raises:
-        InputError: it can't be opened.
+        InputError: it can't be opened, or its schema is too large or takes too long to read.
         MissingExtraError: PostgreSQL without psycopg.
     """
-    execute = open_database(database)
-    if not is_postgresql(database):
-        return "\n".join(f"{sql};" for (sql,) in execute(_SQLITE))
+    postgres = is_postgresql(database)
+    with open_database(database) as execute:
+        try:
+            rows = execute(_POSTGRESQL if postgres else _SQLITE)
+        except ProgramError as error:
+            raise InputError(f"the schema can't be read: {error}; write down the tables that matter") from error
+    if not postgres:
+        return "\n".join(f"{sql};" for (sql,) in rows)
     tables: dict[str, list[str]] = {}
-    for table, _, _, line in execute(_POSTGRESQL):
+    for table, _, _, line in rows:
         tables.setdefault(table, []).append(line)
     return "\n".join(f"CREATE TABLE {table} ({', '.join(lines)});" for table, lines in tables.items())

@@ -162,6 +162,8 @@ def test_run_folders_hold_what_is_no_secret_and_compare_without() -> None:
         ("https://h/v1?accessToken=abc&passphrase=d", f"https://h/v1?accessToken={HIDDEN}&passphrase={HIDDEN}"),
         ("https://h/v1?monkey=rhesus&source_key=question&keys=all", None),
         ("host=h password=pw dbname=d", f"host=h password={HIDDEN} dbname=d"),
+        (r"host=h password = 'p w\'x' dbname=d", f"host=h password = '{HIDDEN}' dbname=d"),
+        ("host=h password = pw dbname=d", f"host=h password = {HIDDEN} dbname=d"),
         ('{"api_key": "abc", "x": 1}', f'{{"api_key": "{HIDDEN}", "x": 1}}'),
         ("Authorization: Bearer abcdef123", f"Authorization: Bearer {HIDDEN}"),
         ("Incorrect API key provided: sk-abcdefghij1234", f"Incorrect API key provided: {HIDDEN}"),

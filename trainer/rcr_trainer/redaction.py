@@ -25,6 +25,7 @@ _HARMLESS = re.compile(r"(?i)^(?:keys|(?:source|target)_?keys?|max\w*tokens)$")
 _PATTERNS = (
     re.compile(r"(?<=://)(?P<secret>[^/\s:@]+(?::\S*)?|:\S+)(?=@)"),  # user:password@
     re.compile(rf"(?i)(?<![\w-])[\w-]*(?:{_WORDS})=(?P<secret>[^&;,\s'\"]+)"),  # ?api_key=…, password=…
+    re.compile(r"(?i)pass(?:word|wd)\s*=\s*'?(?P<secret>(?<=')(?:[^'\\]|\\.)+|[^&;,\s'\"]+)"),  # password = '…'
     re.compile(r"(?i)(?<=[?&])key=(?P<secret>[^&;,\s'\"]+)"),  # https://host/v1?key=…
     re.compile(rf"(?i)['\"][\w-]*(?:{_WORDS})['\"]: ?['\"](?P<secret>[^'\"]+)"),  # "api_key": "…"
     re.compile(r"(?i)\bbearer\s+(?P<secret>[\w.~+/=-]{6,})"),

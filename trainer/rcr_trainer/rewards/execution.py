@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from functools import lru_cache
 from hashlib import sha256
 from numbers import Integral, Real
@@ -23,12 +24,17 @@ _DIGITS = 12
 """Digits to which numbers must agree: sums of floats differ in the last few by their order."""
 _EXACT = 1 << 53
 """Below it every whole number is a float, so that 2 and 2.0 can be told equal."""
+_LARGE = 300
+"""Digits from which on numbers are no floats, and whole ones are compared by their digits: Python refuses to write
+integers of more than 4,300."""
+_ALL_DIGITS = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 
 
 def execution(execute: Execute, spec: ProgramSpec) -> Reward:
     """1 where answer and gold program give the same result, else 0.
 
-    An answer that can't be run scores 0; a gold program that can't be run can't be scored. A list is compared as a
+    An answer that can't be run, or whose result can't be compared, scores 0; a gold program like that can't be scored. A
+    list is compared as a
     multiset of rows, and in order where the gold program's outermost query has an ORDER BY; a tuple is always
     compared in order. Numbers are equal to 12 significant digits, whatever their types. Each program is run once.
 
@@ -65,19 +71,28 @@ class Result:
     rows: str
 
     @classmethod
-    def of(cls, value: Any) -> Result:
-        """The digests of a result."""
-        rows = [canonical(row) for row in (value if isinstance(value, list) else [value])]
+    def of(cls, value: Any) -> Result | None:
+        """The digests of a result; None where it can't be compared, such as a value that is nested too deeply."""
+        try:
+            rows = [canonical(row) for row in (value if isinstance(value, list) else [value])]
+        except (RecursionError, ValueError, ArithmeticError):
+            return None
         return cls(_digest(rows), _digest(sorted(rows)))
 
 
 def canonical(value: Any) -> str:
     """A text that is equal for equal results: numbers of any type by value, what is no plain value by its repr."""
-    if isinstance(value, Decimal):
-        whole = value.is_finite() and value == value.to_integral_value()
-        value = int(value) if whole else float(value)
     if isinstance(value, Integral):
-        return str(int(value))
+        value = int(value)
+        if value.bit_length() <= 3 * _LARGE:
+            return str(value)
+        value = Decimal(value)
+    if isinstance(value, Decimal):
+        if value.is_finite() and value.adjusted() >= _LARGE:
+            return str(value.normalize(_ALL_DIGITS))
+        if value.is_finite() and value == value.to_integral_value():
+            return str(int(value))
+        value = math.nan if value.is_nan() else float(value)
     if isinstance(value, Real):
         number = float(f"{float(value):.{_DIGITS}g}")
         return str(int(number)) if abs(number) < _EXACT and number.is_integer() else repr(number)
@@ -98,7 +113,7 @@ def _digest(rows: Sequence[str]) -> str:
 
 
 def _outcome(execute: Execute, program: str) -> Result | None:
-    """None where the program can't be run."""
+    """None where the program can't be run, or its result not be compared."""
     try:
         return Result.of(execute(program))
     except ProgramError:

@@ -24,6 +24,8 @@ _BY_SPEC: dict[str, Callable[[ProgramSpec], Reward]] = {
 }
 NAMES = (*_BY_SPEC, "execution")
 """The rewards that the project brings."""
+_PATIENCE_S = 600.0
+"""Seconds that a run waits for queries that PostgreSQL's server can't stop, before it stops itself."""
 
 
 def make_reward(
@@ -42,7 +44,7 @@ def make_reward(
             like a `Reward`; or a mapping from any of these to weights, for their weighted sum. A class is made into
             an object without arguments.
         spec: how programs are read.
-        database: for `execution`: a SQLite file or `postgresql://…`.
+        database: for `execution`: a SQLite file or `postgresql://…`, also as SQLAlchemy takes them.
         execute: for `execution` instead: what runs a program, as an object or `module:callable`.
         timeout_s: for `execution` on a database: seconds a program may take.
         max_rows: for `execution` on a database: rows it may give.
@@ -72,7 +74,7 @@ def _executor(database: str | None, execute: str | Execute | None, timeout_s: fl
     if database is not None and execute is None:
         from langchain_rcr.databases import open_database
 
-        return open_database(database, timeout_s=timeout_s, max_rows=max_rows)
+        return open_database(database, timeout_s=timeout_s, max_rows=max_rows, patience_s=_PATIENCE_S)
     if execute is None or database is not None:
         raise ConfigError("reward 'execution' needs either reward.database or reward.executor to run programs")
     return load(execute, "executor") if isinstance(execute, str) else execute
