@@ -13,7 +13,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
@@ -126,7 +126,8 @@ class Database:
             if len(self._overruns) >= self._max_processes and time.monotonic() > until:
                 what = f"computes {self._max_processes} queries that took longer than {self._settings['timeout_s']:g} s"
                 raise InputError(f"the PostgreSQL server still {what}: try again later, or raise max_processes")
-        process, reply = None, {"ended": True}
+        process: _Process | None = None
+        reply: dict[str, Any] = {"ended": True}
         try:
             process = self._process()
             reply = process.ask(program)
@@ -200,7 +201,7 @@ class _Process:
         self._settings, self._tag = settings, secrets.token_hex(8)
         self.backend: tuple[int, float] | None = None
         self._rest = b""
-        self._decode = json.JSONDecoder(object_hook=self._value).decode
+        self._read = reader(self._tag)
         kept = _KEPT_FOR_POSTGRESQL if settings["postgres"] else _KEPT
         self._process = subprocess.Popen(  # noqa: S603 — our own file
             [sys.executable, "-I", "-S", str(_WORKER)],
@@ -248,18 +249,7 @@ class _Process:
                 return {"ended": True, "refused": "its process failed"}
             pieces.append(piece)
         line, _, self._rest = b"".join(pieces).partition(b"\n")
-        try:
-            message: dict[str, Any] = self._decode(line.decode())
-        except (RecursionError, ValueError, ArithmeticError) as error:  # JSON that is nested deeply, a long number
-            return {"refused": f"a value that can't be read: {error}"}
-        return message
-
-    def _value(self, found: dict[str, Any]) -> Any:
-        """What a JSON object stands for."""
-        if self._tag not in found:
-            return found
-        kind, given = found[self._tag]
-        return _MADE[kind](given)
+        return self._read(line.decode())
 
 
 _MADE: dict[str, Any] = {
@@ -272,6 +262,31 @@ _MADE: dict[str, Any] = {
     "str": str,
 }
 """How values are made that JSON doesn't have."""
+
+
+def reader(tag: str) -> Callable[[str], dict[str, Any]]:
+    """What reads a line of the other process.
+
+    Args:
+        tag: the key of JSON objects that stand for values which JSON doesn't have.
+    """
+
+    def value(found: dict[str, Any]) -> Any:
+        if tag not in found:
+            return found
+        kind, given = found[tag]
+        return _MADE[kind](given)
+
+    decode = json.JSONDecoder(object_hook=value).decode
+
+    def read(line: str) -> dict[str, Any]:
+        try:
+            message: dict[str, Any] = decode(line)
+        except (RecursionError, ValueError, ArithmeticError) as error:  # JSON that is nested deeply, a long number
+            return {"refused": f"a value that can't be read: {error}"}
+        return message
+
+    return read
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -54,8 +54,8 @@ class RefusedError(Exception):
     """The program can't be run."""
 
 
-class AgainError(RefusedError):
-    """Perhaps it can be if it is run again: something changed meanwhile."""
+class AgainError(Exception):
+    """Something changed meanwhile, and the program is to be run again; its argument is what to raise next time."""
 
 
 class SQLite:
@@ -73,6 +73,7 @@ class SQLite:
         self._connected()
 
     def __call__(self, program: str) -> Iterator[list[Any]]:
+        """The rows of a program."""
         connection = self._connected()
         self._deadline = time.monotonic() + self._timeout
         try:
@@ -82,15 +83,15 @@ class SQLite:
             if cursor.description is None:
                 raise RefusedError("not a query")
             if self._immutable and self._state() != self._seen:
-                raise AgainError("the database is being written to")
+                raise AgainError(DatabaseError("it is being written to"))
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
-            name = getattr(error, "sqlite_errorname", "")
-            if self._state() != self._seen and name != "SQLITE_INTERRUPT":
-                raise AgainError(str(error)) from None
-            if name.startswith(_OWN_FAULT):
-                raise DatabaseError(str(error)) from None
-            overrun = f"longer than {self._timeout:g} s"
-            raise RefusedError(overrun if name == "SQLITE_INTERRUPT" else str(error)) from None
+            name, message = getattr(error, "sqlite_errorname", ""), str(error)
+            if name == "SQLITE_INTERRUPT":
+                raise RefusedError(f"longer than {self._timeout:g} s") from None
+            fault = DatabaseError(message) if name.startswith(_OWN_FAULT) else RefusedError(message)
+            if name != "SQLITE_BUSY" and self._state() != self._seen:
+                raise AgainError(fault) from None
+            raise fault from None
         finally:
             if self._seen[-1]:
                 self._close()
@@ -98,11 +99,11 @@ class SQLite:
     def _state(self) -> tuple[int, ...]:
         """What changes with the file; the last is the size of the write-ahead log of those who write."""
         try:
-            found = os.stat(self._path)
+            found = os.stat(self._path)  # noqa: PTH116 — pathlib takes longer, and long to import
         except OSError as error:
             raise DatabaseError(str(error.strerror)) from None
         try:
-            log = os.stat(f"{self._path}-wal").st_size
+            log = os.stat(f"{self._path}-wal").st_size  # noqa: PTH116
         except OSError:
             log = 0
         return found.st_ino, found.st_size, found.st_mtime_ns, log
@@ -120,7 +121,8 @@ class SQLite:
         self._close()
         self._seen = state
         try:
-            with open(self._path, "rb") as file:  # closing it drops SQLite's locks: there is no connection now
+            # Closing the file drops SQLite's locks on it: there is no connection now.
+            with open(self._path, "rb") as file:  # noqa: PTH123
                 self._immutable = file.read(20)[18:] == b"\2\2" and not state[-1]
             place = f"file:{quote(self._path)}?mode=ro{'&immutable=1' if self._immutable else ''}"
             # Half the limit for waiting until others have written, half for the query.
@@ -158,11 +160,11 @@ def harmless_functions(connection: sqlite3.Connection) -> frozenset[str]:
 
 
 def open_virtual_tables(connection: sqlite3.Connection) -> None:
-    """Have SQLite set up the database's virtual tables, json_each and json_tree: that takes more than a query may do."""
+    """Have SQLite set up virtual tables, which takes more than a query may do: the database's, json_each, json_tree."""
     found = connection.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'create virtual table%'").fetchall()
     for name in ("json_each", "json_tree", *(name.replace('"', '""') for (name,) in found)):
         with suppress(sqlite3.Error):  # such as one of a module that isn't there
-            connection.execute(f'SELECT 1 FROM "{name}" LIMIT 0')
+            connection.execute(f'SELECT 1 FROM "{name}" LIMIT 0')  # noqa: S608 — quoted
 
 
 def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]:
@@ -215,7 +217,7 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
                         connection.execute(f"SET LOCAL statement_timeout = {left}")
             except psycopg.Error as error:
                 if error.sqlstate in ("57P01", "57P02"):  # ended by an administrator, or as another one crashed
-                    raise AgainError(str(error)) from None
+                    raise AgainError(RefusedError(str(error))) from None
                 if error.sqlstate is None and connection.broken:
                     connect().close()  # the database's fault if that fails, else the program's
                 overrun = f"longer than {timeout:g} s"
@@ -244,6 +246,22 @@ def table(rows: Iterable[list[Any]], encode: Callable[[Any], str], max_rows: int
         if size > max_bytes:
             raise RefusedError(f"rows of more than {max_bytes} bytes")
     return ",".join(written)
+
+
+def again(rows: Callable[[], str]) -> str:
+    """What a call gives, at the second attempt if something changed during the first."""
+    try:
+        return rows()
+    except AgainError:
+        try:
+            return rows()
+        except AgainError as error:
+            raise error.args[0] from None
+
+
+def encoder(tag: str) -> Callable[[Any], str]:
+    """What writes rows as JSON; the only key of an object that stands for another value is the tag."""
+    return json.JSONEncoder(default=lambda value: {tag: plain(value)}).encode
 
 
 def plain(value: Any) -> list[Any]:
@@ -295,18 +313,18 @@ def serve(
     except DatabaseError as fault:
         return say({"fault": str(fault)})
     limit("RLIMIT_AS", max_memory)
-    encode = json.JSONEncoder(default=lambda value: {tag: plain(value)}).encode
+    encode = encoder(tag)
     say({"ready": True})
     for line in sys.stdin:
         # Should the other process be gone, nobody else would stop this one.
         limit("RLIMIT_CPU", int(time.process_time() + 2 * timeout_s) + 1)
         program = json.loads(line)
+
+        def rows(program: str = program) -> str:
+            return table(run(program), encode, max_rows, max_bytes)
+
         try:
-            try:
-                rows = table(run(program), encode, max_rows, max_bytes)
-            except AgainError:
-                rows = table(run(program), encode, max_rows, max_bytes)
-            say(f'{{"rows":[{rows}]}}')
+            say(f'{{"rows":[{again(rows)}]}}')
         except DatabaseError as fault:
             say({"fault": str(fault)})
         except MemoryError:

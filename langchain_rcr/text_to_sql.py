@@ -24,13 +24,13 @@ SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 
 _POSTGRESQL = """
 SELECT quote_ident(c.relname), 0, a.attnum, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
-AND a.attnum > 0 AND NOT a.attisdropped
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname = current_schema() AND a.attnum > 0 AND NOT a.attisdropped
 UNION ALL
 SELECT quote_ident(c.relname), 1, row_number() OVER (PARTITION BY c.oid ORDER BY k.contype DESC, k.conname),
     pg_get_constraintdef(k.oid)
-FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid
-WHERE k.contype IN ('p', 'f') AND c.relnamespace = (SELECT oid FROM pg_namespace WHERE nspname = current_schema())
+FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE k.contype IN ('p', 'f') AND n.nspname = current_schema()
 ORDER BY 1, 2, 3
 """
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from datetime import UTC, date, datetime, time, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
 LONGEST = 6_000
@@ -37,6 +39,12 @@ _PIECES = (
     ),
     *("group by", "union", "with", "case when", "end", '"name"', '"arguments"', "true", "null", "lambda", "for", "**"),
     *("Source:", "Target:", "```", "```sql\n", "<think>", "</think>", "</thinking>", "\n\n", "f'{", "match x:", "def"),
+)
+_SQLITE_FUNCTIONS = (
+    *("json_each", "json_tree", "json_extract", "json_patch", "json_group_array", "printf", "char", "zeroblob", "hex"),
+    *("strftime", "date", "julianday", "replace", "substr", "instr", "round", "abs", "max", "min", "group_concat"),
+    *("fts3_tokenizer", "load_extension", "sqlite_log", "bm25", "snippet", "highlight", "matchinfo", "optimize"),
+    *("rtreenode", "rtreecheck", "fts5", "match", "ntile", "lag", "sum", "total", "quote", "unicode", "randomblob"),
 )
 
 
@@ -226,6 +234,48 @@ class Fuzz:
         if chance < 0.95:
             return f"{text[:at]}{self.one(*_PIECES)}{text[at:]}"
         return self.text()
+
+    def sqlite_query(self) -> str:
+        """SQL for SQLite, and calls of its functions, some of which can do harm."""
+        value = self.one(self._literal, self._literal, "words", "body", "null", "x'4141414141414141'", "'$.a[0]'")
+        inner = (
+            f"{self.one(*_SQLITE_FUNCTIONS)}({', '.join(self.some(lambda: self.one(self._literal, 'body', value)))})"
+        )
+        call = (
+            f"{self.one(*_SQLITE_FUNCTIONS)}({', '.join(self.some(lambda: self.one(inner, self._literal, 'words')))})"
+        )
+        return str(
+            self.one(
+                lambda: self.program("sql:sqlite"),
+                f"SELECT {call}, {inner}",
+                f"SELECT {call} FROM words WHERE words MATCH {self.one(value, self.string)}",
+                f"SELECT * FROM {call}",
+                f"SELECT a, {inner} OVER (ORDER BY b) FROM t GROUP BY {self.one('a', inner)}",
+                f"SELECT * FROM words ({value}) ORDER BY rank",
+            )
+        )
+
+    def column_value(self, depth: int = 2) -> Any:
+        """What a column of SQLite or PostgreSQL may hold."""
+        number = self.one("0", "-1", "1.50", "0.1", "7" * self.length(), "NaN", "Infinity", f"1E{self.length() * 20}")
+        zone = self.one(None, UTC, timezone(timedelta(seconds=1172)))
+        leaf = self.one(
+            *(None, True, 0, -1, 2**63 - 1, 10 ** self.length() % 10**4_000, 0.1, -0.0, 1e308, float("nan")),
+            *(float("inf"), Decimal(number), Decimal(f"-1E-{self.length()}"), b"\xff" * self.length()),
+            *(
+                date(1, 1, 1),
+                date(9999, 12, 31),
+                datetime(2020, 1, 2, 3, 4, 5, 6, tzinfo=zone),
+                time(3, 4, tzinfo=zone),
+            ),
+            *(timedelta(days=-999_999_999), timedelta(microseconds=7), "x" * self.length(), "\ud800", "", "\x00"),
+        )
+        if depth == 0 or self.random.random() < 0.7:
+            return leaf
+        inner = self.column_value(depth - 1)
+        for _ in range(self.one(*[1] * 20, 40, 900, 3_000)):  # arrays, and JSON
+            inner = [inner, leaf] if self.random.random() < 0.5 else {"a": inner}
+        return inner
 
     # ------------------------------------------------------------ answers and JSON
 

@@ -153,6 +153,40 @@ def test_the_schema_of_postgresql_has_tables_columns_and_keys(postgres_url: str)
             connection.execute('DROP TABLE city, river, "Bay"')
 
 
+def test_a_schema_may_have_any_name(postgres_url: str) -> None:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    given = conninfo_to_dict(postgres_url).get("options") or ""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        for name in ("MySchema", "my schema", 'my"schema', "select"):
+            quoted = f'"{name.replace(chr(34), chr(34) * 2)}"'
+            connection.execute(f"CREATE SCHEMA {quoted} CREATE TABLE t (a int)")  # type: ignore[call-overload]
+            escaped = quoted.replace(" ", "\\ ")
+            address = make_conninfo(postgres_url, options=f"{given} -c search_path={escaped}")
+            try:
+                assert schema_text(address) == "CREATE TABLE t (a integer);"
+            finally:
+                connection.execute(f"DROP SCHEMA {quoted} CASCADE")  # type: ignore[call-overload]
+
+
+def test_the_user_s_own_tables_are_shown_whatever_they_are_called(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE sqlitelog (id INTEGER PRIMARY KEY AUTOINCREMENT)")  # makes sqlite_sequence
+        database.execute("CREATE TABLE SQLite2 (a)")
+    expected = "CREATE TABLE sqlitelog (id INTEGER PRIMARY KEY AUTOINCREMENT);\nCREATE TABLE SQLite2 (a);"
+    assert schema_text(f"sqlite:///{path}") == schema_text(path) == expected
+
+
+def test_a_schema_that_can_t_be_read_says_so(tmp_path: Path, selector) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"CREATE TABLE t (a TEXT DEFAULT '{'x' * 1_100_000}')")
+    with pytest.raises(InputError, match="the schema can't be read: string or blob too big; write down the tables"):
+        text_to_sql_chain(FakeListLLM(responses=[""]), selector, path)
+
+
 @pytest.fixture(scope="module")
 def example():
     return runpy.run_path(str(ROOT / "examples" / "text_to_sql.py"))

@@ -7,6 +7,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from decimal import Decimal
@@ -15,12 +16,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rcr_trainer.data import text2sql_split
+from rcr_trainer.data import Example, text2sql_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards import ProgramError, RewardError, check_reward, execution, make_reward, score
 from rcr_trainer.rewards.execution import Result, canonical
 
-from langchain_rcr.databases import Database, open_database
+from langchain_rcr import query_worker, schema_text
+from langchain_rcr.databases import Database, address_of, is_postgresql, open_database
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs import ProgramSpec
 
@@ -104,6 +106,21 @@ def test_what_counts_as_the_same_value(one, other, same):
     assert (canonical(one) == canonical(other)) is same
 
 
+def test_numbers_of_any_length_are_compared():
+    for one, other, same in (
+        (10**5000, Decimal("1E+5000"), True),
+        (10**5000, 10**5000 + 1, False),
+        (-(10**5000), 10**5000, False),
+        (2**1000, Decimal(2**1000), True),
+        (10**300, Decimal(10**300), True),
+        (Decimal("1E+999999999"), Decimal("10E+999999998"), True),
+        (Decimal("1.5E+400"), math.inf, False),
+        (Decimal("1E-999999"), 0, True),
+        (Decimal("sNaN"), math.nan, True),
+    ):
+        assert (canonical(one) == canonical(other)) is same
+
+
 def test_results_are_lists_but_for_their_order_or_tuples_with_it():
     assert Result.of([1, 2]).rows == Result.of([2, 1]).rows
     assert Result.of([1, 2]).in_order != Result.of([2, 1]).in_order
@@ -111,6 +128,27 @@ def test_results_are_lists_but_for_their_order_or_tuples_with_it():
     assert Result.of([1, 1, 2]).rows != Result.of([1, 2, 2]).rows
     assert Result.of(["a", "b"]).rows != Result.of(["ab"]).rows
     assert Result.of("\ud800").rows  # a lone surrogate has no UTF-8
+
+
+def nested(depth):
+    value = []
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+class NoNumber(Fraction):
+    def __float__(self):
+        raise OverflowError("too large")
+
+
+@pytest.mark.parametrize("value", [nested(900), nested(100_000), {"a": nested(2_000)}, Fraction(10**400), NoNumber(1)])
+def test_what_can_t_be_compared_is_a_wrong_answer_and_stops_nothing(value):
+    example = Example("7", "q", "gold")
+    assert Result.of([(value,)]) is None
+    reward = execution({"odd": [(value,)], "gold": [(1,)]}.__getitem__, ProgramSpec())
+    assert list(score(reward, ["odd", "gold"], [example] * 2, [[]] * 2)) == [0.0, 1.0]
+    assert rewards(reward, ("gold", "odd")) == [None]
 
 
 # ---------------------------------------------------------------- an executor of one's own
@@ -133,8 +171,6 @@ def test_an_executor_runs_each_program_once():
 def test_an_executors_bug_is_no_score():
     def run(program):
         raise RuntimeError("connection lost")
-
-    from rcr_trainer.data import Example
 
     with pytest.raises(RewardError, match=r"RuntimeError on example 7 .*: connection lost"):
         score(make_reward("execution", SPEC, execute=run), ["a"], [Example("7", "q", "a")], [[]])
@@ -173,6 +209,11 @@ def test_either_a_database_or_an_executor(database):
         "SELECT 1; DELETE FROM city",
         "WITH x AS (SELECT 1) DELETE FROM city",
         "SELECT load_extension('x')",
+        "CREATE VIRTUAL TABLE x USING fts5(a)",
+        "INSERT INTO sqlite_master VALUES ('table', 'x', 'x', 0, 'CREATE TABLE x (a)')",
+        "PRAGMA data_version = 3",
+        "PRAGMA page_size",
+        "PRAGMA trusted_schema = ON",
         "SELECT 1 \x00",
         "SELECT '\ud800'",
     ],
@@ -185,6 +226,213 @@ def test_sqlite_is_only_read(tmp_path, monkeypatch, database, program):
         run(program)
     assert run("SELECT count(*) FROM city") == [(3,)]
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+@pytest.fixture
+def searched(tmp_path):
+    """A database with virtual tables, and views and columns that call functions."""
+    path = tmp_path / "searched.sqlite"
+    connection = sqlite3.connect(path)
+    connection.executescript("""
+        CREATE TABLE t (a TEXT, j TEXT, b GENERATED ALWAYS AS (json_extract(j, '$.n[0]')));
+        INSERT INTO t VALUES ('some words', '{"n": [1, 2]}');
+        CREATE VIRTUAL TABLE three USING fts3 (body); INSERT INTO three VALUES ('some words');
+        CREATE VIRTUAL TABLE four USING fts4 (body, tokenize=porter); INSERT INTO four VALUES ('some words');
+        CREATE VIRTUAL TABLE "fi""ve" USING fts5 (body); INSERT INTO "fi""ve" VALUES ('some words');
+        CREATE VIRTUAL TABLE outside USING fts5 (a, content='t'); INSERT INTO outside (outside) VALUES ('rebuild');
+        CREATE VIRTUAL TABLE vocabulary USING fts5vocab (outside, 'row');
+        CREATE VIRTUAL TABLE box USING rtree (id, x0, x1); INSERT INTO box VALUES (1, 0, 1);
+        CREATE VIEW numbers AS SELECT t.a, value FROM t, json_each(t.j, '$.n');
+        CREATE VIEW best AS SELECT a, bm25(outside) < 0 FROM outside WHERE outside MATCH 'words';
+    """)
+    connection.close()
+    return path
+
+
+@pytest.mark.parametrize(
+    ("program", "rows"),
+    [
+        ("SELECT value FROM json_each('[1, 2]')", [(1,), (2,)]),
+        ("SELECT fullkey FROM json_tree('[1]')", [("$",), ("$[0]",)]),
+        ("SELECT value FROM t, json_each(t.j, '$.n')", [(1,), (2,)]),
+        ("SELECT j ->> '$.n[1]', b, json_array(1), json_group_array(a) FROM t", [(2, 1, "[1]", '["some words"]')]),
+        ("SELECT body FROM three WHERE three MATCH 'word*'", [("some words",)]),
+        ("SELECT snippet(four), offsets(four), length(matchinfo(four)) FROM four WHERE four MATCH 'word'", None),
+        ('SELECT highlight("fi""ve", 0, \'<\', \'>\') FROM "fi""ve" (\'some\') ORDER BY rank', [("<some> words",)]),
+        ("SELECT bm25(outside) < 0 FROM outside WHERE outside MATCH 'some AND words'", [(1,)]),
+        ("SELECT term FROM vocabulary", [("some",), ("words",)]),
+        ("SELECT id FROM box WHERE x0 < 1", [(1,)]),
+        ("SELECT * FROM numbers", [("some words", 1), ("some words", 2)]),
+        ("SELECT * FROM best", [("some words", 1)]),
+        (
+            "SELECT date(0, 'unixepoch'), strftime('%Y', '2020-05-05'), julianday('now') > 0",
+            [("1970-01-01", "2020", 1)],
+        ),
+        ("SELECT CURRENT_DATE > '2000', random() IS NULL, 'a' LIKE 'A', 'a' GLOB 'a', pow(2, 3)", [(1, 0, 1, 1, 8)]),
+        ("SELECT row_number() OVER (ORDER BY a), group_concat(a) OVER (), max(1, 2) FROM t", [(1, "some words", 2)]),
+    ],
+)
+def test_what_right_answers_call_is_allowed(searched, program, rows):
+    found = Database(searched)(program)
+    assert found == (found if rows is None else rows)
+    assert found
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        *("fts3_tokenizer('simple', x'4141414141414141')", "FTS3_TOKENIZER('simple')", "load_extension('x')"),
+        *("sqlite_log(1, 'x')", "optimize(three)", "rtreecheck('box')", "rtreenode(2, x'00')", "fts5(1)"),
+    ],
+)
+@pytest.mark.parametrize("query", ["SELECT {}", "SELECT a FROM t WHERE {} IS NULL", "SELECT 1 FROM three ORDER BY {}"])
+def test_functions_that_can_do_harm_are_refused_by_name(searched, query, call):
+    run = Database(searched)
+    with pytest.raises(ProgramError, match=f"(?i)not authorized to use function: {call.partition('(')[0]}"):
+        run(query.format(call))
+    assert run("SELECT body FROM three WHERE three MATCH 'some'") == [("some words",)]
+
+
+def test_a_view_can_t_call_them_either(tmp_path):
+    path = tmp_path / "x.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE VIEW v AS SELECT sqlite_log(1, 'x')")
+    connection.close()
+    with pytest.raises(ProgramError, match="not authorized to use function"):
+        Database(path)("SELECT * FROM v")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the environment of another process is read in /proc")
+def test_the_process_gets_no_secret_of_the_environment(database, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-the-environment")
+    monkeypatch.setenv("PGPASSWORD", "of-another-database")
+    monkeypatch.setenv("PYTHONPATH", "/elsewhere")
+    monkeypatch.setenv("TZ", "UTC")
+    with Database(database) as run:
+        [process] = run._idle
+        environment = Path(f"/proc/{process._process.pid}/environ").read_bytes().split(b"\0")
+        assert [variable for variable in environment if not variable.startswith(b"LD_LIBRARY_PATH=")] == [
+            b"TZ=UTC",
+            b"",
+        ]
+
+
+def in_wal_mode(path):
+    """A connection that writes to a new database in WAL mode."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.executescript("PRAGMA journal_mode = WAL; CREATE TABLE t (a); INSERT INTO t VALUES (1);")
+    return connection
+
+
+def test_a_database_in_wal_mode_is_read_and_nothing_is_left_beside_it(tmp_path):
+    path = tmp_path / "x.sqlite"
+    in_wal_mode(path).close()
+    content = path.read_bytes()
+    with Database(path) as run:
+        assert run("SELECT a FROM t") == [(1,)]
+        assert list(tmp_path.iterdir()) == [path]
+        assert path.read_bytes() == content
+        with pytest.raises(ProgramError):
+            run("DELETE FROM t")
+        # Then somebody writes: every query sees what is committed, and the log goes with the last who writes.
+        writer = sqlite3.connect(path, isolation_level=None)
+        for n in (2, 3):
+            writer.execute("INSERT INTO t VALUES (?)", (n,))
+            assert run("SELECT max(a) FROM t") == [(n,)]
+        writer.execute("CREATE VIRTUAL TABLE f USING fts5 (body)")
+        assert run("SELECT * FROM f WHERE f MATCH 'x'") == []
+        writer.close()
+        assert list(tmp_path.iterdir()) == [path]
+        assert run("SELECT max(a) FROM t") == [(3,)]
+        assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("mode", ["WAL", "DELETE"])
+def test_a_schema_that_changes_between_queries_is_read_anew(tmp_path, mode):
+    path = tmp_path / "x.sqlite"
+    with Database(path := create(path, mode)) as run:
+        for n in range(3):
+            writer = sqlite3.connect(path, isolation_level=None)
+            writer.execute(f"CREATE VIRTUAL TABLE f{n} USING fts5 (body)")
+            writer.close()
+            assert run(f"SELECT * FROM f{n} WHERE f{n} MATCH 'x'") == []
+            assert run("SELECT value FROM json_each('[1]')") == [(1,)]
+
+
+def create(path, mode):
+    connection = in_wal_mode(path)
+    connection.execute(f"PRAGMA journal_mode = {mode}")
+    connection.close()
+    return path
+
+
+def test_a_result_is_dropped_if_somebody_wrote_meanwhile(tmp_path):
+    path = create(tmp_path / "x.sqlite", "WAL")
+    many = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n LIMIT 500) SELECT x, a FROM n, t"
+    read = query_worker.SQLite(str(path), 5.0)
+    rows = read(many)
+    next(rows)
+    writer = sqlite3.connect(path, isolation_level=None)
+    writer.execute("UPDATE t SET a = 2")
+    writer.close()
+    with pytest.raises(query_worker.AgainError, match="being written to"):
+        list(rows)
+
+    def once() -> str:
+        return calls.pop()()
+
+    def changed() -> str:
+        raise query_worker.AgainError(query_worker.RefusedError("in the end"))
+
+    calls = [lambda: "rows", changed]
+    assert query_worker.again(once) == "rows"
+    calls = [changed, changed]
+    with pytest.raises(query_worker.RefusedError, match="in the end"):
+        query_worker.again(once)
+    assert {a for some in read(many) for _, a in some} == {2}
+
+
+def test_a_lock_is_no_fault_of_the_program(tmp_path):
+    path = create(tmp_path / "x.sqlite", "DELETE")
+    with Database(path, timeout_s=0.4) as run:
+        writer = sqlite3.connect(path, isolation_level=None)
+        writer.execute("BEGIN EXCLUSIVE")
+        with pytest.raises(InputError, match="can't be read: database is locked"):
+            run("SELECT a FROM t")
+        writer.execute("ROLLBACK")
+        assert run("SELECT a FROM t") == [(1,)]
+        writer.close()
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged", "rolled back"])
+def test_a_database_that_can_t_be_read_any_more_is_no_fault_of_the_program(tmp_path, harm):
+    path = create(tmp_path / "x.sqlite", "DELETE")
+    with Database(path) as run:
+        assert run("SELECT a FROM t") == [(1,)]
+        if harm == "gone":
+            path.unlink()
+        elif harm == "damaged":
+            path.write_bytes(b"no database, but as long as one of them might be" * 200)
+        else:  # a writer died: only another who writes can bring the file back to where it was
+            hot = "import os, sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None)\n"
+            hot += "c.executescript('PRAGMA cache_size = 1; BEGIN; CREATE TABLE u (a);')\n"
+            hot += "c.executemany('INSERT INTO u VALUES (?)', [('x' * 3000,)] * 50); os._exit(0)"
+            subprocess.run([sys.executable, "-c", hot, str(path)], check=True)
+        with pytest.raises(InputError, match=r"x\.sqlite can't be read: "):
+            run("SELECT a FROM t")
+
+
+def test_no_more_queries_run_at_a_time_than_may(database, monkeypatch):
+    begun = []
+    monkeypatch.setattr(
+        "langchain_rcr.databases._Process.ask", lambda self, _: begun.append(self) or time.sleep(0.01) or {"rows": []}
+    )
+    with Database(database, max_processes=2) as run, ThreadPoolExecutor(12) as threads:
+        assert list(threads.map(run, ["SELECT 1"] * 48)) == [[]] * 48
+        assert len(set(begun)) <= 2
+        assert len(run._idle) <= 2
+    with pytest.raises(InputError, match="max_processes must be at least 1, not 0"):
+        Database(database, max_processes=0)
 
 
 def test_a_program_that_never_ends_is_stopped(database):
@@ -313,6 +561,56 @@ def test_geographys_own_queries_run():
     split = text2sql_split(DATA / "geography_sql" / "geography.json")
     reward = make_reward("execution", SPEC, database=str(DATA / "geography_sql" / "geography.sqlite"))
     assert check_reward(reward, split.train).mean() > 0.95
+
+
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "postgres"),
+    [
+        ("a b?.sqlite", "a b?.sqlite", False),
+        (Path("host=x"), "host=x", False),
+        ("sqlite:///books.sqlite", "books.sqlite", False),
+        ("sqlite+pysqlite:////srv/b%20c.db?timeout=3", "/srv/b c.db", False),
+        (r"sqlite:///C:\books.db", r"C:\books.db", False),
+        ("postgres://ann:p@h/db", "postgresql://ann:p@h/db", True),
+        ("postgresql+psycopg://ann:p@h/db?x=1", "postgresql://ann:p@h/db?x=1", True),
+        ("PostgreSQL+psycopg2://h/db", "postgresql://h/db", True),
+        ("host=h user=ann password=p", "host=h user=ann password=p", True),
+    ],
+)
+def test_addresses_may_be_sqlalchemy_s(given, place, postgres):
+    assert address_of(given) == (place, postgres)
+    assert is_postgresql(given) is postgres
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("mysql+pymysql://ann:s3cret@h/db", "kind 'mysql'"),
+        ("snowflake://ann:s3cret@account/db", "kind 'snowflake'"),
+        ("mssql+pyodbc:///?odbc_connect=DRIVER=x;PWD=s3cret", "kind 'mssql'"),
+        ("jdbc:postgresql://h/db?user=ann&password=s3cret", "kind 'jdbc:postgresql'"),
+        ("postgresql+psycopg2://ann:s3cret@127.0.0.1:1/db", "no connection"),
+        ("postgresql://ann:s3cret@[::1/db", "its address isn't one that PostgreSQL takes"),
+        ("postgresql://ann:s3cret%zz@127.0.0.1/db", "its address isn't one"),
+        ("postgresql://ann:s3cret@127.0.0.1:1/db?nothing=1", "its address isn't one"),
+        ("host=127.0.0.1 port=1 password=s3cret", "no connection"),
+        ("host=127.0.0.1 port=1 password='s3cret", "its address isn't one"),
+        ("Driver={x};Server=y;PWD=s3cret", "no such file"),
+        ("server=y; Password = 's3cret ;x'; UID=z", "no such file"),
+        ("ann:s3cret@h/db", "no such file"),
+        ("sqlite:///ann:s3cret@h/db", "no such file"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:?x=s3cret", "in memory"),
+    ],
+)
+def test_what_can_t_be_opened_is_said_without_the_password(given, said):
+    with pytest.raises(InputError, match=said) as error:
+        schema_text(given)
+    assert "s3cret" not in str(error.value)
+    assert "\n" not in str(error.value)
 
 
 # ---------------------------------------------------------------- PostgreSQL
@@ -469,3 +767,97 @@ class TestPostgreSQL:
         with pytest.raises(InputError, match="no connection to the PostgreSQL database") as error:
             open_database("postgresql://nobody:secret@127.0.0.1:1/x")
         assert "secret" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            *("10::numeric ^ 5000", "-(10::numeric ^ 5000) + 0.5", "(repeat('[', 900) || repeat(']', 900))::json"),
+            *("(repeat('[', 9000) || repeat(']', 9000))::json", "('[' || repeat('1', 5000) || ']')::json"),
+            *("'infinity'::timestamp", "timestamp '20000-01-01'", "date '0044-03-15 BC'", "time '24:00'"),
+            *("interval '178000000 years'", '\'{"a": "\\ud800"}\'::json', "'NaN'::numeric", "'[1,3)'::int4range"),
+            *("row(1, 'a')", "array[[1, 2], [3, NULL]]", "5::money", "B'101'", "gen_random_uuid()", "point '(1, 2)'"),
+        ],
+    )
+    def test_no_value_stops_a_run(self, run, postgres_url, value):
+        reward = make_reward("execution", ProgramSpec(language="sql:postgres"), database=postgres_url)
+        example = Example("7", "q", "SELECT 1")
+        assert list(score(reward, [f"SELECT {value}"], [example], [[]])) == [0.0]
+        assert rewards(reward, ("SELECT 1", f"SELECT {value}")) in ([0.0], [None])
+
+    @pytest.mark.slow
+    def test_queries_that_the_server_goes_on_computing_are_bounded(self, run, postgres_url):
+        endless = "SELECT length(translate(repeat('a', 28000), repeat('b', 28000), ''))"
+        with open_database(postgres_url, timeout_s=0.2, max_processes=1) as database:
+            with pytest.raises(ProgramError, match=r"longer than 0\.2 s"):
+                database(endless)
+            begin = time.monotonic()
+            with pytest.raises(InputError, match=r"still computes 1 queries that took longer than 0\.2 s: try again"):
+                database("SELECT 1")
+            assert time.monotonic() - begin < 5
+            while time.monotonic() - begin < 120:  # until that one has ended
+                with suppress(InputError):
+                    assert database("SELECT 1") == [(1,)]
+                    break
+                time.sleep(0.1)
+            assert database("SELECT 2") == [(2,)]
+        # A run waits.
+        with open_database(postgres_url, timeout_s=0.2, max_processes=1, patience_s=120) as database:
+            with pytest.raises(ProgramError):
+                database(endless)
+            assert database("SELECT 1") == [(1,)]
+
+    def test_a_query_is_cancelled_where_the_server_keeps_no_limit(self, run, postgres_url, monkeypatch):
+        """A pooler, for one, may not pass it on."""
+        import psycopg
+
+        connect = psycopg.connect
+        monkeypatch.setattr(psycopg, "connect", lambda url, options, **more: connect(url, **more))
+        monkeypatch.setattr(query_worker, "say", lambda message: None)
+        begin = time.monotonic()
+        with pytest.raises(query_worker.RefusedError, match=r"longer than 0\.3 s"):
+            list(query_worker.postgresql(postgres_url, 0.3)("SELECT pg_sleep(5)"))
+        assert time.monotonic() - begin < 3
+
+    @pytest.mark.slow
+    def test_a_query_that_an_administrator_ended_is_run_again(self, run, postgres_url):
+        with open_database(postgres_url, timeout_s=20) as database, ThreadPoolExecutor(1) as thread:
+            found = thread.submit(database, "SELECT pg_sleep(1), 7")
+            end_the_query(postgres_url)
+            assert found.result() == [("", 7)]
+
+    @pytest.mark.slow
+    def test_a_server_that_is_lost_is_no_fault_of_the_program(self, run, postgres_url, tmp_path_factory):
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+        host = conninfo_to_dict(postgres_url)["host"]
+        if not host.startswith("/"):
+            pytest.skip("it isn't reached through a file")
+        socket = tmp_path_factory.mktemp("s") / ".s.PGSQL.5432"
+        socket.symlink_to(Path(host) / socket.name)
+        address = make_conninfo(postgres_url, host=str(socket.parent))
+        with open_database(address, timeout_s=20) as database, ThreadPoolExecutor(1) as thread:
+            found = thread.submit(database, "SELECT pg_sleep(3)")
+            wait_for_the_query(postgres_url)
+            socket.unlink()
+            end_the_query(postgres_url)
+            with pytest.raises(InputError, match="no connection to the PostgreSQL database"):
+                found.result()
+
+
+def wait_for_the_query(url, what="pid"):
+    """The numbers of the backends that run a program."""
+    import psycopg
+
+    active = (
+        f"SELECT {what} FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'FETCH%' AND wait_event = 'PgSleep'"
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+        for _ in range(200):
+            if found := connection.execute(active).fetchall():
+                return found
+            time.sleep(0.05)
+    raise AssertionError("no query began")
+
+
+def end_the_query(url):
+    wait_for_the_query(url, "pg_terminate_backend(pid)")

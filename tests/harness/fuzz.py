@@ -1,6 +1,6 @@
-"""`make fuzz`: parsers, answers, checkpoints and filters on inputs made from seeds, for as long as one likes.
+"""`make fuzz`: parsers, answers, checkpoints, filters and results on inputs made from seeds, for as long as one likes.
 
-    python tests/harness/fuzz.py --seconds 60              # all targets, a quarter of the time each
+    python tests/harness/fuzz.py --seconds 60              # all targets, the same time each
     python tests/harness/fuzz.py --target parsers --seed 7 # one input again
 
 An input fails if it raises what the target doesn't promise, or takes more than 10 s of CPU time.
@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import shutil
+import sqlite3
 import sys
 import tempfile
 import time
@@ -35,12 +36,15 @@ from rcr_trainer.llm.backend import answer_of
 from rcr_trainer.llm.faults import MalformedResponseError
 from rcr_trainer.llm.ledger import AnswerCache, Use
 from rcr_trainer.llm.openai_ import completed
+from rcr_trainer.rewards.execution import Result
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
 from toys import lexical, reseal
 
-from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriEncoder, open_database, query_worker
 from langchain_rcr.answers import program_of
+from langchain_rcr.databases import Database, reader
+from langchain_rcr.errors import ProgramError
 from langchain_rcr.families import encoder, pooled
 from langchain_rcr.filters import Not, matches, parse_filter
 from langchain_rcr.programs import COVR_CLASSES, LANGUAGES, ProgramSpec, anonymize, get_parser, local_structures
@@ -214,11 +218,62 @@ def filters(fuzz: Fuzz) -> str:
     return "read"
 
 
+@cache
+def database() -> Database:
+    """A SQLite database with the tables and columns of the programs that are made."""
+    path = Path(tempfile.mkdtemp(prefix="rcr-fuzz-")) / "x.sqlite"
+    connection = sqlite3.connect(path)
+    for name in ("city", "state", "population", "a", "t", "u"):
+        connection.execute(f'CREATE TABLE {name} (a, b INT, city TEXT, state REAL, population BLOB, "Group", order1)')
+        connection.execute(f"INSERT INTO {name} (a, b, city, state) VALUES (1, 9e999, 'x', x'ff'), (NULL, -1, '', 0.1)")
+    connection.execute("CREATE VIRTUAL TABLE words USING fts5 (body)")
+    connection.execute("INSERT INTO words VALUES ('some words')")
+    connection.commit()
+    connection.close()
+    return open_database(path, timeout_s=0.5)
+
+
+def results(fuzz: Fuzz) -> str:
+    """A program gives rows or a ProgramError and crashes nothing; any rows of either database are compared or not."""
+    if fuzz.random.random() < 0.2:
+        said = ""
+        try:
+            rows = database()(fuzz.sqlite_query())
+        except ProgramError as error:
+            said = str(error)
+        if said:
+            assert said != "its process failed"
+            return "sqlite: refused"
+        assert (found := Result.of(rows)) is not None
+        assert found == Result.of(list(rows))
+        return "sqlite: rows"
+    rows = [tuple(fuzz.some(fuzz.column_value, 0)) for _ in range(fuzz.random.randint(0, 3))]
+    passed_on = over_the_wire(rows)
+    if passed_on is None:
+        return "rows: not passed on"
+    found = Result.of(passed_on)
+    assert found == Result.of(passed_on)
+    assert found is None or Result.of(passed_on[::-1]).rows == found.rows
+    assert Result.of(rows) == found
+    return "rows: not compared" if found is None else "rows: compared"
+
+
+def over_the_wire(rows: list[Any]) -> list[Any] | None:
+    """Rows as they come back from the process that runs queries; None where they can't."""
+    try:
+        line = query_worker.table([rows], query_worker.encoder("tag"), 10, 1 << 23)
+    except (RecursionError, ValueError):  # it refuses these
+        return None
+    reply = reader("tag")(f'{{"rows":[{line}]}}')
+    return [tuple(row) for row in reply["rows"]] if "rows" in reply else None
+
+
 TARGETS: dict[str, Callable[[Fuzz], str]] = {
     "parsers": parsers,
     "answers": answers,
     "checkpoints": checkpoint_json,
     "filters": filters,
+    "results": results,
 }
 
 

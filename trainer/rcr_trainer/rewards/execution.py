@@ -33,10 +33,10 @@ _ALL_DIGITS = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 def execution(execute: Execute, spec: ProgramSpec) -> Reward:
     """1 where answer and gold program give the same result, else 0.
 
-    An answer that can't be run, or whose result can't be compared, scores 0; a gold program like that can't be scored. A
-    list is compared as a
-    multiset of rows, and in order where the gold program's outermost query has an ORDER BY; a tuple is always
-    compared in order. Numbers are equal to 12 significant digits, whatever their types. Each program is run once.
+    An answer that can't be run, or whose result can't be compared, scores 0; a gold program like that can't be scored.
+    A list is compared as a multiset of rows, and in order where the gold program's outermost query has an ORDER BY; a
+    tuple is always compared in order. Numbers are equal to 12 significant digits, whatever their types. Each program is
+    run once.
 
     Args:
         execute: runs one program.
