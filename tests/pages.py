@@ -2,7 +2,8 @@
 
 A block's language says what it is. ``bash``: commands, one a line, as typed. ``python``: goes on from the Python before
 it on the page. With ``title="FILE"`` a block is a file; a second one of the same title is added to it. ``console``:
-commands that need a server or a network, for the reader alone. ``json``, ``text``, ``diff``: shown.
+commands that need a server or a network, for the reader alone. ``json``, ``sql``, ``text``, ``diff``:
+shown.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-LANGUAGES = {"bash", "console", "diff", "json", "python", "text", "yaml"}
+LANGUAGES = {"bash", "console", "diff", "json", "python", "sql", "text", "yaml"}
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 
 

@@ -1,5 +1,7 @@
 """The text-to-SQL chain: the schema in the prompt, SQL run read-only, one repair; and the example over it."""
 
+import os
+import re
 import runpy
 import sqlite3
 from contextlib import closing
@@ -13,8 +15,10 @@ from toys import lexical
 
 from langchain_rcr import (
     InputError,
+    ProgramError,
     Prompt,
     SequentialCompositionalRetriever,
+    open_database,
     schema_text,
     semantic_parsing_chain,
     text_to_sql_chain,
@@ -168,6 +172,41 @@ def test_a_schema_may_have_any_name(postgres_url: str) -> None:
                 assert schema_text(address) == "CREATE TABLE t (a integer);"
             finally:
                 connection.execute(f"DROP SCHEMA {quoted} CASCADE")  # type: ignore[call-overload]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TEST_POSTGRES_URL" in os.environ, reason="a given server's roles are left alone")
+def test_the_role_of_the_docs_reads_and_no_more(postgres_url: str) -> None:
+    import psycopg
+    from psycopg.conninfo import make_conninfo
+
+    [statements] = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "text-to-sql.md").read_text("utf-8"), re.DOTALL)
+    shop = make_conninfo(postgres_url, dbname="shop")
+    with psycopg.connect(postgres_url, autocommit=True) as server:
+        server.execute("CREATE DATABASE shop")
+        try:
+            with psycopg.connect(shop, autocommit=True) as database:
+                database.execute("CREATE TABLE book (title text)")
+                database.execute(statements)
+            asker = make_conninfo(shop, user="asker", password="change me")
+            assert schema_text(asker) == "CREATE TABLE book (title text);"
+            with open_database(asker, max_processes=1) as run:
+                assert run("SELECT count(*), lower('A') FROM book") == [(0, "a")]
+                for harm in (
+                    *("lo_create(0)", "lo_from_bytea(0, 'x')", "pg_logical_emit_message(false, 'a', 'b')"),
+                    *("pg_sleep(0)", "pg_sleep_for('0')", "pg_terminate_backend(1)", "pg_cancel_backend(1)"),
+                    *("pg_advisory_lock(1)", "pg_try_advisory_xact_lock(1)", "pg_notify('a', 'b')"),
+                    *("set_config('statement_timeout', '0', false)", "pg_read_file('x')", "pg_ls_dir('.')"),
+                ):
+                    with pytest.raises(ProgramError, match="permission denied for function"):
+                        run(f"SELECT {harm}")
+                # Those that the server goes on computing can be looked for.
+                run._overruns.append((1, 0.0))
+                run._forget_ended()
+                assert not run._overruns
+        finally:
+            server.execute("DROP DATABASE shop WITH (FORCE)")
+            server.execute("DROP ROLE asker")
 
 
 def test_the_user_s_own_tables_are_shown_whatever_they_are_called(tmp_path: Path) -> None:

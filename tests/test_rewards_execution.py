@@ -806,6 +806,15 @@ class TestPostgreSQL:
                 database(endless)
             assert database("SELECT 1") == [(1,)]
 
+    @pytest.mark.slow
+    def test_psycopg_is_found_where_this_process_finds_it(self, run, postgres_url):
+        """Such as in a folder of PYTHONPATH alone: the other process doesn't see that variable."""
+        code = "import sys; from langchain_rcr import open_database; print(open_database(sys.argv[1])('SELECT 7'))"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-S", "-c", code, postgres_url]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("[(7,)]\n", "")
+
     def test_a_query_is_cancelled_where_the_server_keeps_no_limit(self, run, postgres_url, monkeypatch):
         """A pooler, for one, may not pass it on."""
         import psycopg
