@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import sqlite3
 import sys
 import threading
@@ -42,6 +43,9 @@ _OWN_FAULT = (
 )
 """Errors that say something about the database, not about the program."""
 
+_REST_S = 0.1
+"""Seconds without a query after which a connection is closed while others write."""
+
 _AT_ONCE = 100
 """Rows that are read at a time."""
 
@@ -61,15 +65,16 @@ class AgainError(Exception):
 class SQLite:
     """Gives a program's rows, some at a time, in a SQLite file, which is opened for reading only.
 
-    The file is opened anew after a change. One in WAL mode is opened as immutable if no write-ahead log is there: it
-    is complete then, and SQLite would leave -wal and -shm beside it. A result is dropped if the file changed meanwhile.
-    While others write, each query has a connection of its own, so that the last of them can remove the log.
+    A file in WAL mode is opened as immutable if no write-ahead log is there: it is complete then, and SQLite would
+    leave -wal and -shm beside it. It is opened anew after a change, and a result is dropped if it changed meanwhile.
+    While others write, the connection is closed at rest, so that the last of them can remove the log.
     """
 
     def __init__(self, path: str, timeout: float) -> None:
         self._path, self._timeout, self._deadline = path, timeout, 0.0
         self._connection: sqlite3.Connection | None = None
-        self._seen: tuple[int, ...] = ()
+        self._functions: frozenset[str] = frozenset()
+        self._seen, self._immutable = (False, 0, 0, 0), False
         self._connected()
 
     def __call__(self, program: str) -> Iterator[list[Any]]:
@@ -82,31 +87,42 @@ class SQLite:
                 yield rows
             if cursor.description is None:
                 raise RefusedError("not a query")
-            if self._immutable and self._state() != self._seen:
+            if self._immutable and self._changed():
                 raise AgainError(DatabaseError("it is being written to"))
         except (sqlite3.Error, sqlite3.Warning, ValueError) as error:
             name, message = getattr(error, "sqlite_errorname", ""), str(error)
             if name == "SQLITE_INTERRUPT":
                 raise RefusedError(f"longer than {self._timeout:g} s") from None
             fault = DatabaseError(message) if name.startswith(_OWN_FAULT) else RefusedError(message)
-            if name != "SQLITE_BUSY" and self._state() != self._seen:
+            if self._changed() or message.startswith("vtable constructor failed"):  # perhaps of one that is new
+                self._close()
                 raise AgainError(fault) from None
             raise fault from None
-        finally:
-            if self._seen[-1]:
-                self._close()
 
-    def _state(self) -> tuple[int, ...]:
-        """What changes with the file; the last is the size of the write-ahead log of those who write."""
+    def rest(self) -> None:
+        """Close the connection if others write and nothing is asked for a moment."""
+        if self._connection is None or not self._seen[0]:
+            return
+        # On Windows pipes can't be waited for.
+        if sys.platform == "win32" or not select.select([sys.stdin], [], [], _REST_S)[0]:
+            self._close()
+
+    def _state(self) -> tuple[bool, int, int, int]:
+        """Whether there is a write-ahead log, which file it is, and what changes with what is in it."""
         try:
             found = os.stat(self._path)  # noqa: PTH116 — pathlib takes longer, and long to import
         except OSError as error:
             raise DatabaseError(str(error.strerror)) from None
         try:
-            log = os.stat(f"{self._path}-wal").st_size  # noqa: PTH116
+            log = os.stat(f"{self._path}-wal").st_size > 0  # noqa: PTH116
         except OSError:
-            log = 0
-        return found.st_ino, found.st_size, found.st_mtime_ns, log
+            log = False
+        return log, found.st_ino, found.st_size, found.st_mtime_ns
+
+    def _changed(self) -> bool:
+        """Whether the file has to be opened anew: SQLite itself notices what is written, unless it is immutable."""
+        state = self._state()
+        return state != self._seen if self._immutable else state[:2] != self._seen[:2]
 
     def _close(self) -> None:
         if self._connection is not None:
@@ -115,22 +131,21 @@ class SQLite:
 
     def _connected(self) -> sqlite3.Connection:
         """A connection to the file as it is now."""
-        state = self._state()
-        if self._connection is not None and state == self._seen:
+        if self._connection is not None and not self._changed():
             return self._connection
         self._close()
-        self._seen = state
+        self._seen = self._state()
         try:
             # Closing the file drops SQLite's locks on it: there is no connection now.
             with open(self._path, "rb") as file:  # noqa: PTH123
-                self._immutable = file.read(20)[18:] == b"\2\2" and not state[-1]
+                self._immutable = file.read(20)[18:] == b"\2\2" and not self._seen[0]
             place = f"file:{quote(self._path)}?mode=ro{'&immutable=1' if self._immutable else ''}"
             # Half the limit for waiting until others have written, half for the query.
             connection = sqlite3.connect(place, uri=True, timeout=self._timeout / 2)
             connection.execute("PRAGMA temp_store = MEMORY")  # sorts count as memory, and fill no disk
             connection.execute("PRAGMA query_only = ON")
             open_virtual_tables(connection)
-            functions = harmless_functions(connection)
+            functions = self._functions = self._functions or harmless_functions(connection)
         except (sqlite3.Error, OSError) as error:
             raise DatabaseError(str(error)) from None
         connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
@@ -315,7 +330,12 @@ def serve(
     limit("RLIMIT_AS", max_memory)
     encode = encoder(tag)
     say({"ready": True})
-    for line in sys.stdin:
+    while True:
+        if isinstance(run, SQLite):
+            run.rest()
+        line = sys.stdin.readline()
+        if not line:
+            return None
         # Should the other process be gone, nobody else would stop this one.
         limit("RLIMIT_CPU", int(time.process_time() + 2 * timeout_s) + 1)
         program = json.loads(line)
