@@ -36,7 +36,7 @@ _LOOK_S = 0.2
 """Seconds between looks at whether a query may begin, while there are as many as there may be."""
 
 _KEPT = re.compile("SYSTEMROOT|LD_LIBRARY_PATH|TZ")
-_KEPT_FOR_POSTGRESQL = re.compile(f"{_KEPT.pattern}|HOME|APPDATA|(PG|KRB5).*")
+_KEPT_FOR_POSTGRESQL = re.compile(f"{_KEPT.pattern}|HOME|APPDATA|(PG|KRB5|SSL_CERT_).*")
 """Variables of the environment that a process gets: what Python needs to start, and libpq's own."""
 
 _CONNINFO = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
@@ -92,12 +92,12 @@ class Database:
         if postgres and find_spec("psycopg") is None:
             raise MissingExtraError("psycopg", "pgvector")
         shown = _PASSWORD.sub(r"\1\2***", place)
-        unread = f"the database {shown} can't be read"
+        # Of PostgreSQL the process says itself what can't be done.
+        self._complaint = "" if postgres else f"the database {shown} can't be read: "
         if not postgres:
             if not Path(place).is_file():
-                raise InputError(f"{unread}: no such file")
+                raise InputError(f"{self._complaint}no such file")
             place = str(Path(place).resolve())
-        self._complaint = "no connection to the PostgreSQL database" if postgres else unread
         self._settings = {
             "database": place,
             "postgres": postgres,
@@ -138,7 +138,7 @@ class Database:
                 self._places.release()
             self._put_back(process, reply)
         if "fault" in reply:
-            raise InputError(f"{self._complaint}: {' '.join(reply['fault'].split())}")
+            raise InputError(f"{self._complaint}{' '.join(reply['fault'].split())}")
         if "refused" in reply:
             raise ProgramError(reply["refused"])
         return [tuple(row) for row in reply["rows"]]
@@ -191,7 +191,8 @@ class Database:
         if "ready" in reply:
             return process
         process.close()
-        raise InputError(f"{self._complaint}: {' '.join(reply.get('fault', 'its process does not start').split())}")
+        fault = reply.get("fault", "the process that runs queries does not start")
+        raise InputError(f"{self._complaint}{' '.join(fault.split())}")
 
 
 class _Process:

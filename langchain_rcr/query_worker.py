@@ -43,6 +43,9 @@ _OWN_FAULT = (
 )
 """Errors that say something about the database, not about the program."""
 
+_SERVERS_FAULT = ("55P03", "58030", "XX001", "XX002")
+"""PostgreSQL's errors of that kind: a table is locked, the disk fails, data or an index are damaged."""
+
 _REST_S = 0.1
 """Seconds without a query after which a connection is closed while others write."""
 
@@ -193,11 +196,13 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
     try:
         given = psycopg.conninfo.conninfo_to_dict(url)
     except psycopg.Error:  # which quotes the address, with its password
-        message = "its address isn't one that PostgreSQL takes: postgresql://user@host:5432/database"
-        raise DatabaseError(message) from None
+        like = "postgresql://user@host:5432/database"
+        raise DatabaseError(f"the database's address isn't one that PostgreSQL takes: {like}") from None
 
     def connect() -> Any:
-        limits = f"-c default_transaction_read_only=on -c statement_timeout={max(1, round(1000 * timeout))}"
+        # Half the limit for waiting until others have written, as in SQLite.
+        most, wait = max(1, round(1000 * timeout)), max(1, round(500 * timeout))
+        limits = f"-c default_transaction_read_only=on -c statement_timeout={most} -c lock_timeout={wait}"
         try:
             # Of equal options the last counts.
             return psycopg.connect(url, options=f"{given.get('options') or ''} {limits}".strip(), connect_timeout=10)
@@ -205,7 +210,7 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
             message = str(error)
             for secret in filter(None, (given.get("password"), given.get("sslpassword"))):
                 message = message.replace(str(secret), "***")
-            raise DatabaseError(message) from None
+            raise DatabaseError(f"no connection to the PostgreSQL database: {message}") from None
 
     connect().close()
 
@@ -233,6 +238,8 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
             except psycopg.Error as error:
                 if error.sqlstate in ("57P01", "57P02"):  # ended by an administrator, or as another one crashed
                     raise AgainError(RefusedError(str(error))) from None
+                if error.sqlstate in _SERVERS_FAULT and "advisory" not in program.lower():
+                    raise DatabaseError(f"the PostgreSQL database can't be read: {error}") from None
                 if error.sqlstate is None and connection.broken:
                     connect().close()  # the database's fault if that fails, else the program's
                 overrun = f"longer than {timeout:g} s"

@@ -594,11 +594,11 @@ def test_addresses_may_be_sqlalchemy_s(given, place, postgres):
         ("mssql+pyodbc:///?odbc_connect=DRIVER=x;PWD=s3cret", "kind 'mssql'"),
         ("jdbc:postgresql://h/db?user=ann&password=s3cret", "kind 'jdbc:postgresql'"),
         ("postgresql+psycopg2://ann:s3cret@127.0.0.1:1/db", "no connection"),
-        ("postgresql://ann:s3cret@[::1/db", "its address isn't one that PostgreSQL takes"),
-        ("postgresql://ann:s3cret%zz@127.0.0.1/db", "its address isn't one"),
-        ("postgresql://ann:s3cret@127.0.0.1:1/db?nothing=1", "its address isn't one"),
+        ("postgresql://ann:s3cret@[::1/db", "the database's address isn't one that PostgreSQL takes"),
+        ("postgresql://ann:s3cret%zz@127.0.0.1/db", "the database's address isn't one"),
+        ("postgresql://ann:s3cret@127.0.0.1:1/db?nothing=1", "the database's address isn't one"),
         ("host=127.0.0.1 port=1 password=s3cret", "no connection"),
-        ("host=127.0.0.1 port=1 password='s3cret", "its address isn't one"),
+        ("host=127.0.0.1 port=1 password='s3cret", "the database's address isn't one"),
         ("Driver={x};Server=y;PWD=s3cret", "no such file"),
         ("server=y; Password = 's3cret ;x'; UID=z", "no such file"),
         ("ann:s3cret@h/db", "no such file"),
@@ -827,6 +827,18 @@ class TestPostgreSQL:
         with pytest.raises(query_worker.RefusedError, match=r"longer than 0\.3 s"):
             list(query_worker.postgresql(postgres_url, 0.3)("SELECT pg_sleep(5)"))
         assert time.monotonic() - begin < 3
+
+    def test_a_lock_of_the_server_is_no_fault_of_the_program(self, run, postgres_url):
+        import psycopg
+
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("LOCK TABLE city")
+            connection.execute("SELECT pg_advisory_lock(8)")
+            with pytest.raises(InputError, match="database can't be read: canceling statement due to lock timeout"):
+                run("SELECT count(*) FROM city")
+            with pytest.raises(ProgramError, match="lock timeout"):
+                run("SELECT pg_advisory_lock(8)")
+        assert run("SELECT count(*) FROM city") == [(2,)]
 
     @pytest.mark.slow
     def test_a_query_that_an_administrator_ended_is_run_again(self, run, postgres_url):
