@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import Row
 
-TOKENIZERS = "a LangChain model, a tokenizer with encode, or a function from a text to a number"
+TOKENIZERS = "a LangChain model, a tokenizer with encode, or a function from a text to its tokens or their number"
 """What `token_counter` takes, in words."""
 
 
@@ -77,16 +78,25 @@ def token_counter(tokenizer: Any) -> Callable[[str], int]:
 
     Args:
         tokenizer: a LangChain model (its `get_num_tokens`), a tokenizer with `encode` (transformers, tiktoken), or a
-            function from a text to a number.
+            function from a text to its tokens (a sequence, an array) or their number.
 
     Raises:
-        InputError: it is none of these.
+        InputError: it is none of these; from the counter: it returned something else.
     """
-    if callable(getattr(tokenizer, "get_num_tokens", None)):
-        counter: Callable[[str], int] = tokenizer.get_num_tokens
-        return counter
-    if callable(getattr(tokenizer, "encode", None)):
-        return lambda text: len(tokenizer.encode(text))
-    if callable(tokenizer):
-        return lambda text: int(tokenizer(text))
-    raise InputError(f"tokenizer must be {TOKENIZERS}, not {type(tokenizer).__name__}")
+    named = (getattr(tokenizer, name, None) for name in ("get_num_tokens", "encode"))
+    function = next((one for one in (*named, tokenizer) if callable(one)), None)
+    if function is None:
+        raise InputError(f"tokenizer must be {TOKENIZERS}, not {type(tokenizer).__name__}")
+
+    def count(text: str) -> int:
+        tokens = function(text)
+        # A tokenizer of transformers called as a function returns a mapping: its entries are no tokens.
+        if isinstance(tokens, Sized) and not isinstance(tokens, str | bytes | Mapping):
+            return len(tokens)
+        try:
+            return math.ceil(tokens)
+        except (TypeError, ValueError, OverflowError):
+            msg = f"tokenizer must return tokens or their number, not {type(tokens).__name__}: {tokens!r:.80}"
+            raise InputError(msg) from None
+
+    return count

@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from langchain_rcr.index.base import CandidateIndex
 
 
+_OPTIONS = ("ids", "index", "append")
+"""What `from_examples` hands to `from_encoder` as it is."""
+
+
 class Made:
     """The part of the retriever that makes and keeps it."""
 
@@ -49,6 +53,7 @@ class Made:
         target_key: str = "target",
         embeddings: Embeddings | None = None,
         trust: bool = False,
+        append: bool = False,
         **fields: Any,
     ) -> Self:
         """A retriever with a trained encoder.
@@ -64,12 +69,13 @@ class Made:
             embeddings: the LangChain embeddings that the checkpoint was trained with, if any.
             trust: whether a model that the checkpoint names and doesn't contain may be fetched from the Hugging Face
                 hub or opened in another folder.
+            append: as `from_encoder`.
             **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
 
         Raises:
             CheckpointError: the folder or a file in it is missing, damaged, foreign, or of a newer version; the engine
                 holds vectors of another encoder.
-            PoolError, InputError: the examples, ids, keys or fields are invalid.
+            PoolError, InputError: the examples, ids, keys or fields are invalid; the engine holds other examples.
             EngineError: the engine can't be reached.
         """
         check_fields(**fields)
@@ -80,7 +86,7 @@ class Made:
         pool = None if examples is None else pool_of(examples, ids, source_key, target_key)
         encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings, trust=trust)
         if pool is not None:
-            return cls(store=ExampleStore(encoder, pool, index), **fields)
+            return cls(store=ExampleStore(encoder, pool, index, append=append), **fields)
         if index is not None:
             store = ExampleStore(encoder, ExamplePool(source_key=source_key, target_key=target_key), index)
             if store.index.count():
@@ -130,8 +136,8 @@ class Made:
             target_key: the key of its program. None: "target", or the only other field, of those in `example_keys`
                 where there are more.
             seed: of what is drawn at random.
-            **options: fields of the class (`order`, `mask_same_program`, …); `ids` and `index` as in `from_encoder`;
-                all others go to `vectorstore_cls`.
+            **options: fields of the class (`order`, `mask_same_program`, …); `ids`, `index` and `append` as in
+                `from_encoder`; all others go to `vectorstore_cls`.
 
         Raises:
             PoolError, InputError, EngineError: as `from_encoder`; there is no such option or language.
@@ -143,12 +149,12 @@ class Made:
             if name != "filter":
                 raise InputError(f"vectorstore_kwargs: {unknown(name, ['filter'])}")
             fields |= {} if value is None else {name: value}
-        given = {name: options.pop(name, None) for name in ("ids", "index")}
+        given = {name: options.pop(name) for name in _OPTIONS if name in options}
         check_fields(**fields)
         if vectorstore_cls is not None:
             given["index"] = _index_of(vectorstore_cls, options)
         elif options:
-            raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, 'ids', 'index'))}")
+            raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, *_OPTIONS))}")
         source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key)
         items = ExamplePool(examples, source_key=source_key, target_key=target_key).items()
         fields_there = dict.fromkeys(chain.from_iterable(examples))
@@ -174,18 +180,21 @@ class Made:
         index: CandidateIndex | None = None,
         source_key: str | Sequence[str] = "source",
         target_key: str = "target",
+        append: bool = False,
         **fields: Any,
     ) -> Self:
         """A retriever over examples, from a loaded encoder.
 
         Args:
             encoder: the trained encoder.
-            examples: mappings with the keys, and any other fields.
+            examples: mappings with the keys, and any other fields. They are the pool: of a filled engine, those that it
+                holds already aren't encoded again, and those that have changed are replaced.
             ids: one per example. None: derived from the example's content, so that a persistent engine recognises it
-                next time and doesn't encode it again. An example whose id is in the engine already is left unchanged.
+                next time. With ids, an engine recognises an example that has changed, however much.
             index: the engine that holds the pool; None: one in memory.
             source_key: the key of an example's question, or several (see `ExamplePool`).
             target_key: the key of its program.
+            append: keep what the engine holds besides, and pick from that, too. Otherwise it is an error.
             **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
 
         Raises:
@@ -193,7 +202,7 @@ class Made:
         """
         check_fields(**fields)
         pool = pool_of(examples, ids, source_key, target_key)
-        return cls(store=ExampleStore(encoder, pool, index), **fields)
+        return cls(store=ExampleStore(encoder, pool, index, append=append), **fields)
 
     @classmethod
     async def afrom_encoder(cls, encoder: TriEncoder, examples: Sequence[Example], **options: Any) -> Self:

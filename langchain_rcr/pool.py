@@ -5,8 +5,8 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
@@ -63,6 +63,8 @@ class ExamplePool:
         self.spec = spec or ProgramSpec()
         self.ids: tuple[str, ...] = ()
         """(N,) the ids, by position."""
+        self.of_content = False
+        """Whether the ids are made of what the examples hold, so that a changed example has another id."""
         self.examples: tuple[dict[str, Any], ...] = ()
         """(N,) the examples, by position. Not to be changed in place."""
         self._items: tuple[Item, ...] = ()
@@ -148,6 +150,7 @@ class ExamplePool:
         new = random_ids(len(rows)) if ids is None else self._checked(ids, len(rows))
         self.examples += tuple(copied(rows, new))
         self.ids += new
+        self.of_content = False
         self._items += items
 
     def _read(self, examples: Sequence[Example], where: Callable[[int], str]) -> tuple[Item, ...]:
@@ -192,15 +195,80 @@ def pool_of(
         seen: Counter[str] = Counter()
         made = []
         for example in pool.examples:
-            try:
-                text = json.dumps(example, sort_keys=True, default=repr)
-            except (TypeError, ValueError):  # keys that aren't strings, or a field that holds itself
-                text = pformat(example)
-            digest = blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
+            digest = blake2b(_content(example).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
             seen[digest] += 1
             made.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
-        pool.ids = tuple(made)
+        pool.ids, pool.of_content = tuple(made), True
     return pool
+
+
+def changed(pool: ExamplePool, there: Mapping[str, Example]) -> list[int]:
+    """The positions of the examples that an engine holds under the same id with other content.
+
+    Args:
+        pool: the examples.
+        there: what the engine holds, by id.
+    """
+    return [
+        at
+        for at, (example_id, example) in enumerate(zip(pool.ids, pool.examples, strict=True))
+        if example_id in there and not _same(example, there[example_id])
+    ]
+
+
+def earlier(pool: ExamplePool, fresh: Sequence[int], others: Mapping[str, Example]) -> list[str]:
+    """The ids of those of an engine's other examples that are earlier versions of fresh ones, each of one.
+
+    An earlier version differs in metadata alone; where at least as many examples are as they were, also in its question
+    alone, or in its program alone. Elsewhere an unrelated pool would do so, too: few programs answer many questions.
+
+    Args:
+        pool: the examples.
+        fresh: the positions of those that the engine doesn't hold.
+        others: what the engine holds that isn't in the pool, by id.
+    """
+    question, program = {*pool.source_keys}, {pool.target_key}
+    metadata = {name for example in (*pool.examples, *others.values()) for name in example} - question - program
+    new, old, gone = {at: pool.examples[at] for at in fresh}, dict(others), list[str]()
+    asked = 0
+    for free in (metadata, question, program):
+        versions: defaultdict[str, list[int]] = defaultdict(list)
+        for at, example in new.items():
+            versions[_content(example, free)].append(at)
+        for example_id, example in dict(old).items():
+            if same := versions[_content(example, free)]:
+                del new[same.pop()], old[example_id]
+                gone.append(example_id)
+        if free is metadata:
+            asked = len(gone)
+    return gone if len(gone) - asked <= len(pool) - len(fresh) + asked else gone[:asked]
+
+
+def _content(example: Example, without: Collection[str] = ()) -> str:
+    """What an example holds, as text that is equal for equal content, whatever the order of its fields."""
+    kept = {name: value for name, value in example.items() if name not in without} if without else dict(example)
+    try:
+        return json.dumps(kept, sort_keys=True, default=repr)
+    except (TypeError, ValueError):  # keys that aren't strings, or a field that holds itself
+        return pformat(kept)
+
+
+def _same(example: Example, other: Example) -> bool:
+    """Whether an engine that keeps JSON could have made one of the other."""
+    texts = _content(example), _content(other)
+    if texts[0] == texts[1]:
+        return True
+    try:
+        first, second = (json.dumps(json.loads(text, parse_float=_number), sort_keys=True) for text in texts)
+    except ValueError:  # written by pformat
+        return False
+    return first == second
+
+
+def _number(text: str) -> float:
+    """A float; from 2**53 on, where all are whole numbers, PostgreSQL keeps it as such."""
+    number = float(text)
+    return int(number) if 2**53 <= abs(number) < float("inf") else number
 
 
 def write_jsonl(

@@ -22,7 +22,7 @@ from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.items import copied, made
 from langchain_rcr.manifest import inside, seal, verify
-from langchain_rcr.pool import Example, ExamplePool, check_text, read_jsonl, write_jsonl
+from langchain_rcr.pool import Example, ExamplePool, changed, check_text, earlier, read_jsonl, write_jsonl
 from langchain_rcr.rows import FloatArray
 from langchain_rcr.section import printable
 from langchain_rcr.selection import Hit, Options, select
@@ -73,12 +73,15 @@ class ExampleStore:
 
     Args:
         encoder: the trained encoder; put in inference mode.
-        pool: the examples to begin with, and the keys of their questions and programs. Those whose ids the engine has
-            are left as they are there; the others are encoded here, once.
+        pool: what the engine shall hold, and the keys of questions and programs. Examples that it has are left as they
+            are; those that are new or have changed are encoded here, and changed ones replaced. Without examples, the
+            pool is what the engine holds.
         index: the engine; None: one in memory.
         folder: where `save` may have left the vectors of the pool; then nothing is encoded.
+        append: whether examples that the engine holds and that aren't in `pool` stay beside it.
 
     Raises:
+        PoolError: the engine holds others, and `append` is off.
         CheckpointError: the engine or the folder holds vectors of another encoder, or the folder those of another pool.
     """
 
@@ -89,6 +92,7 @@ class ExampleStore:
         index: CandidateIndex | None = None,
         *,
         folder: Path | None = None,
+        append: bool = False,
     ) -> None:
         self.encoder, fingerprint = encoder.eval(), encoder.fingerprint()
         self.schema = pool.only([], encoder.spec)
@@ -97,8 +101,7 @@ class ExampleStore:
         saved = None
         if folder is not None and (folder / VECTORS_FILE).is_file():
             saved = load_vectors(folder / VECTORS_FILE, fingerprint, _signatures(pool))
-        known = self.index.known(pool.ids) if len(pool) else set()
-        fresh = [at for at, example_id in enumerate(pool.ids) if example_id not in known]
+        fresh, gone = self._changes(pool, append)
         if fresh:
             new = pool.only(fresh, encoder.spec)
             if saved is None:
@@ -108,9 +111,29 @@ class ExampleStore:
                 vectors, programs = saved
                 new.programs = programs[fresh]
                 vectors = vectors if len(fresh) == len(pool) else vectors.take(np.array(fresh, dtype=np.int64))
-            self.index.add(_rows(new), vectors)
+            self.index.add(_rows(new), vectors, replace=gone)
             if folder is None:  # of a checkpoint's own examples training has said so
                 self._say_unread(new)
+
+    def _changes(self, pool: ExamplePool, append: bool) -> tuple[list[int], list[str]]:
+        """What makes the engine hold the pool: the positions of the examples to add, and the ids that they replace."""
+        count = self.index.count() if len(pool) else 0
+        known = self.index.known(pool.ids) if count else set()
+        fresh, gone = [at for at, example_id in enumerate(pool.ids) if example_id not in known], list[str]()
+        if count > len(known) and not append:
+            # Read only where it can matter: it is the whole engine.
+            rows = self.index.rows() if count - len(known) <= len(fresh) else []
+            gone = earlier(pool, fresh, {row.id: row.example for row in rows if row.id not in known})
+            if count - len(known) > len(gone):
+                raise PoolError(
+                    f"{type(self.index).__name__} holds {count - len(known)} examples that are not among these "
+                    f"{len(pool)}: append=True keeps them in the pool; otherwise give it a collection, table or object "
+                    "of its own, or delete them there first (index.rows() lists them, index.delete(ids) deletes)"
+                )
+        if known and not pool.of_content:  # ids made of content change with it
+            others = changed(pool, {row.id: row.example for row in self.index.rows(known)})
+            fresh, gone = sorted([*fresh, *others]), [*gone, *(pool.ids[at] for at in others)]
+        return fresh, gone
 
     def __repr__(self) -> str:
         return f"ExampleStore({self.index.count()} examples in {type(self.index).__name__}, keys {self.schema.keys})"

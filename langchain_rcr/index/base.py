@@ -181,16 +181,17 @@ class CandidateIndex(Protocol):
         """`run` for a caller on any event loop, which goes on with other work meanwhile."""
         ...
 
-    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
+    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
         """Add examples, all or none; the next `read` sees them.
 
         Args:
             rows: the examples, ids unique among them; nobody may change them afterwards.
             vectors: E_c and E_z of each.
-            replace: an example whose id is there takes the other's place (with a key of its own).
+            replace: True: an example whose id is there takes the other's place (with a key of its own). Or ids: the
+                examples that have them go in the same change.
 
         Raises:
-            PoolError: an id is taken and `replace` is off, or a field can't be kept; nothing was added.
+            PoolError: an id is taken and isn't replaced, or a field can't be kept; nothing was added.
         """
         ...
 
@@ -200,6 +201,10 @@ class CandidateIndex(Protocol):
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids are there."""
+        ...
+
+    def rows(self, ids: Collection[str] | None = None) -> list[Row]:
+        """The examples with these ids, or all; not to be changed."""
         ...
 
     def close(self) -> None:
@@ -243,6 +248,11 @@ def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
         raise InputError(f"vectors of {length} numbers can't enter an index that holds vectors of {dim}")
     if not (math.isfinite(longest(vectors.candidate)) and math.isfinite(longest(vectors.context))):
         raise InputError("vectors of examples are not finite numbers: the encoder or its embeddings are broken")
+
+
+def replaced(ids: Sequence[str], replace: bool | Collection[str]) -> list[str]:
+    """The ids whose examples go when those of `ids` come; `replace`: see `CandidateIndex.add`."""
+    return list(replace if not isinstance(replace, bool) else ids if replace else ())
 
 
 def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:

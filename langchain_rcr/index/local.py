@@ -6,7 +6,7 @@ import copy
 import itertools
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
-from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, Search, check_ids, check_vectors
+from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, Search, check_ids, check_vectors, replaced
 from langchain_rcr.rows import BoolArray, FloatArray, Growing, IntArray, growing, longest, taken
 
 _FILTERS_KEPT = 64
@@ -210,18 +210,18 @@ class LocalIndex(InThisThread, ABC):
         """The pool as it is now; see `CandidateIndex.read`."""
         yield self._now.reader(where)
 
-    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
+    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
         """Add examples, all or none; see `CandidateIndex.add`.
 
         Raises:
-            PoolError: an id is taken and `replace` is off, or comes twice.
+            PoolError: an id is taken and isn't replaced, or comes twice.
             InputError: vectors of another number or length, or with numbers that are not finite.
         """
         ids = [row.id for row in rows]
         with self._lock:
             check_vectors(len(rows), vectors, self._dim)
-            taken = self._keys.keys() & set(ids)
-            check_ids(ids, () if replace else taken)
+            gone = self._keys.keys() & replaced(ids, replace)
+            check_ids(ids, (self._keys.keys() & ids) - gone)
             if not rows:
                 return
             self._start(vectors.candidate.shape[1])
@@ -230,7 +230,7 @@ class LocalIndex(InThisThread, ABC):
             del now.rows[start:]  # left by a change that failed half-way
             now.rows.extend(rows)
             programs = now.programs.extended(_programs(rows))
-            self._publish(table, programs, np.append(now.alive, np.ones(len(rows), dtype=bool)), taken)
+            self._publish(table, programs, np.append(now.alive, np.ones(len(rows), dtype=bool)), gone)
             self._keys.update(zip(ids, range(start, start + len(rows)), strict=True))
             self._compact()
 
@@ -247,6 +247,12 @@ class LocalIndex(InThisThread, ABC):
         """Which of these ids are there."""
         with self._lock:
             return self._keys.keys() & set(ids)
+
+    def rows(self, ids: Collection[str] | None = None) -> list[Row]:
+        """The examples with these ids, or all; not to be changed."""
+        with self._lock:
+            keys = self._keys if ids is None else [one for one in dict.fromkeys(ids) if one in self._keys]
+            return [self._now.rows[self._keys[one]] for one in keys]
 
     def close(self) -> None:
         """Nothing to let go of; for callers that close any engine."""

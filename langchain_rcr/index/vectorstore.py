@@ -14,7 +14,7 @@ import inspect
 import json
 import threading
 import uuid
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -28,7 +28,17 @@ from numpy.typing import NDArray
 
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError, RCRError
 from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
-from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row, Search, check_ids, check_vectors
+from langchain_rcr.index.base import (
+    Hits,
+    InThisThread,
+    PoolVectors,
+    Reader,
+    Row,
+    Search,
+    check_ids,
+    check_vectors,
+    replaced,
+)
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import best_fetched, log_sums, slack
@@ -49,6 +59,11 @@ _HEADERS = ("", None)
 
 _AT_ONCE = 256
 """Documents written or looked up by one call of the store."""
+
+_REBUILD = (
+    "give the examples a new collection, or delete this one first; they are encoded anew. from_examples fits another "
+    "encoder where questions or programs change"
+)
 
 _ROUNDING = 4e-6
 """How far off a store's own ranking may be, relative to the bound: float32, squared distances included."""
@@ -198,7 +213,13 @@ class VectorStoreIndex(InThisThread):
         with self._lock:
             if self._store is None:
                 self._embeddings.size = dim + 1
-                self._store = self._ask(self._make)
+                try:
+                    self._store = self._ask(self._make)
+                except EngineError as error:  # of a store that checks the collection, or adds a probe to it
+                    if "dim" not in str(error).lower():
+                        raise
+                    msg = f"{error}; these encoders make vectors of {dim} + 1 numbers, others filled it: {_REBUILD}"
+                    raise CheckpointError(msg) from error
                 self.name = type(self._store).__name__
             header = self._header()
             if header is None and self._beside(1):
@@ -213,7 +234,7 @@ class VectorStoreIndex(InThisThread):
                 raise CheckpointError(
                     f"{self.name} holds {header.count} examples encoded by other encoders (fingerprint "
                     f"{header.fingerprint}, D = {header.dim}) than these (fingerprint {fingerprint}, D = {dim}): "
-                    "add the examples to a collection of their own"
+                    f"{_REBUILD}"
                 )
 
     def count(self) -> int:
@@ -239,11 +260,11 @@ class VectorStoreIndex(InThisThread):
             rows, programs = [one.row for one in found], np.array([one.row.program for one in found], dtype=np.int64)
             yield LocalReader(MatrixTable(PoolVectors(candidate, context)), rows, programs)
 
-    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
+    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
         """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can be.
 
         Raises:
-            PoolError: an id is taken and `replace` is off, comes twice, or a field is no JSON.
+            PoolError: an id is taken and isn't replaced, comes twice, or a field is no JSON.
             InputError: vectors of another number or length, or with numbers that are not finite, or longer than the
                 bound.
         """
@@ -261,16 +282,19 @@ class VectorStoreIndex(InThisThread):
                 )
             each = zip(rows, vectors.candidate, vectors.context, strict=True)
             documents = [self._document(key, *one) for key, one in enumerate(each, start=header.next)]
-            taken = self.known([row.id for row in rows])
-            check_ids([row.id for row in rows], () if replace else taken)
-            if taken:
-                self._remove(sorted(taken))
+            ids = [row.id for row in rows]
+            going = replaced(ids, replace)
+            there = self.known([*ids, *going])
+            gone = there & {*going}
+            check_ids(ids, (there - gone) & {*ids})
+            if gone:
+                self._remove(sorted(gone))
             scaled = np.zeros((len(rows), header.dim + 1), dtype=np.float64)
             scaled[:, :-1] = np.asarray(vectors.candidate) / bound
             scaled[:, -1] = np.sqrt(np.maximum(0.0, 1.0 - np.square(scaled[:, :-1]).sum(axis=1)))
             header = dataclasses.replace(
                 header,
-                count=header.count - len(taken),
+                count=header.count - len(gone),
                 next=header.next + len(rows),
                 longest=max(header.longest, longest_one),
                 bound=bound,
@@ -279,7 +303,7 @@ class VectorStoreIndex(InThisThread):
             try:
                 self._put(documents, scaled)
             except EngineError:
-                self._remove([row.id for row in rows])
+                self._remove(ids)
                 raise
             self._write_header(dataclasses.replace(header, count=header.count + len(rows)))
 
@@ -294,9 +318,18 @@ class VectorStoreIndex(InThisThread):
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids are there."""
-        names = [self._name(one) for one in dict.fromkeys(ids) if one]
-        documents = self._documents(names, len(_HEADERS) + self._bound().count)
-        return {_loaded(document)["id"] for document in documents} & set(ids)
+        return {row.id for row in self.rows(ids)}
+
+    def rows(self, ids: Collection[str] | None = None) -> list[Row]:
+        """The examples with these ids, or all that the store finds."""
+        header = self._bound()
+        if ids is None:
+            ones = np.ones(header.dim, dtype=np.float32)
+            return [one.row for one in self.nearest(ones, header.count)] if header.count else []
+        wanted = dict.fromkeys(ids)
+        names = [self._name(one) for one in wanted if one]
+        loaded = map(_loaded, self._documents(names, len(_HEADERS) + header.count))
+        return [Row(one["id"], one["example"], one["program"]) for one in loaded if one["id"] in wanted]
 
     def close(self) -> None:
         """Nothing: a store has no end of its own; its client is the caller's."""

@@ -7,15 +7,16 @@ each pool has its own statistics.
 
 from __future__ import annotations
 
+import json
 import weakref
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
 from langchain_rcr.background import background
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, MissingExtraError, PoolError
 from langchain_rcr.filters import Filter
-from langchain_rcr.index.base import PoolVectors, Row, check_ids, check_vectors
+from langchain_rcr.index.base import PoolVectors, Row, check_ids, check_vectors, replaced
 
 try:
     import psycopg
@@ -83,6 +84,7 @@ SELECT id, format, fingerprint, dim, examples, longest, to_regclass(%s || 'rcr_e
 FROM {schema}rcr_pools WHERE name = %s
 """
 _KNOWN = "SELECT id FROM {table} WHERE id = ANY (%s)"
+_ROWS = "SELECT id, example::text, program FROM {table} WHERE %s::text[] IS NULL OR id = ANY (%s::text[])"
 _COPY = "COPY {table} (id, example, program, candidate, context) FROM STDIN (FORMAT BINARY)"
 _COUNT = "UPDATE {schema}rcr_pools SET examples = examples + %s, longest = greatest(longest, %s) WHERE id = %s"
 _DELETE = """
@@ -231,11 +233,11 @@ class PgVectorIndex:
                 await reader.filter(where)
             yield reader
 
-    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool = False) -> None:
+    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
         """Add examples, all or none; see `CandidateIndex.add`.
 
         Raises:
-            PoolError: an id is taken and `replace` is off, comes twice, or a field can't be kept.
+            PoolError: an id is taken and isn't replaced, comes twice, or a field can't be kept.
             InputError: vectors of another number or length, or with numbers that are not finite.
             CheckpointError: the pool holds vectors of other encoders by now.
         """
@@ -249,15 +251,16 @@ class PgVectorIndex:
                 raise PoolError(msg)
         packed = [(row.id, Jsonb(to_json(row.example, row.id), dumps=str), Int8(row.program)) for row in rows]
         if packed:
-            self.run(self._add(packed, vectors, replace, *self._bound))
+            gone = [*filter(storable, replaced([row.id for row in rows], replace))]
+            self.run(self._add(packed, vectors, gone, *self._bound))
 
-    async def _add(self, packed: list[Any], vectors: PoolVectors, replace: bool, *binding: Any) -> None:
+    async def _add(self, packed: list[Any], vectors: PoolVectors, gone: list[str], *binding: Any) -> None:
         ids = [row[0] for row in packed]
         async with self._opened(WRITING) as (transaction, found):
             pool = await self._claimed(transaction, found, *binding)
-            if replace:
-                await transaction.fetch(_DELETE, [ids, pool.id])
-            elif taken := await transaction.fetch(_KNOWN, [ids]):
+            if gone:
+                await transaction.fetch(_DELETE, [gone, pool.id])
+            if gone != ids and (taken := await transaction.fetch(_KNOWN, [ids])):
                 check_ids(ids, {one for (one,) in taken})
             each = zip(packed, vectors.candidate, vectors.context, strict=True)
             await transaction.copy(_COPY, ((*row, *both) for row, *both in each))
@@ -278,6 +281,15 @@ class PgVectorIndex:
     async def _known(self, ids: list[str]) -> set[str]:
         async with self._opened(READING) as (transaction, pool):
             return {one for (one,) in await transaction.fetch(_KNOWN, [ids])} if pool else set()
+
+    def rows(self, ids: Collection[str] | None = None) -> list[Row]:
+        """The examples with these ids, or all."""
+        return self.run(self._rows(None if ids is None else [*filter(storable, ids)]))
+
+    async def _rows(self, ids: list[str] | None) -> list[Row]:
+        async with self._opened(READING) as (transaction, pool):
+            found = await transaction.fetch(_ROWS, [ids, ids]) if pool else []
+            return [Row(example_id, json.loads(example), program) for example_id, example, program in found]
 
     def close(self) -> None:
         """Close the connections; a second call does nothing."""
