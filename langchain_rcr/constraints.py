@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence, Sized
-from typing import Any
+from typing import Any, SupportsInt
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import Row
@@ -90,13 +89,15 @@ def token_counter(tokenizer: Any) -> Callable[[str], int]:
 
     def count(text: str) -> int:
         tokens = function(text)
-        # A tokenizer of transformers called as a function returns a mapping: its entries are no tokens.
-        if isinstance(tokens, Sized) and not isinstance(tokens, str | bytes | Mapping):
+        dimensions = getattr(tokens, "ndim", None)
+        # Entries of a mapping, as transformers' tokenizers return it where they are called, are no tokens.
+        if isinstance(tokens, Sized) and dimensions in (None, 1) and not isinstance(tokens, str | bytes | Mapping):
             return len(tokens)
         try:
-            return math.ceil(tokens)
-        except (TypeError, ValueError, OverflowError):
-            msg = f"tokenizer must return tokens or their number, not {type(tokens).__name__}: {tokens!r:.80}"
-            raise InputError(msg) from None
+            if isinstance(tokens, SupportsInt) and not dimensions:
+                return int(tokens)
+        except (ValueError, OverflowError):  # not a number, or infinitely many
+            pass
+        raise InputError(f"tokenizer must return tokens or their number, not {type(tokens).__name__} ({tokens!r:.80})")
 
     return count

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple, TypeVar
+from unicodedata import normalize
 
 from langchain_rcr.errors import PoolError
 
@@ -18,6 +19,7 @@ _UNSPACED = (
 """Letters of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
 WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
 """What matches a word; in a script without spaces, a letter, so that a clause doesn't become one word."""
+_PIECE = 512
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
@@ -36,6 +38,23 @@ class Item(NamedTuple):
     def text(self) -> str:
         """What a text encoder reads: the question and, on a line of its own, the program if there is one."""
         return f"{self.source}\n{self.target}" if self.target else self.source
+
+
+def readable(items: Iterable[Item]) -> list[Item]:
+    """Items as encoders read them: questions in Unicode's NFKC, in which full-width letters are plain ones.
+
+    Every question passes here on its way into an encoder, or into what is fitted to it; prompts show it as it was
+    written. Programs stay as they are, since their parsers tell such letters apart.
+    """
+    items = list(items)
+    if all(item.source.isascii() for item in items):
+        return items
+    return [item._replace(source=_nfkc(item.source)) for item in items]
+
+
+def _nfkc(text: str) -> str:
+    # In pieces, since sorting a long run of accents takes the square of its length.
+    return "".join(normalize("NFKC", text[start : start + _PIECE]) for start in range(0, len(text), _PIECE))
 
 
 def made(kind: type[Named], *columns: Iterable[Any]) -> Iterator[Named]:

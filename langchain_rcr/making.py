@@ -6,7 +6,7 @@ import asyncio
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Self
@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("ids", "index", "append")
 """What `from_examples` hands to `from_encoder` as it is."""
+
+
+_LOOKED_AT = 50
+"""Examples that tell questions from programs."""
 
 
 class Made:
@@ -132,7 +136,8 @@ class Made:
             language: of the programs: `functional`, `sexpr`, `sql`, `sql:DIALECT`, `json`, `python`, or `tokens` for
                 anything else. None: `sql` where its extra is installed, else `tokens`.
             source_key: the key of an example's question, or several (see `ExamplePool`). None: `input_keys`, where the
-                examples have them, "source", or the first of two fields.
+                examples have them, "source", or of two fields the one that isn't "target", or whose texts parse as
+                programs less often than the other's; the first if there is no difference.
             target_key: the key of its program. None: "target", or the only other field, of those in `example_keys`
                 where there are more.
             seed: of what is drawn at random.
@@ -155,13 +160,13 @@ class Made:
             given["index"] = _index_of(vectorstore_cls, options)
         elif options:
             raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, *_OPTIONS))}")
-        source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key)
+        spec = ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
+        source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key, spec)
         items = ExamplePool(examples, source_key=source_key, target_key=target_key).items()
         fields_there = dict.fromkeys(chain.from_iterable(examples))
         lacking = next((key for key in example_keys or () if key not in fields_there), None)
         if items and lacking is not None:
             raise InputError(f"example_keys: {unknown(lacking, map(str, fields_there))}")
-        spec = ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
         encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=spec, seed=seed)
         return cls.from_encoder(encoder, examples, source_key=source_key, target_key=target_key, **given, **fields)
 
@@ -243,12 +248,14 @@ def _keys_of(
     example_keys: Sequence[str] | None,
     source_key: str | Sequence[str] | None,
     target_key: str | None,
+    spec: ProgramSpec,
 ) -> tuple[str | Sequence[str], str]:
     """The keys of question and program, where they weren't given by those that the first example has.
 
-    The question is `input_keys`, where it has them all, else "source", else the first of two fields; the program is
-    "target", else the only other field, else the only one of `example_keys` that isn't the question's. Without
-    examples, `example_keys` are taken for their fields.
+    The question is `input_keys`, where it has them all, else "source", else of two fields the one that isn't "target",
+    else the one that parses less often as a program of `spec`, else the first; the program is "target", else the only
+    other field, else the only one of `example_keys` that isn't the question's. Without examples, `example_keys` are
+    taken for their fields.
 
     Raises:
         InputError: the fields leave it open.
@@ -262,7 +269,9 @@ def _keys_of(
         elif "source" in fields or len(fields) < 2:
             source_key = "source"
         elif len(fields) == 2:
-            source_key = next(name for name in fields if name != target_key)
+            program = target_key or ("target" if "target" in fields else None)
+            possible = [name for name in fields if name != program]
+            source_key = min(possible, key=lambda name: _parsing(examples, name, spec) if possible[1:] else 0)
     questions = (source_key,) if isinstance(source_key, str) else source_key or ()
     if target_key is None:
         others = [name for name in fields if name not in questions]
@@ -278,6 +287,12 @@ def _keys_of(
             raise InputError(f"source_key: the examples have no field {lacking!r}; their fields: {has}")
         raise InputError(f"which fields are question and program? The examples have {has}: set source_key, target_key")
     return source_key, target_key
+
+
+def _parsing(examples: Sequence[Example], field: str, spec: ProgramSpec) -> int:
+    """How many of the first examples have a program of this language in a field."""
+    texts = (example.get(field) for example in islice(examples, _LOOKED_AT) if isinstance(example, Mapping))
+    return sum(isinstance(text, str) and spec.tree(text) is not None for text in texts)
 
 
 def _index_of(store: Callable[..., VectorStore], options: Mapping[str, Any]) -> VectorStoreIndex:

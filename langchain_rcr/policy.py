@@ -26,7 +26,7 @@ from langchain_rcr.files import atomic_directory, digest, read_json, write_json,
 from langchain_rcr.folds import Folds
 from langchain_rcr.hub import fetched, model_card, push
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.items import Item
+from langchain_rcr.items import Item, readable
 from langchain_rcr.manifest import CARD, inside, seal, verify
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from langchain_rcr.prompt import Prompt
@@ -122,7 +122,7 @@ class TriEncoder(nn.Module):
         Raises:
             InputError: there is a draft, and the family can't use any.
         """
-        features = self.query.featurize([Item(query) for query in queries])
+        features = self.query.featurize(readable(map(Item, queries)))
         if drafts is not None and any(draft is not None for draft in drafts):
             self.check_drafts()
             features = self.query.drafted(features, drafts)
@@ -150,10 +150,11 @@ class TriEncoder(nn.Module):
 
     def grow(self, items: Sequence[Item]) -> None:
         """Let E_x know of examples that were added to a pool; vectors made before stay valid. No training."""
-        self.query.grow(items)
+        self.query.grow(readable(items))
 
     def featurize_pool(self, items: Sequence[Item]) -> tuple[Features, Features]:
         """The features of examples for E_c and for E_z: made once where both read the same."""
+        items = readable(items)
         candidate = self.candidate.featurize(items)
         same = type(self.candidate) is type(self.context) and self.candidate.reads() == self.context.reads()
         return candidate, candidate if same else self.context.featurize(items)
@@ -201,7 +202,7 @@ class TriEncoder(nn.Module):
             InputError: no such family or setting, settings that contradict each other, a model is needed and none is
                 given, it can't be loaded, or the items don't have what the family reads.
         """
-        kind = get_family(family)
+        items, kind = readable(items), get_family(family)
         config = kind.settings(base=base, **settings)
         spec = spec or ProgramSpec()
         if kind.frozen and backbone is None and config.pretrained is not None:
@@ -226,7 +227,7 @@ class TriEncoder(nn.Module):
         Raises:
             InputError: the default model is not installed, or the embeddings' vectors can't be used.
         """
-        items = list(items)
+        items = readable(items)
         parsed = sum(bool(spec.structures(item.target)) for item in items)
         if items and (len(items) < FEWEST or 0 < parsed < FEWEST):
             logger.warning(

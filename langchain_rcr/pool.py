@@ -235,8 +235,8 @@ def earlier(pool: ExamplePool, fresh: Sequence[int], others: Mapping[str, Exampl
         versions: defaultdict[str, list[int]] = defaultdict(list)
         for at, example in new.items():
             versions[_content(example, free)].append(at)
-        for example_id, example in dict(old).items():
-            if same := versions[_content(example, free)]:
+        for example_id, other in [*old.items()]:
+            if same := versions[_content(other, free)]:
                 del new[same.pop()], old[example_id]
                 gone.append(example_id)
         if free is metadata:

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.folds import Folds
+from langchain_rcr.items import Item, readable
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
@@ -71,13 +72,13 @@ class HeldOut:
         seed: int = 0,
     ) -> None:
         self.pool, self.spec, self.own_program = pool, spec, own_program
-        self.folds = Folds.of([example.item for example in [*pool, *queries]], spec, own_program=own_program, seed=seed)
-        self._numbers = self.folds.numbers([example.item for example in pool])
+        self.folds = Folds.of(_items([*pool, *queries]), spec, own_program=own_program, seed=seed)
+        self._numbers = self.folds.numbers(_items(pool))
 
     def barred(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
         """For each training question the pool positions that it may not get: its own, and those of its fold."""
         own = own_positions(queries, self.pool, self.spec, same_program=not self.own_program)
-        items, groups = [query.item for query in queries], _groups(queries, self.pool)
+        items, groups = _items(queries), _groups(queries, self.pool)
         out = []
         folds = zip(own, queries, self.folds.ways(items), self.folds.numbers(items), strict=True)
         for positions, query, way, numbers in folds:
@@ -89,8 +90,13 @@ class HeldOut:
 
     def features(self, model: TriEncoder, queries: Sequence[Example]) -> Features:
         """Features of training questions as if E_x had not been fitted to those of their folds."""
-        items = [query.item for query in queries]
+        items = _items(queries)
         return model.family.held_out(model.query, items, self.folds, self.folds.ways(items))
+
+
+def _items(examples: Sequence[Example]) -> list[Item]:
+    """As `Family.fit` takes them."""
+    return readable(example.item for example in examples)
 
 
 def taken_from(queries: Sequence[Example], pool: Sequence[Example]) -> bool:

@@ -32,6 +32,7 @@ from torch import Tensor
 
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.items import readable
 from rcr_trainer.coverage import program_groups
 from rcr_trainer.errors import DataError
 from rcr_trainer.folds import HeldOut, own_positions
@@ -135,7 +136,7 @@ class _SFT:
         if self.model.family.fits:
             self._say("fitting to %d training questions …", len(questions))
         self.model.family.fit(
-            self.model.query, [query.item for query in questions], self.held_out.folds, seed=self.seed
+            self.model.query, readable(query.item for query in questions), self.held_out.folds, seed=self.seed
         )
         self.processes.broadcast(self.model)
         if self.model.family.fits:

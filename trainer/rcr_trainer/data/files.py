@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import difflib
 import json
+import re
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ SHOWN = 10
 DELIMITERS = ",\t;|"
 # The most that C's long holds everywhere.
 _FIELD_LIMIT = 2**31 - 1
+_SEP = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([!#-/:-@\[-`{-~]|\t)"?\s*', re.IGNORECASE)
+"""A first line that tells spreadsheets what separates the fields."""
 _LIST = "; a file that is one JSON list is named .json"
 _CR = "; its lines end in CR alone: save it with the line ends of Unix or Windows"
 _KINDS = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", str: "text"}
@@ -74,7 +77,8 @@ def read_examples(
     """Read examples from a file; its extension says how: .jsonl, .ndjson, .json (one list), .csv or .tsv.
 
     Text is UTF-8, with or without a byte order mark. CSV and TSV begin with a line of field names. Where that line has
-    no comma (or tab) but a semicolon, a tab or a bar, this separates the fields. Further fields go along
+    no comma (or tab) but a semicolon, a tab or a bar, this separates the fields; a line `sep=;` before it may say so,
+    too. Further fields go along
     (`Example.fields`), save empty ones and those called id, source or target, which would hide our own.
 
     Args:
@@ -249,23 +253,39 @@ def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: st
     # The limit is the process's; it is only ever raised, since lowering it again could fail another thread.
     if csv.field_size_limit() < _FIELD_LIMIT:
         csv.field_size_limit(_FIELD_LIMIT)
-    report.delimiter = _delimiter(file.readline(), delimiter)
+    first = file.readline()
+    said = _SEP.fullmatch(first)
+    report.delimiter = said[1].decode() if said else _delimiter(first, delimiter)
     file.seek(0)
-    reader = csv.reader(_texts(file, path), delimiter=report.delimiter, strict=True)
+    texts, before = _texts(file, path), 0
+    if said:
+        next(texts)
+        before = 1
+    reader = csv.reader(texts, delimiter=report.delimiter, strict=True)
     header: list[str] = []
-    line = 1
+    named, line = 0, 1 + before
     try:
         for cells in reader:
-            where, begins, line = f"{path}, line {line}", line, reader.line_num + 1
+            where, begins, line = f"{path}, line {line}", line, reader.line_num + 1 + before
             if not header:
                 header = [cell.strip() for cell in cells]
-                if repeated := sorted(name for name, count in Counter(header).items() if count > 1):
+                if repeated := sorted(name for name, count in Counter(header).items() if name and count > 1):
                     raise DataError(f"{where}: the field name {repeated[0]!r} occurs more than once")
-            elif cells and len(cells) != len(header):
-                expected = f"where the first line names {len(header)}"
+                unnamed = [at for at, name in enumerate(header) if not name]
+                named = max((at for at, name in enumerate(header, start=1) if name), default=0)
+                continue
+            # Spreadsheets write columns without a name that were used once, and leave them out in some rows.
+            while len(cells) > named and not cells[-1].strip():
+                cells.pop()
+            if not cells:
+                continue
+            if not named <= len(cells) <= len(header):
+                expected = f"where the first line names {named}"
                 yield begins, DataError(f"{where}: {_count(len(cells), 'field')}, {expected}")
-            elif cells:
-                yield begins, dict(zip(header, cells, strict=True))
+            elif unnamed[1:] and any(cells[at].strip() for at in unnamed if at < len(cells)):
+                yield begins, DataError(f"{where}: a value in a field that the first line gives no name")
+            else:
+                yield begins, dict(zip(header, cells, strict=False))
     except csv.Error as error:
         raise DataError(f"{path}, line {line}: not readable as a table ({error})") from error
 

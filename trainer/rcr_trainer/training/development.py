@@ -9,7 +9,7 @@ import numpy as np
 
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.items import Item
+from langchain_rcr.items import Item, readable
 from langchain_rcr.selection import greedy
 from rcr_trainer.folds import HeldOut, own_positions, taken_from
 from rcr_trainer.training.runner import Job
@@ -52,7 +52,7 @@ class Development:
         """Computed when they are first needed: after a closed-form fit."""
         if self.are_training:
             return self.held_out.features(self.job.model, self.queries)
-        return self.job.model.query.featurize([Item(query.source) for query in self.queries])
+        return self.job.model.query.featurize(readable(Item(query.source) for query in self.queries))
 
     def picks(self, pool: PoolVectors, k: int, groups: IntArray | None) -> IntArray:
         """(Q, k) greedy picks, see `greedy_picks`."""
