@@ -125,6 +125,10 @@ BAD = [
     ("a.csv", "question,sql\na,b\n", {}, "line 2: no field 'source' (fields: question, sql)"),
     ("a.csv", 'source,target\n"a\nb",c\nd\n', {}, "line 4: 1 field, where the first line names 2"),
     ("a.csv", "source,source\na,b\n", {}, "line 1: the field name 'source' occurs more than once"),
+    ("a.csv", "source,target,,\na,b,,c\n", {}, "line 2: a value in a field that the first line gives no name"),
+    ("a.csv", "source,target,,\na,b,,,c\n", {}, "line 2: 5 fields, where the first line names 2"),
+    ("a.csv", "source,target,,\na\n", {}, "line 2: 1 field, where the first line names 2"),
+    ("a.csv", "sep=,\n", {}, "holds no examples"),
     ("a.csv", 'source,target\na,b\nc,"d\ne,f\n', {}, "line 3: not readable as a table (unexpected end of data)"),
     ("a.csv", "source,target\ra,b\r", {}, "line 1: not readable as a table (new-line character seen in unquoted field"),
     ("a.csv", b"source,target\na,b\nc,\xe9\n", {}, "line 3: not UTF-8 text"),
@@ -163,6 +167,30 @@ def test_another_delimiter_than_the_extension_says_is_found(tmp_path: Path, name
     path = _write(tmp_path / name, f"source{sign}target{sign}note\nhow many{sign}f ( x ){sign}\n")
     examples, report = read_examples(path)
     assert (examples, report.delimiter) == ([Example("1", "how many", "f ( x )")], sign)
+
+
+def test_columns_that_a_spreadsheet_leaves_behind_are_no_fields(tmp_path: Path) -> None:
+    rows = ["how many,f(x),,", "largest,g(x)", "least,h(x),", "most,i(x), ,,,", ",,,", ""]
+    path = _write(tmp_path / "a.csv", "\n".join(["source,target,,", *rows]))
+    examples, report = read_examples(path)
+    assert [(one.source, one.target, one.fields) for one in examples] == [
+        (source, target, {})
+        for source, target in [("how many", "f(x)"), ("largest", "g(x)"), ("least", "h(x)"), ("most", "i(x)")]
+    ]
+    assert (report.rows, report.empty) == (5, [6])
+    inside = _write(tmp_path / "b.csv", ",,source,,target\n,,how many,,f(x)\n")
+    assert read_examples(inside)[0] == [Example("1", "how many", "f(x)")]
+    numbered = _write(tmp_path / "c.csv", ",source,target\n7,how many,f(x)\n")
+    assert read_examples(numbered)[0] == [Example("1", "how many", "f(x)", {"": "7"})]
+
+
+@pytest.mark.parametrize("sign", [",", ";", "\t", "|", ":"])
+@pytest.mark.parametrize("line", ["sep={}\n", "SEP={}\r\n", '"sep={}"\n', "\ufeffsep={}\n"])
+def test_a_first_line_may_say_what_separates_the_fields(tmp_path: Path, sign: str, line: str) -> None:
+    text = f"{line.format(sign)}source{sign}target\nhow many{sign}f(x)\nodd\n"
+    examples, report = read_examples(_write(tmp_path / "a.csv", text), collect=True)
+    assert (examples, report.delimiter) == ([Example("1", "how many", "f(x)")], sign)
+    assert (report.places, report.faults) == ([3], ["line 4: 1 field, where the first line names 2"])
 
 
 def test_a_table_of_many_columns_is_read_in_linear_time(tmp_path: Path) -> None:

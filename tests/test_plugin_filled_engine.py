@@ -1,7 +1,7 @@
 """An engine that isn't empty: the pool is what the examples say, on every engine."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +25,10 @@ STRANGERS = [{"source": f"where do {word} live", "target": f"home({word})"} for 
 
 
 @pytest.fixture(params=PARAMS)
-def index(request: pytest.FixtureRequest) -> Any:
+def index(request: pytest.FixtureRequest) -> Iterator[Any]:
     index = ENGINES[request.param](request)
-    request.addfinalizer(index.close)
-    return index
+    yield index
+    index.close()
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_what_replaces_others_comes_as_they_go(encoder: TriEncoder, index: Any) 
     assert index.count() == 5
 
 
-def test_two_selectors_over_one_collection(request: pytest.FixtureRequest) -> None:
+def test_two_selectors_over_one_collection() -> None:
     """The default collection of a store that lives in this process, say."""
     shared = InMemoryVectorStore(WordCounts())
 
@@ -157,13 +157,13 @@ def test_two_selectors_over_one_collection(request: pytest.FixtureRequest) -> No
     money = [{"source": f"what is a {word} worth", "target": f"rate({word})"} for word in ("franc", "yen")]
     options = {"language": "functional", "k": 5}
     make(weather, WordCounts(), Default, **options)
-    with pytest.raises(PoolError, match="VectorStoreIndex.* holds 3 examples that are not among these 2: append=True"):
+    with pytest.raises(PoolError, match="VectorStoreIndex holds 3 examples that are not among these 2: append=True"):
         make(money, WordCounts(), Default, **options)
     both = make(money, WordCounts(), Default, append=True, **options)
     assert len(both.select_examples({"source": "how hot is it"})) == 5
     one = MemoryIndex()
     make(weather, WordCounts(), index=one, **options)
-    with pytest.raises(PoolError, match="MemoryIndex.* holds 3 examples"):
+    with pytest.raises(PoolError, match="MemoryIndex holds 3 examples"):
         make(money, WordCounts(), index=one, **options)
 
 

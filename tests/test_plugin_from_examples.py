@@ -97,6 +97,26 @@ def test_keys_are_those_of_the_examples() -> None:
         made([{**row, "n": 1} for row in SQL])
 
 
+def test_of_two_fields_the_programs_are_those_that_parse() -> None:
+    turned = [{"sql": row["query"], "question": row["question"]} for row in SQL[:6]]
+    for rows in (turned, [{"question": row["question"], "sql": row["sql"]} for row in turned]):
+        selector = made(rows, language="sql")
+        assert (selector.source_keys, selector.target_key) == (("question",), "sql")
+        assert selector.select_examples({"question": rows[4]["question"]})[0] == rows[4]
+        # Some that don't parse, or aren't text where they should be, change nothing.
+        odd = [{**rows[0], "sql": "SELECT FROM WHERE"}, *rows[1:]]
+        assert made(odd, language="sql").target_key == "sql"
+    # Names come first, and where both parse, or neither, the order.
+    named = [{"target": row["question"], "answer": row["query"]} for row in SQL[:4]]
+    assert made(named, language="sql").target_key == "target"
+    assert made(turned, language="sql", target_key="question").source_keys == ("sql",)
+    assert made(turned, language="sql", input_keys=["sql"]).target_key == "question"
+    assert made(turned, language="tokens").source_keys == ("sql",)
+    assert made(turned, language="json").source_keys == ("sql",)
+    with pytest.raises(ValueError, match=r"examples\[0\].*must be a string, not int"):
+        made([{"sql": 1, "question": "how many"}], language="sql")
+
+
 @pytest.mark.parametrize(
     ("rows", "options", "message"),
     [

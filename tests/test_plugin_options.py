@@ -1,10 +1,12 @@
 """What a retriever can be told: filters, beams, order, budgets, keys; by field, by call and by configuration."""
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from documents import same_documents
 from langchain_core.runnables import ConfigurableField
 from toys import lexical
@@ -136,6 +138,49 @@ def test_a_token_budget_holds_whole_examples(encoder: TriEncoder) -> None:
     assert len(documents) == 3
     assert sum(words(document.page_content) for document in documents) <= 2 * one + 5
     assert any(document.page_content.endswith("Target: x") for document in documents)
+
+
+def test_a_tokenizer_may_return_tokens_or_their_number(encoder: TriEncoder) -> None:
+    class Encoding:
+        def encode(self, text: str) -> list[int]:
+            return [len(word) for word in text.split()]
+
+    encoding = Encoding()
+    short = {"source": "red cats", "target": "x"}
+
+    def picked(tokenizer: Any) -> list[Any]:
+        every = [*EXAMPLES, short]
+        made = SequentialCompositionalRetriever.from_encoder(encoder, every, max_tokens=20, tokenizer=tokenizer, k=10)
+        return made.select_examples({"source": QUERY})
+
+    expected = picked(encoding)
+    assert 1 < len(expected) < 10
+    ways: list[Callable[[str], Any]] = [
+        encoding.encode,
+        str.split,
+        lambda text: tuple(text.split()),
+        lambda text: np.array(encoding.encode(text)),
+        lambda text: torch.tensor(encoding.encode(text)),
+        lambda text: len(text.split()),
+        lambda text: float(len(text.split())),
+        lambda text: np.int64(len(text.split())),
+        lambda text: np.array(len(text.split())),
+        lambda text: torch.tensor(len(text.split())),
+    ]
+    for way in ways:
+        assert picked(way) == expected
+    for wrong, kind in (
+        (lambda text: None, r"NoneType \(None\)"),
+        (lambda text: text, r"str \('"),
+        (lambda text: text.encode(), r"bytes \(b'"),
+        (lambda text: {"input_ids": text.split()}, r"dict \(\{'input_ids'"),
+        (lambda text: np.array([encoding.encode(text)]), r"ndarray \("),
+        (lambda text: float("nan"), r"float \(nan\)"),
+        (lambda text: float("inf"), r"float \(inf\)"),
+        (lambda text: iter(text.split()), r"list_iterator \("),
+    ):
+        with pytest.raises(InputError, match=f"tokenizer must return tokens or their number, not {kind}"):
+            picked(wrong)
 
 
 def test_near_duplicates_are_kept_apart(encoder: TriEncoder) -> None:
