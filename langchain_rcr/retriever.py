@@ -62,7 +62,8 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         max_overlap: never pick two examples whose questions share more of their words (Jaccard, below 1) while others
             are left. None: no such rule.
         max_tokens: the limit for the texts of all picks together. An example that doesn't fit is skipped, not cut.
-        tokenizer: counts the tokens: a LangChain model, a tokenizer with `encode`, or a function from text to number.
+        tokenizer: counts the tokens: a LangChain model, a tokenizer with `encode`, or a function from a text to its
+            tokens or their number.
         min_probability: stop before a pick whose probability under the policy is lower.
         stop_early: stop before a pick whose logit is not above 0. Where logits are gains (the `structure` family),
             such a pick gains nothing; in other families 0 has no special meaning.

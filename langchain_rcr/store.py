@@ -111,7 +111,11 @@ class ExampleStore:
                 vectors, programs = saved
                 new.programs = programs[fresh]
                 vectors = vectors if len(fresh) == len(pool) else vectors.take(np.array(fresh, dtype=np.int64))
-            self.index.add(_rows(new), vectors, replace=gone)
+            try:
+                self.index.add(_rows(new), vectors, replace=gone)
+            except PoolError:
+                if self._changes(pool, append)[0]:
+                    raise  # else another process that opened the same pool was faster
             if folder is None:  # of a checkpoint's own examples training has said so
                 self._say_unread(new)
 

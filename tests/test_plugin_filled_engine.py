@@ -143,6 +143,20 @@ def test_what_replaces_others_comes_as_they_go(encoder: TriEncoder, index: Any) 
     assert index.count() == 5
 
 
+def test_of_two_processes_that_fill_an_engine_at_once_both_serve(
+    encoder: TriEncoder, index: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add = type(index).add
+
+    def slow(self: Any, rows: Any, vectors: Any, **options: Any) -> None:
+        monkeypatch.undo()
+        add(self, rows, vectors, **options)  # the other process
+        add(self, rows, vectors, **options)
+
+    monkeypatch.setattr(type(index), "add", slow)
+    assert shown(opened(encoder, EXAMPLES, index)) == texts(EXAMPLES)
+
+
 def test_two_selectors_over_one_collection() -> None:
     """The default collection of a store that lives in this process, say."""
     shared = InMemoryVectorStore(WordCounts())
