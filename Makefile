@@ -31,7 +31,7 @@ help:
 	@echo "make soak         a million questions, a thousand at once, 32 threads on a pool (COUNT=1000000)"
 	@echo "make bench        what the calls cost beside LangChain's (minutes)"
 	@echo "make lint         ruff and mypy"
-	@echo "make test-lowest  the fast tests with the lowest versions that pyproject.toml allows"
+	@echo "make test-lowest  the fast tests, and those of servers' faults, with the lowest versions that pyproject.toml allows"
 	@echo "make audit        known vulnerabilities of what constraints.txt pins"
 	@echo "make dist         wheel and source distribution"
 	@echo "make format       let ruff fix what it can"
@@ -82,6 +82,7 @@ test-lowest:
 	build/lowest/bin/python -m pip install --quiet uv
 	build/lowest/bin/uv pip install --quiet --python build/lowest --resolution lowest-direct -e '.[dev]'
 	build/lowest/bin/pytest -n $(WORKERS) --dist worksteal -m "not slow"
+	build/lowest/bin/pytest -n $(WORKERS) --dist worksteal tests/test_llm_http.py tests/test_grpo_http.py
 
 audit:
 	$(PYTHON) -m venv build/audit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import socket
 import threading
@@ -18,12 +19,13 @@ from typing import Any
 
 @dataclass
 class Request:
-    """What arrived: path, decoded body, the prompt in it, the Authorization header, and what became of it."""
+    """What arrived: path, decoded body, the prompt in it, two headers, and what became of it."""
 
     path: str
     body: dict[str, Any]
     prompt: str
     authorization: str
+    encodings: str
     fault: str | None
     time: float = field(default_factory=time.monotonic)
     answered: bool = False
@@ -42,7 +44,8 @@ class OpenAIServer:
     "html", "no_choices", "null_choices", "null_text", "error_body", "no_usage", "empty", "refusal", "filter",
     "azure_filter", "length", "slow", "quota", "context", "echo_key" (a 401 that repeats the key), "usage:JSON" (in
     place of the token counts), "deep" (nested a hundred thousand times), "endless" (a compressed body without end),
-    "redirect:URL". `faults` are used up in order of arrival, before good answers; `fault_of`, if set, decides by the
+    "redirect:URL", "gzip" (compressed), "gzip_cut", "gzip_junk", "gzip_tail" (which goes on behind its end), "zstd" (48
+    kB that unpack to 1.6 GB), "gzip, gzip". `faults` are used up in order of arrival, before good answers; `fault_of`, if set, decides by the
     request instead.
     """
 
@@ -111,7 +114,8 @@ class _Handler(BaseHTTPRequestHandler):
         chat = self.path.endswith("/chat/completions")
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         prompt = prompt[0] if isinstance(prompt, list) else prompt
-        request = Request(self.path, body, prompt, self.headers.get("Authorization", ""), None)
+        headers = [self.headers.get(name, "") for name in ("Authorization", "Accept-Encoding")]
+        request = Request(self.path, body, prompt, *headers, None)
         with owner.lock:
             if owner.fault_of is not None:
                 request.fault = owner.fault_of(request)
@@ -141,9 +145,12 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "deep":
             data = data[:-1] + b', "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         # Before it is sent: whoever has the answer may look here at once.
-        request.answered = fault not in ("truncated", "no_choices", "null_choices", "error_body", "deep")
+        request.answered = fault not in ("truncated", "no_choices", "null_choices", "error_body", "deep", *_PACKED)
         try:
-            self._send(200, data)
+            if fault in _PACKED:
+                self._send(200, _PACKED[fault](data), {"Content-Encoding": fault.partition("_")[0]})
+            else:
+                self._send(200, data)
         except OSError:
             request.answered = False
             raise
@@ -252,6 +259,17 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
+
+
+_PACKED: dict[str, Callable[[bytes], bytes]] = {
+    "gzip": gzip.compress,
+    "gzip_cut": lambda data: gzip.compress(data)[:-20],
+    "gzip_junk": lambda data: data,
+    "gzip_tail": lambda data: gzip.compress(data) + bytes(20 << 20),
+    "gzip, gzip": lambda data: gzip.compress(gzip.compress(data)),
+    # A frame with a window of 128 KiB, and blocks that each say "128 KiB of blanks".
+    "zstd": lambda data: bytes.fromhex("28b52ffd0038") + bytes.fromhex("02001020") * 12_000 + bytes.fromhex("03000020"),
+}
 
 
 def _retry_after(text: str) -> dict[str, str]:

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.faults import AccessError, Diagnosis, Fault, LLMError, RequestError, TooLongError, retry_after
+from rcr_trainer.llm.faults import (
+    AccessError,
+    Diagnosis,
+    Fault,
+    LLMError,
+    MalformedResponseError,
+    RequestError,
+    TooLongError,
+    retry_after,
+)
 
 KEY = "sk-very-secret"
 
@@ -103,6 +112,14 @@ def test_connections_and_time() -> None:
     assert (diagnose(arrived).reason, diagnose(arrived).charged) == ("connection", True)
     assert (diagnose(refused).reason, diagnose(refused).charged) == ("connection", False)
     assert diagnose(ConnectionResetError()).kind == "again"
+
+
+def test_a_response_that_was_read_is_no_failed_connection_whatever_the_client_says() -> None:
+    wrapped = APIConnectionError("Connection error.")
+    wrapped.__cause__ = MalformedResponseError("over 16 MiB")
+    fault = diagnose(wrapped)
+    assert (fault.kind, fault.reason, fault.charged) == ("again", "malformed", True)
+    assert "the response is no answer (over 16 MiB)" in str(fault.error)
 
 
 def test_only_langchain_openai_means_a_malformed_response_by_a_type_error() -> None:

@@ -229,7 +229,9 @@ def test_one_count_that_is_told_counts() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("fault", ["deep", "endless"])
+@pytest.mark.parametrize(
+    "fault", ["truncated", "deep", "endless", "gzip_cut", "gzip_junk", "gzip_tail", "gzip, gzip", "zstd"]
+)
 def test_a_response_that_nothing_can_read_is_malformed_and_stops_no_run(kind: str, fault: str, tmp_path: Path) -> None:
     with OpenAIServer(program) as server:
         bad = prompts_of(2)[1]
@@ -243,6 +245,14 @@ def test_a_response_that_nothing_can_read_is_malformed_and_stops_no_run(kind: st
         assert len(server.requests) == 1 + 3
         # What the server goes on to send is in buffers, if anywhere.
         assert server.sent < 3 * 4 * LONGEST_BODY
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_encoding_is_asked_for_that_the_http_client_would_unpack_without_limit(kind: str) -> None:
+    with OpenAIServer(program) as server, model(server, kind) as llm:
+        server.fail("gzip")
+        assert texts(llm.generate(prompts_of(1))) == expected(1)
+        assert server.requests[0].encodings == "gzip"
 
 
 @pytest.mark.parametrize("kind", KINDS)

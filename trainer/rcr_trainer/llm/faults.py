@@ -102,12 +102,10 @@ class Diagnosis:
         """What to do about an exception that the model raised."""
         if isinstance(error, RCRError):
             return Fault("stop", "error", error)
+        # openai 2 raises a connection error from whatever its HTTP client raises.
+        error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
         names = {cls.__name__ for cls in type(error).__mro__}
         said = self.redact(_message(error))
-        # openai 2 raises a connection error from whatever its HTTP client raises.
-        checked = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), None)
-        if checked is not None:
-            error, said = checked, self.redact(_message(checked))
         status = _status(error)
         if status is not None:
             return self._by_status(error, status, said)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import zlib
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -109,22 +110,38 @@ def _checking_client(timeout: Any, proxy: str | None) -> Any:
 
     class Checking(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            # In place of what the HTTP client can decode: some of that has no limit.
+            request.headers["Accept-Encoding"] = "gzip"
             response = await super().send(request, stream=True, **options)
-            content = bytearray()
             try:
-                async for chunk in response.aiter_bytes():
-                    content += chunk
-                    if len(content) > LONGEST_BODY:
-                        raise MalformedResponseError(f"over {LONGEST_BODY >> 20} MiB")
+                content = await _body(response)
             finally:
                 await response.aclose()
-            whole = completed(bytes(content)) if response.is_success and not stream else bytes(content)
+            whole = completed(content) if response.is_success and not stream else content
             headers = [(name, value) for name, value in response.headers.multi_items() if name not in _OF_THE_WIRE]
             return type(response)(
                 response.status_code, headers=headers, content=whole, request=request, extensions=response.extensions
             )
 
     return Checking(timeout=timeout, proxy=proxy, follow_redirects=False)
+
+
+async def _body(response: Any) -> bytes:
+    """What a response holds, unpacked no further than `LONGEST_BODY`: 48 kB may unpack to gigabytes."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        raise MalformedResponseError(f"encoded as {encoding[:60]!r}, where gzip was asked for")
+    unpacker = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+    content, received = bytearray(), 0
+    async for chunk in response.aiter_raw():
+        received += len(chunk)
+        try:
+            content += unpacker.decompress(chunk, LONGEST_BODY + 1 - len(content)) if unpacker else chunk
+        except zlib.error as error:
+            raise MalformedResponseError(f"not gzip: {error}") from None
+        if max(received, len(content)) > LONGEST_BODY:
+            raise MalformedResponseError(f"over {LONGEST_BODY >> 20} MiB")
+    return bytes(content)
 
 
 def completed(content: bytes) -> bytes:
