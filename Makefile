@@ -26,7 +26,7 @@ help:
 	@echo "make demo         train a retriever, compare it with plain selectors, compose a prompt (two to five minutes on two cores)"
 	@echo "make check        lint, then the fast tests (a minute, for use while you work)"
 	@echo "make test         lint, then all tests (minutes; what continuous integration runs)"
-	@echo "make fuzz         parsers, answers, checkpoints, filters on made inputs (SECONDS=60)"
+	@echo "make fuzz         parsers, answers, checkpoints, filters, cache keys on made inputs (SECONDS=60)"
 	@echo "make kills        runs killed again and again, which must end like an undisturbed one (KILLS=100)"
 	@echo "make soak         a million questions, a thousand at once, 32 threads on a pool (COUNT=1000000)"
 	@echo "make bench        what the calls cost beside LangChain's (minutes)"

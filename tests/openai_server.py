@@ -45,8 +45,8 @@ class OpenAIServer:
     "azure_filter", "length", "slow", "quota", "context", "echo_key" (a 401 that repeats the key), "usage:JSON" (in
     place of the token counts), "deep" (nested a hundred thousand times), "endless" (a compressed body without end),
     "redirect:URL", "gzip" (compressed), "gzip_cut", "gzip_junk", "gzip_tail" (which goes on behind its end), "zstd" (48
-    kB that unpack to 1.6 GB), "gzip, gzip". `faults` are used up in order of arrival, before good answers; `fault_of`, if set, decides by the
-    request instead.
+    kB that unpack to 1.6 GB), "gzip, gzip". `faults` are used up in order of arrival, before good answers; `fault_of`,
+    if set, decides by the request instead.
     """
 
     def __init__(

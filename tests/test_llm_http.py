@@ -337,6 +337,8 @@ def test_server_model_and_parameters_part_the_cache(kind: str, tmp_path: Path) -
         assert asked(server, max_tokens=3) == 1
         assert asked(server, stop=["x"]) == 1
         assert asked(server, extra_body={"top_k": 1}) == 1
+        assert asked(server, extra_body={"eos_token": "</s>"}) == 1
+        assert asked(server, extra_body={"eos_token": "<end>"}) == 1
         os.environ["OPENAI_API_KEY"] = "sk-another-key"
         assert asked(server) == 0
 

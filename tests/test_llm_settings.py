@@ -7,11 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from langchain_core.language_models.fake import FakeListLLM
+from pydantic import BaseModel, ValidationError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.backend import Backend
 from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
+
+from langchain_rcr.prompt import Conversation
 
 
 @pytest.fixture(autouse=True)
@@ -120,3 +124,64 @@ def test_prices_and_budget_are_the_settings(tmp_path: Path) -> None:
         assert llm.name == "m"
         estimate = llm.estimate_calls(1, "Source: a\nTarget:")
         assert estimate.money == pytest.approx((estimate.use.prompt_tokens + 2 * 256) / 1e6)
+
+
+PARTED: list[dict[str, Any]] = [
+    {},
+    *({"temperature": number} for number in (None, 0.5)),
+    *({"max_tokens": number} for number in (1, 2)),
+    *({"stop": texts} for texts in (["a"], ["a", "b"])),
+    *({"extra_body": {"top_k": value}} for value in (1, "1", True, None, [1])),
+    *({"extra_body": {"eos_token": text}} for text in ("</s>", "<end>", "***HIDDEN***")),
+    *({"extra_body": {"stop_tokens": texts}} for texts in (["a"], ["b"])),
+    *({"extra_body": {"headers": {"X-Version": text}}} for text in ("1", "2")),
+    *({"extra_body": {"grammar": f'root ::= "token={text}"'}} for text in ("a", "b")),
+    *({"extra_body": {"nested": [{"password": text}]}} for text in ("a", "b")),
+    *({"extra_body": {"bias": {1: 1, "a": number}}} for number in (1, 2)),
+    *({"base_url": f"http://me:{text}@127.0.0.1:1/v1"} for text in ("one", "two")),
+    *({"base_url": f"http://127.0.0.1:1/v1?key={text}"} for text in ("one", "two")),
+    *({"base_url": f"http://127.0.0.1:{port}/v1"} for port in (2, 3)),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["completion", "chat"])
+def test_settings_that_differ_in_what_is_sent_share_no_answer(kind: str) -> None:
+    prompts = ["a", 'chat:["a", "b", "c"]', Conversation("", ("a", "b", "c")), Scored("a", "b"), Scored("ab", "")]
+    keys = [[found.key(prompt) for prompt in prompts] for found, _ in (backend(kind=kind, **each) for each in PARTED)]
+    assert len({key for row in keys for key in row}) == len(PARTED) * len(prompts)
+    one, other = ({"eos_token": "a", "top_k": 1}, {"top_k": 1, "eos_token": "a"})
+    assert backend(extra_body=one)[0].key("a") == backend(extra_body=other)[0].key("a")
+
+
+@pytest.mark.parametrize(
+    ("kind", "keys"),
+    [
+        ("completion", ["8a7ae79adad3727a", "72260850cdd50bdb", "18d0633ca03b07e1"]),
+        ("chat", ["8c80f1bc915b6aef", "d3b14713c76c6864", "f60a907ff832909b"]),
+    ],
+)
+def test_answers_that_were_paid_for_are_found_again(kind: str, keys: list[str]) -> None:
+    """Their keys stay as they are, unless `_FORMAT` is raised for a reason."""
+    body = {"top_k": 1, "logit_bias": {2: 1, 10: 2}, "note": "é"}
+    found, _ = backend(kind=kind, base_url="http://127.0.0.1:1/v1/", extra_body=body)
+    prompts = ["Source: a\nTarget:", Conversation("sys", ("a", "b", "c")), Scored("a", " b")]
+    assert [found.key(prompt).hex()[:16] for prompt in prompts] == keys
+
+
+def test_two_schemas_of_one_name_share_no_answer() -> None:
+    class Format(BaseModel):
+        a: int
+
+    def key(format: Any) -> bytes:
+        model = FakeListLLM(responses=["x"]).bind(response_format=format)
+        return Backend(model, LLMSettings(), identity={}).key("a")
+
+    first = Format
+    assert key(first) == key(Format)
+    assert key(Format(a=1)) != key(Format(a=2))
+
+    class Format(BaseModel):  # type: ignore[no-redef]
+        b: int
+
+    assert key(first) != key(Format)

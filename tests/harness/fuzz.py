@@ -1,4 +1,4 @@
-"""`make fuzz`: parsers, answers, checkpoints, filters and results on inputs made from seeds, for as long as one likes.
+"""`make fuzz`: parsers, answers, checkpoints, filters, results and cache keys on inputs made from seeds, as long as one likes.
 
     python tests/harness/fuzz.py --seconds 60              # all targets, the same time each
     python tests/harness/fuzz.py --target parsers --seed 7 # one input again
@@ -20,7 +20,7 @@ import traceback
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -30,12 +30,14 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 from fuzzing import Fuzz
+from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
-from rcr_trainer.llm.backend import answer_of
+from rcr_trainer.llm.backend import Backend, answer_of, plain
 from rcr_trainer.llm.faults import MalformedResponseError
-from rcr_trainer.llm.ledger import AnswerCache, Use
-from rcr_trainer.llm.openai_ import completed
+from rcr_trainer.llm.ledger import Answer, AnswerCache, Use
+from rcr_trainer.llm.openai_ import completed, identity_of
+from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.rewards.execution import Result
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
@@ -268,12 +270,57 @@ def over_the_wire(rows: list[Any]) -> list[Any] | None:
     return [tuple(row) for row in reply["rows"]] if "rows" in reply else None
 
 
+def cache_keys(fuzz: Fuzz) -> str:
+    """Settings have one key where the same is sent, and only there; no secret of theirs is in a key."""
+    has_secrets = fuzz.random.random() < 0.05  # they take time
+    secret = f"sk-{fuzz.random.getrandbits(80):020x}" if has_secrets else "none"
+
+    def settings() -> dict[str, Any]:
+        name = fuzz.one("eos_token", "password", "headers") if has_secrets else fuzz.one("top_k", "grammar", "x")
+        texts = secret, {"X-Any": secret}, [secret], f"token={secret}" if has_secrets else "root"
+        value = fuzz.one(*texts, fuzz.value, {1: 1, "a": fuzz.value(0)})
+        login, query = ((f"me:{secret}@", f"{fuzz.text()[:5]}:pw@"), f"?key={secret}") if has_secrets else ((), "/")
+        return {
+            "temperature": fuzz.one(0.0, 0.5, None),
+            "base_url": f"http://{fuzz.one('', *login)}127.0.0.1/v1{fuzz.one('', query)}",
+            "extra_body": fuzz.one({}, {name: value}, {name: value, "seed": fuzz.value(1)}),
+        }
+
+    def sent(given: dict[str, Any], text: str) -> str:
+        # As the client writes it: names are text, whatever they were, and an address ends with a slash or without.
+        told = json.loads(json.dumps({**given, "base_url": given["base_url"].rstrip("/")}))
+        return json.dumps([told, text], sort_keys=True)
+
+    one = settings()
+    # Mostly a neighbour of the first, or the same in another order.
+    changed = {**one, **dict(fuzz.random.sample(list(settings().items()), 1))}
+    other = fuzz.one(changed, changed, {**one, "extra_body": dict(reversed(one["extra_body"].items()))})
+    texts = [fuzz.one("a", "chat:[]", fuzz.text) for _ in range(2)]
+    try:
+        known = [(LLMSettings(model="m", **given), plain(fuzz.one(*texts))) for given in (one, other)]
+    except ValueError:
+        return "no settings"
+    keys = [
+        Backend(FakeListLLM(responses=["x"]), given, identity=identity_of(given)).key(text) for given, text in known
+    ]
+    same = sent(one, known[0][1]) == sent(other, known[1][1])
+    assert (keys[0] == keys[1]) is same
+    if has_secrets:
+        with tempfile.TemporaryDirectory(prefix="rcr-fuzz-") as folder:
+            with closing(AnswerCache(Path(folder) / "answers.sqlite")) as kept:
+                kept.put("m", {key: Answer("f ( x )") for key in keys})
+                files = b"".join(path.read_bytes() for path in Path(folder).iterdir())
+            assert secret.encode() not in files
+    return "the same" if same else "different"
+
+
 TARGETS: dict[str, Callable[[Fuzz], str]] = {
     "parsers": parsers,
     "answers": answers,
     "checkpoints": checkpoint_json,
     "filters": filters,
     "results": results,
+    "keys": cache_keys,
 }
 
 

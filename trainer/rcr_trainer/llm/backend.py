@@ -22,7 +22,7 @@ from langchain_rcr.answers import cut
 from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
-from rcr_trainer.llm.ledger import Answer, Use, token_count
+from rcr_trainer.llm.ledger import Answer, Use, canonical, token_count
 from rcr_trainer.llm.openai_ import detached, is_openai
 from rcr_trainer.llm.scoring import PARAMETERS, Scored, from_echo
 from rcr_trainer.llm.settings import LLMSettings
@@ -89,7 +89,7 @@ class Backend:
         self.stop = list(stop if settings.stop is None else settings.stop)
         self.instruction = prompt.instruction if self._chat else ""
         self._bound, self._sent = bound, {"format": _FORMAT, **identity, "stop": self.stop, "bound": bound}
-        self._identity = lru_cache(maxsize=256)(self._identity_with)
+        self._identity = lru_cache(maxsize=4)(self._identity_with)
         self.batch_size = settings.batch_size if settings.kind == "local" else 1
         self.longest = settings.max_tokens if "max_tokens" in settings.model_fields_set else _longest(model, bound)
         self.exact_tokens = count_tokens is not None
@@ -143,7 +143,8 @@ class Backend:
             marked = f"score:{len(identity)}:{identity}{text}"
         else:
             system, turns = self._parts(request)
-            identity, text = self._identity(system), turns[0] if len(turns) == 1 else f"chat:{json.dumps(turns)}"
+            identity, plainly = self._identity(system), len(turns) == 1 and not turns[0].startswith("chat:")
+            text = turns[0] if plainly else f"chat:{json.dumps(turns)}"
             marked = f"{len(identity)}:{identity}{text}"
         return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
 
@@ -172,7 +173,7 @@ class Backend:
 
     def _identity_with(self, system: str) -> str:
         """What the cache knows a model by that is told this first."""
-        return json.dumps({**self._sent, "instruction": system}, sort_keys=True, default=repr)
+        return canonical({**self._sent, "instruction": system})
 
     def _prompt(self, request: str | Conversation) -> PromptValue:
         system, turns = self._parts(request)

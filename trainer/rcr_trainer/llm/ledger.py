@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rcr_trainer.errors import DataError
 from rcr_trainer.llm.faults import BudgetExceeded
@@ -43,6 +45,20 @@ def token_count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
         return -1
     return int(value)
+
+
+def canonical(value: object) -> str:
+    """What goes into a key of the cache: the same text for what is sent as the same JSON, another for anything else."""
+
+    def told(inner: Any) -> Any:
+        # A response's format: two classes of one name may ask for different things.
+        is_schema = isinstance(inner, type) and hasattr(inner, "model_json_schema")
+        return inner.model_json_schema() if is_schema else repr(inner)
+
+    try:
+        return json.dumps(value, sort_keys=True, default=told)
+    except TypeError:  # names of several types have no order until they are text
+        return json.dumps(json.loads(json.dumps(value, default=told)), sort_keys=True)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import zlib
@@ -12,7 +13,7 @@ from langchain_core.language_models import BaseLanguageModel
 
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import MalformedResponseError
-from rcr_trainer.llm.ledger import token_count
+from rcr_trainer.llm.ledger import canonical, token_count
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.redaction import HIDDEN, remember_key, without_secrets
 
@@ -38,6 +39,20 @@ def address_of(settings: LLMSettings) -> str:
 def public(address: str) -> str:
     """An address without user name, password and keys."""
     return str(without_secrets(address)).replace(f"{HIDDEN}@", "").rstrip("/")
+
+
+def identity_of(settings: LLMSettings) -> dict[str, Any]:
+    """What the cache knows a server's model by: all that is sent but the key that the environment holds.
+
+    What looks like a secret may be a parameter (`eos_token`), so it counts. A password may be short enough to guess,
+    and files of answers are passed around: to try one takes a while.
+    """
+    address = address_of(settings).rstrip("/")
+    sent = {"place": address, "extra_body": settings.extra_body}
+    masked = {"place": public(address), "extra_body": without_secrets(settings.extra_body)}
+    if canonical(masked) != canonical(sent):
+        masked["hidden"] = hashlib.scrypt(canonical(sent).encode(), salt=b"langchain-rcr", n=1 << 14, r=8, p=1).hex()
+    return {"model": settings.model, "temperature": settings.temperature, **masked}
 
 
 def make(settings: LLMSettings) -> BaseLanguageModel[Any]:

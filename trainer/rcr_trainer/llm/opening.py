@@ -10,7 +10,6 @@ from langchain_rcr.prompt import APPENDIX_D, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.redaction import without_secrets
 
 
 def open_llm(
@@ -60,15 +59,10 @@ def open_llm(
         identity |= model.identity
         options["count_tokens"] = model.count_tokens
     else:
-        from rcr_trainer.llm.openai_ import address_of, make, public
+        from rcr_trainer.llm.openai_ import address_of, identity_of, make, public
 
         model = make(settings)
         options["place"] = public(address_of(settings))
-        identity |= {
-            "model": settings.model,
-            "place": options["place"],
-            "temperature": settings.temperature,
-            "extra_body": without_secrets(settings.extra_body),  # with another key the answers are the same
-        }
+        identity |= identity_of(settings)
     options |= {"language": language, "prompt": prompt, "account": account}
     return LanguageModel(model, settings, cache_path=cache_path, identity=identity, **options)
