@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from langchain_rcr.programs import get_parser
@@ -13,17 +14,39 @@ from langchain_rcr.prompt import APPENDIX_D
 _THOUGHTS = re.compile(r"\A(?:.*</think(?:ing)?>|\s*<think(?:ing)?>.*)", re.DOTALL)
 # Before a program on the same line, any other word is the program's.
 _LANGUAGE = r"(?i:sql|sqlite|postgres|postgresql|python|json|lisp|text)"
-_FENCE = re.compile(rf"```(?:[\w+-]*[ \t]*\n|{_LANGUAGE}[ \t]+|(?=[^`\n]+```))(.*?)(?:```|\Z)", re.DOTALL)
-_BLANK_LINE = re.compile(r"\n[ \t]*\n")
+_FENCE = re.compile(rf"```(?:([\w+-]*)[ \t\r]*\n|({_LANGUAGE})[ \t]+|(?=[^`\n]+```))(.*?)(?:```|\Z)", re.DOTALL)
+_NAMES = r"(?:sql(?:_?query)?|query|code|program|(?:final_)?answer|output|json|python|tool_calls?|function_calls?)"
+# Elsewhere it is likelier a part of a literal.
+_TAG = re.compile(rf"(?:\A|(?<=[\n:.!]))[ \t]*([\[<])(?i:({_NAMES}))[\]>](.*?)(?:\1/(?i:\2)[\]>]|\Z)", re.DOTALL)
+_END_TAG = re.compile(rf"(?i)[\[<]/{_NAMES}[\]>][ \t\r]*(?:\n|\Z)")
+_LEAD = re.compile(
+    r"(?i)\A\W{0,4}(?:sure|certainly|of course|okay|ok|here|the|this|final|my|answer|query|program|output|result|"
+    r"response|solution|translation|sql\w*|json)\b[^\n:;(){}\[\]<>=\"]{0,200}:\**\s*"
+)
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_VERBS = "SELECT|WITH|INSERT|UPDATE|DELETE|MERGE|REPLACE|CREATE|ALTER|DROP"
+# Prose has them with a capital letter, or elsewhere.
+_STATEMENT = re.compile(rf"(?:^[ \t(*>-]*|[:.]\**\s+|\bis\s+)((?:{_VERBS}|{_VERBS.lower()})\s)", re.MULTILINE)
+_BRACKET = re.compile(r"[\[{]")
+_FIELDS = frozenset({"sql", "query", "sql_query", "program", "code", "answer", "final_answer", "target"})
+_LONGEST_PROSE = 1 << 14
+"""Characters of a text in which programs amid prose are looked for; a longer one is parsed as it is."""
+_PARAGRAPHS = 4
+"""Paragraphs at an answer's end at which statements are looked for; all before count as one."""
+_TRIED = 64
+"""Fences, labels, and brackets that begin no JSON value, of which no more are tried: a garbled answer has no end of
+them."""
 
 _ON_ONE_LINE = frozenset({"functional", "sexpr", "json"})
+_STARTS_WITH_ANY_WORD = frozenset({"python", "tokens", None})
+"""Languages in which a program may look like prose before a colon."""
 
 
 class Reading(NamedTuple):
     """What an answer says.
 
     Attributes:
-        program: the first text in the answer that parses; None if none does.
+        program: the likeliest text in the answer that parses; None if none does.
         tree: what the parser made of it.
         complaint: why the most likely text is not a program; None if there is a program.
     """
@@ -43,8 +66,8 @@ def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.
         language: the programs' language, see `langchain_rcr.programs.get_parser`.
         labels: what precedes a question and a program in the prompt (`Prompt.labels`).
     """
-    found = candidates(answer, language, labels)
-    return read_answer(answer, get_parser(language).parse, language, labels).program or (found[0] if found else None)
+    program = read_answer(answer, get_parser(language).parse, language, labels).program
+    return program or next(_candidates(answer, language, labels), None)
 
 
 def read_answer(
@@ -62,7 +85,7 @@ def read_answer(
         labels: as in `program_of`.
     """
     complaint = ""
-    for text in candidates(answer, language, labels):
+    for text in _candidates(answer, language, labels):
         try:
             tree = parse(text)
         except Exception as error:  # a user's parser may raise anything
@@ -77,10 +100,12 @@ def read_answer(
 def candidates(answer: str, language: str | None = None, labels: tuple[str, str] = APPENDIX_D.labels) -> list[str]:
     """The texts in an answer that may be its program, most likely first; the first that parses is the program.
 
-    Dropped are a model's thoughts before the answer, whatever follows it (a next "Source:"), a leading "Target:" and
-    backticks. If there are code fences, only their content counts. Where programs may
-    have several lines (SQL, Python, tokens, unknown), all of a text comes first, then its first paragraph, then its
-    first line; elsewhere the first line comes before those.
+    Dropped are a model's thoughts before the answer, whatever follows it (a next "Source:"), a leading "Target:" or
+    "Here is the query:", and backticks. If there are code fences, or tags such as `[SQL]…[/SQL]` and `<tool_call>`,
+    only their content counts, the last first (a draft precedes what it becomes), those of another language last. Where
+    programs may have several lines (SQL, Python, tokens, unknown), all of a text comes first, then its first paragraph,
+    then its first line; elsewhere the first line comes before those. At the end come statements (SQL) and values (JSON)
+    amid prose, again the last first, and the field `sql`, `query` and the like of a JSON object.
 
     Args:
         answer: what the model wrote.
@@ -90,11 +115,37 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
     Returns:
         Different texts, none blank.
     """
+    return list(_candidates(answer, language, labels))
+
+
+def _candidates(answer: str, language: str | None, labels: tuple[str, str]) -> Iterator[str]:
     text = answer[_thoughts(answer) :].strip()
     if labels[0]:
         text = text.split(f"\n{labels[0]}", 1)[0]
-    found = [part for place in _FENCE.findall(text) or [text] for part in _parts(place, language, labels)]
-    return [*dict.fromkeys(part for part in map(_bare, found) if part)]
+    fences = [(tag or word, inner) for tag, word, inner in _FENCE.findall(text)[: -_TRIED - 1 : -1]]
+    if len(fences) > 1:
+        fences.sort(key=lambda fence: not _is_own(fence[0].lower(), language))
+    seen = {""}
+    for place in [inner for _, inner in fences] or [text]:
+        texts = [place]
+        if "]" in place or ">" in place:
+            tagged = [inner for _, _, inner in reversed(_TAG.findall(place))]
+            texts = [*tagged, _END_TAG.split(place, maxsplit=1)[0], place]  # a tag may be a part of a literal
+            if language in _ON_ONE_LINE:
+                texts = texts[: len(tagged) or 1]
+        for inner in texts:
+            for part in _parts(inner, language, labels):
+                bare = _bare(part)
+                if bare not in seen:
+                    seen.add(bare)
+                    yield bare
+
+
+def _is_own(tag: str, language: str | None) -> bool:
+    """Whether a fence's tag may stand before programs of a language."""
+    family, _, dialect = (language or "").partition(":")
+    strict = family in ("sql", "python", "json")
+    return not tag or not strict or family in tag or tag in (dialect, "py" if family == "python" else "postgres")
 
 
 def cut(answer: str, stop: Sequence[str]) -> tuple[str, bool]:
@@ -117,16 +168,71 @@ def _thoughts(answer: str) -> int:
     return found.end() if found else 0
 
 
-def _parts(text: str, language: str | None, labels: tuple[str, str]) -> list[str]:
+def _parts(text: str, language: str | None, labels: tuple[str, str]) -> Iterator[str]:
     question, program = labels
+    texts = [text]
     if program:
         # A label in the middle of a line is a part of the program, or of prose.
-        text = re.split(rf"(?:^|\n)[ \t]*{re.escape(program)}[ \t]*", text, maxsplit=1)[-1]
-    text = text.strip()
-    if question and text.startswith(question):
-        return []
-    line, paragraph = text.split("\n", 1)[0], _BLANK_LINE.split(text, maxsplit=1)[0]
-    return [line, text, paragraph] if language in _ON_ONE_LINE else [text, paragraph, line]
+        texts = re.split(rf"(?:^|\n)[ \t]*{re.escape(program)}[ \t]*", text)
+    for each in map(str.strip, reversed(texts[1:][-_TRIED:] or texts)):
+        if question and each.startswith(question):
+            continue
+        lead = _LEAD.match(each)
+        own = [each] if lead is None else [each[lead.end() :], each]
+        if language in _STARTS_WITH_ANY_WORD:
+            own.reverse()
+        for one in own:
+            line, paragraph = one.split("\n", 1)[0], _BLANK_LINE.split(one, maxsplit=1)[0]
+            if language in _ON_ONE_LINE:
+                yield line
+            yield one
+            if (language or "").startswith("sql") and len(one) <= _LONGEST_PROSE:
+                yield from _statements(one)
+            yield from (paragraph, line)
+        for value in _values(each) if "{" in each and len(each) <= _LONGEST_PROSE else ():
+            yield from (value[0],) if language == "json" else _programs_in(value[1])
+
+
+def _statements(text: str) -> Iterator[str]:
+    """The statements of SQL amid prose, the last first, each as long as can be."""
+    ends = [*(match.start() for match in _BLANK_LINE.finditer(text)), len(text)][-_PARAGRAPHS:]
+    starts = []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        found = _STATEMENT.search(text, begin, end)
+        # Within brackets it is a part of a program that doesn't parse.
+        if found and text.count("(", 0, found.start(1)) == text.count(")", 0, found.start(1)):
+            starts.append(found.start(1))
+    for end in reversed(ends):
+        for start in starts:
+            if start < end:
+                yield from (text[start:end], text[start:end].split(";\n", 1)[0])
+    yield from (text[start:].split("\n", 1)[0] for start in reversed(starts))
+
+
+def _values(text: str) -> list[tuple[str, Any]]:
+    """The JSON values in a text with what they hold: objects, then lists (or marks in prose), the last first."""
+    found, failed, at, decoder = [], 0, 0, json.JSONDecoder()
+    while failed < _TRIED and (bracket := _BRACKET.search(text, at)):
+        try:
+            value, at = decoder.raw_decode(text, bracket.start())
+            found.append((text[bracket.start() : at], value))
+        except (ValueError, RecursionError):
+            failed, at = failed + 1, bracket.end()
+    found.reverse()
+    return sorted(found, key=lambda pair: not isinstance(pair[1], dict))
+
+
+def _programs_in(value: Any) -> Iterator[str]:
+    """The texts in fields of a JSON value that are named as a program is, such as a tool's argument `query`."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            if isinstance(inner, str) and str(name).lower() in _FIELDS:
+                yield inner
+            else:
+                yield from _programs_in(inner)
+    elif isinstance(value, list):
+        for inner in reversed(value):
+            yield from _programs_in(inner)
 
 
 def _bare(text: str) -> str:

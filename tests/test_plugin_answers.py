@@ -1,10 +1,12 @@
 """Where the program is in an answer."""
 
+import json
 import time
 
 import pytest
 
-from langchain_rcr.answers import candidates, program_of
+from langchain_rcr.answers import candidates, program_of, read_answer
+from langchain_rcr.programs import get_parser
 
 
 @pytest.mark.parametrize(
@@ -18,7 +20,7 @@ from langchain_rcr.answers import candidates, program_of
         ("```SELECT 1```", "SELECT 1"),
         ("```sql SELECT 1```", "SELECT 1"),
         ("```SQL SELECT a\nFROM b\n```", "SELECT a\nFROM b"),
-        ("It is ```sql SELECT 1```, or ```SELECT 2```.", "SELECT 1"),
+        ("It is ```sql SELECT 1```, or ```SELECT 2```.", "SELECT 2"),
         ("It is ```SELECT 1```.", "SELECT 1"),
         ("SELECT 1\nSource: next?\nTarget: SELECT 2", "SELECT 1"),
         ("SELECT 'Source: x'", "SELECT 'Source: x'"),
@@ -56,7 +58,115 @@ def test_what_comes_after_in_what_order() -> None:
         "SELECT 1",
     ]
     fences = "First:\n```sql\nSELECT 1\n```\nbetter:\n```sql\nSELECT 2\n```"
-    assert candidates(fences, "sql") == ["SELECT 1", "SELECT 2"]
+    assert candidates(fences, "sql") == ["SELECT 2", "SELECT 1"]
+
+
+QUERY = "SELECT a FROM b"
+LONGER = "WITH c AS (\n\n  SELECT a FROM b\n)\n\nSELECT a\nFROM c"
+FORMS = [
+    # Drafts precede what they become.
+    f"```sql\nSELECT x FROM y\n```\nBetter:\n```sql\n{QUERY}\n```",
+    f"```sql\nSELECT x FROM y\n```\nBetter:\n```sql\n{QUERY}\n```\nor\n```sql\nSELECT FROM (\n```",
+    f"```sql\n{QUERY}\n```\nIt prints\n```\na | 1\n--+--\n```",
+    f"```sql\n{QUERY}\n```\nRun it so:\n```bash\nsqlite3 x\n```",
+    f"```sql\n{QUERY}\n```\n```python\nSELECT\n```",
+    f"```\r\n{QUERY}\r\n```\r\nIt selects.",
+    f"Target: SELECT x FROM y\nWait, that is wrong.\nTarget: {QUERY}",
+    f"SELECT x FROM y\n\nThat has no a, so:\n\n{QUERY}",
+    f"[SQL]SELECT x FROM y[/SQL] No: [SQL]{QUERY}[/SQL]",
+    # Words before it.
+    f"Here is the query: {QUERY}",
+    f"Here is the query:\n{QUERY}",
+    f"Sure! Here's the SQL query that you asked for:\n\n{QUERY}\n\nIt selects a.",
+    f"I would select the rows so:\n{QUERY}",
+    f"The SQL is {QUERY}",
+    f"SQLQuery: {QUERY}",
+    f"SQL Query: {QUERY}",
+    f"**SQL:**\n{QUERY}",
+    f"### Query\n{QUERY}",
+    f"Final answer: `{QUERY}`",
+    f"A: {QUERY}",
+    f"1. {QUERY}",
+    f"- {QUERY}",
+    # Tags.
+    f"[SQL]{QUERY}[/SQL]",
+    f"[SQL] {QUERY}",
+    f"{QUERY} [/SQL]",
+    f"<sql>\n{QUERY}\n</sql>\nDone.",
+    f"<answer>\n```sql\n{QUERY}\n```\n</answer>",
+    f"Sure: <query>{QUERY}</query>",
+    # Words after it.
+    f"{QUERY};\nThis selects a.",
+    f"Here:\n{QUERY};\nThis selects a. Note that b has it.",
+    f"{QUERY}\n\nExplanation: it selects a.",
+    f"{QUERY}\nSource: another\nTarget: SELECT x FROM y",
+    # JSON around it.
+    json.dumps({"sql": QUERY}),
+    f"Here: {json.dumps({'query': QUERY, 'reason': 'it selects'})}",
+    f"<tool_call>{json.dumps({'name': 'run', 'arguments': {'query': QUERY}})}</tool_call>",
+    f"```json\n{json.dumps([{'sql': 'SELECT x FROM y'}, {'sql': QUERY}])}\n```",
+    f"<think>SELECT x FROM y</think>Here is the query: {QUERY}",
+]
+
+
+@pytest.mark.parametrize("language", ["sql", "sql:sqlite", "sql:postgres", "sql:tsql"])
+@pytest.mark.parametrize("answer", FORMS)
+def test_the_forms_in_which_models_write_a_query(answer: str, language: str) -> None:
+    found = program_of(answer, language)
+    assert (found or "").rstrip(";") == QUERY
+
+
+@pytest.mark.parametrize(
+    "form", ["{}", "Here it is:\n{}", "Sure!\n\n{}", "```sql\n{}\n```", "Sure.\n\n{}\n\nThat is all."]
+)
+def test_a_query_with_blank_lines_stays_whole(form: str) -> None:
+    assert program_of(form.format(LONGER), "sql") == LONGER
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "Here: SELECT a FROM (SELECT b FROM c",
+        "SELECT a FROM (\n\n  SELECT b FROM c",
+        "I can't select that. With more time I would.",
+        "Please update the schema: it has no such table.",
+        "[1] and {2}",
+    ],
+)
+def test_no_part_of_a_broken_query_and_no_prose_is_a_program(answer: str) -> None:
+    assert read_answer(answer, get_parser("sql").parse, "sql").program is None
+
+
+@pytest.mark.parametrize(
+    "literal", ["'Here is the query: x'", "'<code>x</code>'", "'a: <sql>'", "'[SQL]x[/SQL]'", '\'{"sql": "SELECT 2"}\'']
+)
+def test_what_a_literal_holds_is_no_program(literal: str) -> None:
+    assert program_of(f"SELECT a FROM b WHERE c = {literal}", "sql") == f"SELECT a FROM b WHERE c = {literal}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "language", "program"),
+    [
+        ('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', "json", '{"name": "f", "arguments": {"x": 1}}'),
+        ('<tool_call>\n{"name": "f"}\n</tool_call>\n', "json", '{"name": "f"}'),
+        ('[TOOL_CALLS][{"name": "f"}]', "json", '[{"name": "f"}]'),
+        ('Here: {"name": "f"}', "json", '{"name": "f"}'),
+        ('Here: {"name": "f"} as in [1].', "json", '{"name": "f"}'),
+        ('I would call {"name": "g"}, no, {"name": "f"}.', "json", '{"name": "f"}'),
+        ('Call it so:\n{\n  "name": "f"\n}\nDone.', "json", '{\n  "name": "f"\n}'),
+        ('```json\n{"name": "g"}\n```\n```json\n{"name": "f"}\n```\n```text\n[1]\n```', "json", '{"name": "f"}'),
+        ('```json\n{"program": "count ( a )"}\n```', "functional", "count ( a )"),
+        ("Here is the program: count ( a )", "functional", "count ( a )"),
+        ("Here is the program:\ncount ( a )\nIt counts.", "functional", "count ( a )"),
+        ("Answer: ( count a )", "sexpr", "( count a )"),
+        ("<answer>count ( a )</answer>", "functional", "count ( a )"),
+        ("Here is the code:\nf(x)", "python", "f(x)"),
+        ("result: int = f(x)", "python", "result: int = f(x)"),
+        ("answer: a b", "tokens", "answer: a b"),
+    ],
+)
+def test_forms_of_other_languages(answer: str, language: str, program: str) -> None:
+    assert program_of(answer, language) == program
 
 
 def test_prose_around_a_fence_is_no_program() -> None:
@@ -71,10 +181,36 @@ def test_nothing_is_no_candidate(answer: str) -> None:
     assert candidates(answer, "sql") == candidates(answer, "functional") == []
 
 
-@pytest.mark.parametrize("piece", ["`", "```\n", "<think>", "\n", "Target: ", "\nTarget:", "\n \n", "x\nSource:"])
+PIECES = [
+    "`",
+    "```\n",
+    "<think>",
+    "\n",
+    "Target: ",
+    "\nTarget:",
+    "\n \n",
+    "x\nSource:",
+    "[",
+    "{",
+    '{"a":',
+    "\n<sql>",
+    "[/SQL]",
+    "SELECT ",
+    "\n\nSELECT (",
+    ": ",
+    "is ",
+    "\n- ",
+    "the ",
+    "`` `",
+    "[1] ",
+]
+
+
+@pytest.mark.parametrize("piece", PIECES)
 def test_odd_answers_take_no_time(piece: str) -> None:
     began = time.process_time()
-    candidates(piece * 50_000, "sql")
+    for language in ("sql", "json", "functional"):
+        candidates(piece * 50_000, language)
     assert time.process_time() - began < 1
 
 
