@@ -21,6 +21,7 @@ from langchain_rcr.files import write_text
 from langchain_rcr.folds import text_hash
 from langchain_rcr.items import Item, copied, made
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs.remembering import remembered
 from langchain_rcr.prompt import APPENDIX_D
 
 Example = Mapping[str, Any]
@@ -418,7 +419,7 @@ def _text(example: Example, key: str, where: str, what: str = "", *, blank: bool
 @lru_cache(maxsize=16)
 def _numbers(spec: ProgramSpec) -> Callable[[str], int]:
     """What tells the number of a program, and remembers it; looked up by the text alone, in a tenth of the time."""
-    return lru_cache(maxsize=1 << 15)(lambda program: text_hash(spec.key(program)))
+    return remembered(1 << 25)(lambda program: text_hash(spec.key(program)))
 
 
 def random_ids(count: int) -> tuple[str, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
 from sys import intern
 from typing import Any, Literal
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize, values
 from langchain_rcr.programs.languages import TOKENS, get_parser
+from langchain_rcr.programs.remembering import remembered
 from langchain_rcr.programs.structures import local_structures
 from langchain_rcr.programs.tree import Tree
 
@@ -94,7 +94,7 @@ class ProgramSpec:
 
 
 # Programs are read by more than one spec, with implied values and without.
-@lru_cache(maxsize=1 << 12)
+@remembered(1 << 25)
 def _parsed(language: str, shape: bool, text: str) -> Tree | None:
     parser: Any = get_parser(language)
     tree: Tree | None = parser.shape(text) if shape else parser.parse(text)
@@ -102,13 +102,13 @@ def _parsed(language: str, shape: bool, text: str) -> Tree | None:
 
 
 # Fitting, holding out and encoding ask for the same programs. Names are interned, as programs share most of theirs.
-@lru_cache(maxsize=1 << 15)
+@remembered(1 << 28)
 def _structures(spec: ProgramSpec, text: str) -> frozenset[str]:
     tree = spec.tree(text)
     return frozenset() if tree is None else frozenset(map(intern, local_structures(tree, spec.max_size)))
 
 
-@lru_cache(maxsize=1 << 15)
+@remembered(1 << 25)
 def _key(spec: ProgramSpec, text: str) -> str:
     tree = replace(spec, implied=()).tree(text)
     return " ".join(text.split()) if tree is None else str(tree)
