@@ -12,13 +12,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
 from langchain_rcr.answers import program_of
 from langchain_rcr.background import background
 from langchain_rcr.programs import get_parser
+from langchain_rcr.programs.remembering import remembered
 from langchain_rcr.progress import bar
 from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
@@ -94,7 +95,7 @@ class LanguageModel:
         self.stats = Stats(settings)
         self._cache, self._account = AnswerCache(cache_path), account
         # Answers to a group's prompts are often the same.
-        self._program_of = lru_cache(maxsize=1 << 16)(partial(program_of, language=language, labels=prompt.labels))
+        self._program_of = remembered(1 << 26)(partial(program_of, language=language, labels=prompt.labels))
         self._ledger = Ledger(settings, self._cache.spent(account) if account is not None else Use())
         self._caller = Caller(backend, settings, self._ledger, self.stats, lambda used: self._write({}, used))
         self._slots = asyncio.Semaphore(1 if settings.kind == "local" else settings.concurrency)

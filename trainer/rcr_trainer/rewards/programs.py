@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import lru_cache
 
 from langchain_rcr.programs import ProgramSpec, get_parser
+from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.data import Example
 from rcr_trainer.rewards.reward import Reward
 
 # A group's answers and a pool's programs come back again and again.
-_remembered = lru_cache(maxsize=1 << 16)
+_remembered = remembered(1 << 27)
 
 
 def structure_coverage(spec: ProgramSpec) -> Reward:
