@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from langchain_rcr.constraints import TOKENIZERS, token_counter
 from langchain_rcr.errors import InputError
-from langchain_rcr.filters import parse_filter
+from langchain_rcr.filters import joined
 
 Order = Literal["picked", "reversed", "relevance"]
 """The order of the picks in a prompt."""
@@ -77,8 +77,7 @@ def check_fields(**fields: Any) -> None:
     for name, (fits, what) in _RULES.items():
         if name in fields and not fits(fields[name]):
             raise InputError(f"{name} must be {what}, not {fields[name]!r}")
-    if fields.get("filter"):
-        parse_filter(fields["filter"])
+    joined(fields.get("filter"))
     if fields.get("max_tokens") is not None:
         if fields.get("tokenizer") is None:
             raise InputError(f"max_tokens = {fields['max_tokens']} needs a tokenizer: tokenizer={TOKENIZERS}")

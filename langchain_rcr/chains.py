@@ -295,8 +295,11 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         if picker is self.retriever:
             asked_for = " ".join(variables[key] for key in self._input_keys())
         ours = innermost(self.retriever)
-        if isinstance(ours, SequentialCompositionalRetriever) and ours.picks_within and "filter" not in options:
-            options = {**options, "filter": ours.filter_for(variables)}
+        # `within`, beside the filters of the call, of `bind` and of the retriever as configured: it replaces none.
+        if isinstance(ours, SequentialCompositionalRetriever) and (
+            "within" not in options and (ours.picks_within in variables or "filter" not in options)
+        ):
+            options = {**options, **ours.options_for(variables)}
         answers: tuple[str, ...] = ()
         draft: ParsedProgram | None = None
         turn = 0

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_rcr.errors import InputError
 
-Operator = Literal["eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "exists"]
+Operator = Literal["eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "contains", "exists"]
 _OPERATORS: tuple[Operator, ...] = get_args(Operator)
+_DEEPEST = 50
+"""Filters within filters."""
+LONGEST_NUMBER = 14_000
+"""Bits; Python reads and writes some more as text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,8 +25,8 @@ class Compare:
         key: the field of the example.
         op: `eq` and `ne` compare as JSON does (1 and 1.0 are equal, 1 and true are not); `ne` is the opposite of `eq`,
             true where the field is missing. `lt` … `gte` hold between two numbers or two strings (by code point),
-            never otherwise. `in` and `nin`: `eq` with one of the values, and the opposite. `exists`: whether the field
-            is there, null included.
+            never otherwise. `in` and `nin`: `eq` with one of the values, and the opposite. `contains`: the field is a
+            list, and `eq` holds for one of its values. `exists`: whether the field is there, null included.
         value: what to compare with: null, a string, number, bool; a tuple of them for `in` and `nin`; a bool for
             `exists`.
     """
@@ -55,7 +60,7 @@ class Not:
 Filter: TypeAlias = Compare | AllOf | AnyOf | Not
 
 
-def parse_filter(spec: Mapping[str, Any]) -> Filter:
+def parse_filter(spec: Mapping[str, Any], *, _depth: int = 0) -> Filter:
     """Read a filter as LangChain's vector stores write them.
 
     `{"db": "geo"}`, `{"year": {"$gte": 2000, "$lt": 2010}}`, `{"$or": [{"db": "geo"}, {"level": {"$in": [1, 2]}}]}`,
@@ -66,8 +71,32 @@ def parse_filter(spec: Mapping[str, Any]) -> Filter:
     """
     if not isinstance(spec, Mapping):
         raise InputError(f"filter: must be a mapping of fields to values, not {type(spec).__name__}")
-    parts = [_entry(key, value) for key, value in spec.items()]
+    if _depth > _DEEPEST:
+        raise InputError(f"filter: nested more than {_DEEPEST} deep")
+    parts = [_entry(key, value, _depth + 1) for key, value in spec.items()]
     return parts[0] if len(parts) == 1 else AllOf(tuple(parts))
+
+
+def joined(*specs: Mapping[str, Any] | None) -> Filter | None:
+    """The filter that lets through what each of several does; None: all of them let everything through.
+
+    Raises:
+        InputError: one is not a filter.
+    """
+    return all_of(*(parse_filter(spec) for spec in specs if spec is not None))
+
+
+def all_of(*conditions: Filter | None) -> Filter | None:
+    """All of the conditions; None, as any of them can be, for no condition at all."""
+    parts = [part for part in conditions if part is not None and part != AllOf(())]
+    return AllOf(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
+
+
+def pins(condition: Filter | None, key: str) -> bool:
+    """Whether what passes has one value of a field: one that the filter itself names."""
+    if isinstance(condition, AllOf):
+        return any(pins(part, key) for part in condition.parts)
+    return isinstance(condition, Compare) and (condition.key, condition.op) == (key, "eq")
 
 
 def matches(condition: Filter, example: Mapping[str, Any]) -> bool:
@@ -86,6 +115,8 @@ def matches(condition: Filter, example: Mapping[str, Any]) -> bool:
 
 def holds(op: Operator, field: Any, value: Any) -> bool:
     """Whether the comparison `op` (not `exists`) holds between a field's value and a filter's value."""
+    if op == "contains":
+        return isinstance(field, list | tuple) and any(holds("eq", one, value) for one in field)
     if op in ("in", "nin"):
         return any(holds("eq", field, one) for one in value) is (op == "in")
     if op in ("eq", "ne"):
@@ -111,20 +142,20 @@ def unknown_field(condition: Filter, known: Sequence[str]) -> InputError:
     return InputError(f"filter: no example has a field {lacking[0]!r} (fields there: {has})")
 
 
-def _entry(key: object, value: Any) -> Filter:
+def _entry(key: object, value: Any, depth: int) -> Filter:
     if not isinstance(key, str) or not key:
-        raise InputError(f"filter: a field must be a non-empty string, not {key!r}")
+        raise InputError(f"filter: a field must be a non-empty string, not {_shown(key)}")
     if key in ("$and", "$or"):
         if not isinstance(value, list | tuple) or not value:
-            raise InputError(f"filter: {key} takes a list of filters, not {value!r}")
-        parts = tuple(parse_filter(part) for part in value)
+            raise InputError(f"filter: {key} takes a list of filters, not {_shown(value)}")
+        parts = tuple(parse_filter(part, _depth=depth) for part in value)
         return AllOf(parts) if key == "$and" else AnyOf(parts)
     if key == "$not":
-        return Not(parse_filter(value))
+        return Not(parse_filter(value, _depth=depth))
     if key.startswith("$"):
         raise InputError(f"filter: unknown operator {key!r} (known: $and, $or, $not, and {_known()} below a field)")
     if not isinstance(value, Mapping):
-        return Compare(key, "eq", _scalar(key, value))
+        return Compare(key, "eq", scalar(key, value))
     if not value:
         raise InputError(f"filter: {key!r} has no condition: {{}}")
     parts = tuple(_condition(key, op, operand) for op, operand in value.items())
@@ -134,21 +165,43 @@ def _entry(key: object, value: Any) -> Filter:
 def _condition(key: str, op: object, operand: Any) -> Filter:
     name = next((known for known in _OPERATORS if op == f"${known}"), None)
     if name is None:
-        raise InputError(f"filter: unknown operator {op!r} at {key!r} (known: {_known()})")
+        raise InputError(f"filter: unknown operator {_shown(op)} at {key!r} (known: {_known()})")
     if name in ("in", "nin"):
         if not isinstance(operand, list | tuple | set | frozenset):
-            raise InputError(f"filter: {op} at {key!r} takes a list, not {operand!r}")
-        return Compare(key, name, tuple(_scalar(key, one) for one in operand))
+            raise InputError(f"filter: {op} at {key!r} takes a list, not {_shown(operand)}")
+        return Compare(key, name, tuple(scalar(key, one) for one in operand))
     if name == "exists" and not isinstance(operand, bool):
-        raise InputError(f"filter: $exists at {key!r} takes true or false, not {operand!r}")
-    return Compare(key, name, _scalar(key, operand))
+        raise InputError(f"filter: $exists at {key!r} takes true or false, not {_shown(operand)}")
+    return Compare(key, name, scalar(key, operand))
 
 
-def _scalar(key: str, value: Any) -> Any:
-    finite = not isinstance(value, float) or abs(value) < float("inf")
+def scalar(key: str, value: Any) -> Any:
+    """A value that a field can be compared with, plain: of a subclass, such as an enum's, what it is made of.
+
+    Raises:
+        InputError: a list, a mapping or the like, or a number that isn't finite.
+    """
+    kinds: tuple[Any, ...] = (str, int, float)
+    for kind in kinds:
+        if isinstance(value, kind) and not isinstance(value, bool):
+            # By the base class's own method: a subclass may print, hash and compare as it likes.
+            value = kind.__getnewargs__(value)[0]
+    finite = not isinstance(value, float) or math.isfinite(value)
     if (value is not None and not isinstance(value, str | int | float)) or not finite:
-        raise InputError(f"filter: {key!r} can be compared with text, numbers, true, false and null, not {value!r}")
+        raise InputError(
+            f"filter: {key!r} can be compared with text, numbers, true, false and null, not {_shown(value)}"
+        )
+    if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
+        raise InputError(f"filter: {key!r} can't be compared with a whole number of thousands of digits")
     return value
+
+
+def _shown(value: object) -> str:
+    """A value as an error shows it."""
+    try:
+        return f"{value!r:.80}"
+    except (ValueError, RecursionError):  # an integer of thousands of digits, or lists a thousand deep
+        return f"such a {type(value).__name__}"
 
 
 def _kind(value: object) -> str:

@@ -24,7 +24,7 @@ from langchain_rcr.batching import batched, resolved
 from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.errors import InputError
 from langchain_rcr.explaining import Explanation, Structures
-from langchain_rcr.filters import Filter, parse_filter
+from langchain_rcr.filters import Compare, Filter, all_of, joined, pins, scalar
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.making import Made
 from langchain_rcr.pool import Example
@@ -32,6 +32,9 @@ from langchain_rcr.programs.languages import unknown
 from langchain_rcr.prompt import APPENDIX_D
 from langchain_rcr.selection import Constraint, Options
 from langchain_rcr.store import ExampleStore, Pick
+
+_OPEN: Any = object()
+"""A value that isn't given. Not None: where a caller's value is lacking, another's filter mustn't say which it is."""
 
 
 class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector):
@@ -50,10 +53,10 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             or the only variable.
         example_keys: the fields of an example that `select_examples` returns. None: all.
         filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
-            `langchain_rcr.filters.parse_filter`.
-        group: a field, such as `db_id`, of which question and examples must have the same value: a variable of
-            `select_examples` and of chains, a part of the filter of `invoke`. None: as the policy was trained
-            (`data.group`); "": none.
+            `langchain_rcr.filters.parse_filter`. A call's filter and the value of `group` come on top of it.
+        group: a field, such as `db_id` or `tenant`, of which question and examples must have the same value: one text,
+            number or bool, which is a variable of `select_examples` and of chains, and `within` of `invoke` and
+            `batch` (or a part of a filter). None: as the policy was trained (`data.group`); "": none.
         beam_width: how many sequences of picks the beam search keeps; 1: greedy.
         order: the order of the picks in the prompt: as picked, the last pick first ("reversed"), or the most relevant
             to the question alone last, next to the question ("relevance").
@@ -132,7 +135,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             InputError: the query, or the value of `group`, is missing; the message names the keys.
         """
         picks: list[Pick] = []
-        self.invoke(self._query(input_variables), filter=self.filter_for(input_variables), picked=picks, draft=draft)
+        self.invoke(self._query(input_variables), **self.options_for(input_variables), picked=picks, draft=draft)
         return [self._shown(pick) for pick in picks]
 
     async def aselect_examples(
@@ -140,23 +143,23 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
     ) -> list[dict[str, Any]]:
         """`select_examples`, awaited."""
         picks: list[Pick] = []
-        where = self.filter_for(input_variables)
-        await self.ainvoke(self._query(input_variables), filter=where, picked=picks, draft=draft)
+        options = self.options_for(input_variables)
+        await self.ainvoke(self._query(input_variables), **options, picked=picks, draft=draft)
         return [self._shown(pick) for pick in picks]
 
-    def filter_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any] | None:
-        """The filter for a prompt's variables: the field `filter`, and the value that they have for `group`.
+    def options_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any]:
+        """What a call must be told of a prompt's variables: with a `group`, `within`, the value that they have for it.
 
         Raises:
-            InputError: they have none.
+            InputError: they have none, or one that isn't a text, a number or a bool.
         """
         group = self.picks_within
         if not group:
-            return self.filter
+            return {}
         if group not in input_variables:
             names = ", ".join(map(repr, input_variables))
             raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
-        return {**(self.filter or {}), group: input_variables[group]}
+        return {"within": _value_of(group, input_variables[group])}
 
     def add_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
         """Add an example; the next query can pick it.
@@ -223,7 +226,8 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             drafts: `batch`'s, which configured retrievers pass on to `invoke`.
             picked: a list that receives the picks. Then only callbacks see the documents: where there are no callbacks,
                 none are made, and no probabilities computed.
-            **overrides: `k`, `beam_width` and `filter`, each in place of the field; a filter of `{}` for none.
+            **overrides: `k` and `beam_width`, each in place of the field; `filter`, which must hold beside the field;
+                `within`, the value of `group`.
 
         Returns:
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
@@ -298,6 +302,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         k: int | None = None,
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
+        within: str | float | bool = _OPEN,
         draft: str | None = None,
         runner_ups: int = 3,
         structures: Structures | None = None,
@@ -308,7 +313,8 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             query: the question.
             k: overrides the field.
             beam_width: overrides the field.
-            filter: overrides the field; `{}` for none.
+            filter: must hold beside the field.
+            within: the value of `group`.
             draft: a program that the question may have.
             runner_ups: how many other candidates to show at each step.
             structures: maps a program to its local structures, to show which of them each pick adds:
@@ -321,7 +327,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             InputError, PoolError, EngineError: as for `invoke`; runner_ups is not a whole number from 0 on.
         """
         check_fields(runner_ups=runner_ups)
-        options, where = self._options(True, k, beam_width, filter)
+        options, where = self._options(True, k, beam_width, filter, within)
         return self.store.explain(query, options, where, draft=draft, runner_ups=runner_ups, structures=structures)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
@@ -341,17 +347,24 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         k: int | None = None,
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
+        within: Any = _OPEN,
         **strange: Any,
     ) -> tuple[Options, Filter | None]:
         for name in strange:
             drafts = "drafts" if name == "draft" else "draft"  # a batch takes the one, a single question the other
-            raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', drafts))}")
+            raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', 'within', drafts))}")
         k = self.k if k is None else k
         beam_width = self.beam_width if beam_width is None else beam_width
         check_fields(k=k, beam_width=beam_width)
-        where, group = self.filter if filter is None else filter, self.picks_within
-        if group and group not in (where or {}):
-            raise InputError(f"examples are picked within one {group!r}: pass filter={{{group!r}: …}}")
+        where, group = joined(self.filter, filter), self.picks_within
+        if within is not _OPEN:
+            if not group:
+                raise InputError("within: the value of which field? Set the retriever's group")
+            where = all_of(where, Compare(group, "eq", _value_of(group, within)))
+        if group and not pins(where, group):
+            raise InputError(
+                f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
+            )
         constraints: list[Constraint] = []
         by_family = self.store.encoder.family.masks_same_program
         if by_family if self.mask_same_program is None else self.mask_same_program:
@@ -374,7 +387,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             relevance=self.order == "relevance",
             k_min=self.k_min,
         )
-        return options, parse_filter(where) if where else None
+        return options, where
 
     def _query(self, input_variables: Mapping[str, Any]) -> str:
         return query_of(input_variables, self.input_keys, self.source_keys)
@@ -414,6 +427,13 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             has = ", ".join(repr(key) for key in pick.example)
             raise InputError(f"example_keys names {lacking!r}, which the example {pick.id!r} lacks: it has {has}")
         return {key: pick.example[key] for key in self.example_keys}
+
+
+def _value_of(group: str, value: Any) -> Any:
+    """The value of a group, plain; no condition, nor null, by which a lacking value would be one."""
+    if not isinstance(value, str | int | float):
+        raise InputError(f"examples are picked within one {group!r}: text, number or bool, not {type(value).__name__}")
+    return scalar(group, value)
 
 
 def _draft_of(query: str, draft: str | None, drafts: Mapping[str, str] | None) -> str | None:

@@ -5,9 +5,28 @@ import math
 import pytest
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.filters import AllOf, AnyOf, Compare, Not, fields_of, matches, parse_filter, unknown_field
+from langchain_rcr.filters import (
+    AllOf,
+    AnyOf,
+    Compare,
+    Not,
+    fields_of,
+    joined,
+    matches,
+    parse_filter,
+    pins,
+    unknown_field,
+)
 
 ROW = {"db": "geo", "year": 2005, "ok": True, "none": None, "tags": ["a"], "share": 0.5, "nan": math.nan}
+
+
+def deep(times):
+    """A filter in a filter in a filter."""
+    spec = {"a": 1}
+    for _ in range(times):
+        spec = {"$not": spec}
+    return spec
 
 
 @pytest.mark.parametrize(
@@ -54,6 +73,11 @@ def test_filters_are_read(spec, parsed):
         ({"db": {"$exists": False}}, False),
         ({"tags": "a"}, False),
         ({"tags": {"$nin": ["a"]}}, True),
+        ({"tags": {"$contains": "a"}}, True),
+        ({"tags": {"$contains": "A"}}, False),
+        ({"$not": {"tags": {"$contains": "a"}}}, False),
+        ({"db": {"$contains": "g"}}, False),
+        ({"absent": {"$contains": None}}, False),
         ({"year": {"$gt": 2004.5, "$lte": 2005}}, True),
         ({"year": {"$gt": "2004"}}, False),
         ({"year": {"$lte": True}}, False),
@@ -70,6 +94,16 @@ def test_filters_are_read(spec, parsed):
 )
 def test_what_passes(spec, passes):
     assert matches(parse_filter(spec), ROW) is passes
+
+
+def test_filters_are_joined():
+    one, two = Compare("a", "eq", 1), Compare("b", "ne", 2)
+    assert joined() is joined(None, {}) is None
+    assert joined({}, {"a": 1}, None) == one
+    assert joined({"a": 1}, {"b": {"$ne": 2}}) == AllOf((one, two))
+    assert pins(joined({"$and": [{"a": 1}]}, {"b": 3}), "a")
+    for spec in (None, {"b": 1}, {"a": {"$ne": 1}}, {"$not": {"a": 1}}, {"$or": [{"a": 1}, {"b": 1}]}):
+        assert not pins(joined(spec), "a")
 
 
 def test_without_parts():
@@ -95,6 +129,11 @@ def test_without_parts():
         ({"a": {"$gt": math.nan}}, "'a' can be compared with"),
         ({"a": {"$in": [math.inf]}}, "'a' can be compared with"),
         ({"$not": 3}, "must be a mapping"),
+        ({"a": {"$contains": ["a"]}}, "'a' can be compared with"),
+        ({"a": 10**5000}, "'a' can't be compared with a whole number of thousands of digits"),
+        ({"a": {"$in": [[10**5000]]}}, "'a' can be compared with .*not such a list"),
+        (deep(80), "nested more than 50 deep"),
+        (deep(100_000), "nested more than 50 deep"),
     ],
 )
 def test_what_is_no_filter_is_named(spec, message):

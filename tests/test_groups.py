@@ -1,6 +1,7 @@
 """Several databases in one pool: further fields go along, and questions pick within their own database."""
 
 import json
+from enum import StrEnum
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.language_models import FakeListLLM
+from langchain_core.runnables import ConfigurableField
 from rcr_trainer import pipeline
 from rcr_trainer.data import Example, Split, read_split
 from rcr_trainer.errors import DataError
@@ -149,9 +151,86 @@ def test_the_question_has_to_say_its_database(within: SequentialCompositionalRet
         within.invoke("how many rivers")
     assert within.select_examples({"source": "how many rivers", "db_id": "none"}) == []
     narrow = within.model_copy(update={"filter": {"source": {"$ne": "how many rivers"}, "db_id": "shop"}})
-    picked = narrow.select_examples({"source": "how many rivers", "db_id": "geo"})
-    assert {one["db_id"] for one in picked} == {"geo"}
+    picked = narrow.select_examples({"source": "how many rivers", "db_id": "shop"})
+    assert {one["db_id"] for one in picked} == {"shop"}
     assert "how many rivers" not in [one["source"] for one in picked]
+    assert narrow.select_examples({"source": "how many rivers", "db_id": "geo"}) == []
+
+
+NO_VALUES: list[Any] = [
+    *({"$exists": True}, {"$ne": "geo"}, {"$in": ["geo", "shop"]}, {"$eq": "geo"}, {"$gte": ""}, {"$or": []}, {}),
+    *(None, ["geo"], ("geo", "shop"), float("nan"), float("inf"), 10**5000, b"geo", object()),
+]
+
+
+@pytest.mark.parametrize("value", NO_VALUES, ids=lambda value: type(value).__name__)
+def test_a_value_of_a_group_is_no_condition(within: SequentialCompositionalRetriever, value: Any) -> None:
+    chain = semantic_parsing_chain(FakeListLLM(responses=["SELECT 1"]), within, "sql")
+    asked: Any = {"source": "how many rivers", "db_id": value}
+    for ask in (within.select_examples, chain.invoke):
+        with pytest.raises(InputError, match="db_id"):
+            ask(asked)
+    with pytest.raises(InputError, match="db_id"):
+        within.invoke("how many rivers", within=value)
+
+
+OPEN: list[Any] = [
+    *({}, {"db_id": {"$exists": True}}, {"db_id": {"$in": ["geo"]}}, {"$or": [{"db_id": "geo"}, {"db_id": "shop"}]}),
+    *({"$not": {"db_id": "geo"}}, {"db_id": {"$ne": "geo"}}, {"source": "db_id"}, None),
+]
+
+
+@pytest.mark.parametrize("where", OPEN, ids=str)
+def test_a_call_without_a_value_of_the_group_reads_nothing(
+    within: SequentialCompositionalRetriever, where: Any
+) -> None:
+    question = "how many rivers"
+    calls = (within.invoke, lambda one, **options: within.batch([one], **options), within.explain)
+    for call in calls:
+        with pytest.raises(InputError, match="within one 'db_id': pass filter="):
+            call(question, filter=where)
+    for found in (within.invoke(question, filter=where, within="geo"), within.batch([question], within="geo")[0]):
+        assert {document.metadata["db_id"] for document in found} <= {"geo"}
+    of_shop = {row["source"] for row in ROWS if row["db_id"] == "shop"}
+    assert {step.pick.source for step in within.explain(question, within="shop").steps} < of_shop
+    assert within.invoke(question, filter={"db_id": "shop"}, within="geo") == []
+    with pytest.raises(InputError, match="of which field"):
+        within.model_copy(update={"group": ""}).invoke(question, within="geo")
+
+
+def test_a_chain_replaces_no_filter(within: SequentialCompositionalRetriever) -> None:
+    llm, asked = FakeListLLM(responses=["SELECT 1"]), {"source": "list all rivers", "db_id": "geo"}
+    only = {"source": {"$gte": "n"}}
+    flexible = within.configurable_fields(filter=ConfigurableField(id="where"))
+    chain = semantic_parsing_chain(llm, flexible, "sql")
+    bound = semantic_parsing_chain(llm, within.bind(filter=only), "sql")
+    plain = semantic_parsing_chain(llm, within, "sql")
+    found = (
+        chain.invoke(asked, {"configurable": {"where": only}}),
+        bound.invoke(asked),
+        plain.invoke(asked, filter=only),
+        bound.batch([asked])[0],
+    )
+    for answer in found:
+        sources = [pick.metadata["source"] for pick in answer.picks]
+        assert sorted(sources) == ["newest citys", "newest rivers", "newest states"]
+        assert {pick.metadata["db_id"] for pick in answer.picks} == {"geo"}
+    assert plain.invoke(asked, filter={"db_id": "shop"}).picks == ()
+
+
+class Sly(str):
+    """A text that says it is equal to all others."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = str.__hash__
+
+
+def test_values_are_compared_by_what_they_are_made_of(within: SequentialCompositionalRetriever) -> None:
+    for value in (Sly("geo"), StrEnum("Named", {"GEO": "geo"})("geo")):
+        picked = within.select_examples({"source": "how many rivers", "db_id": value})
+        assert {one["db_id"] for one in picked} == {"geo"}
 
 
 async def test_a_chain_asks_each_question_with_examples_of_its_database(

@@ -16,7 +16,7 @@ def in_their_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "path", [str(Path(__file__).parent / "harness"), *sys.path])
 
 
-@pytest.mark.parametrize("target", ["parsers", "answers", "filters", "keys"])
+@pytest.mark.parametrize("target", ["parsers", "answers", "filters", "groups", "keys"])
 def test_fuzz(target: str) -> None:
     fuzz = importlib.import_module("fuzz")
     for seed in range(20):

@@ -30,7 +30,7 @@ VALUES = st.one_of(SCALARS, st.lists(SCALARS, max_size=2), st.dictionaries(TEXTS
 KEYS = st.sampled_from(["a", "b", "'; --", "%s", "", "ä"])
 EXAMPLES = st.lists(st.dictionaries(KEYS, VALUES, max_size=4), min_size=1, max_size=8)
 COMPARISONS = st.one_of(
-    st.builds(Compare, KEYS, st.sampled_from(["eq", "ne", "lt", "lte", "gt", "gte"]), SCALARS),
+    st.builds(Compare, KEYS, st.sampled_from(["eq", "ne", "lt", "lte", "gt", "gte", "contains"]), SCALARS),
     st.builds(Compare, KEYS, st.sampled_from(["in", "nin"]), st.lists(SCALARS, max_size=3).map(tuple)),
     st.builds(Compare, KEYS, st.just("exists"), st.booleans()),
 )

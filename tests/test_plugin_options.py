@@ -57,10 +57,15 @@ def test_a_filter_decides_what_may_be_picked(encoder: TriEncoder, retriever: Seq
     cats = make(encoder, filter={"db": "cats"}, k=3)
     assert sorted(ids(cats.invoke(QUERY))) == ["a", "d", "g"]
     assert sorted(ids(retriever.invoke(QUERY, k=3, filter={"db": {"$in": ["dogs"]}}))) == ["b", "e", "h"]
-    # The call's filter replaces the field's; an empty one means none.
-    early = {"n": {"$lt": 3}}
-    assert sorted(ids(cats.invoke(QUERY, filter=early))) == ["a", "b", "c"]
-    assert ids(cats.invoke(QUERY, k=9, filter={})) == ids(retriever.invoke(QUERY, k=9))
+    # The field's filter holds, whatever the call's says.
+    early = {"n": {"$lt": 5}}
+    assert sorted(ids(cats.invoke(QUERY, filter=early))) == ["a", "d"]
+    assert [sorted(ids(found)) for found in cats.batch([QUERY], filter=early)] == [["a", "d"]]
+    assert {step.pick.id for step in cats.explain(QUERY, filter=early).steps} == {"a", "d"}
+    assert cats.invoke(QUERY, filter={"db": "dogs"}) == []
+    assert ids(cats.invoke(QUERY, k=9, filter={})) == ids(cats.invoke(QUERY, k=9))
+    with pytest.raises(InputError, match="filter: must be a mapping of fields to values, not list"):
+        retriever.invoke(QUERY, filter=[])
     assert {row["db"] for row in cats.select_examples({"source": QUERY})} == {"cats"}
 
 

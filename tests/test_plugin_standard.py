@@ -7,6 +7,7 @@ import pytest
 from documents import same_documents
 from langchain_core.retrievers import BaseRetriever
 from langchain_tests.integration_tests import RetrieversIntegrationTests
+from tenants import selections
 from vector_stores import STORES
 
 from langchain_rcr import ExamplePool, ExampleStore, SequentialCompositionalRetriever, TriEncoder
@@ -67,6 +68,13 @@ def test_programs_that_differ_in_constants_are_one_program(index: Any) -> None:
     masked = SequentialCompositionalRetriever(store=store, k=2, mask_same_program=True)
     for n in range(3):
         assert "c" in {document.id for document in masked.invoke(f"question {n}")}
+
+
+@pytest.mark.slow
+def test_no_selection_reads_another_tenant(index: Any) -> None:
+    outcomes = selections(index, 300)
+    assert len({outcome.partition(":")[0] for outcome in outcomes}) == 11
+    assert sum(count for outcome, count in outcomes.items() if outcome[-1] in "12") > 60
 
 
 @pytest.mark.slow

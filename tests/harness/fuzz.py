@@ -1,4 +1,4 @@
-"""`make fuzz`: parsers, answers, checkpoints, filters, results and cache keys on inputs made from seeds, without end.
+"""`make fuzz`: parsers, answers, checkpoints, filters, groups, results and cache keys on inputs made from seeds, without end.
 
     python tests/harness/fuzz.py --seconds 60              # all targets, the same time each
     python tests/harness/fuzz.py --target parsers --seed 7 # one input again
@@ -41,6 +41,7 @@ from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.rewards.execution import Result
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
+from tenants import TENANTS, over, selection
 from toys import lexical, reseal
 
 from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriEncoder, open_database, query_worker
@@ -314,6 +315,18 @@ def cache_keys(fuzz: Fuzz) -> str:
     return "the same" if same else "different"
 
 
+@cache
+def shared() -> SequentialCompositionalRetriever:
+    """A retriever over several tenants' examples."""
+    return over(None)
+
+
+def groups(fuzz: Fuzz) -> str:
+    """Whatever a group's value is, no selection reads another's examples, and no filter is dropped."""
+    made = fuzz.one(None, *TENANTS, fuzz.value, fuzz.value, lambda: fuzz.value(40))
+    return selection(shared(), fuzz.random, made)
+
+
 TARGETS: dict[str, Callable[[Fuzz], str]] = {
     "parsers": parsers,
     "answers": answers,
@@ -321,6 +334,7 @@ TARGETS: dict[str, Callable[[Fuzz], str]] = {
     "filters": filters,
     "results": results,
     "keys": cache_keys,
+    "groups": groups,
 }
 
 

@@ -8,13 +8,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.filters import AllOf, AnyOf, Filter, Not
+from langchain_rcr.filters import LONGEST_NUMBER, AllOf, AnyOf, Filter, Not
 
 _EXACT = 2**53
 """From here on every float is a whole number."""
-
-_LONGEST_NUMBER = 14_000
-"""Bits; Python reads and writes some more as text."""
 
 _SIGNS = {"eq": "==", "ne": "==", "in": "==", "nin": "==", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
 
@@ -67,6 +64,8 @@ def _predicate(condition: Filter) -> str:
     field = f"$.{_literal(condition.key, f'the field {shown(condition.key)}')}"
     if op == "exists":
         tests = [f"exists({field})"]
+    elif op == "contains":
+        tests = [f"exists({field}[*] ? (@ == {_literal(value, 'a value')}))"]
     else:
         values = value if op in ("in", "nin") else [value]
         tests = [f"{field} {_SIGNS[op]} {_literal(one, 'a value')}" for one in values]
@@ -97,7 +96,7 @@ def _plain(value: Any) -> Any:
             raise ValueError(f"contains {'a NUL character' if chr(0) in value else 'a lone surrogate'}")
         return str(value)
     if isinstance(value, int):
-        if value.bit_length() > _LONGEST_NUMBER:
+        if value.bit_length() > LONGEST_NUMBER:
             raise ValueError("contains a whole number of thousands of digits")
         return int(value)
     if isinstance(value, float):
