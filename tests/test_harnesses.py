@@ -26,6 +26,7 @@ def test_fuzz(target: str) -> None:
 def test_soak() -> None:
     soak = importlib.import_module("soak")
     assert soak.at_once("memory", soak.MemoryIndex(), 5)
+    assert soak.tenants("memory", soak.MemoryIndex(), 50)
     assert soak.changes("memory", soak.MemoryIndex(), 0.2)
     assert soak.changes("vector store", soak.VectorStoreIndex(soak.InMemoryVectorStore), 0.2, during=False)
 

@@ -33,6 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from langchain_core.vectorstores import InMemoryVectorStore
+from tenants import selections
 from toys import lexical
 
 from langchain_rcr import SequentialCompositionalRetriever
@@ -219,6 +220,16 @@ def postgres() -> Iterator[str | None]:
         server.cleanup()
 
 
+def tenants(name: str, index: CandidateIndex, count: int = 6_000) -> bool:
+    """Selections of all kinds within one tenant each; any that reads another's examples raises."""
+    begin = time.perf_counter()
+    outcomes = selections(index, count)
+    refused = sum(times for outcome, times in outcomes.items() if outcome.endswith("refused"))
+    seconds = time.perf_counter() - begin
+    print(f"{name}: {outcomes.total():,} selections of tenants, {refused:,} refused, {seconds:.0f} s", flush=True)
+    return refused < count / 2
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--count", type=int, default=1_000_000, help="questions (default: %(default)s)")
@@ -233,16 +244,19 @@ def main() -> int:
             gc.collect()
     for name, index in local.items():
         fine &= at_once(name, index())
+        fine &= tenants(name, index())
     engines = {**local, "FAISS, HNSW": lambda: FaissIndex("hnsw"), "FAISS, IVF": lambda: FaissIndex("ivf", nlist=2)}
     for name, index in engines.items():
         fine &= changes(name, index(), arguments.seconds)
     fine &= at_once("vector store", VectorStoreIndex(InMemoryVectorStore))
     fine &= changes("vector store", VectorStoreIndex(InMemoryVectorStore), arguments.seconds, during=False)
+    fine &= tenants("vector store", VectorStoreIndex(InMemoryVectorStore))
     with postgres() as url:
         if url is not None:
             from langchain_rcr.index.pgvector import PgVectorIndex
 
             fine &= at_once("PostgreSQL", PgVectorIndex(url, "at once", wait_timeout_s=3600))
+            fine &= tenants("PostgreSQL", PgVectorIndex(url, "tenants", wait_timeout_s=3600))
             fine &= changes("PostgreSQL", PgVectorIndex(url, "changes", wait_timeout_s=3600), arguments.seconds)
     return 0 if fine else 1
 
