@@ -32,10 +32,29 @@ from langchain_rcr.programs.tree import Tree, unfold
 _COMPARISONS = ("eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "glob", "is", "in", "between")
 _SET_OPERATIONS = ("union", "except", "intersect")
 _CHANGES = ("update", "delete", "merge")
+_QUERIES = ("select", *_SET_OPERATIONS, *_CHANGES)
 _PLAIN_JOINS = frozenset({"INNER", "OUTER", "CROSS"})
-_NOISE = frozenset({"alias", "over", "join_mark", "laterals"})
-# Arguments that are True where a query says the word.
-_FLAGS = {name: name for name in ("ignore", "overwrite", "only", "ordinality")} | {"offset": "ordinality"}
+# All that sqlglot tells of a statement is in its tree, save for what is named here: by the name of an argument, or by
+# that of a node and an argument.
+_LEFT_OUT = {
+    "a name that the writer chose": "alias pivot.columns",
+    "how it is written": "datatype.nested literal.is_string limitoptions.rows coalesce.is_nvl coalesce.is_null "
+    "array.bracket_notation array.value_constructor",
+    "said by the kind of join": "lateral.outer lateral.cross_apply",
+    "what a dialect's operator or function does, whatever the query": "typed div.safe dpipe.safe concat.safe "
+    "concat.coalesce concatws.safe concatws.coalesce concatws.flatten trycast.safe count.big_int round_input "
+    "only_json_types scalar_only json_subtype null_propagation null_safe null_is_empty null_delim_is_null "
+    "null_returns_null null_on_zero_variance null_if_no_match null_if_pos_overflow nulls_excluded check_null "
+    "zero_on_all_null zero_is_msb zero_based zero_start empty_is_zero empty_if_group_missing "
+    "empty_delimiter_returns_whole negative_length_returns_empty part_index_zero_as_one clamp_position "
+    "casts_non_integer_decimals fractions_supported requires_int128 date_part_boundary preserve_end_of_month "
+    "input_type_preserved struct_name_inheritance full_match uuid.is_string identify_pivot_strings "
+    "prefixed_pivot_columns pivot_column_naming value_columns_first",
+}
+_NOT_SAID = frozenset(" ".join(_LEFT_OUT.values()).split())
+# What is said for True and False, where it isn't the argument's name, or nothing.
+_TRUE = {"unnest.offset": "ordinality", "lock.wait": "nowait"}
+_FALSE = {"lock.wait": "skip locked", "cte.materialized": "not materialized"}
 _TABLE_PARTS = ("pivots", "sample", "version", "when", "changes", "partition", "ordinality", "only")
 _STAR_PARTS = ("except", "replace", "rename", "ilike")
 _PIVOT_PARTS = ("expressions", "field", "fields", "using", "group", "default_on_null")
@@ -102,9 +121,9 @@ class SqlExpander:
         self._nulls = dialect.NULL_ORDERING
         self._strings = double_quotes_are_strings
         self._opened: dict[int, _Scope] = {}
+        self._flattened: set[int] = set()  # the nodes whose joins stand elsewhere
         self._rules: dict[str, Callable[[Any, _Scope], _Node]] = {
-            "select": self._query,
-            "column": lambda node, scope: (self._column_label(node, scope), self._star(node.this, scope)),
+            "column": self._column_node,
             "table": self._named,
             "identifier": lambda node, _: (self._fold(node) if names else ANON_COLUMN, []),
             "literal": lambda node, _: (_string(node.this) if node.is_string else node.this, []),
@@ -114,14 +133,18 @@ class SqlExpander:
             "star": lambda node, scope: ("*", self._star(node, scope)),
             "var": lambda node, _: (node.name.lower(), []),
             "datatype": self._data_type,
-            "anonymous": lambda node, scope: (node.name.lower(), _worded(node, _pieces(node.expressions, scope))),
+            "anonymous": lambda node, scope: (node.name.lower(), _worded(node, self._rest(node, scope, "this"))),
+            "escape": self._escape,
             "ordered": self._ordered,
             "pivot": self._pivot,
             "and": self._connector,
             "or": self._connector,
             **dict.fromkeys(_COMPARISONS, self._comparison),
-            **dict.fromkeys((*_SET_OPERATIONS, *_CHANGES), self._query),
+            **dict.fromkeys(_QUERIES, self._query),
         }
+        if type(dialect).__name__ == "SQLite":  # where IS compares anything, which newer sqlglot reads as below
+            self._rules["nullsafeeq"] = lambda node, scope: ("is", self._compared(node, scope))
+            self._rules["nullsafeneq"] = lambda node, scope: ("not", [("is", self._compared(node, scope))])
 
     def tree(self, statement: Any) -> Tree:
         """Return the statement's tree."""
@@ -132,22 +155,39 @@ class SqlExpander:
             return piece
         node, scope = _bare(piece[0]), piece[1]
         rule = self._rules.get(node.key)
-        return rule(node, scope) if rule else (node.key, self._below(node, scope))
+        expanded = rule(node, scope) if rule else (node.key, self._below(node, scope))
+        # NOT LIKE is a LIKE with this argument to sqlglot, a NOT with LIKE below it to older versions.
+        return ("not", [expanded]) if node.args.get("negate") else expanded
 
     def _below(self, node: Any, scope: _Scope) -> list[_Piece]:
-        return _worded(node, [piece for name in node.arg_types for piece in self._part(node, name, scope)])
+        return _worded(node, self._rest(node, scope))
+
+    def _rest(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
+        """What is below a node, but for some arguments."""
+        pieces: list[_Piece] = []
+        names = _arguments(type(node))
+        for name in names if node.args.keys() <= node.arg_types.keys() else dict.fromkeys((*names, *node.args)):
+            if name not in taken:
+                pieces += self._part(node, name, scope)
+        return pieces
 
     def _part(self, node: Any, name: str, scope: _Scope) -> list[_Piece]:
         value = node.args.get(name)
-        if value is True:
-            return [(_FLAGS[name], [])] if name in _FLAGS else []
-        return [] if name in _NOISE else _pieces(value, scope)
+        if value is None or name == "negate":
+            return []
+        if name in ("joins", "laterals"):
+            return [] if id(node) in self._flattened else self._joined(_flattened(_joins(node, name)), scope)
+        return [(value, scope)] if _is_node(value) else _pieces(value, scope, f"{node.key}.{name}")
+
+    def _column_node(self, node: Any, scope: _Scope) -> _Node:
+        below = self._star(node.this, scope)
+        return self._column_label(node, scope), [*below, *self._rest(node, scope, "this", "table", "db", "catalog")]
 
     def _named(self, node: Any, scope: _Scope) -> _Node:
         """A table, or a function that returns one, with what is done to it."""
         is_function = _is_node(node.this) and not isinstance(node.this, exp.Identifier)
         label, below = self._expand((node.this, scope)) if is_function else (self._table(node, scope).label, ())
-        return label, [*below, *(piece for name in _TABLE_PARTS for piece in self._part(node, name, scope))]
+        return label, [*below, *self._rest(node, scope, "this", "db", "catalog")]
 
     def _star(self, node: Any, scope: _Scope) -> list[_Piece]:
         if not isinstance(node, exp.Star):
@@ -162,52 +202,65 @@ class SqlExpander:
                 for item in (items if isinstance(items, list) else filter(None, [items]))
             ]
             parts += [(name, below)] if below else []
-        return parts
+        return parts + self._rest(node, scope, *_STAR_PARTS, *(f"{name}_" for name in _STAR_PARTS))
 
     def _ordered(self, node: Any, scope: _Scope) -> _Node:
         descends, nulls_first = bool(node.args.get("desc")), bool(node.args.get("nulls_first"))
         piece: _Piece = ("desc", [(node.this, scope)]) if descends else (node.this, scope)
         # sqlglot fills in what the dialect does by itself.
-        if nulls_first == (self._nulls != "nulls_are_last" and descends != (self._nulls == "nulls_are_small")):
-            return self._expand(piece)
-        return f"nulls {'first' if nulls_first else 'last'}", [piece]
+        if nulls_first != (self._nulls != "nulls_are_last" and descends != (self._nulls == "nulls_are_small")):
+            piece = (f"nulls {'first' if nulls_first else 'last'}", [piece])
+        rest = self._rest(node, scope, "this", "desc", "nulls_first")
+        return ("ordered", [piece, *rest]) if rest else self._expand(piece)
 
     def _query(self, node: Any, outer: _Scope) -> _Node:
         scope = self._open(node, outer)
         late = replace(scope, sees_aliases=True)
         below: list[_Piece] = []
-        parts = {name.rstrip("_"): value for name, value in node.args.items() if value is not None}
-        for name in _clauses(tuple(node.arg_types)):
-            value = parts.get(name)
-            if value is None:
+        for name in _arguments(type(node)):
+            value = node.args.get(name)
+            if value is None or (name == "distinct" and isinstance(value, bool)):
                 continue
-            if name == "with":
-                below.append(("with", [("cte", [(cte.this, scope)]) for cte in value.expressions]))
-            elif name == "from":
-                below.extend(self._from(node, scope))
+            if name in ("with", "with_"):
+                ctes: list[_Piece] = [("cte", self._rest(cte, scope)) for cte in value.expressions]
+                below.append(("with", [*self._rest(value, scope, "expressions"), *ctes]))
+            elif name in ("from", "from_"):
+                self._flattened.add(id(node))
+                below += self._joined(_relations(node), scope)
             else:
-                below.extend(_pieces(value, late if name in _SEES_ALIASES else scope))
+                below += self._part(node, name, late if name in _SEES_ALIASES else scope)
         keeps_all = node.key in _SET_OPERATIONS and node.args.get("distinct") is False
         return node.key + (" all" if keeps_all else ""), below
 
-    def _from(self, node: Any, scope: _Scope) -> list[_Piece]:
+    def _joined(self, relations: Iterable[tuple[Any, Any]], scope: _Scope) -> list[_Piece]:
         tables: list[_Piece] = []
         joins: list[_Piece] = []
-        for relation, join in _relations(node):
+        for relation, join in relations:
+            self._flattened.add(id(relation))
             words = [] if join is None else [str(join.args.get(name) or "") for name in ("method", "side", "kind")]
             if relation.key == "lateral" and (relation.args.get("outer") or relation.args.get("cross_apply") is False):
                 words = ["left"]
             kind = " ".join(word.lower() for word in words if word and word.upper() not in _PLAIN_JOINS)
-            condition = [] if join is None else _pieces([join.args.get("on"), *(join.args.get("using") or [])], scope)
+            condition = [] if join is None else self._rest(join, scope, "this", "method", "side", "kind")
             if kind or condition:
                 joins.append((f"{kind} join".lstrip(), [(relation, scope), *condition]))
             else:
                 tables.append((relation, scope))
-        return [("from", tables), *joins]
+        return [("from", tables), *joins] if tables else joins
 
     def _comparison(self, node: Any, scope: _Scope) -> _Node:
+        return node.key, self._compared(node, scope)
+
+    def _compared(self, node: Any, scope: _Scope) -> list[_Piece]:
         subject, *others = self._below(node, scope)
-        return node.key, [subject, *[self._operand(piece) for piece in others]]
+        return [subject, *[self._operand(piece) for piece in others]]
+
+    def _escape(self, node: Any, scope: _Scope) -> _Node:
+        """LIKE with the character that escapes; of `a NOT LIKE b ESCAPE c`, too, the whole is negated."""
+        below = self._below(node, scope)
+        if not node.this.args.get("negate"):
+            return "escape", below
+        return "not", [("escape", [*self._expand(below[0])[1], *below[1:]])]
 
     def _operand(self, piece: _Piece) -> _Piece:
         if self._strings and isinstance(piece[0], exp.Column) and not piece[0].table:
@@ -217,15 +270,14 @@ class SqlExpander:
         return piece
 
     def _pivot(self, node: Any, scope: _Scope) -> _Node:
-        parts = [piece for name in _PIVOT_PARTS for piece in _pieces(node.args.get(name), scope)]
         if not node.args.get("unpivot"):
-            return "pivot", parts
-        for part, _ in parts:
+            return "pivot", self._rest(node, scope)
+        for part, _ in self._rest(node, scope, "unpivot"):
             # Names of new columns, which older sqlglot takes for columns of the table.
-            new = part.this if part.key == "in" else part
-            if new.key == "column":
+            new = part.this if getattr(part, "key", "") == "in" else part
+            if getattr(new, "key", "") == "column":
                 new.replace(new.this)
-        return "unpivot", [piece for name in _PIVOT_PARTS for piece in _pieces(node.args.get(name), scope)]
+        return "unpivot", self._rest(node, scope, "unpivot")
 
     def _connector(self, node: Any, scope: _Scope) -> _Node:
         parts: list[_Piece] = []
@@ -247,10 +299,12 @@ class SqlExpander:
         kind = getattr(node.this, "value", None)
         if kind is None:
             return "datatype", self._below(node, scope)
-        return str(kind).lower(), _pieces(node.expressions, scope)
+        return str(kind).lower(), self._rest(node, scope, "this")
 
     def _fold(self, identifier: Any) -> str:
         name = str(identifier.name)
+        if identifier.args.get("temporary") or identifier.args.get("global") or identifier.args.get("global_"):
+            name = f"#{name}" if identifier.args.get("temporary") else f"##{name}"  # as T-SQL writes it
         heeds_case = identifier.args.get("quoted") and self._strategy in ("LOWERCASE", "UPPERCASE")
         if heeds_case and not (self._strategy == "UPPERCASE" and name.isupper()):
             return name
@@ -286,9 +340,8 @@ class SqlExpander:
             source = scope.ctes[self._fold(cte.args["alias"].this)] = _Source("cte")
             source.columns = self._columns(cte, scope)
         targets = [query.args.get(name) for name in ("this", "using")] if query.key in _CHANGES else []
-        for relation in (*targets, *(relation for relation, _ in _relations(query))):
-            if _is_node(relation):
-                self._enter(relation, scope)
+        for relation, _ in (*_flattened([(target, None) for target in targets]), *_relations(query)):
+            self._enter(relation, scope)
         if query.key == "select":
             aliased = [item for item in query.expressions if item.key == "alias"]
             scope.aliases = {self._fold(item.args["alias"]): self._meaning(item, scope, True) for item in aliased}
@@ -337,9 +390,11 @@ class SqlExpander:
 
 
 @cache
-def _clauses(arguments: tuple[str, ...]) -> tuple[str, ...]:
-    names = dict.fromkeys((*_CLAUSES, *(name.rstrip("_") for name in arguments)))
-    return tuple(name for name in names if name not in _NOISE and name != "joins")
+def _arguments(kind: Any) -> tuple[str, ...]:
+    """The arguments that are in the tree, in their order there."""
+    first = {"table": _TABLE_PARTS, "pivot": _PIVOT_PARTS}.get(kind.key, _CLAUSES if kind.key in _QUERIES else ())
+    names = sorted(kind.arg_types, key=lambda name: first.index(said) if (said := name.rstrip("_")) in first else 99)
+    return tuple(name for name in names if not {name, f"{kind.key}.{name}"} & _NOT_SAID)
 
 
 def _within(names: ChainMap[str, _Source]) -> ChainMap[str, _Source]:
@@ -357,14 +412,17 @@ def _is_node(value: Any) -> bool:
     return hasattr(value, "arg_types")
 
 
-def _pieces(value: Any, scope: _Scope) -> list[_Piece]:
-    pieces: list[_Piece] = []
-    for item in value if isinstance(value, list) else [value]:
-        if isinstance(item, str):
-            pieces.append((item.lower(), []))
-        elif _is_node(item):
-            pieces.append((item, scope))
-    return pieces
+def _pieces(value: Any, scope: _Scope, name: str = "") -> list[_Piece]:
+    """What stands for the value of an argument; of True and False, by the argument's name."""
+    if _is_node(value):
+        return [(value, scope)]
+    if isinstance(value, list):
+        return [piece for item in value for piece in _pieces(item, scope)]
+    if isinstance(value, bool):
+        word = _TRUE.get(name, name.partition(".")[2].strip("_").replace("_", " ")) if value else _FALSE.get(name)
+    else:
+        word = None if value is None else str(getattr(value, "value", value)).lower()
+    return [] if word is None else [(word, [])]
 
 
 def _bare(node: Any) -> Any:
@@ -376,26 +434,41 @@ def _bare(node: Any) -> Any:
 
 def _means_nothing(node: Any) -> bool:
     if node.key == "subquery":
-        return not any(value for name, value in node.args.items() if name not in ("this", "alias"))
-    return node.key in ("paren", "alias", "datatypeparam")
+        return not _said(node, "this", "alias")
+    return node.key in ("paren", "alias") or (node.key == "datatypeparam" and not _said(node, "this"))
+
+
+def _said(node: Any, *but: str) -> bool:
+    """Whether a node has more arguments than these."""
+    return any(value for name, value in node.args.items() if name not in but)
 
 
 def _relations(query: Any) -> Iterator[tuple[Any, Any]]:
     """Yield what a query reads from, each with its join (None for the first), joins in brackets flattened."""
     source = _arg(query, "from")
-    stack = [] if source is None else [(source.this, None)]
-    stack += [(join.this, join) for join in query.args.get("joins") or []]
-    stack += [(lateral, None) for lateral in query.args.get("laterals") or []]
-    stack.reverse()
+    first = [] if source is None else [(source.this, None)]
+    return _flattened([*first, *_joins(query, "joins"), *_joins(query, "laterals")])
+
+
+def _joins(node: Any, name: str) -> list[tuple[Any, Any]]:
+    """What is joined to a node, each with its join."""
+    joined = node.args.get(name) or []
+    return [(item.this, item) if name == "joins" else (item, None) for item in joined]
+
+
+def _flattened(relations: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
+    stack = [*relations][::-1]
     while stack:
         relation, join = stack.pop()
-        while _is_node(relation) and relation.key == "subquery" and not relation.alias:
+        while _is_node(relation):
+            stack += [*_joins(relation, "joins"), *_joins(relation, "laterals")][::-1]
+            if relation.key != "subquery" or _said(relation, "this", "joins", "laterals"):
+                yield relation, join
+                break
             if not _is_node(relation.this) or relation.this.key not in ("table", "subquery"):
+                yield relation, join
                 break
             relation = relation.this
-        if _is_node(relation):
-            stack += [(inner.this, inner) for inner in reversed(relation.args.get("joins") or [])]
-            yield relation, join
 
 
 def _worded(node: Any, below: list[_Piece]) -> list[_Piece]:
