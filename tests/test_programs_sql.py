@@ -82,7 +82,7 @@ CLAUSES = {
     ("bigquery", "select t.* except (a, b) from t"): "select(t.*(except(t.a, t.b)), from(t))",
     ("bigquery", "select * replace (b + 1 as a) from t"): "select(*(replace(a(add(t.b, 1)))), from(t))",
     ("bigquery", "select a from t for system_time as of b"): "select(t.a, from(t(version(timestamp, as of, t.b))))",
-    ("postgres", "select a from t tablesample system (10)"): "select(t.a, from(t(tablesample(system, 10))))",
+    ("postgres", "select a from t tablesample system (10)"): "select(t.a, from(t(tablesample(system, percent(10)))))",
     ("postgres", "select * from f(1) with ordinality as u"): "select(*, from(f(1, ordinality)))",
     ("", "select * from unnest([1]) with ordinality as u"): "select(*, from(unnest(array(1), ordinality)))",
     ("", "select a from t order by a nulls last, b desc"): "select(t.a, from(t), order(nulls last(t.a), desc(t.b)))",

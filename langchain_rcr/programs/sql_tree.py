@@ -52,6 +52,8 @@ _LEFT_OUT = {
     "prefixed_pivot_columns pivot_column_naming value_columns_first",
 }
 _NOT_SAID = frozenset(" ".join(_LEFT_OUT.values()).split())
+# Nodes whose parts are known by what they are, so that none needs a name where one before it isn't there.
+_BY_KIND = frozenset({*_QUERIES, "insert", "create", "case", "table", "in", "limit", "offset", "order"})
 # What is said for True and False, where it isn't the argument's name, or nothing.
 _TRUE = {"unnest.offset": "ordinality", "lock.wait": "nowait"}
 _FALSE = {"lock.wait": "skip locked", "cte.materialized": "not materialized"}
@@ -165,10 +167,19 @@ class SqlExpander:
     def _rest(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
         """What is below a node, but for some arguments."""
         pieces: list[_Piece] = []
-        names = _arguments(type(node))
+        names, lacks = _arguments(type(node)), False
         for name in names if node.args.keys() <= node.arg_types.keys() else dict.fromkeys((*names, *node.args)):
-            if name not in taken:
-                pieces += self._part(node, name, scope)
+            if name in taken:
+                continue
+            part = self._part(node, name, scope)
+            if not part:
+                lacks = lacks or not node.arg_types.get(name)
+            elif lacks and node.key not in _BY_KIND and _is_node(node.args[name]) and not node.arg_types.get(name):
+                # `a[:1]` has not what `a[1:]` has, in its place.
+                said = name.rstrip("_")
+                is_known = node.args[name].key.startswith(("var", said.replace("_", "")))
+                part = part if is_known else [(said, part)]
+            pieces += part
         return pieces
 
     def _part(self, node: Any, name: str, scope: _Scope) -> list[_Piece]:
@@ -318,8 +329,12 @@ class SqlExpander:
     def _column(self, node: Any, scope: _Scope) -> tuple[str, str]:
         name = "*" if isinstance(node.this, exp.Star) else self._fold(node.this)
         if node.args.get("table") is not None:
-            table = self._fold(node.args["table"])
-            source = scope.sources.get(table)
+            parts = [self._fold(node.args[part]) for part in ("catalog", "db", "table") if node.args.get(part)]
+            table, source = ".".join(parts), scope.sources.get(parts[-1])
+            if len(parts) > 1 and (source is None or not f".{source.label}".endswith(f".{table}")):
+                # A field of a field, or one of several tables of this name.
+                source, head = None, scope.sources.get(parts[0])
+                table = table if head is None else ".".join([head.label, *parts[1:]])
         elif scope.sees_aliases and name in scope.aliases:
             return "", scope.aliases[name]
         else:
