@@ -185,23 +185,118 @@ def test_values_are_anonymised() -> None:
         "1 + 1",
         "select",
         "select from",
-        "select 1; select 2",
         "-- select 1",
-        "select 1; -- a\nselect 2",
         "select a from t where",
         "select 'a",
         "select (a from t",
         "show me the cities",
-        "explain select 1",
         "alter table t foo bar baz",
-        "set x = 1",
+        "explain this",
+        "call me",
+        "select 1; the end",
+        "select {{ a",
+        "{{ a }}",
+        "{{ a }} {{ b }}",
         "answer(city(all))",
         "\0",
     ],
 )
-def test_what_is_not_one_statement_is_none(text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_no_statement_is_none(text: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         assert parse(text, "sql") is None
+    assert caplog.records == []
+
+
+STATEMENTS = {
+    ("", "drop table if exists t"): "drop(table, t, exists)",
+    ("sqlite", "alter table t add column a int"): "alter(t, table, columndef(a, int))",
+    ("", "truncate table t"): "truncatetable(t)",
+    ("", "describe t"): "describe(t)",
+    ("mysql", "show tables"): "show(tables)",
+    ("", "set x = 1"): "set(setitem(eq(x, 1)))",
+    ("", "values (1, 2)"): "values(tuple(1, 2))",
+    ("", "call f(1)"): "call(f(1))",
+    ("", "explain select 1"): "explain(select(1))",
+    ("postgres", "explain (costs off) select 1"): "explain(\\(costs off\\), select(1))",
+    (
+        "sqlite",
+        "explain query plan select 1; drop table t",
+    ): "statements(explain(query plan, select(1)), drop(table, t))",
+    ("sqlite", "replace into t values (1)"): "insert(t, values(tuple(1)), replace)",
+    ("mysql", "select 2; replace into t values (1)"): "statements(select(2), insert(t, values(tuple(1)), replace))",
+    ("", "select 1; -- a\nselect 2"): "statements(select(1), select(2))",
+    ("tsql", "declare @d int = 3; select @d"): (
+        "statements(declare(declareitem(parameter(d), int, 3)), select(parameter(d)))"
+    ),
+    ("", "select x.a from {{ ref('o') }} x where x.a > {{ var('n') }}"): (
+        "select({{ ref\\('o'\\) }}.a, from({{ ref\\('o'\\) }}), where(gt({{ ref\\('o'\\) }}.a, {{ var\\('n'\\) }})))"
+    ),
+    ("", "{{ config() }} -- it's\nselect a from t {% if x %} {{ tail() }} where a {# {{ no }} #} > 1 {% endif %}"): (
+        "statements({{ config\\(\\) }}, {% if x %}, {% endif %}, select(t.a, from(t), where(gt(t.a, 1))), {{ tail\\(\\) }})"
+    ),
+    ("", "select '{{ a }}' from db.{{ b }}"): "select('{{ a }}', from(db.{{ b }}))",
+}
+
+
+@pytest.mark.parametrize(("dialect", "text"), STATEMENTS)
+def test_statements_of_all_kinds_are_read(dialect: str, text: str) -> None:
+    assert str(parse(text, f"sql:{dialect}" if dialect else "sql")) == STATEMENTS[dialect, text]
+
+
+def test_the_macros_of_a_template_are_no_names_of_tables() -> None:
+    shapes = ProgramSpec("sql", anonymize="names")
+    assert shapes.key("select a from {{ ref('o') }}") == shapes.key("select b from t")
+    assert ProgramSpec("sql").key("select a from {{ ref('o') }}") != ProgramSpec("sql").key(
+        "select a from {{ ref('p') }}"
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select a from t where interval_days = 30 and note like '{long}'",
+        "select a from t where d > now() - interval '3' day and note like '{long}'",
+        "select a from t where note = '{long}' and d > now() - interval '3 days'",
+        "select a <-> '[{long}]' from t where d > now() - interval '1' day and interval_in_days = '{long}'",
+    ],
+)
+def test_a_long_string_beside_an_interval_is_read(text: str) -> None:
+    assert parse(text.format(long="0.1," * 100), "sql:postgres") is not None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "select interval '{digits}' day",
+        "select interval '1' day '{digits}' hour",
+        "select interval '1' day + '{digits}' hour",
+        "select interval {digits} day",
+        "select generate_series(a, b, '{digits}')",
+    ],
+)
+@pytest.mark.parametrize("language", ["sql", "sql:postgres", "sql:mysql", "sql:snowflake"])
+def test_a_long_interval_is_refused_in_a_line(text: str, language: str, caplog: pytest.LogCaptureFixture) -> None:
+    started = time.thread_time()
+    assert parse(text.format(digits="9" * 20_000), language) is None
+    assert time.thread_time() - started < 0.5
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("langchain_rcr")] == [
+        f"SQL of {len(text) - 8 + 20_000} characters is not read: an interval of "
+        f"{'20,000' if '{digits} day' in text and 'interval {' in text else '20,002'} characters"
+    ]
+
+
+@pytest.mark.parametrize("link", ["[1]", ".f()", "[a:b]", "[1].f()", "(1)[1]"])
+@pytest.mark.parametrize("language", ["sql", "sql:postgres", "sql:duckdb", "sql:bigquery", "sql:snowflake"])
+def test_a_long_chain_is_refused_in_a_line(link: str, language: str, caplog: pytest.LogCaptureFixture) -> None:
+    started = time.thread_time()
+    assert parse(f"select f(a){link * 5_000} from t", language) is None
+    assert parse(f"select a from t where {' and '.join([f'f(a){link * 40} = 1'] * 30)}", language) is None
+    assert time.thread_time() - started < 0.5
+    assert {record.getMessage().partition(": ")[2] for record in caplog.records} == {
+        "more than 30,000 tokens, each [1] or .f() of a chain counting all before it"
+    }
+    caplog.clear()
+    parse(f"select {', '.join([f'f(a){link * 3} + g(b){link}'] * 100)} from t", language)
     assert caplog.records == []
 
 

@@ -130,7 +130,7 @@ def test_a_negated_condition_is_its_negation(language: str, condition: str, quer
         ("sql:postgres", ("a is not null", "a notnull", "not (a is null)", "not a isnull")),
         ("sql:sqlite", ("a is not null", "a notnull", "a not null", "not (a is null)")),
         ("sql:sqlite", ("a is not 3", "not (a is 3)", "not a is 3")),
-        ("sql:sqlite", ("not (a is b)", "a is not b", "not a is b")),
+        ("sql:postgres", ("a not like b", "not (a like b)", "not a like b", "(not a like b)")),
     ],
 )
 def test_spellings_of_a_negation_are_one_program(language: str, same: tuple[str, ...]) -> None:
@@ -138,7 +138,7 @@ def test_spellings_of_a_negation_are_one_program(language: str, same: tuple[str,
     queries = [f"select a from t where {condition}" for condition in same]
     keys = {spec.key(query) for query in queries if not IS_OLD or spec.tree(query)}
     assert len(keys) == 1
-    assert "not(is(" in keys.pop()
+    assert "where(not(" in keys.pop()
 
 
 DIFFERENT = [

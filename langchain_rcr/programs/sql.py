@@ -1,11 +1,17 @@
-"""SQL queries and data changes, read by sqlglot; `sql_tree` says what their trees look like."""
+"""SQL statements, read by sqlglot; `sql_tree` says what their trees look like.
+
+Several statements are the children of `statements`; EXPLAIN and CALL have what they explain and call below them. Of
+Jinja, `{{ … }}` stands for a name or a value and is a leaf, as it is written; a block or macro call that stands for
+none (`{% if … %}`, `{{ config(…) }}` at the beginning) is a leaf beside the statements, which are read as if it said
+nothing.
+"""
 
 from __future__ import annotations
 
 import logging
 import re
 import threading
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs.languages import unknown
@@ -17,20 +23,41 @@ try:
 except ImportError as error:
     raise MissingExtraError("sqlglot", "sql") from error
 
-from langchain_rcr.programs.sql_tree import SqlExpander
+from langchain_rcr.programs.sql_tree import PLACEHOLDER, SqlExpander
 
-# sqlglot descends recursively, some 20 Python frames a bracket, and reads a token in about 15 µs.
+logger = logging.getLogger(__name__)
+
+# sqlglot descends recursively, some 20 Python frames a bracket, and reads a token in about 15 µs; each [1] or .f() of
+# `a[1][1].f()` takes about as long as all before it.
 _MAX_DEPTH = 32
 _MAX_TOKENS = 30_000
-# In a query with INTERVAL it searches strings in quadratic time, 3 s for 5,000 digits.
+# It searches the string of an interval in quadratic time, 3 s for 5,000 digits.
 _LONGEST_INTERVAL = 200
+_MAX_JINJA = 500
 _TOKEN = re.compile(r"""'[^']*'|"[^"]*"|\w+|\S""")
 _NESTING = {**dict.fromkeys(("(", "[", "{", "case"), 1), **dict.fromkeys((")", "]", "}", "end"), -1)}
 _PREFIXES = frozenset({"not", "-", "+", "~"})
+_LINKS, _CLOSERS, _OPERATORS = frozenset("[.:"), frozenset(")]"), frozenset("+-*/%=<>|&,;")
+# Older sqlglot lacks some.
+_STATEMENT_NAMES = """
+    Alter AlterSession Analyze Attach Block Cache Comment Commit DDL DML Declare Describe Detach Drop Execute Export Get
+    Grant IfBlock Kill LoadData Pragma Put Query Refresh Revoke Rollback Set Show Summarize Transaction TruncateTable
+    Uncache Undrop Use Values WhileBlock
+"""
+_STATEMENTS = tuple(getattr(exp, name) for name in _STATEMENT_NAMES.split() if hasattr(exp, name))
+_REPLACE = re.compile(r"\A\s*replace(?=\s+into\b)", re.IGNORECASE)
+_EXPLAINED = re.compile(
+    r"\s*(query\s+plan|plan\s+for|analy[sz]e|verbose|extended|formatted|partitions|\([^()]*\))(?!\w)", re.IGNORECASE
+)
+# What isn't closed takes the rest of the text, so that it costs one scan.
+_JINJA = re.compile(
+    r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(\{\{.*?(?:\}\}|\Z)|\{%.*?(?:%\}|\Z)|\{\#.*?(?:\#\}|\Z))""", re.DOTALL
+)
+_LEAF = re.compile(rf"{PLACEHOLDER}([0-9]{{1,3}})__")
 
 
 class SqlParser:
-    """Parses one SQL statement.
+    """Parses SQL statements.
 
     Args:
         dialect: the name of one of sqlglot's dialects; empty for its own tolerant mix.
@@ -47,7 +74,7 @@ class SqlParser:
         self._double_quotes_are_strings = dialect in ("", "sqlite")
 
     def parse(self, text: str) -> Tree | None:
-        """Return the statement's tree; None for what is not one query or data change, or is too long or deep."""
+        """Return the tree of a statement, or of several; None for what is none, or is too long or deep."""
         return self._tree(text, names=True)
 
     def shape(self, text: str) -> Tree | None:
@@ -55,44 +82,147 @@ class SqlParser:
         return self._tree(text, names=False)
 
     def _tree(self, text: str, *, names: bool) -> Tree | None:
-        if not _is_tractable(text):
-            return None
-        statement = self._statement(text)
-        if statement is None:
+        template = _template(text)
+        if template is None or not _is_tractable(template.text):
             return None
         expander = SqlExpander(self._dialect, self._double_quotes_are_strings, names=names)
         try:
-            return expander.tree(statement)
+            statements = self._statements(template.text)
+            if not statements:
+                return None
+            if not template.leaves and not template.blocks:
+                return expander.tree(statements[0] if len(statements) == 1 else ("statements", statements))
+            tree = template.filled(expander.tree(("statements", statements)), names)
+            return tree if len(tree.children) > 1 else tree.children[0]
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
             # A syntax tree that only odd input has, or a caller that left less stack than _MAX_DEPTH allows for.
             return None
 
-    def _statement(self, text: str) -> Any:
+    def _statements(self, text: str) -> list[Any]:
+        """The statements of a text, as `SqlExpander.tree` takes them; none if one of them isn't read."""
+        found = [self._statement(each) for each in self._parsed(_REPLACE.sub("insert or replace", text, count=1))]
+        return [] if None in found else found
+
+    def _statement(self, node: Any) -> Any:
+        if node.key == "command":  # which sqlglot doesn't read
+            word = str(node.this).lower()
+            rest = getattr(node.expression, "name", node.expression)
+            if word == "explain":
+                return self._explained(rest)
+            if word == "replace":
+                statements = self._statements(f"replace {rest}") if _REPLACE.match(f"replace {rest}") else []
+                return statements[0] if len(statements) == 1 else None
+            called = self._parsed(f"select {rest}") if word == "call" else []
+            functions = called[0].args.get("expressions") or [] if len(called) == 1 else []
+            return ("call", functions) if len(functions) == 1 and isinstance(functions[0], exp.Func) else None
+        # `select` alone, which sqlglot accepts, is none
+        return node if isinstance(node, _STATEMENTS) and any(node.args.values()) else None
+
+    def _explained(self, text: str) -> Any:
+        words: list[Any] = []
+        while word := _EXPLAINED.match(text):
+            words.append((" ".join(word[1].lower().split()), []))
+            text = text[word.end() :]
+        statements = self._statements(text)
+        return ("explain", [*words, *statements]) if statements else None
+
+    def _parsed(self, text: str) -> list[Any]:
         _quiet.active = True
         try:
             # A comment behind the semicolon is a statement to sqlglot, of the kind Semicolon.
-            statements = [each for each in self._dialect.parse(text) if each and each.key != "semicolon"]
+            return [each for each in self._dialect.parse(text) if each and each.key != "semicolon"]
         except Exception:  # on odd input sqlglot raises exceptions of any kind, such as RecursionError
-            return None
+            return []
         finally:
             _quiet.active = False
-        if len(statements) != 1 or not isinstance(statements[0], (exp.Query, exp.DML, exp.DDL)):
+
+
+class _Template(NamedTuple):
+    """SQL without Jinja.
+
+    Attributes:
+        text: with a name in the place of each `{{ … }}`.
+        leaves: what the names stand for.
+        blocks: what was taken out.
+    """
+
+    text: str
+    leaves: list[str]
+    blocks: list[str]
+
+    def filled(self, tree: Tree, names: bool) -> Tree:
+        """The tree with its names replaced, and beside the statements what was taken out or isn't in them."""
+        seen: set[int] = set()
+
+        def leaf(match: re.Match[str]) -> str:
+            number = int(match[1])
+            seen.add(number)
+            return self.leaves[number] if number < len(self.leaves) else match[0]
+
+        tree = tree.fold(lambda label, below: Tree(_LEAF.sub(leaf, label), tuple(below)))
+        others = [text for number, text in enumerate(self.leaves) if names and number not in seen]
+        return Tree(tree.label, (*map(Tree, self.blocks), *tree.children, *map(Tree, others)))
+
+
+def _template(text: str) -> _Template | None:
+    """Take the Jinja out of a text; None if it isn't closed, or too much."""
+    leaves: list[str] = []
+    blocks: list[str] = []
+    parts: list[str] = []
+    if "{{" not in text and "{%" not in text and "{#" not in text:
+        return _Template(text, leaves, blocks)
+    at, begins = 0, True  # nothing but blanks, comments and blocks so far
+    for match in _JINJA.finditer(text):
+        block, before = match[1], text[at : match.start()]
+        parts.append(before)
+        at = match.end()
+        begins = begins and not before.strip() and match[0][0] not in "'\""
+        if block is None:
+            parts.append(match[0])
+            continue
+        if len(block) < 4 or block[-2:] != {"{": "}}", "%": "%}", "#": "#}"}[block[1]] or len(leaves) >= _MAX_JINJA:
             return None
-        # `select` alone, which sqlglot accepts
-        return statements[0] if any(statements[0].args.values()) else None
+        said = " ".join(block.split())
+        if block[1] == "{" and not begins:
+            parts.append(f"{PLACEHOLDER}{len(leaves)}__")
+            leaves.append(said)
+        else:
+            parts.append(" ")
+            blocks += [] if block[1] == "#" else [said]
+    return _Template("".join([*parts, text[at:]]), leaves, blocks) if len(blocks) <= _MAX_JINJA else None
 
 
 def _is_tractable(text: str) -> bool:
-    """Whether brackets, CASE … END and prefix operators nest shallowly enough for sqlglot, in few enough tokens."""
-    depth = prefixes = 0
-    longest = _LONGEST_INTERVAL if "interval" in text.lower() else len(text)
+    """Whether sqlglot reads a text in about the time of its tokens, and those are few enough; says so if not."""
+    depth = prefixes = work = interval = 0
+    begins = [0] * (_MAX_DEPTH + 2)  # where the operand begins, at each depth
+    last = refused = ""
+    strings_are_short = "generate_series" in text.lower()  # its last may be an interval without the word
     for count, match in enumerate(_TOKEN.finditer(text)):
         length = match.end() - match.start()
-        token = match[0].lower() if length < 5 else ""
+        token = match[0].lower() if length < 9 else match[0][0]
         prefixes = prefixes + 1 if token in _PREFIXES else 0
-        depth = max(0, depth + _NESTING.get(token, 0))
-        if count == _MAX_TOKENS or max(depth, prefixes) > _MAX_DEPTH or length > longest:
+        step = _NESTING.get(token)
+        if token in _LINKS and last in _CLOSERS:
+            work += count - begins[depth]
+        elif token in _OPERATORS:
+            begins[depth] = count
+        if step is not None:
+            depth = max(0, depth + step)
+            begins[depth] = count if step > 0 else begins[depth]
+        # INTERVAL '1' DAY '2' HOUR …: 2 before a string, 1 before its unit.
+        if length > _LONGEST_INTERVAL and (interval == 2 or strings_are_short):
+            refused = f"an interval of {length:,} characters"
+        if token != "+":  # noqa: S105
+            interval = 2 if interval == 1 or token == "interval" else interval == 2 and not token[:1].isalpha()  # noqa: S105
+        if max(depth, prefixes) > _MAX_DEPTH:
+            refused = f"nested more than {_MAX_DEPTH} deep"
+        elif count + work > _MAX_TOKENS:
+            refused = f"more than {_MAX_TOKENS:,} tokens, each [1] or .f() of a chain counting all before it"
+        if refused:
+            logger.warning("SQL of %d characters is not read: %s", len(text), refused)
             return False
+        last = token
     return True
 
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
@@ -29,6 +29,8 @@ from sqlglot import exp
 from langchain_rcr.programs.anonymize import ANON_COLUMN, ANON_TABLE
 from langchain_rcr.programs.tree import Tree, unfold
 
+PLACEHOLDER = "__jinja"
+"""What a name begins with that stands for something else than a column or table."""
 _COMPARISONS = ("eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "glob", "is", "in", "between")
 _SET_OPERATIONS = ("union", "except", "intersect")
 _CHANGES = ("update", "delete", "merge")
@@ -149,8 +151,8 @@ class SqlExpander:
             self._rules["nullsafeneq"] = lambda node, scope: ("not", [("is", self._compared(node, scope))])
 
     def tree(self, statement: Any) -> Tree:
-        """Return the statement's tree."""
-        return unfold((statement, _Scope()), self._expand)
+        """Return the tree of a statement, or of a label with what is below it: statements and labels in turn."""
+        return unfold(_within_label(statement), self._expand)
 
     def _expand(self, piece: _Piece) -> _Node:
         if isinstance(piece[0], str):
@@ -338,7 +340,7 @@ class SqlExpander:
         elif scope.sees_aliases and name in scope.aliases:
             return "", scope.aliases[name]
         else:
-            table, source = "", scope.source_of(name)
+            table, source = "", None if name.startswith(PLACEHOLDER) else scope.source_of(name)
         return (table, name) if source is None else (source.label, source.columns.get(name, name))
 
     def _table(self, node: Any, scope: _Scope) -> _Source:
@@ -410,6 +412,12 @@ def _arguments(kind: Any) -> tuple[str, ...]:
     first = {"table": _TABLE_PARTS, "pivot": _PIVOT_PARTS}.get(kind.key, _CLAUSES if kind.key in _QUERIES else ())
     names = sorted(kind.arg_types, key=lambda name: first.index(said) if (said := name.rstrip("_")) in first else 99)
     return tuple(name for name in names if not {name, f"{kind.key}.{name}"} & _NOT_SAID)
+
+
+def _within_label(statement: Any) -> _Piece:
+    if isinstance(statement, tuple):
+        return statement[0], [_within_label(each) for each in statement[1]]
+    return statement, _Scope()
 
 
 def _within(names: ChainMap[str, _Source]) -> ChainMap[str, _Source]:
