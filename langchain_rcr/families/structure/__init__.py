@@ -88,7 +88,7 @@ class StructureFamily(Family):
         if settings.implied:
             spec = replace(spec, implied=implied_values([(item.source, item.target) for item in items], spec))
         inventory = Inventory.fit(spec, [item.target for item in items], settings.dim)
-        if not len(inventory):
+        if not any(spec.structures(item.target) for item in items):
             raise InputError(
                 f"none of {len(items)} programs parses as '{spec.language}': the structure family reads programs"
             )
@@ -100,7 +100,7 @@ class StructureFamily(Family):
         )
 
     def fit(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: int) -> None:
-        """See `Family.fit`; questions whose program doesn't parse take no part."""
+        """See `Family.fit`."""
         from langchain_rcr.families.structure.fit import fit
 
         fit(encoder, questions, folds, seed=seed)

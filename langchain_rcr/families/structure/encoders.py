@@ -90,7 +90,7 @@ class ProgramEncoder(Encoder):
         self.weight = nn.Parameter(torch.ones(len(inventory)))
 
     def featurize(self, items: Sequence[Item]) -> Programs:
-        """The columns of each item's program; of unseen structures labels alone, of what doesn't parse nothing."""
+        """The columns of each item's program; of unseen structures labels alone, of what doesn't parse its tokens."""
         lengths = np.array([len(item.source) + len(item.target) for item in items], dtype=np.float32)
         return Programs(self.inventory.rows([item.target for item in items], spare=True), lengths)
 

@@ -90,7 +90,7 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: 
 
     Args:
         encoder: fitted in place.
-        questions: the training questions with their programs; those whose program doesn't parse are not landmarks.
+        questions: the training questions with their programs; those whose program has no column are not landmarks.
         folds: of these questions.
         seed: of the sample and of the nets.
     """

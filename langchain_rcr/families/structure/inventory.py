@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.families.encoder import Vocabulary
 from langchain_rcr.folds import text_hash
-from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs import TOKENS, ProgramSpec, Tree, anonymize, local_structures, parse
 from langchain_rcr.progress import track
 from langchain_rcr.rows import SparseRows
 
@@ -22,6 +22,10 @@ SPARE = 64
 """Columns of every vector that are kept free for labels that come in after training."""
 MARKS = 3
 """Of them that one label takes: with three, two labels hardly ever share all."""
+_UNREAD = "~"
+"""What the labels of a program begin with that doesn't parse: its tokens."""
+_MOST_UNREAD = 4_000
+"""Characters of it that are read: enough to tell programs apart."""
 _LINK = re.compile(" (->|<->) ")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NO_LETTERS = re.compile(r"[\W\d_]+")
@@ -52,10 +56,10 @@ class Inventory(Vocabulary):
 
         Args:
             spec: how programs are read.
-            programs: the pool's; those that don't parse have no structures.
+            programs: the pool's; of those that don't parse, the structures of their tokens.
             limit: the most columns. If there are more, those that make up most of the programs are kept.
         """
-        found = Counter(frozenset(spec.structures(text)) for text in programs)
+        found = Counter(_structures(spec, text) for text in programs)
         owners: dict[str, list[int]] = {}
         for number, names in enumerate(found):
             for name in names:
@@ -74,8 +78,7 @@ class Inventory(Vocabulary):
     def rows(self, programs: Sequence[str], *, spare: bool = False) -> SparseRows:
         """(N, columns) which columns each program has: the share of the column's structures that it has.
 
-        Structures that the pool didn't have when the inventory was made have no column; a program that doesn't parse
-        has none at all.
+        Structures that the pool didn't have when the inventory was made have no column.
 
         Args:
             programs: the programs.
@@ -83,7 +86,7 @@ class Inventory(Vocabulary):
         """
         read: dict[str, dict[int, float]] = {}
         for text in track([*dict.fromkeys(programs)], "reading programs"):
-            counts = Counter(self._number[name] for name in self.spec.structures(text) if name in self._number)
+            counts = Counter(self._number[name] for name in _structures(self.spec, text) if name in self._number)
             read[text] = {column: counts[column] / float(self.sizes[column]) for column in sorted(counts)}
             if spare:
                 places = sorted({place for marks in self.spare(text).values() for place in marks})
@@ -97,8 +100,13 @@ class Inventory(Vocabulary):
         )
 
     def spare(self, program: str) -> dict[str, list[int]]:
-        """The program's labels that the inventory lacks, each with its places among the `SPARE` columns."""
+        """The program's labels that the inventory lacks, each with its places among the `SPARE` columns.
+
+        A program that doesn't parse and has no token in the inventory has a single label, itself.
+        """
         labels = [name for name in self.spec.structures(program) if name not in self._number and not _LINK.search(name)]
+        if not labels and not any(name in self._number for name in _structures(self.spec, program)):
+            labels = [f"{_UNREAD}{text_hash(self.spec.key(program))}"] if program.strip() else []
         return {label: list(_marks(label)) for label in sorted(labels)}
 
     def has(self, program: str) -> NDArray[np.bool_]:
@@ -151,6 +159,15 @@ class Inventory(Vocabulary):
         if inventory.lengths.max(initial=1) > inventory.spec.max_size:
             raise ValueError(f"a structure has more than {inventory.spec.max_size} nodes")
         return inventory
+
+
+def _structures(spec: ProgramSpec, program: str) -> frozenset[str]:
+    """The structures of a program, those of its tokens if it doesn't parse; theirs are those of no other program."""
+    found = spec.structures(program)
+    if found or (tree := parse(program[:_MOST_UNREAD], TOKENS)) is None:
+        return found
+    tree = anonymize(tree, everywhere=True).fold(lambda label, below: Tree(f"{_UNREAD}{label}", tuple(below)))
+    return local_structures(tree, spec.max_size)
 
 
 @lru_cache(maxsize=4096)
