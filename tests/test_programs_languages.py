@@ -148,6 +148,11 @@ def test_python_parsing_leaks_no_warning() -> None:
         ("python", "f()" * 300_000, None),
         ("python", "a\n" * 500_000, None),
         ("python", "+".join(["1"] * 50_000), None),
+        ("python", "f'" + "{x}" * 133_000 + "'", None),
+        ("python", 'x + rF"' + "{x!r:{y}}" * 40_000 + '"', None),
+        ("python", "f'{x}' " * 66_000, None),
+        ("python", "f'" + "{x}" * 7_000 + "'", 14_001),
+        ("python", "[" + "{}, " * 20_000 + "'{']", 20_002),
     ],
     ids=lambda value: f"{value[:12]}…" if isinstance(value, str) else str(value),
 )
@@ -156,6 +161,21 @@ def test_deep_or_huge_text_is_quick(language: str, text: str, nodes: int | None)
     tree = parse(text, language)
     assert time.process_time() - started < 2
     assert (None if tree is None else len(tree)) == nodes
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("f'" + "{x}" * 10_000 + "'", "Python of 30003 characters is not read: f-strings of more than 8,000 fields"),
+        ("x" * 400_001, "Python of 400001 characters is not read: more than 400,000"),
+    ],
+    ids=["fields", "characters"],
+)
+def test_python_that_takes_too_long_is_refused_in_a_line(
+    text: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert parse(text, "python") is None
+    assert [record.getMessage() for record in caplog.records] == [said]
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -232,7 +232,8 @@ STATEMENTS = {
         "select({{ ref\\('o'\\) }}.a, from({{ ref\\('o'\\) }}), where(gt({{ ref\\('o'\\) }}.a, {{ var\\('n'\\) }})))"
     ),
     ("", "{{ config() }} -- it's\nselect a from t {% if x %} {{ tail() }} where a {# {{ no }} #} > 1 {% endif %}"): (
-        "statements({{ config\\(\\) }}, {% if x %}, {% endif %}, select(t.a, from(t), where(gt(t.a, 1))), {{ tail\\(\\) }})"
+        "statements({{ config\\(\\) }}, {% if x %}, {% endif %}, "
+        "select(t.a, from(t), where(gt(t.a, 1))), {{ tail\\(\\) }})"
     ),
     ("", "select '{{ a }}' from db.{{ b }}"): "select('{{ a }}', from(db.{{ b }}))",
 }

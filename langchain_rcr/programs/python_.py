@@ -13,13 +13,19 @@
 from __future__ import annotations
 
 import ast
+import logging
+import re
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from langchain_rcr.programs.tree import Tree, unfold
 
+logger = logging.getLogger(__name__)
+
 _MAX_CHARACTERS = 400_000  # takes about a second if the statements are as short as possible
+_MAX_FIELDS = 8_000  # of f-strings: Python up to 3.11 takes time by their square, 11 s for 130,000
+_F_STRING = re.compile(r"""(?<!\w)(?:[fF][rR]?|[rR][fF])['"]""")
 
 
 def _sign(op: Any) -> str:
@@ -48,7 +54,10 @@ class PythonParser:
 
     def parse(self, text: str) -> Tree | None:
         """Return the program's tree, or None for what is not Python, or more than Python's own parser takes."""
-        if len(text) > _MAX_CHARACTERS:
+        has_fields = text.count("{") > _MAX_FIELDS and _F_STRING.search(text)
+        if len(text) > _MAX_CHARACTERS or has_fields:
+            said = f"f-strings of more than {_MAX_FIELDS:,} fields" if has_fields else f"more than {_MAX_CHARACTERS:,}"
+            logger.warning("Python of %d characters is not read: %s", len(text), said)
             return None
         try:
             with warnings.catch_warnings():

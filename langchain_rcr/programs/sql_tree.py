@@ -169,7 +169,7 @@ class SqlExpander:
     def _rest(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
         """What is below a node, but for some arguments."""
         pieces: list[_Piece] = []
-        names, lacks = _arguments(type(node)), False
+        names, lacks = _arguments(node.__class__), False
         for name in names if node.args.keys() <= node.arg_types.keys() else dict.fromkeys((*names, *node.args)):
             if name in taken:
                 continue
@@ -230,7 +230,7 @@ class SqlExpander:
         scope = self._open(node, outer)
         late = replace(scope, sees_aliases=True)
         below: list[_Piece] = []
-        for name in _arguments(type(node)):
+        for name in _arguments(node.__class__):
             value = node.args.get(name)
             if value is None or (name == "distinct" and isinstance(value, bool)):
                 continue
