@@ -18,6 +18,9 @@ _TYPES = ("int", "text", "decimal(10, 2)", "timestamp", "varchar(5)", "array<int
 _FUNCTIONS = ("coalesce", "f", "concat", "my_function", "greatest")
 _BINARY = ("+", "-", "*", "/", "%", "||", "=", "<>", "<", ">=", "and", "or", "like", "is not distinct from")
 _JOINS = (" join ", " left join ", " cross join ", ", ", " natural join ", " full outer join ")
+_STATEMENTS = ("drop table", "alter table", "truncate table", "describe", "show", "set x =", "use", "values", "vacuum")
+_LINKS = ("[1]", ".f()", "[1].f()", "::int", "->'a'", "[a:b]", "(1)", " is null", " collate x")
+_JINJA = ("{{ ref('x') }}", "{{ x }}", "{% if x %}", "{% endif %}", "{# it's #}", "{{", "}}", "{%", "'{{ x }}'", "{{}}")
 _PIECES = (
     *"()[]{}'\",:;.=+-*<>_#\\\n `$?@&|!%~^/\t\x00\ufeff\ud800é",
     *(
@@ -107,7 +110,8 @@ class Fuzz:
 
     def python(self, depth: int = 4) -> str:
         if depth == 0 or self.random.random() < 0.2:
-            return str(self.one("x", "a.b", self.number, self.string, "None", "...", 'f"{x!r:>{y}}"', "b'\\xff'"))
+            fields = "f'" + "{x}" * self.length() + "'"
+            return str(self.one("x", "a.b", self.number, self.string, "None", fields, 'f"{x!r:>{y}}"', "b'\\xff'"))
         inner = self.some(lambda: self.python(depth - 1), 2, 3)
         return str(
             self.one(
@@ -117,6 +121,7 @@ class Fuzz:
                 f"[{', '.join(inner)}]",
                 f"{{{inner[0]}: {inner[1]}}}",
                 f"({inner[0]})[{inner[1]}:]",
+                f"x{self.one('[1]', '.f()', '(1)') * self.one(1, 8, 40)}",
                 f"(lambda x: {inner[0]})",
                 f"[x for x in {inner[0]} if {inner[1]}]",
                 f"({inner[0]} if {inner[1]} else {inner[-1]})",
@@ -135,7 +140,18 @@ class Fuzz:
         return str(self.one(f"[{', '.join(inner)}]", f"{{{entries}}}", f'{{"name": "f", "arguments": {inner[0]}}}'))
 
     def sql(self) -> str:
-        """A statement of SQL."""
+        """SQL: a statement, now and then several, or with Jinja in it."""
+        chance = self.random.random()
+        if chance < 0.1:
+            return self.one("; ", ";\n", " ; -- x\n").join(self.some(self._statement, 2, 4))
+        if chance < 0.2:
+            words = self._statement().split(" ")
+            for _ in range(self.random.randint(1, 3)):
+                words.insert(self.random.randint(0, len(words)), self.one(*_JINJA))
+            return " ".join(words)
+        return self._statement()
+
+    def _statement(self) -> str:
         make = self.one(
             self._query,
             self._query,
@@ -146,6 +162,9 @@ class Fuzz:
             lambda: f"delete from {self._name()} where {self._value(2)}",
             lambda: f"create table {self._name()} as {self._query(2)}",
             lambda: f"create table x ({self._name()} {self.one(*_TYPES)} not null, primary key ({self._name()}))",
+            lambda: f"{self.one('explain ', 'explain analyze ', 'call ', 'replace into t ')}{self._query(1)}",
+            lambda: f"{self.one(*_STATEMENTS)} {self._name()}",
+            lambda: f"select {self._name()}{self.one(*_LINKS) * self.length()} from t",
         )
         return str(make)
 

@@ -409,7 +409,9 @@ class SqlExpander:
 @cache
 def _arguments(kind: Any) -> tuple[str, ...]:
     """The arguments that are in the tree, in their order there."""
-    first = {"table": _TABLE_PARTS, "pivot": _PIVOT_PARTS}.get(kind.key, _CLAUSES if kind.key in _QUERIES else ())
+    first = {"table": _TABLE_PARTS, "pivot": _PIVOT_PARTS, "drop": ("kind",)}.get(
+        kind.key, _CLAUSES if kind.key in _QUERIES else ()
+    )
     names = sorted(kind.arg_types, key=lambda name: first.index(said) if (said := name.rstrip("_")) in first else 99)
     return tuple(name for name in names if not {name, f"{kind.key}.{name}"} & _NOT_SAID)
 
