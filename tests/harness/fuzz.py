@@ -1,4 +1,4 @@
-"""`make fuzz`: parsers, answers, checkpoints, filters, groups, results and cache keys on inputs made from seeds, without end.
+"""`make fuzz`: parsers, answers, checkpoints, filters, groups, results and cache keys on inputs from seeds.
 
     python tests/harness/fuzz.py --seconds 60              # all targets, the same time each
     python tests/harness/fuzz.py --target parsers --seed 7 # one input again
@@ -40,8 +40,8 @@ from rcr_trainer.llm.openai_ import completed, identity_of
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.rewards.execution import Result
 from safetensors.torch import load_file, save_file
-from tiny_bert import tiny_bert
 from tenants import TENANTS, over, selection
+from tiny_bert import tiny_bert
 from toys import lexical, reseal
 
 from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriEncoder, open_database, query_worker
