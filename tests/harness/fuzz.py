@@ -1,4 +1,4 @@
-"""`make fuzz`: parsers, answers, checkpoints, filters, groups, results, cache keys: on inputs made from seeds, endlessly.
+"""`make fuzz`: parsers, answers, checkpoints, filters, groups, results and cache keys on inputs made from seeds.
 
     python tests/harness/fuzz.py --seconds 60              # all targets, the same time each
     python tests/harness/fuzz.py --target parsers --seed 7 # one input again
