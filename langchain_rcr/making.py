@@ -92,7 +92,8 @@ class Made:
         if pool is not None:
             return cls(store=ExampleStore(encoder, pool, index, append=append), **fields)
         if index is not None:
-            store = ExampleStore(encoder, ExamplePool(source_key=source_key, target_key=target_key), index)
+            empty = ExamplePool(source_key=source_key, target_key=target_key)
+            store = ExampleStore(encoder, empty, index, append=True)
             if store.index.count():
                 return cls(store=store, **fields)
         stored = stored_pool(folder, source_key, target_key)

@@ -256,6 +256,8 @@ def _content(example: Example, without: Collection[str] = ()) -> str:
 
 def _same(example: Example, other: Example) -> bool:
     """Whether an engine that keeps JSON could have made one of the other."""
+    if repr(example) == repr(other):  # which is faster
+        return True
     texts = _content(example), _content(other)
     if texts[0] == texts[1]:
         return True

@@ -74,8 +74,7 @@ class ExampleStore:
     Args:
         encoder: the trained encoder; put in inference mode.
         pool: what the engine shall hold, and the keys of questions and programs. Examples that it has are left as they
-            are; those that are new or have changed are encoded here, and changed ones replaced. Without examples, the
-            pool is what the engine holds.
+            are; those that are new or have changed are encoded here, and changed ones replaced.
         index: the engine; None: one in memory.
         folder: where `save` may have left the vectors of the pool; then nothing is encoded.
         append: whether examples that the engine holds and that aren't in `pool` stay beside it.
@@ -121,7 +120,7 @@ class ExampleStore:
 
     def _changes(self, pool: ExamplePool, append: bool) -> tuple[list[int], list[str]]:
         """What makes the engine hold the pool: the positions of the examples to add, and the ids that they replace."""
-        count = self.index.count() if len(pool) else 0
+        count = self.index.count()
         known = self.index.known(pool.ids) if count else set()
         fresh, gone = [at for at, example_id in enumerate(pool.ids) if example_id not in known], list[str]()
         if count > len(known) and not append:

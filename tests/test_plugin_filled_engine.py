@@ -10,6 +10,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from test_plugin_saved import EXAMPLES, QUERY, build, count_encoded
 from test_plugin_selectors import WordCounts
 from test_plugin_standard import ENGINES, PARAMS
+from toys import lexical
 
 from langchain_rcr import (
     CheckpointError,
@@ -68,6 +69,9 @@ def test_others_are_refused_or_kept_where_that_is_asked_for(
     assert (encoded, index.count()) == ([], 5)
     with pytest.raises(PoolError, match="holds 5 examples that are not among these 2: append=True"):
         SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved", examples=STRANGERS, index=index)
+    with pytest.raises(PoolError, match="holds 5 examples that are not among these 0: append=True"):
+        opened(encoder, [], index)
+    assert shown(opened(encoder, [], index, append=True)) == texts(EXAMPLES)
     assert shown(opened(encoder, STRANGERS, index, append=True)) == texts([*EXAMPLES, *STRANGERS])
     assert encoded == [2]
     # What was opened so is opened so again; with all of them as examples, too; and without any.
@@ -194,10 +198,37 @@ def test_a_changed_pool_over_an_old_collection_says_what_to_rebuild(tmp_path: Pa
     again = make(rows, WordCounts(), chroma.Chroma, **options, **store)
     assert again.store.index.count() == len(rows)
     more = [*rows, *({"source": f"name the {b}", "target": f"list(every({b}))"} for b in "abcde")]
-    rebuild = r"others filled it: give the examples a new collection, or delete this one first; they are encoded anew"
-    for make_store in (chroma.Chroma, VectorStoreIndex(chroma.Chroma, collection_name="old", **store)):
-        given = {"index": make_store} if isinstance(make_store, VectorStoreIndex) else {**options, **store}
-        with pytest.raises(CheckpointError, match="new collection, or delete this one first; they are encoded anew"):
-            make(more, WordCounts(), None if "index" in given else make_store, **{"language": "functional", **given})
-    with pytest.raises(CheckpointError, match=rebuild):
+    rebuild = "give the examples a new collection, or delete this one first; they are encoded anew"
+    # The one meets the old vectors with its probe, the other reads what the pool says of itself.
+    with pytest.raises(CheckpointError, match=f"others filled it: {rebuild}"):
         make(more, WordCounts(), chroma.Chroma, **options, **store)
+    with pytest.raises(CheckpointError, match=f"holds {len(rows)} examples encoded by other encoders .*: {rebuild}"):
+        make(
+            more,
+            WordCounts(),
+            index=VectorStoreIndex(chroma.Chroma, collection_name="old", **store),
+            language="functional",
+        )
+    foreign = {"collection_name": "foreign", **store}
+    chroma.Chroma.from_texts(["a text"], WordCounts(), **foreign)
+    with pytest.raises(CheckpointError, match=f"others filled it: {rebuild}"):
+        make(more, WordCounts(), index=VectorStoreIndex(chroma.Chroma, **foreign), language="functional")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["Milvus", "QdrantVectorStore"])
+def test_so_do_stores_that_cannot_be_asked_without_vectors(encoder: TriEncoder, tmp_path: Path, name: str) -> None:
+    def make() -> VectorStoreIndex:
+        if name == "Milvus":
+            milvus = pytest.importorskip("langchain_milvus")
+            return VectorStoreIndex(milvus.Milvus, connection_args={"uri": str(tmp_path / "old.db")}, auto_id=False)
+        client = {"path": str(tmp_path)}
+        qdrant = pytest.importorskip("langchain_qdrant").QdrantVectorStore
+        return VectorStoreIndex(qdrant.construct_instance, client_options=client, collection_name="old")
+
+    index = make()
+    opened(encoder, EXAMPLES, index)
+    if name == "QdrantVectorStore":
+        index._opened.client.close()  # type: ignore[attr-defined]
+    with pytest.raises(CheckpointError, match="others filled it: give the examples a new collection, or delete"):
+        opened(lexical(EXAMPLES, 48), EXAMPLES, make())

@@ -60,6 +60,9 @@ _HEADERS = ("", None)
 _AT_ONCE = 256
 """Documents written or looked up by one call of the store."""
 
+_OF_LENGTHS = ("dim", "shape")
+"""In what stores say of vectors of another length."""
+
 _REBUILD = (
     "give the examples a new collection, or delete this one first; they are encoded anew. from_examples fits another "
     "encoder where questions or programs change"
@@ -211,18 +214,20 @@ class VectorStoreIndex(InThisThread):
     def bind(self, fingerprint: str, dim: int) -> None:
         """See `CandidateIndex.bind`. Makes the store, unless it was given."""
         with self._lock:
-            if self._store is None:
-                self._embeddings.size = dim + 1
-                try:
+            try:
+                if self._store is None:
+                    self._embeddings.size = dim + 1
                     self._store = self._ask(self._make)
-                except EngineError as error:  # of a store that checks the collection, or adds a probe to it
-                    if "dim" not in str(error).lower():
-                        raise
-                    msg = f"{error}; these encoders make vectors of {dim} + 1 numbers, others filled it: {_REBUILD}"
-                    raise CheckpointError(msg) from error
-                self.name = type(self._store).__name__
-            header = self._header()
-            if header is None and self._beside(1):
+                    self.name = type(self._store).__name__
+                header = self._header()
+                foreign = header is None and self._beside(1)
+            except EngineError as error:
+                # Not all stores can say what they hold without a vector of the length that they hold.
+                if not any(word in str(error).lower() for word in _OF_LENGTHS):
+                    raise
+                msg = f"{error}; these encoders make vectors of {dim} + 1 numbers, others filled it: {_REBUILD}"
+                raise CheckpointError(msg) from error
+            if foreign:
                 raise EngineError(f"{self.name} holds documents but no pool: add the examples to an empty collection")
             if header is None or (not header.count and header.dim == dim):
                 if self._embeddings.size != dim + 1:
