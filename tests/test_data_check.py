@@ -64,7 +64,7 @@ def test_every_row_that_needs_fixing_is_named_up_to_ten(capsys, files):
     assert lines[at + 11] == "      … and 2 more"
     at = lines.index("! rows without question or program, which are left out: 1")
     assert lines[at + 1] == "      line 25"
-    at = lines.index("! programs that don't parse as sql, which train nothing: 1 of 13")
+    at = lines.index("! programs that don't parse as sql, which count by their tokens alone: 1 of 13")
     assert lines[at + 1] == "      line 26: SELECT FROM ("
     assert lines[-1] == "To fix: 3, marked with !"
 

@@ -194,7 +194,7 @@ def _check_rows(check: FileCheck, spec: ProgramSpec) -> None:
     check.note(len(blank), "rows without question or program, which are left out: {count}", blank, fix=True)
     broken = set(unparsed(examples, spec))
     numbers = [number for number, example in enumerate(examples) if example.id in broken]
-    text = f"programs that don't parse as {spec.language}, which train nothing: {{count}} of {{total}}"
+    text = f"programs that don't parse as {spec.language}, which count by their tokens alone: {{count}} of {{total}}"
     if 2 * len(numbers) > len(examples):
         text += f" ({guess_language([example.target for example in examples])[1]})"
     places = [f"{check.place(number)}: {_short(examples[number].target)}" for number in numbers]
