@@ -63,7 +63,8 @@ NEW = rows(["purple"])
 def test_a_new_label_has_columns_of_its_own():
     inventory = Inventory.fit(SPEC, ["f(a)"], 100)
     assert inventory.spare("f(a)") == {}
-    assert inventory.spare("f ( b") == {}
+    assert inventory.spare(" ") == {}
+    assert [len(places) for places in inventory.spare("f ( b").values()] == [3]  # one label for all that isn't read
     found = inventory.spare("f(g(a), b)")
     assert sorted(found) == ["b", "g"]
     assert found["b"] != found["g"]
