@@ -295,10 +295,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         if picker is self.retriever:
             asked_for = " ".join(variables[key] for key in self._input_keys())
         ours = innermost(self.retriever)
-        # `within`, beside the filters of the call, of `bind` and of the retriever as configured: it replaces none.
-        if isinstance(ours, SequentialCompositionalRetriever) and (
-            "within" not in options and (ours.picks_within in variables or "filter" not in options)
-        ):
+        # Beside what the call, `bind` and the retriever as configured say: it replaces nothing.
+        if isinstance(ours, SequentialCompositionalRetriever) and ours.picks_within in variables:
             options = {**options, **ours.options_for(variables)}
         answers: tuple[str, ...] = ()
         draft: ParsedProgram | None = None

@@ -93,10 +93,12 @@ def all_of(*conditions: Filter | None) -> Filter | None:
 
 
 def pins(condition: Filter | None, key: str) -> bool:
-    """Whether what passes has one value of a field: one that the filter itself names."""
+    """Whether what passes has one value of a field: one that the filter itself names, and not null."""
     if isinstance(condition, AllOf):
         return any(pins(part, key) for part in condition.parts)
-    return isinstance(condition, Compare) and (condition.key, condition.op) == (key, "eq")
+    if not isinstance(condition, Compare) or condition.value is None:
+        return False
+    return (condition.key, condition.op) == (key, "eq")
 
 
 def matches(condition: Filter, example: Mapping[str, Any]) -> bool:

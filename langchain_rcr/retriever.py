@@ -148,7 +148,9 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         return [self._shown(pick) for pick in picks]
 
     def options_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any]:
-        """What a call must be told of a prompt's variables: with a `group`, `within`, the value that they have for it.
+        """What a call must be told of a prompt's variables: with a `group`, the value that they have for it.
+
+        Not as `within`: LangChain would put it in the place of one that was bound (`retriever.bind(within=…)`).
 
         Raises:
             InputError: they have none, or one that isn't a text, a number or a bool.
@@ -159,7 +161,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         if group not in input_variables:
             names = ", ".join(map(repr, input_variables))
             raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
-        return {"within": _value_of(group, input_variables[group])}
+        return {"of_variables": _value_of(group, input_variables[group])}
 
     def add_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
         """Add an example; the next query can pick it.
@@ -348,6 +350,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
         within: Any = _OPEN,
+        of_variables: Any = _OPEN,
         **strange: Any,
     ) -> tuple[Options, Filter | None]:
         for name in strange:
@@ -357,10 +360,11 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         beam_width = self.beam_width if beam_width is None else beam_width
         check_fields(k=k, beam_width=beam_width)
         where, group = joined(self.filter, filter), self.picks_within
-        if within is not _OPEN:
-            if not group:
-                raise InputError("within: the value of which field? Set the retriever's group")
-            where = all_of(where, Compare(group, "eq", _value_of(group, within)))
+        for value in (within, of_variables):
+            if value is not _OPEN:
+                if not group:
+                    raise InputError("within: the value of which field? Set the retriever's group")
+                where = all_of(where, Compare(group, "eq", _value_of(group, value)))
         if group and not pins(where, group):
             raise InputError(
                 f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"

@@ -101,6 +101,7 @@ def selection(retriever: SequentialCompositionalRetriever, dice: random.Random, 
         "configured": lambda: fields(narrow.invoke(question, config, within=value)),
         "chain": lambda: fields(chain(retriever).invoke(asked, filter=where).picks),
         "bound": lambda: fields(chain(retriever.bind(filter={"level": 2})).batch([asked])[0].picks),
+        "bound tenant": lambda: fields(chain(retriever.bind(within=other)).invoke(asked).picks),
         "configured chain": lambda: fields(chain(narrow).invoke(asked, config).picks),
     }
     name = dice.choice(list(kinds))
@@ -114,6 +115,7 @@ def selection(retriever: SequentialCompositionalRetriever, dice: random.Random, 
     if name in ("filter", "pinned") and isinstance(named, dict):
         (named,) = named.values() if [*named] == ["$eq"] else [named]
     assert all(same(row["tenant"], named) for row in found), (name, value, where, found)
+    assert name != "bound tenant" or all(same(row["tenant"], other) for row in found), (value, other, found)
     return f"{name}: {len(found)}"
 
 

@@ -176,7 +176,7 @@ def test_a_value_of_a_group_is_no_condition(within: SequentialCompositionalRetri
 
 OPEN: list[Any] = [
     *({}, {"db_id": {"$exists": True}}, {"db_id": {"$in": ["geo"]}}, {"$or": [{"db_id": "geo"}, {"db_id": "shop"}]}),
-    *({"$not": {"db_id": "geo"}}, {"db_id": {"$ne": "geo"}}, {"source": "db_id"}, None),
+    *({"$not": {"db_id": "geo"}}, {"db_id": {"$ne": "geo"}}, {"source": "db_id"}, None, {"db_id": None}),
 ]
 
 
@@ -216,6 +216,20 @@ def test_a_chain_replaces_no_filter(within: SequentialCompositionalRetriever) ->
         assert sorted(sources) == ["newest citys", "newest rivers", "newest states"]
         assert {pick.metadata["db_id"] for pick in answer.picks} == {"geo"}
     assert plain.invoke(asked, filter={"db_id": "shop"}).picks == ()
+
+
+def test_a_variable_replaces_no_value_of_the_group_that_a_call_or_bind_names(
+    within: SequentialCompositionalRetriever,
+) -> None:
+    llm, asked = FakeListLLM(responses=["SELECT 1"]), {"source": "how many rivers"}
+    bound = semantic_parsing_chain(llm, within.bind(within="geo"), "sql")
+    plain = semantic_parsing_chain(llm, within, "sql")
+    for ask in (bound.invoke, lambda question: plain.invoke(question, within="geo")):
+        assert ask({**asked, "db_id": "shop"}).picks == ()
+        for question in (asked, {**asked, "db_id": "geo"}):
+            assert {pick.metadata["db_id"] for pick in ask(question).picks} == {"geo"}
+        with pytest.raises(InputError, match="db_id"):
+            ask({**asked, "db_id": {"$exists": True}})
 
 
 class Sly(str):
