@@ -38,6 +38,7 @@ class OpenAIServer:
         answer: prompt → text, or text and finish reason.
         delay: seconds that each good answer takes.
         echo: text → the field `logprobs` of a response with the prompt in it; None: the server ignores `echo`.
+        grammar: the same of a response that a `grammar` of one text holds to it; None: the server ignores `grammar`.
 
     A fault is a name: "429", "429:SECONDS" (Retry-After), "429:date:SECONDS", "429:ms:MILLISECONDS", any other status
     such as "500", "hang", "drop" (the connection), "cut" (the body shorter than announced), "truncated" (JSON),
@@ -54,8 +55,9 @@ class OpenAIServer:
         answer: Callable[[str], str | tuple[str, str]] = lambda prompt: "answer ( all )",
         delay: float = 0.0,
         echo: Callable[[str], dict[str, Any]] | None = None,
+        grammar: Callable[[str], dict[str, Any]] | None = None,
     ) -> None:
-        self.answer, self.echo = answer, echo
+        self.answer, self.echo, self.grammar = answer, echo, grammar
         self.delay = delay
         self.slow = 0.3
         self.faults: deque[str | None] = deque()
@@ -215,6 +217,9 @@ class _Handler(BaseHTTPRequestHandler):
         logprobs = None
         if self.owner.echo is not None and request.body.get("echo"):
             text, logprobs = f"{request.prompt}{text}", self.owner.echo(request.prompt)
+        elif self.owner.grammar is not None and request.body.get("grammar"):
+            text = json.loads(request.body["grammar"].removeprefix("root ::= "))
+            logprobs = self.owner.grammar(text)
         message = {"role": "assistant", "content": text, "refusal": refusal}
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": logprobs}
         choice |= {"message": message} if chat else {"text": text}

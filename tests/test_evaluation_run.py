@@ -419,13 +419,13 @@ def test_a_server_that_scores_no_text_says_so_first_and_costs_the_comparison_onl
     with OpenAIServer() as server:
         llm = ["--llm.kind=completion", "--llm.model=m", f"--llm.base_url={server.base_url}"]
         assert cli.main(["run", "demo.yaml", *LEARNED[:-1], *llm, "--evaluation.answers=true"]) == 0
-        asked = [bool(request.body.get("echo")) for request in server.requests]
-    # Before training; at the comparison, once for both selectors; then the answers.
-    assert asked[:2] == [True, True]
-    assert not any(asked[2:])
+        asked = [bool({"echo", "grammar"} & request.body.keys()) for request in server.requests]
+    # Before training, by both ways; at the comparison, once for both selectors; then the answers.
+    assert asked[:4] == [True] * 4
+    assert not any(asked[4:])
     assert list(report().selectors) == ["rcr", "bm25"]
     assert None not in exact().values()
     assert list(report().left_out) == ["epr", "se2_tri"]
-    assert "'m' can't score: its server ignores echo" in report().left_out["epr"]
+    assert "'m' can't score: its server heeds neither echo" in report().left_out["epr"]
     said = capsys.readouterr().err
     assert said.index("epr, se2_tri will be left out of the comparison: 'm' can't score") < said.index("sft …")

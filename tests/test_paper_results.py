@@ -6,18 +6,20 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from rcr_trainer import baselines
 from rcr_trainer.cli import TABLES as NAMES
 from rcr_trainer.data import read_split
-from rcr_trainer.errors import ConfigError
+from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import given_settings, merged
-from rcr_trainer.paper import COVR, GEOQUERY, TABLES, Sweep, named_splits, split_settings
+from rcr_trainer.paper import COVR, CSL, GEOQUERY, TABLES, Sweep, named_splits, split_settings
 from rcr_trainer.paper.results import Result, cell
 from rcr_trainer.paper.splits import origin
 from rcr_trainer.paper.sweep import Outcome
 from rcr_trainer.paper.tables import Row, name_of, paper_figure, published
-from rcr_trainer.settings import Settings
+from rcr_trainer.settings import DataSettings, Settings
+from rcr_trainer.tasks import load_split
 
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))
 CORPUS = DATA / "geoquery" / "corpus.xml"
@@ -60,8 +62,23 @@ def test_the_command_line_knows_the_tables():
 def test_names_of_splits():
     assert COVR[0] == "covr-8"
     assert named_splits("covr-8, geoquery,covr") == ["covr-8", *GEOQUERY, *COVR[1:]]
-    with pytest.raises(ConfigError, match="unknown split 'template-1': standard, template_1"):
-        split_settings("template-1", Path("data"), Path("drawn"))
+    assert named_splits("csl,csl_length") == [*CSL]
+    for unknown in ("template-1", "csl_standard", "csl_length_1"):
+        with pytest.raises(ConfigError, match=f"unknown split '{unknown}': standard, template_1"):
+            split_settings(unknown, Path("data"), Path("drawn"))
+
+
+def test_the_papers_own_splits_are_those_of_their_ids(tmp_path):
+    """Sizes: appendix A, which says 440/110/330 of all."""
+    with pytest.raises(DataError, match=r"splits_csl/template_1\.json is missing: it holds the ids of csl_template_1"):
+        split_settings("csl_template_1", tmp_path, tmp_path)
+    if not (DATA / "geoquery" / "splits_csl").is_dir():
+        pytest.skip(f"no data in {DATA}")
+    for name in CSL:
+        split = load_split(DataSettings(**split_settings(name, DATA, tmp_path)["data"]), 0)
+        sizes = tuple(len(getattr(split, part)) for part in ("train", "dev", "test"))
+        assert sum(sizes) == 880
+        assert np.abs(np.subtract(sizes, (440, 110, 330))).max() <= 2
 
 
 @pytest.mark.parametrize("name", [*TABLES])

@@ -24,7 +24,7 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
 from rcr_trainer.llm.ledger import Answer, Use, canonical, token_count
 from rcr_trainer.llm.openai_ import detached, is_openai
-from rcr_trainer.llm.scoring import PARAMETERS, Scored, from_echo
+from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.redaction import secrets_in
 
@@ -61,6 +61,7 @@ class Backend:
         longest: tokens that an answer has at most; None if that isn't known.
         exact_tokens: tokens are counted by the model's own tokenizer.
         diagnose: tells what an exception of the model means.
+        scoring: how a server is asked how probable a text is.
 
     Raises:
         ConfigError: that is no LangChain model.
@@ -96,6 +97,7 @@ class Backend:
         self._count = count_tokens or (lambda text: len(text.encode("utf-8", "surrogatepass")))
         self.name = name or str(getattr(model, "model_name", "") or getattr(model, "model", "") or type(model).__name__)
         self.diagnose = Diagnosis(self.name, place, _secrets(model), is_openai(model))
+        self.scoring = WAYS[0]
         self._owned: Any = None
         if is_openai(model):
             model, self._owned = detached(model)
@@ -132,9 +134,10 @@ class Backend:
             raise ConfigError(
                 f"{self.name!r} tells no probabilities: scoring needs llm.kind: local, or completion with echo"
             )
-        extra = {"extra_body": model.extra_body} if model.extra_body else {}
-        body = await model.async_client.create(model=model.model_name, prompt=str(requests[0]), **PARAMETERS, **extra)
-        return [Answer(repr(from_echo(body, requests[0])), "", *_counts(body["usage"]))]
+        asked = self.scoring.asked(requests[0])
+        asked["extra_body"] |= model.extra_body or {}
+        body = await model.async_client.create(model=model.model_name, logprobs=1, temperature=0, **asked)
+        return [Answer(repr(self.scoring.read(body, requests[0])), "", *_counts(body["usage"]))]
 
     def key(self, request: Request) -> bytes:
         """The cache's key of a request."""
@@ -149,9 +152,12 @@ class Backend:
         return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
 
     def worst(self, requests: Sequence[Request]) -> Use:
-        """What a call uses at most. A scored text is read, and one token written behind it."""
+        """What a call uses at most. A scored text is read, and what a server is asked to write with it."""
         read = sum(self.count_tokens(str(each) if isinstance(each, Scored) else each) for each in requests)
-        written = sum(1 if isinstance(each, Scored) else self.longest or 0 for each in requests)
+        written = sum(
+            self.scoring.asked(each)["max_tokens"] if isinstance(each, Scored) else self.longest or 0
+            for each in requests
+        )
         return Use(len(requests), read, written)
 
     def count_tokens(self, request: str | Conversation) -> int:

@@ -27,7 +27,7 @@ from rcr_trainer.llm.backend import Backend, Request
 from rcr_trainer.llm.caller import Batch, Caller
 from rcr_trainer.llm.faults import LLMError, RequestError, TooLongError, UnscoredError
 from rcr_trainer.llm.ledger import Answer, AnswerCache, Estimate, Ledger, Stats, Use
-from rcr_trainer.llm.scoring import Scored
+from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
@@ -38,6 +38,10 @@ _QUOTED = 400
 """Characters of a prompt's end, and of an answer's beginning, that the error shows."""
 _SCORED_TOGETHER = 32
 """Batches of texts that a local model scores before they are kept: it puts those side by side that begin alike."""
+
+
+class _MalformedScoreError(UnscoredError):
+    """The server scores, and what it says can't be used."""
 
 
 class LanguageModel:
@@ -143,10 +147,11 @@ class LanguageModel:
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
         """See `Scorer.log_likelihoods`; kept, counted and paid for as answers are.
 
-        The first text that a server scores for this object goes alone: if the server can't score, that costs one call.
+        The first text that a server scores for this object goes alone: if the server can't score, that costs a call
+        for each way (`scoring.WAYS`).
 
         Raises:
-            UnscoredError: the server ignores or refuses `echo`, or a response has no usable probabilities.
+            UnscoredError: the server ignores or refuses each way, or a response has no usable probabilities.
             ConfigError: the model tells no probabilities (a chat model, a simulator).
             LLMError: as `generate`.
         """
@@ -156,25 +161,32 @@ class LanguageModel:
         return self._score(requests)
 
     def _try(self, request: Scored) -> None:
-        """Score the first text; that a server can't is known from then on."""
+        """Score the first text; by which way, and that a server can't, is known from then on."""
         if isinstance(self._scores, UnscoredError):
             raise self._scores
-        try:
-            self._score([request])
-        except TooLongError:
-            raise
-        except RequestError as error:
-            self._scores = UnscoredError(f"{self.name!r} can't score: {error}")
-            raise self._scores from error
-        except UnscoredError as error:
-            self._scores = error
-            raise
-        self._scores = True
+        for self._backend.scoring in WAYS:
+            try:
+                self._score([request])
+            except TooLongError:
+                raise
+            except RequestError as error:
+                failed = UnscoredError(f"{self.name!r} can't score: {error}")
+            except UnscoredError as error:
+                failed = error
+                if isinstance(error, _MalformedScoreError):
+                    break
+            else:
+                self._scores = True
+                return
+        self._scores = failed
+        raise failed
 
     def _score(self, requests: Sequence[Scored]) -> list[float]:
         texts = [answer.text for answer in background().run(self._generate(requests))]
         if None in texts:
-            raise UnscoredError(f"the model {self.name!r} gave no probabilities of a text: the response is malformed")
+            raise _MalformedScoreError(
+                f"the model {self.name!r} gave no probabilities of a text: the response is malformed"
+            )
         return [float(text or "nan") for text in texts]
 
     def count_tokens(self, prompt: str | Conversation) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from rcr_trainer.paper.splits import COVR, GEOQUERY, named_splits, split_settings
+from rcr_trainer.paper.splits import COVR, CSL, GEOQUERY, named_splits, split_settings
 from rcr_trainer.paper.sweep import Sweep
 from rcr_trainer.paper.tables import TABLES
 
-__all__ = ["COVR", "GEOQUERY", "TABLES", "Sweep", "named_splits", "split_settings"]
+__all__ = ["COVR", "CSL", "GEOQUERY", "TABLES", "Sweep", "named_splits", "split_settings"]

@@ -14,18 +14,20 @@ from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import download_corpus
 
 GEOQUERY = ("standard", "template_1", "template_2", "template_3", "tmcd_1", "tmcd_2", "tmcd_3", "length_1")
+CSL = tuple(f"csl_{name}" for name in ("template_1", "template_2", "template_3", "tmcd_1", "tmcd_2", "tmcd_3", "length"))
+"""The paper's own seven."""
 COVR = tuple(f"covr-{number}" for number in (8, 25, 34, 43, 48, 51, 99, 100, 110, 115))
 FOLDED = ("academic", "imdb", "yelp")
 """The text2sql-data files with folds: a run's seed is its fold of test."""
 
 
 def named_splits(text: str) -> list[str]:
-    """The splits of a comma-separated list, in which `geoquery` and `covr` stand for all of theirs.
+    """The splits of a comma-separated list, in which `geoquery`, `csl` and `covr` stand for all of theirs.
 
     Raises:
         ConfigError: it names none.
     """
-    groups = {"geoquery": GEOQUERY, "covr": COVR}
+    groups = {"geoquery": GEOQUERY, "csl": CSL, "covr": COVR}
     words = [word for word in text.replace(" ", "").split(",") if word]
     if not words:
         raise ConfigError(f"--splits '{text}' names no split: give some, such as {GEOQUERY[0]},{GEOQUERY[1]}")
@@ -39,10 +41,11 @@ def split_settings(
 
     Args:
         split: of GeoQuery `standard`, `template_1`, `tmcd_2`, … (the published ids where `data` has them, else drawn
-            with the number as seed, from a corpus that is downloaded if it is missing), of COVR `covr-110`, or
+            with the number as seed, from a corpus that is downloaded if it is missing) or `csl_template_1`, … (the
+            paper's, which google-research/language publishes in language/compgen/csl), of COVR `covr-110`, or
             `text2sql-NAME` for the query split of a file of text2sql-data.
-        data: folder with `geoquery/corpus.xml` and `geoquery/splits/`, or with `text2sql/*.json` and
-            `geography_sql/geography.json`.
+        data: folder with `geoquery/corpus.xml`, `geoquery/splits/` and `geoquery/splits_csl/`, or with
+            `text2sql/*.json` and `geography_sql/geography.json`.
         drawn: folder for the splits that are drawn or converted.
         seed: of the run; where a text2sql-data file has folds, that of test.
         divergence: of compounds, where a TMCD split is drawn (`geoquery_split`).
@@ -61,12 +64,17 @@ def split_settings(
         folder = drawn / (split if fold is None else f"{split}-{fold}")
         where = {"task": "files", "directory": str(_made(folder, lambda: text2sql_split(file, fold=fold)))}
         return {"data": where, "program": {"language": "sql"}}
-    if not re.fullmatch(r"standard|(template|tmcd|length)(_\d+)?", split):
+    known = re.fullmatch(r"(csl_)?(standard|template|tmcd|length)(?:_(\d+))?", split)
+    if known is None or (known[1] and split not in CSL):
         raise ConfigError(
-            f"unknown split '{split}': {', '.join(GEOQUERY)}, covr-NUMBER or text2sql-NAME; geoquery or covr for all"
+            f"unknown split '{split}': {', '.join(GEOQUERY)}, csl_ before the last seven, covr-NUMBER or "
+            "text2sql-NAME; geoquery, csl or covr for all"
         )
-    kind, _, number = split.partition("_")
-    corpus, ids = data / "geoquery" / "corpus.xml", data / "geoquery" / "splits" / f"{split}.json"
+    published, kind, number = known.groups()
+    corpus, folder = data / "geoquery" / "corpus.xml", "splits_csl" if published else "splits"
+    ids = data / "geoquery" / folder / f"{split.removeprefix('csl_')}.json"
+    if published and not ids.is_file():
+        raise DataError(f"{ids} is missing: it holds the ids of {split}")
     if ids.is_file():
         where = {"task": "geoquery", "split": kind, "corpus": str(corpus), "ids": str(ids)}
     else:
