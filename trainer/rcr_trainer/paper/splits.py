@@ -14,7 +14,7 @@ from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import download_corpus
 
 GEOQUERY = ("standard", "template_1", "template_2", "template_3", "tmcd_1", "tmcd_2", "tmcd_3", "length_1")
-CSL = tuple(f"csl_{name}" for name in ("template_1", "template_2", "template_3", "tmcd_1", "tmcd_2", "tmcd_3", "length"))
+CSL = (*(f"csl_{name}" for name in GEOQUERY[1:-1]), "csl_length")
 """The paper's own seven."""
 COVR = tuple(f"covr-{number}" for number in (8, 25, 34, 43, 48, 51, 99, 100, 110, 115))
 FOLDED = ("academic", "imdb", "yelp")
@@ -71,8 +71,8 @@ def split_settings(
             "text2sql-NAME; geoquery, csl or covr for all"
         )
     published, kind, number = known.groups()
-    corpus, folder = data / "geoquery" / "corpus.xml", "splits_csl" if published else "splits"
-    ids = data / "geoquery" / folder / f"{split.removeprefix('csl_')}.json"
+    corpus = data / "geoquery" / "corpus.xml"
+    ids = data / "geoquery" / ("splits_csl" if published else "splits") / f"{split.removeprefix('csl_')}.json"
     if published and not ids.is_file():
         raise DataError(f"{ids} is missing: it holds the ids of {split}")
     if ids.is_file():
