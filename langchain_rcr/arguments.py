@@ -62,7 +62,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_tokens": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
     "max_overlap": (lambda value: value is None or _number(value, 0, 1), "a number from 0 to below 1"),
     "min_probability": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
-    "order": (lambda value: value in get_args(Order), " or ".join(repr(name) for name in get_args(Order))),
+    "order": (
+        lambda value: value is None or value in get_args(Order),
+        " or ".join(repr(name) for name in get_args(Order)),
+    ),
     "input_keys": (lambda value: value is None or _names(value), "a sequence of names"),
     "example_keys": (lambda value: value is None or _names(value), "a sequence of names"),
 }

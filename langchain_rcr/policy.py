@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 9
+FORMAT_VERSION = 10
 """To be raised whenever what is saved would mean something else: a weight, a constant that was fitted with."""
 FEWEST = 20
 """Programs that `TriEncoder.fitted` predicts structures from."""
@@ -110,7 +110,7 @@ class TriEncoder(nn.Module):
 
     def state(self) -> State[Any]:
         """A fresh state; its `start` takes E_x of the queries."""
-        return make_state(self.config.state, self.config.lam)
+        return make_state(self.config.state, self.config.lam, self.config.floor)
 
     def encode_queries(self, queries: Sequence[str], drafts: Sequence[str | None] | None = None) -> NDArray[np.float32]:
         """E_x of questions, (B, D).
@@ -167,7 +167,8 @@ class TriEncoder(nn.Module):
         """
         every = [(encoder.settings(), encoder.grown) for encoder in self.encoders]
         settings = [{name: value for name, value in one.items() if name not in grown} for one, grown in every]
-        policy = [self.family.name, self.dim, self.config.state, self.config.lam, self.spec.to_json()]
+        config = self.config
+        policy = [self.family.name, self.dim, config.state, config.lam, config.floor, self.spec.to_json()]
         about = digest([*policy, settings])
         total = hashlib.sha256(about.encode())
         for name, tensor in sorted(self.state_dict().items()):

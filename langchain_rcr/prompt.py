@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -13,6 +13,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.items import Item
 from langchain_rcr.section import OneOf, Section, contradiction, show
 
+T = TypeVar("T")
 _SQL = "Write one SQL query that answers the last question. Answer with the query alone. The database:\n\n{schema}"
 
 PROMPTS: Mapping[str, Mapping[str, str]] = {
@@ -224,6 +225,16 @@ class Prompt(Section):
             raise InputError(
                 f"prompt.{field} shows {{{error.args[0]}}}, and a question's fields are {has}: {how}"
             ) from None
+
+
+def arranged(picks: Sequence[T], order: str) -> list[T]:
+    """Picks, given in the order of picking, as a prompt shows them.
+
+    Args:
+        picks: the first pick first.
+        order: "reversed": the first pick last, next to the question; "picked": as they are.
+    """
+    return [*(reversed(picks) if order == "reversed" else picks)]
 
 
 APPENDIX_D = Prompt()

@@ -29,7 +29,7 @@ from langchain_rcr.index.base import InThisThread
 from langchain_rcr.making import Made
 from langchain_rcr.pool import Example
 from langchain_rcr.programs.languages import unknown
-from langchain_rcr.prompt import APPENDIX_D
+from langchain_rcr.prompt import APPENDIX_D, arranged
 from langchain_rcr.selection import Constraint, Options
 from langchain_rcr.store import ExampleStore, Pick
 
@@ -58,10 +58,10 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             number or bool, which is a variable of `select_examples` and of chains, and `within` of `invoke` and
             `batch` (or a part of a filter). None: as the policy was trained (`data.group`); "": none.
         beam_width: how many sequences of picks the beam search keeps; 1: greedy.
-        order: the order of the picks in the prompt: as picked, the last pick first ("reversed"), or the most relevant
-            to the question alone last, next to the question ("relevance").
-        mask_same_program: never pick two examples with the same program while others are left. None: as the encoder's
-            family does (`Family.masks_same_program`); `structure` does, the others don't.
+        order: the order of the picks in the prompt: the first pick, which is needed most, last, next to the question
+            ("reversed"), as picked ("picked"), or the most relevant to the question alone last ("relevance"). None: as
+            the policy was trained (`model.order`).
+        mask_same_program: never pick two examples with the same program while others are left.
         max_overlap: never pick two examples whose questions share more of their words (Jaccard, below 1) while others
             are left. None: no such rule.
         max_tokens: the limit for the texts of all picks together. An example that doesn't fit is skipped, not cut.
@@ -86,8 +86,8 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
     filter: dict[str, Any] | None = None
     group: str | None = None
     beam_width: int = 1
-    order: Order = "picked"
-    mask_same_program: bool | None = None
+    order: Order | None = None
+    mask_same_program: bool = False
     max_overlap: float | None = None
     max_tokens: int | None = None
     tokenizer: Any = None
@@ -121,6 +121,11 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
     def picks_within(self) -> str:
         """The field of which a question and its examples have the same value; "": none."""
         return (self.store.encoder.group or "") if self.group is None else self.group
+
+    @property
+    def shown_in(self) -> Order:
+        """The order of the picks."""
+        return self.order or self.store.encoder.config.order
 
     # ------------------------------------------------------------------ the selector
 
@@ -370,8 +375,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
                 f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
             )
         constraints: list[Constraint] = []
-        by_family = self.store.encoder.family.masks_same_program
-        if by_family if self.mask_same_program is None else self.mask_same_program:
+        if self.mask_same_program:
             constraints.append(DifferentPrograms())
         item = self.store.schema.item
         if self.max_overlap is not None:
@@ -388,7 +392,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             min_probability=self.min_probability,
             stop_early=self.stop_early,
             constraints=tuple(constraints),
-            relevance=self.order == "relevance",
+            relevance=self.shown_in == "relevance",
             k_min=self.k_min,
         )
         return options, where
@@ -404,9 +408,9 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         return self._documents(picks) if seen else []
 
     def _ordered(self, picks: list[Pick]) -> list[Pick]:
-        if self.order == "reversed":
-            return picks[::-1]
-        return sorted(picks, key=lambda pick: pick.relevance or 0.0) if self.order == "relevance" else picks
+        if self.shown_in == "relevance":
+            return sorted(picks, key=lambda pick: pick.relevance or 0.0)
+        return arranged(picks, self.shown_in)
 
     def _documents(self, picks: list[Pick]) -> list[Document]:
         return [

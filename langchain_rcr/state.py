@@ -22,6 +22,7 @@ class State(ABC, Generic[Array]):
 
     Args:
         lam: λ, the weight of the picks so far.
+        floor: ρ, the share of a need that stays when it is covered; for states that cover needs.
     """
 
     name: ClassVar[str]
@@ -34,23 +35,28 @@ class State(ABC, Generic[Array]):
         super().__init_subclass__(**kwargs)
         STATES[cls.name] = cls
 
-    def __init__(self, lam: float) -> None:
-        self.lam = float(lam)  # a NumPy scalar would turn float32 vectors into float64
+    def __init__(self, lam: float, floor: float = 0.0) -> None:
+        # A NumPy scalar would turn float32 vectors into float64.
+        self.lam, self.floor = float(lam), float(floor)
+        self._query: Array | None = None
         self._vector: Array | None = None
 
     @abstractmethod
-    def compose(self, vector: Any, context: Any) -> Any:
-        """The vectors (B, D) after a pick, from those before it and E_z of each row's pick, (B, D)."""
+    def compose(self, query: Any, vector: Any, context: Any) -> Any:
+        """The vectors (B, D) after a pick, from E_x, the vectors before it and E_z of each row's pick, all (B, D)."""
 
     def start(self, query: Array) -> Self:
         """The state before the first pick; `query` is E_x(x), (B, D)."""
-        state = type(self)(self.lam)
-        state._vector = query
+        state = type(self)(self.lam, self.floor)
+        state._query = state._vector = query
         return state
 
     def update(self, context: Array) -> Self:
         """The state after a pick; `context` is E_z of each row's pick, (B, D)."""
-        return self.start(self.compose(self.vector(), context))
+        vector = self.compose(self._query, self.vector(), context)
+        state = self.start(vector)
+        state._query = self._query
+        return state
 
     def vector(self) -> Array:
         """The vectors (B, D) whose inner products with E_c(c) are the logits of Eq. 4."""
@@ -65,34 +71,39 @@ class AdditiveState(State[Array]):
     name = "additive"
     summary = "Eq. 4, the query plus λ times the picks"
 
-    def compose(self, vector: Any, context: Any) -> Any:
+    def compose(self, query: Any, vector: Any, context: Any) -> Any:
         """See `State.compose`."""
         return vector + self.lam * context
 
 
 class SaturatingState(State[Array]):
-    """What is covered is needed no more: need · Π_{i<t} (1 − λ · E_z(z_i)), element by element.
+    """What is covered is needed less: need · (ρ + (1 − ρ) · Π_{i<t} (1 − λ · E_z(z_i))), element by element.
 
     Coordinates stand for structures: E_x says how much each is needed, E_c and E_z which of them an example has (0 to
-    1). With λ = 1 the inner product with E_c(c) is the need that c would newly cover, so that greedy decoding is greedy
-    expected coverage; covering twice costs nothing. With λ = 0 picks don't matter.
+    1). With λ = 1 and ρ = 0 the inner product with E_c(c) is the need that c would newly cover, so that greedy decoding
+    is greedy expected coverage. ρ is for language models, which answer more questions right where what is needed most
+    is shown again, in another question, than where picks follow that cover next to nothing new. With λ = 0 picks don't
+    matter.
     """
 
     name = "saturating"
-    summary = "what a pick covers is needed no more, and covering it twice costs nothing (structures alone)"
+    summary = "what a pick covers is needed less, down to a floor (structures alone)"
     needs_structures = True
 
-    def compose(self, vector: Any, context: Any) -> Any:
+    def compose(self, query: Any, vector: Any, context: Any) -> Any:
         """See `State.compose`."""
-        return vector * (1 - self.lam * context)
+        if not self.floor:
+            return vector * (1 - self.lam * context)
+        return vector - self.lam * context * (vector - self.floor * query)
 
 
-def make_state(name: str, lam: float) -> State[Any]:
+def make_state(name: str, lam: float, floor: float = 0.0) -> State[Any]:
     """A fresh state by the name that settings and checkpoints use.
 
     Args:
         name: one of `STATES`.
         lam: λ.
+        floor: ρ.
 
     Raises:
         CheckpointError: this version has no such state.
@@ -100,4 +111,4 @@ def make_state(name: str, lam: float) -> State[Any]:
     if name not in STATES:
         known = " and ".join(f"'{known}'" for known in STATES)
         raise CheckpointError(f"unknown state '{name}': this version of langchain-rcr knows {known}")
-    return STATES[name](lam)
+    return STATES[name](lam, floor)

@@ -75,9 +75,22 @@ class ModelSettings(Section):
     lam: float = Field(
         1.0, description='λ of Eq. 4, the weight of the picks so far (paper 0.1, section 4 "Model setup").'
     )
+    floor: float = Field(
+        0.0,
+        ge=0,
+        le=1,
+        description="ρ, the share of a need that stays when a pick covers it: what is needed most is then shown again, "
+        "rather than what adds next to nothing (state saturating).",
+    )
     tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
     state: Annotated[str, OneOf(lambda: {name: state.summary for name, state in STATES.items()})] = Field(
         "additive", description="How picks compose."
+    )
+
+    order: Literal["reversed", "picked"] = Field(
+        "reversed",
+        description="Order of the picks in a prompt: the first, which is needed most, last, next to the question; or "
+        "as picked (paper Eq. 5).",
     )
 
     @model_validator(mode="after")
@@ -118,9 +131,6 @@ class Family(ABC):
     """Whether its encoders read through a frozen text encoder, which `build` is then given."""
     takes_drafts: ClassVar[bool] = False
     """Whether E_x can use a draft of the question's program (`Encoder.drafted`)."""
-    masks_same_program: ClassVar[bool] = False
-    """Whether no program is picked twice unless one asks for that: an equal program covers nothing new, which costs
-    less than what isn't needed."""
     structured: ClassVar[bool] = False
     """Whether the coordinates of its vectors stand for structures, as some states need."""
 

@@ -51,9 +51,8 @@ class EmbeddingsFamily(Family):
     Settings = EmbeddingsSettings
     encoders = ("langchain_rcr.families.linear:LinearEncoder",) * 3
     training: ClassVar = {
-        "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0, "mask_duplicates": False},
+        "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 512},
-        "evaluation": {"mask_duplicates": False},
     }
     frozen = True
 

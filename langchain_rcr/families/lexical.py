@@ -45,9 +45,8 @@ class LexicalFamily(Family):
     Settings = LexicalSettings
     encoders = ("langchain_rcr.families.linear:LinearEncoder",) * 3
     training: ClassVar = {
-        "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0, "mask_duplicates": False},
+        "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0},
         "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
-        "evaluation": {"mask_duplicates": False},
     }
 
     def build(

@@ -40,9 +40,8 @@ class TransformerFamily(Family):
     Settings = TransformerSettings
     encoders = ("langchain_rcr.families.pooled:TransformerEncoder",) * 3
     training: ClassVar = {
-        "sft": {"epochs": 120, "lr": 1e-5, "temperature": 5.0, "mask_duplicates": False},
+        "sft": {"epochs": 120, "lr": 1e-5, "temperature": 5.0},
         "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
-        "evaluation": {"mask_duplicates": False},
     }
 
     def build(

@@ -38,7 +38,7 @@ from torch import Tensor
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.policy import TriEncoder
-from rcr_trainer.coverage import program_groups
+from langchain_rcr.prompt import arranged
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.folds import HeldOut
@@ -194,7 +194,6 @@ class _GRPO:
         barred = held_out.barred(self.queries)
         check_pool_size("grpo", barred, len(pool), config.k)
         features = held_out.features(model, self.queries)
-        self.groups = program_groups(spec, [e.target for e in pool]) if model.family.masks_same_program else None
         self._search(features, barred)
         self.actor = Actor(
             model,
@@ -240,7 +239,7 @@ class _GRPO:
         start = {name: tensor.clone() for name, tensor in query.state_dict().items()}
 
         def earned() -> FloatArray:
-            picks = greedy_picks(self.job, features, barred, rows, pool, config.k, self.groups)
+            picks = greedy_picks(self.job, features, barred, rows, pool, config.k)
             return self.processes.collect(len(rows), lambda part: self._score(queries[part], picks[part])[0])
 
         if self.processes.first:  # It takes minutes.
@@ -316,7 +315,8 @@ class _GRPO:
 
     def _score(self, queries: Sequence[Example], picks: IntArray) -> tuple[FloatArray, _Tally]:
         """Picks (R, k) → prompts → language model → programs → rewards (R,)."""
-        contexts = [[self.pool[position] for position in row] for row in picks.tolist()]
+        order = self.model.config.order
+        contexts = [arranged([self.pool[position] for position in row], order) for row in picks.tolist()]
         predictions: list[str | None] = [None] * len(queries)
         tally: _Tally = {}
         if self.reward.needs_llm and self.llm is not None:
@@ -370,7 +370,7 @@ class _GRPO:
         queries = self.dev.queries
         if not queries:
             return figures
-        picks = self.dev.picks(self.actor.pool_vectors(), self.config.k, self.groups)
+        picks = self.dev.picks(self.actor.pool_vectors(), self.config.k)
         figures["dev_coverage"] = self.dev.supervision.coverage(picks)
         if self.config.best_by == "reward" or not self.reward.needs_llm:
             rewards = self.processes.collect(len(queries), lambda part: self._score(queries[part], picks[part])[0])

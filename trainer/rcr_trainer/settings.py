@@ -176,7 +176,7 @@ class SFTSettings(StageSettings):
     """loss infonce: a candidate that adds at least as much as the positive is no negative (paper: it is one)."""
     zero_gain_steps: bool = False
     """loss infonce: also train on steps at which nothing is left to cover, where all candidates tie (paper: yes)."""
-    mask_duplicates: bool = True
+    mask_duplicates: bool = False
     """Once a candidate is picked, all with the same program are masked while training."""
     patience: int | None = Field(10, ge=1)
     """Stop after this many evaluations without a better dev coverage; null: never."""
@@ -291,7 +291,7 @@ class EvaluationSettings(Section):
     """Which structures of a query's gold program count: all, or only those that some example of the pool has."""
     exclude_own_program: bool = False
     """No selector may pick a candidate with the query's own program."""
-    mask_duplicates: bool = True
+    mask_duplicates: bool = False
     """Our retriever picks no program twice."""
     answers: bool | None = None
     """Whether the language model of the section llm answers with each selector's picks, for the exact match. null: only

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from langchain_rcr.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 
+FLOOR, LENGTH_PENALTY = 0.23, 1.0
+"""ρ and α: chosen by language models' answers to held-out training questions (docs/results.md)."""
 _GAP = 3
 """Words between two words of a question that still count as a pair."""
 
@@ -33,6 +35,7 @@ class StructureSettings(ModelSettings):
 
     base: str | None = ModelSettings.field("base", DEFAULT_BASE)
     state: str = ModelSettings.field("state", "saturating")
+    floor: float = ModelSettings.field("floor", FLOOR)
     ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram by which questions are compared.")
     dim: int = Field(
         1936,
@@ -42,10 +45,11 @@ class StructureSettings(ModelSettings):
     )
     scale: float = Field(1.0, gt=0, description="Family structure: factor on the numbers of needed structures.")
     length_penalty: float = Field(
-        0.2,
+        LENGTH_PENALTY,
         ge=0,
         le=2,
-        description="Family structure: what an example newly covers counts divided by its length to this power.",
+        description="Family structure: α, what an example covers counts divided by the length (norm) of its structures "
+        "to this power; 1: that of a whole program which the question needs weighs most.",
     )
     implied: bool = Field(
         True, description="Family structure: values that most questions imply and don't name are told apart."
@@ -60,11 +64,10 @@ class StructureFamily(Family):
     Settings = StructureSettings
     encoders = (f"{__name__}.encoders:NeedEncoder", *(f"{__name__}.encoders:ProgramEncoder",) * 2)
     training: ClassVar = {
-        "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0, "mask_duplicates": True},
+        "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
-        "evaluation": {"mask_duplicates": True},
     }
-    fits = frozen = structured = takes_drafts = masks_same_program = True
+    fits = frozen = structured = takes_drafts = True
     # None by which labels count for less: held-out training questions hardly miss one, so they can't tell what that
     # costs where labels come together as never before.
     variants: ClassVar = tuple({"label": label, "cost": cost} for cost in (0.05, 0.1) for label in (8, 20))

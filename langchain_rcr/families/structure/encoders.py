@@ -3,7 +3,7 @@
 E_c and E_z are read off the program, which is known. E_x is predicted in two steps: a kernel machine over training
 questions (frozen vectors of texts and tokens, n-grams) says how likely each structure is by itself, `Composition` how
 likely it is among the others. With the saturating state a candidate's logit is about the number of needed structures
-that it can be expected to newly cover, for its length.
+that it can be expected to newly cover, and a share of those covered before, for its length.
 """
 
 from __future__ import annotations
@@ -41,31 +41,11 @@ IN_DRAFT = (0.6, 0.02)
 were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
 NEW_LABEL = 3.0
 """Times that a new label counts, also for the larger structures with it, which have no columns; see docs/results.md."""
-_FULL_LENGTH = 100.0
-"""Characters of an example that counts fully, whatever the length penalty: it sets the scale of the logits alone."""
+_FULL_LENGTH = 5.0
+"""Norm of the structures of a program that counts fully, whatever the length penalty: the scale of the logits alone."""
 _GROWING = RLock()
 _LEAST = 1e-6
 """Likelihoods below count as this: a power of 0 has no slope."""
-
-
-@dataclass(frozen=True, slots=True)
-class Programs:
-    """N featurised examples.
-
-    Args:
-        structures: (N, D) the columns of each program: the share of a column's structures that it has.
-        lengths: (N,) characters of question and program.
-    """
-
-    structures: SparseRows
-    lengths: NDArray[np.float32]
-
-    def __len__(self) -> int:
-        return len(self.lengths)
-
-    def select(self, rows: NDArray[np.int64]) -> Programs:
-        """The features of some rows, in that order."""
-        return Programs(self.structures.select(rows), self.lengths[rows])
 
 
 class ProgramEncoder(Encoder):
@@ -75,7 +55,7 @@ class ProgramEncoder(Encoder):
         inventory: the structures.
         scale: a constant factor: 1, or below 0 for E_z of the additive state.
         context: whether it is E_z, whose weights stay between 0 and 1: nothing is covered by more than all.
-        length_penalty: α ≥ 0: vectors are divided by (characters of the example / 100)^α.
+        length_penalty: α ≥ 0: vectors are divided by (their norm / 5)^α.
     """
 
     arguments = ("scale", "context", "length_penalty")
@@ -89,30 +69,31 @@ class ProgramEncoder(Encoder):
         self.dim = len(inventory) + SPARE
         self.weight = nn.Parameter(torch.ones(len(inventory)))
 
-    def featurize(self, items: Sequence[Item]) -> Programs:
-        """The columns of each item's program; of unseen structures labels alone, of what doesn't parse its tokens."""
-        lengths = np.array([len(item.source) + len(item.target) for item in items], dtype=np.float32)
-        return Programs(self.inventory.rows([item.target for item in items], spare=True), lengths)
+    def featurize(self, items: Sequence[Item]) -> SparseRows:
+        """(N, D) the share of each column's structures that a program has; of unseen ones labels alone, of what doesn't
+        parse its tokens."""
+        return self.inventory.rows([item.target for item in items], spare=True)
 
-    def forward(self, features: Programs) -> Tensor:
+    def forward(self, features: SparseRows) -> Tensor:
         """(N, D)."""
         columns, values = self._values(features)
-        rows = torch.from_numpy(features.structures.owner).to(values.device)
-        return values.new_zeros(features.structures.shape).index_put((rows, columns), values)
+        rows = torch.from_numpy(features.owner).to(values.device)
+        return values.new_zeros(features.shape).index_put((rows, columns), values)
 
-    def rows(self, features: Programs) -> SparseRows:
+    def rows(self, features: SparseRows) -> SparseRows:
         """See `Encoder.rows`."""
         with torch.inference_mode():
-            return replace(features.structures, values=self._values(features)[1].float().cpu().numpy())
+            return replace(features, values=self._values(features)[1].float().cpu().numpy())
 
-    def _values(self, features: Programs) -> tuple[Tensor, Tensor]:
+    def _values(self, features: SparseRows) -> tuple[Tensor, Tensor]:
         """The column and the value of each structure that the items have."""
-        found, shares = features.structures, features.structures.values
+        shares = features.values
         if self.length_penalty:
-            by_length = (np.maximum(features.lengths, 1) / _FULL_LENGTH) ** -self.length_penalty
-            shares = shares * np.repeat(by_length.astype(np.float32), np.diff(found.starts))
+            norms = np.sqrt(np.bincount(features.owner, shares**2, minlength=len(features)))
+            by_length = (np.maximum(norms, _LEAST) / _FULL_LENGTH) ** -self.length_penalty
+            shares = shares * np.repeat(by_length.astype(np.float32), np.diff(features.starts))
         device = self.weight.device
-        columns, values = (torch.from_numpy(a).to(device) for a in (found.columns.astype(np.int64), shares))
+        columns, values = (torch.from_numpy(a).to(device) for a in (features.columns.astype(np.int64), shares))
         weight = self.weight.clamp(0, 1) if self.context else self.weight
         weight = torch.cat([weight, weight.new_ones(SPARE)])
         return columns, self.scale * values * weight[columns]

@@ -11,10 +11,10 @@ import numpy as np
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.prompt import APPENDIX_D, Prompt, Request
+from langchain_rcr.prompt import APPENDIX_D, Prompt, Request, arranged
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
-from rcr_trainer.evaluation.picks import Picks
+from rcr_trainer.evaluation.picks import Picked, Picks
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport, SelectorScores
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.llm.ledger import Answer
@@ -35,6 +35,8 @@ class Answerer:
             what there is, and TooLongError, on which it goes on with the next selector; any other error stops it.
         name: of the model, for the report.
         prompt: how it is asked.
+        order: of trained selectors' picks in a prompt (`model.order`). Others are shown with their first, likest, pick
+            last, which serves them best, too.
         simulated: it is no language model, but the offline simulator of one.
         queries: how many queries it is asked, spread evenly over those that count; None: all.
         execution: scores answers by their results (`rcr_trainer.rewards.execution`); None: there is no database.
@@ -44,6 +46,7 @@ class Answerer:
     answer: AnswerFunction
     name: str
     prompt: Prompt = APPENDIX_D
+    order: str = "reversed"
     simulated: bool = False
     queries: int | None = None
     execution: Reward | None = None
@@ -53,6 +56,9 @@ class Answerer:
         """(n,) int64, ascending: which of `count` queries it is asked."""
         n = count if self.queries is None else min(self.queries, count)
         return np.arange(n) * count // n
+
+    def _shown(self, picked: Picked) -> list[Example]:
+        return arranged(picked.picks, self.order if picked.kind == "trained" else "reversed")
 
     def answer_all(self, report: EvaluationReport, picks: Picks, spec: ProgramSpec) -> None:
         """Have the picks of all selectors answered, each prompt once, and score the answers.
@@ -72,7 +78,7 @@ class Answerer:
         n, names = len(asked), list(picks[0].selectors)
         prompts = {
             name: [
-                self.prompt.request([e.item for e in each.selectors[name].picks], each.question, each.fields)
+                self.prompt.request([e.item for e in self._shown(each.selectors[name])], each.question, each.fields)
                 for each in asked
             ]
             for name in names

@@ -250,6 +250,7 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None) -> Answer
         llm.generate,
         llm.name,
         llm.prompt,
+        config.model.order,
         simulated=settings.kind == "simulator",
         queries=evaluation.answer_queries,
         execution=build_execution(config, task.spec),

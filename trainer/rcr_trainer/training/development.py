@@ -23,7 +23,7 @@ def greedy_picks(
     rows: IntArray,
     pool: PoolVectors,
     k: int,
-    groups: IntArray | None,
+    groups: IntArray | None = None,
 ) -> IntArray:
     """(n, k) picks of the policy as it is for n of the queries (`rows`); each process computes a share."""
 
@@ -54,7 +54,7 @@ class Development:
             return self.held_out.features(self.job.model, self.queries)
         return self.job.model.query.featurize(readable(Item(query.source) for query in self.queries))
 
-    def picks(self, pool: PoolVectors, k: int, groups: IntArray | None) -> IntArray:
+    def picks(self, pool: PoolVectors, k: int, groups: IntArray | None = None) -> IntArray:
         """(Q, k) greedy picks, see `greedy_picks`."""
         rows = np.arange(len(self.queries))
         return greedy_picks(self.job, self.features, self.supervision.forbidden, rows, pool, k, groups)
