@@ -111,6 +111,15 @@ class SparseRows:
         flat = np.arange(starts[-1]) + np.repeat(self.starts[keys] - starts[:-1], lengths)
         return SparseRows(starts, self.columns[flat], self.values[flat], self.dim)
 
+    def beside(self, others: SparseRows) -> SparseRows:
+        """Each row followed by that of the others (N, D') in further columns: (N, D + D')."""
+        lengths = np.stack([np.diff(self.starts), np.diff(others.starts)], axis=1)
+        mine = np.repeat(np.tile([True, False], len(self)), lengths.ravel())
+        columns, values = np.empty(len(mine), np.int32), np.empty(len(mine), np.float32)
+        columns[mine], values[mine] = self.columns, self.values
+        columns[~mine], values[~mine] = others.columns + self.dim, others.values
+        return SparseRows(self.starts + others.starts, columns, values, self.dim + others.dim)
+
     def product(self, states: FloatArray) -> FloatArray:
         """Inner products of (B, D) with all rows, (B, N) float32."""
         import torch

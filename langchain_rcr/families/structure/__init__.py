@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from langchain_rcr.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 
-FLOOR, LENGTH_PENALTY = 0.23, 1.0
-"""ρ and α: chosen by language models' answers to held-out training questions (docs/results.md)."""
+FLOOR, LENGTH_PENALTY, WORDING = 0.23, 1.0, 1.0
+"""ρ, α and ω: chosen by language models' answers to held-out training questions (docs/results.md)."""
 _GAP = 3
 """Words between two words of a question that still count as a pair."""
 
@@ -38,7 +38,7 @@ class StructureSettings(ModelSettings):
     floor: float = ModelSettings.field("floor", FLOOR)
     ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram by which questions are compared.")
     dim: int = Field(
-        1936,
+        1680,
         ge=1,
         description="Family structure: the most structures, or groups of structures that always go together, that are "
         "told apart.",  # the default: with the spare columns, the longest vectors that pgvector indexes
@@ -50,6 +50,12 @@ class StructureSettings(ModelSettings):
         le=2,
         description="Family structure: α, what an example covers counts divided by the length (norm) of its structures "
         "to this power; 1: that of a whole program which the question needs weighs most.",
+    )
+    words: float = Field(
+        WORDING,
+        ge=0,
+        description="Family structure: ω, what the words count for that an example's question shares with the one that "
+        "is asked, all of them together, in units of a program that is just what is needed.",
     )
     implied: bool = Field(
         True, description="Family structure: values that most questions imply and don't name are told apart."
@@ -97,7 +103,7 @@ class StructureFamily(Family):
             )
         covering = -settings.scale if settings.state == AdditiveState.name else 1.0
         return (
-            NeedEncoder(inventory, questions, backbone, scale=settings.scale),
+            NeedEncoder(inventory, questions, backbone, scale=settings.scale, words=settings.words),
             ProgramEncoder(inventory, scale=covering, context=True),
             ProgramEncoder(inventory, length_penalty=settings.length_penalty),
         )

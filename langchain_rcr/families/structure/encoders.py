@@ -3,7 +3,8 @@
 E_c and E_z are read off the program, which is known. E_x is predicted in two steps: a kernel machine over training
 questions (frozen vectors of texts and tokens, n-grams) says how likely each structure is by itself, `Composition` how
 likely it is among the others. With the saturating state a candidate's logit is about the number of needed structures
-that it can be expected to newly cover, and a share of those covered before, for its length.
+that it can be expected to newly cover, and a share of those covered before, for its length; and the words that its
+question shares with the one that is asked count beside.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from langchain_rcr.families.structure.inventory import MARKS, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views, lexical_evidence
 from langchain_rcr.families.structure.nets import Composition
 from langchain_rcr.families.structure.tokens import TokenBags
+from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
 from langchain_rcr.folds import text_hash
 from langchain_rcr.items import Item
 from langchain_rcr.rows import SparseRows
@@ -49,13 +51,13 @@ _LEAST = 1e-6
 
 
 class ProgramEncoder(Encoder):
-    """E_c or E_z: which structures an example's program has, each times a trained weight that starts at 1.
+    """E_c or E_z: which structures an example's program has, each times a trained weight that starts at 1; its words.
 
     Args:
         inventory: the structures.
         scale: a constant factor: 1, or below 0 for E_z of the additive state.
         context: whether it is E_z, whose weights stay between 0 and 1: nothing is covered by more than all.
-        length_penalty: α ≥ 0: vectors are divided by (their norm / 5)^α.
+        length_penalty: α ≥ 0: structures are divided by (their norm / 5)^α.
     """
 
     arguments = ("scale", "context", "length_penalty")
@@ -66,13 +68,14 @@ class ProgramEncoder(Encoder):
     ) -> None:
         super().__init__()
         self.inventory, self.scale, self.context, self.length_penalty = inventory, scale, context, length_penalty
-        self.dim = len(inventory) + SPARE
+        self.dim = len(inventory) + SPARE + WORDS
         self.weight = nn.Parameter(torch.ones(len(inventory)))
 
     def featurize(self, items: Sequence[Item]) -> SparseRows:
-        """(N, D) the share of each column's structures that a program has; of unseen ones labels alone, of what doesn't
-        parse its tokens."""
-        return self.inventory.rows([item.target for item in items], spare=True)
+        """(N, D) the share of each column's structures that a program has, of unseen ones labels alone; the words."""
+        return self.inventory.rows([item.target for item in items], spare=True).beside(
+            word_rows([item.source for item in items])
+        )
 
     def forward(self, features: SparseRows) -> Tensor:
         """(N, D)."""
@@ -89,13 +92,14 @@ class ProgramEncoder(Encoder):
         """The column and the value of each structure that the items have."""
         shares = features.values
         if self.length_penalty:
-            norms = np.sqrt(np.bincount(features.owner, shares**2, minlength=len(features)))
+            structures, owner = features.columns < self.dim - WORDS, features.owner
+            norms = np.sqrt(np.bincount(owner, structures * shares**2, minlength=len(features)))
             by_length = (np.maximum(norms, _LEAST) / _FULL_LENGTH) ** -self.length_penalty
-            shares = shares * np.repeat(by_length.astype(np.float32), np.diff(features.starts))
+            shares = shares * np.where(structures, by_length.astype(np.float32)[owner], 1)
         device = self.weight.device
         columns, values = (torch.from_numpy(a).to(device) for a in (features.columns.astype(np.int64), shares))
         weight = self.weight.clamp(0, 1) if self.context else self.weight
-        weight = torch.cat([weight, weight.new_ones(SPARE)])
+        weight = torch.cat([weight, weight.new_ones(SPARE + WORDS)])
         return columns, self.scale * values * weight[columns]
 
     def reads(self) -> tuple[Any, ...]:
@@ -117,6 +121,7 @@ class Needs:
         together: (N, S) as in `NeedEncoder`, without its fold.
         shift: (N, S) what a draft adds to the log-odds of each structure.
         new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
+        words: (N, WORDS) 1 in the columns of the question's words.
     """
 
     likeness: NDArray[np.float32]
@@ -127,6 +132,7 @@ class Needs:
     together: NDArray[np.float32] | None = None
     shift: NDArray[np.float32] | None = None
     new: NDArray[np.float32] | None = None
+    words: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.likeness)
@@ -134,11 +140,12 @@ class Needs:
     def select(self, rows: NDArray[np.int64]) -> Needs:
         """The features of some rows, in that order."""
         chosen: list[Any] = [None if array is None else array[rows] for array in self.arrays()]
-        shift, new = (None if array is None else array[rows] for array in (self.shift, self.new))
-        return replace(Needs(*chosen), shift=shift, new=new)
+        others = (self.shift, self.new, self.words)
+        shift, new, words = (None if array is None else array[rows] for array in others)
+        return Needs(*chosen, shift=shift, new=new, words=words)
 
     def arrays(self) -> tuple[Any, ...]:
-        """What is known of the questions themselves, in the order of the arguments: not drafts and new labels."""
+        """What is known of the questions themselves, in the order of the arguments: no drafts, new labels, words."""
         return (self.likeness, self.evidence, self.local, self.raw, self.frequency, self.together)
 
 
@@ -163,13 +170,14 @@ class NeedEncoder(Encoder):
         vocabulary: the n-grams of questions.
         backbone: a frozen text encoder; None: n-grams alone.
         scale: a constant factor on the vectors.
+        words: ω, what all words of a question together count for, in units of a program that is just what it needs.
         additions: examples with new labels that were added after training; None: there are none.
     """
 
     batch_size = 128
     grown = ("additions",)
     arguments = ("scale",)
-    rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01}
+    rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01, "wording": 0.05}
     vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary, "additions": Additions}
     fitted = ("landmarks.", "token_bags.", "dual", "learnt", "speaks")
     learnt: Tensor
@@ -179,6 +187,7 @@ class NeedEncoder(Encoder):
     phrases: Tensor
     speaks: Tensor
     trusted: Tensor
+    rarity: Tensor
     _new_labels: NewLabels | None
 
     def __init__(
@@ -188,12 +197,13 @@ class NeedEncoder(Encoder):
         backbone: Backbone | None = None,
         *,
         scale: float = 1.0,
+        words: float = 0.0,
         additions: Additions | None = None,
     ) -> None:
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
         self.additions, self._new_labels = additions, None
-        columns, self.dim = len(inventory), len(inventory) + SPARE
+        columns, self.dim = len(inventory), len(inventory) + SPARE + WORDS
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((len(inventory.words[0]), width), dtype=np.float32)
         self.token_bags = TokenBags()
@@ -212,6 +222,8 @@ class NeedEncoder(Encoder):
         self.by_size = nn.Parameter(torch.zeros(int(inventory.lengths.max(initial=1))))  # w_n
         self.power = nn.Parameter(torch.zeros(()))  # γ
         self.cost = nn.Parameter(torch.full((), math.log(_UNFITTED)))  # ε
+        self.wording = nn.Parameter(torch.full((), math.log(max(words, _LEAST))))  # ω
+        self.register_buffer("rarity", torch.ones(WORDS))
         self.composition = Composition(inventory)
 
     @classmethod
@@ -275,6 +287,7 @@ class NeedEncoder(Encoder):
         self._new_labels = None  # fitted to other landmarks
         self.dual = nn.Parameter(self.mean.new_zeros(len(items), len(self.inventory)))
         self.learnt = torch.from_numpy(self._names(items)).to(self.mean.device)
+        self.rarity = torch.from_numpy(rarity([item.source for item in items])).to(self.mean.device)
 
     def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N,): which landmark each example is, by its question and its program; -1: none."""
@@ -293,7 +306,8 @@ class NeedEncoder(Encoder):
         likeness = self.landmarks.likeness(views)
         labels = self.new_labels()
         new = None if labels is None else labels.likelihoods([item.source for item in items], views, likeness)
-        return Needs(likeness, self.evidence(items, views), self.local(views.bags), new=new)
+        words = np.asarray(word_rows([item.source for item in items]))
+        return Needs(likeness, self.evidence(items, views), self.local(views.bags), new=new, words=words)
 
     def save(self, folder: Path) -> None:
         """See `Encoder.save`; examples that come in meanwhile wait."""
@@ -386,7 +400,8 @@ class NeedEncoder(Encoder):
             weights = {
                 f"structures of {size} ×" if size > 1 else "labels ×": w for size, w in enumerate(sizes, start=1)
             }
-            return {"γ": float(self.power.exp()), "ε": float(self.cost.exp()), **weights}
+            numbers = {"γ": self.power, "ε": self.cost, "ω": self.wording}
+            return {**{name: float(number.exp()) for name, number in numbers.items()}, **weights}
 
     def valued(self, likely: Tensor) -> Tensor:
         """(N, columns) what the inventory's columns are worth, from (N, S) likelihoods."""
@@ -397,10 +412,18 @@ class NeedEncoder(Encoder):
         return likely.clamp(min=_LEAST) ** self.power.exp() - self.cost.exp() * (1 - likely)
 
     def forward(self, features: Needs) -> Tensor:
-        """(N, D): the columns of the inventory, then the spare ones, where a label is worth the most that any is."""
-        known = self.valued(self.likelihoods(features))
+        """(N, D): what the columns of the inventory are worth, the spare ones, and the words."""
+        needs = torch.cat([self.valued(self.likelihoods(features)), self._of_new(features)], dim=1)
+        if features.words is None:
+            return torch.cat([needs, needs.new_zeros(len(needs), WORDS)], dim=1)
+        rare = torch.from_numpy(features.words).to(needs.device) * self.rarity
+        whole = _FULL_LENGTH * needs.clamp(min=0).norm(dim=1, keepdim=True)
+        words = self.wording.exp() * whole * rare / rare.sum(dim=1, keepdim=True).clamp(min=_LEAST)
+        return torch.cat([needs, words], dim=1)
+
+    def _of_new(self, features: Needs) -> Tensor:
+        """(N, SPARE) what new labels are worth: each the most that any label is."""
         if features.new is None:
-            return torch.cat([known, known.new_zeros(len(known), SPARE)], dim=1)
+            return self.worth.new_zeros(len(features), SPARE)
         most = (self.worth.max() + self.by_size[0]).exp() * NEW_LABEL
-        new = self.scale * most / MARKS * self._each(torch.from_numpy(features.new).to(known.device))
-        return torch.cat([known, new], dim=1)
+        return self.scale * most / MARKS * self._each(torch.from_numpy(features.new).to(most.device))

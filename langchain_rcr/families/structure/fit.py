@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from threading import Lock
 
 import numpy as np
@@ -184,7 +184,7 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
         at = landmark[mine]
         raw[mine], local[mine] = way.raw[at], way.local[at]
         frequency[mine], together[mine] = way.frequency[way.fold[at]], way.together[way.fold[at]]
-    return Needs(features.likeness, features.evidence, local, raw, frequency, together)
+    return replace(features, local=local, raw=raw, frequency=frequency, together=together)
 
 
 def _left_out(

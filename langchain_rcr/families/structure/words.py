@@ -1,0 +1,45 @@
+"""The words of questions as columns: an example shows words of the question that is asked, as it shows structures.
+
+Each word has one of `WORDS` columns by its hash, so that words which come in after training have theirs, too. Covering
+the question's words is what Set-BSR does (Gupta, Gardner and Singh, 2023), there by their vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.families.ngrams import ngrams
+from langchain_rcr.folds import text_hash
+from langchain_rcr.items import Item
+from langchain_rcr.rows import SparseRows
+
+WORDS = 256
+"""Columns. Picks with 512, or with one for each word, were nearly the same in trials."""
+
+
+def word_rows(questions: Sequence[str]) -> SparseRows:
+    """(N, WORDS) 1 in the columns of each question's words."""
+    columns = [sorted({_column(word) for word in ngrams(Item(question), 1)}) for question in questions]
+    starts = np.cumsum([0, *map(len, columns)]).astype(np.int32)
+    flat = np.fromiter((column for row in columns for column in row), np.int32, count=starts[-1])
+    return SparseRows(starts, flat, np.ones(len(flat), np.float32), WORDS)
+
+
+def rarity(questions: Sequence[str]) -> NDArray[np.float32]:
+    """(WORDS,) what each column tells: log((N + 1) / (n + 1)), n of the N questions having it, and a little more."""
+    counts = np.bincount(word_rows(questions).columns, minlength=WORDS)
+    found: NDArray[np.float32] = (np.log((len(questions) + 1) / (counts + 1)) + _LEAST).astype(np.float32)
+    return found
+
+
+_LEAST = 0.1
+"""So that a word of all questions counts, too."""
+
+
+@lru_cache(maxsize=1 << 14)
+def _column(word: str) -> int:
+    return text_hash(word) % WORDS
