@@ -66,7 +66,7 @@ def test_figures_by_hand():
     assert scores.no_program == 25
     assert report.answers == AnswersAsked("fake-lm", False, 4, 4)
     # Two picks of 20 and 14 characters, then the question.
-    prompt = "Source: q0\nTarget: a ( b )\nSource: q1\nTarget: c\nSource: x0\nTarget:"
+    prompt = "Source: q1\nTarget: c\nSource: q0\nTarget: a ( b )\nSource: x0\nTarget:"
     assert (scores.prompt_tokens, scores.completion_tokens, scores.cost) == (len(prompt), 0, None)
 
 
@@ -97,11 +97,14 @@ def test_partial_jaccard_by_hand():
     assert (scores.exact_match, scores.jaccard, scores.no_program) == (0, pytest.approx(40), 0)
 
 
-def test_prompts_show_the_k_picks_in_order_and_come_once_for_all_selectors():
+@pytest.mark.parametrize(("order", "first"), [(None, "q0"), ("reversed", "q0"), ("picked", "q2")])
+def test_prompts_show_the_k_picks_in_order_and_come_once_for_all_selectors(order, first):
     fake = Fake({f"x{i}": "e" for i in range(4)})
-    run({"rcr": always(2, 0, 1), "twin": always(2, 0, 3), "other": always(0, 2, 1)}, fake)
+    given = {"order": order} if order else {}
+    run({"rcr": always(2, 0, 1), "twin": always(2, 0, 3), "other": always(0, 2, 1)}, fake, given=given)
     prompts = [prompt for call in fake.calls for prompt in call]
-    assert prompts[0] == "Source: q2\nTarget: a ( d )\nSource: q0\nTarget: a ( b )\nSource: x0\nTarget:"
+    shown = {"q0": "Source: q0\nTarget: a ( b )\n", "q2": "Source: q2\nTarget: a ( d )\n"}
+    assert prompts[0] == f"{shown.pop(first)}{shown.popitem()[1]}Source: x0\nTarget:"
     assert len(prompts) == len(set(prompts)) == 8
     assert [asked_of(prompt) for prompt in prompts] == ["x0", "x1", "x2", "x3"] * 2
 
@@ -110,7 +113,7 @@ def test_selectors_differ_by_their_prompts():
     def copies_the_last_program(prompts):
         return [prompt.split("Target: ")[-1].split("\n")[0] for prompt in prompts]
 
-    report = run({"rcr": always(1, 0, 2), "random": always(1, 3, 2), "bm25": always(1, 4, 2)}, copies_the_last_program)
+    report = run({"rcr": always(0, 1, 2), "random": always(3, 1, 2), "bm25": always(4, 1, 2)}, copies_the_last_program)
     assert [scores.exact_match for scores in report.selectors.values()] == [25, 25, 0]
     assert all("exact_match" not in scores.intervals for scores in report.selectors.values())  # of four programs
 

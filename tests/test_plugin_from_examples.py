@@ -53,7 +53,7 @@ def test_from_one_example_to_thirty(count: int) -> None:
 
 
 def test_no_examples_yet() -> None:
-    selector = made([])
+    selector = made([], order="picked")
     assert selector.invoke("how many red cats") == []
     selector.add_examples(ROWS[:5])
     assert selector.select_examples({"source": ROWS[2]["source"]})[0] == ROWS[2]
@@ -102,7 +102,7 @@ def test_of_two_fields_the_programs_are_those_that_parse() -> None:
     for rows in (turned, [{"question": row["question"], "sql": row["sql"]} for row in turned]):
         selector = made(rows, language="sql")
         assert (selector.source_keys, selector.target_key) == (("question",), "sql")
-        assert selector.select_examples({"question": rows[4]["question"]})[0] == rows[4]
+        assert selector.select_examples({"question": rows[4]["question"]})[-1] == rows[4]
         # Some that don't parse, or aren't text where they should be, change nothing.
         odd = [{**rows[0], "sql": "SELECT FROM WHERE"}, *rows[1:]]
         assert made(odd, language="sql").target_key == "sql"

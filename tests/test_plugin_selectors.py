@@ -74,6 +74,7 @@ def _theirs(kind: type[Any]) -> Make:
 
 
 def _ours(examples: list[dict[str, Any]], **fields: Any) -> BaseExampleSelector:
+    fields = {"order": "picked"} | fields  # as theirs
     items = [Item(row["source"], row["target"]) for row in [*examples, *EXAMPLES, NEW]]
     encoder = TriEncoder.build("lexical", items, dim=128)
     return SequentialCompositionalRetriever.from_encoder(encoder, examples, **fields)

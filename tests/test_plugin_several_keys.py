@@ -143,7 +143,7 @@ def test_options_read_the_joined_text() -> None:
     assert len(words[0] & words[1]) <= 0.7 * len(words[0] | words[1])
     why = apart.explain("about bern how many dogs are old")
     assert why.steps[0].pick.source == "about bern how many dogs are old"
-    assert apart.invoke("about bern how many dogs are old")[0].page_content == (
+    assert apart.invoke("about bern how many dogs are old")[-1].page_content == (
         "Source: about bern how many dogs are old\nTarget: count(old(dogs(bern)))"
     )
 

@@ -11,8 +11,9 @@ from langchain_rcr.manifest import MANIFEST, seal
 def lexical(
     rows: Sequence[Mapping[str, Any]], dim: int, *, keys: tuple[str, str] = ("source", "target"), **settings: Any
 ) -> TriEncoder:
-    """An untrained policy of the lexical family over rows of examples."""
+    """An untrained policy of the lexical family over rows of examples, which shows picks in the order of picking."""
     source, target = keys
+    settings = {"order": "picked"} | settings
     return TriEncoder.build("lexical", [Item(row[source], row[target]) for row in rows], dim=dim, **settings)
 
 
