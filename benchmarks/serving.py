@@ -111,7 +111,7 @@ def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> S
     candidate, context = Looked(vectors.candidate), Looked(vectors.context)
     model = TriEncoder(Looked(vectors.candidate), context, candidate, settings)
     return SequentialCompositionalRetriever.from_encoder(
-        model, examples(len(vectors.candidate)), index=index, k=K, input_keys=["source"]
+        model, examples(len(vectors.candidate)), index=index, k=K, input_keys=["source"], order="picked"
     )
 
 
