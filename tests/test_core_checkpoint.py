@@ -390,11 +390,13 @@ def test_fingerprints_tell_policies_apart(family, bert):
         found[f"{part} setting"] = model.fingerprint()
     model.config = model.config.model_copy(update={"lam": 0.31})
     found["λ"] = model.fingerprint()
+    model.config = model.config.model_copy(update={"floor": 0.31})
+    found["ρ"] = model.fingerprint()
     model.spec = ProgramSpec(max_size=2)
     found["spec"] = model.fingerprint()
     assert len(set(found.values())) == len(found)
-    model.config = model.config.model_copy(update={"tau": 9.0})
-    assert model.fingerprint() == found["spec"]  # the temperature changes no vector
+    model.config = model.config.model_copy(update={"tau": 9.0, "order": "picked"})
+    assert model.fingerprint() == found["spec"]  # neither changes a vector
 
 
 # ---------------------------------------------------------------- building

@@ -40,6 +40,22 @@ def test_a_sparse_matrix_by_hand():
     assert longest(rows) == pytest.approx(3.0)
 
 
+def test_two_matrices_side_by_side():
+    one = sparse(np.array([[1, 0, 2], [0, 0, 0], [0, 3, 0]], dtype=np.float32))
+    both = one.beside(sparse(np.array([[4, 0], [0, 5], [0, 0]], dtype=np.float32)))
+    assert (both.starts.tolist(), both.columns.tolist()) == ([0, 3, 4, 5], [0, 2, 3, 4, 1])
+    assert (both.values.tolist(), both.shape) == ([1, 2, 4, 5, 3], (3, 5))
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        size, left, right = (int(number) for number in rng.integers(0, 12, 3))
+        parts = [drawn(seed + at, size, dim) for at, dim in enumerate((left, right))]
+        joined = sparse(parts[0]).beside(sparse(parts[1]))
+        assert joined.shape == (size, left + right)
+        assert [array.dtype for array in (joined.columns, joined.values)] == [np.int32, np.float32]
+        assert joined.starts.dtype == sparse(parts[0]).starts.dtype
+        np.testing.assert_array_equal(np.asarray(joined), np.concatenate(parts, axis=1))
+
+
 @pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize("mkl", [True, False])
 def test_products_are_those_of_the_dense_matrix(monkeypatch, batch, mkl):
@@ -132,7 +148,7 @@ def test_questions_follow_a_large_sparse_pool(monkeypatch, seed, tau):
         table = table.allowing(rng.random(300) < 0.5)
     need = (rng.random((7, 60)) - 0.1).astype(np.float32)
     groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 7
-    state = SaturatingState(float(rng.choice([1.0, 0.6])))
+    state = SaturatingState(float(rng.choice([1.0, 0.6])), float(rng.choice([0.0, 0.23])))
     expected = _decoded(need, table, state, k, barred, groups, tau)
     monkeypatch.setattr("langchain_rcr.rows.LARGE", 0)
     for by_column, few in ((False, 2), (True, 2), (True, 7), (True, 1)):
