@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -23,7 +24,8 @@ from langchain_rcr.families.structure import fit as fitting
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.kernel import lexical_evidence
 from langchain_rcr.families.structure.tokens import TokenBags
-from langchain_rcr.folds import Folds
+from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
+from langchain_rcr.folds import Folds, text_hash
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -75,28 +77,94 @@ def test_a_fit_to_tokens_is_not_loaded_over_embeddings_that_give_none(tmp_path):
         TriEncoder.from_pretrained(tmp_path / "model", embeddings=Whole())
 
 
-def test_long_examples_are_divided_by_their_length_by_hand():
-    pool = [Item("q" * 96, "f(a)"), Item("q" * 396, "f(a)")]
-    plain, penalised = (TriEncoder.build("structure", pool, length_penalty=alpha) for alpha in (0.0, 0.5))
-    assert get_family("structure").settings().length_penalty == 0.2
-    has = plain.candidate.encode(pool)
-    np.testing.assert_allclose(penalised.candidate.encode(pool), has / [[1.0], [2.0]], rtol=1e-6)
+@pytest.mark.parametrize("alpha", [0.5, 1.0])
+def test_structures_are_divided_by_their_norm_by_hand(alpha):
+    pool = [Item("q " * 99 * len(text), text) for text in ("a", "a(b)", "a(b(c))", "a(b(c(d)))")]  # no matter how long
+    settings = {"spec": ProgramSpec(max_size=1), "words": 1.0}
+    plain, penalised = (TriEncoder.build("structure", pool, length_penalty=by, **settings) for by in (0.0, alpha))
+    assert get_family("structure").settings().length_penalty == 1
+    has, times = plain.candidate.encode(pool), (5 / np.sqrt([1, 2, 3, 4])) ** alpha
+    assert has[:, :4].sum(1).tolist() == [1, 2, 3, 4]
+    assert has[:, -WORDS:].sum(1).tolist() == [1, 1, 1, 1]
+    expected = np.concatenate([has[:, :-WORDS] * times[:, None], has[:, -WORDS:]], axis=1)
+    np.testing.assert_allclose(penalised.candidate.encode(pool), expected, rtol=1e-6)
+    new = penalised.candidate.encode([Item("q", "a(z)"), Item("", "( (")])  # a new label has three spare columns
+    assert np.unique(new[0, :-WORDS]).tolist() == pytest.approx([0, (5 / 2) ** alpha])
     np.testing.assert_array_equal(penalised.context.encode(pool), plain.context.encode(pool))  # it covers as much
     np.testing.assert_array_equal(penalised.encode_pool(pool).candidate, penalised.candidate.encode(pool))
     features = penalised.candidate.featurize(pool)
     np.testing.assert_array_equal(
-        penalised.candidate(features.select(np.array([1, 0]))).detach(), penalised.candidate(features).detach().flip(0)
+        penalised.candidate(features.select(np.arange(4)[::-1])).detach(),
+        penalised.candidate(features).detach().flip(0),
     )
     penalised.candidate(features).sum().backward()
-    assert set(penalised.candidate.weight.grad.tolist()) == {1 + 1 / 2}
+    assert sorted(penalised.candidate.weight.grad.tolist()) == pytest.approx(np.cumsum(times[::-1]).tolist())
 
 
-def test_of_two_examples_that_add_nearly_the_same_the_shorter_is_picked():
-    pool = [Item("long " * 100, "f(a, b, c)"), Item("short", "f(a, b)"), Item("other", "g(d)")]
-    for alpha, first in ((0.0, 0), (0.2, 1)):
-        model = TriEncoder.build("structure", pool, length_penalty=alpha)
-        need = np.asarray(model.encode_pool(pool).context)[:1]
-        assert greedy(need, model.encode_pool(pool), model.state(), 1).positions.tolist() == [[first]]
+@pytest.mark.parametrize(("alpha", "firsts"), [(0.0, [0, 0, 2]), (1.0, [0, 1, 2])])
+def test_of_examples_that_show_all_that_is_needed_the_one_with_the_least_beside_is_picked(alpha, firsts):
+    pool = [Item("q", "f(a, b, c)"), Item("q", "f(a, b)"), Item("q", "g(d)")]
+    model = TriEncoder.build("structure", pool, length_penalty=alpha)
+    vectors = model.encode_pool(pool)
+    assert greedy(np.asarray(vectors.context), vectors, model.state(), 1).positions.ravel().tolist() == firsts
+
+
+def test_words_have_columns_by_their_hash():
+    questions = ["Which rivers run, which ?", "?", "rivers > 3"]
+    rows = word_rows(questions)
+    assert rows.shape == (3, WORDS)
+    assert [np.flatnonzero(row).tolist() for row in rows] == [[160, 217, 251], [], sorted(hashed("rivers", ">", "3"))]
+    assert set(rows.values.tolist()) == {1}
+    assert hashed("which", "rivers", "run") == {160, 217, 251}
+    assert word_rows([]).shape == (0, WORDS)
+
+
+def test_rarity_by_hand():
+    common, twice, once = (hashed(word).pop() for word in ("which", "rivers", "run"))
+    found = rarity(["which rivers", "which which", "rivers run which"])
+    expected = np.full(WORDS, np.log(4 / 1) + 0.1)
+    expected[[common, twice, once]] = np.log([4 / 4, 4 / 3, 4 / 2]) + 0.1
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    assert (rarity([]) > 0).all()
+
+
+def hashed(*words):
+    return {text_hash(word) % WORDS for word in words}
+
+
+def test_what_words_count_for_by_hand(monkeypatch):
+    pool = [Item("which rivers", "a(b)"), Item("which", "c")]
+    model = TriEncoder.build("structure", pool, spec=ProgramSpec(max_size=1), words=0.5, length_penalty=1.0)
+    query = model.query
+    likely = torch.tensor([[float(name in "ab") for name in query.inventory.names]])
+    monkeypatch.setattr(query, "likelihoods", lambda features: likely.expand(len(features), -1))
+    with torch.no_grad():
+        query.cost.fill_(np.log(0.5))
+        query.rarity[[*hashed("which"), *hashed("rivers")]] = torch.tensor([1.0, 3.0])
+    features = query.featurize([Item("which rivers ?"), Item("?"), Item("rivers")])
+    needs = query(features)
+    # a and b are needed, 2 in one column; c costs a half, which makes no program that is needed.
+    assert sorted(needs[0, :2].tolist()) == pytest.approx([-0.5, 2], abs=1e-5)
+    words = needs[:, -WORDS:].detach().numpy()
+    # All words count for half of 5 · 2, by their rarity.
+    assert words[0, [*hashed("which"), *hashed("rivers")]] == pytest.approx([5 / 4, 15 / 4])
+    assert [np.count_nonzero(row) for row in words] == [2, 0, 1]
+    assert words.sum(1) == pytest.approx([5, 0, 5])
+    shown = model.candidate.encode([Item("name it", "a(b)"), Item("Rivers, which ?", "z"), Item("which", "z")])
+    assert shown @ needs[0].detach().numpy() == pytest.approx([10, 5, 5 / 4])
+    needs[0, -WORDS:].sum().backward()
+    assert query.wording.grad.item() == pytest.approx(5)
+    np.testing.assert_array_equal(query(features.select(np.array([2, 0]))).detach(), needs.detach()[[2, 0]])
+    assert not query(replace(features, words=None))[:, -WORDS:].any()
+
+
+def test_an_example_s_own_question_word_for_word_is_picked_first():
+    own, (model, _) = items(SPLIT.train), fitted(words=1.0)
+    asked, twins = [item.source for item in own], [Item("what nobody asks", item.target) for item in own]
+    for pool in (twins + own, own + twins):
+        picks = greedy(model.encode_queries(asked), model.encode_pool(pool), model.state(), 1).positions.ravel()
+        assert [pool[at].source for at in picks] == asked
+        assert [SPEC.key(pool[at].target) for at in picks] == [SPEC.key(item.target) for item in own]
 
 
 def test_parts_and_words_by_hand():

@@ -408,7 +408,7 @@ def test_a_label_with_one_example_is_expected_where_its_word_is(monkeypatch):
 def test_what_needs_are_worth_is_trained(quick_nets):
     encoder = fitted().query
     encoder(encoder.featurize(ITEMS[:5])).square().sum().backward()
-    for name in ("worth", "cost", "power"):
+    for name in ("worth", "cost", "power", "wording"):
         gradient = getattr(encoder, name).grad
         assert gradient is not None
         assert gradient.abs().sum() > 0, name
@@ -434,8 +434,8 @@ def test_value_by_hand():
 
 
 def test_what_a_fit_sets_by_size(quick_nets):
-    told = {"γ": 1, "ε": 0.01, "labels ×": 8, "structures of 2 ×": 3, "structures of 3 ×": 1, "structures of 4 ×": 1}
-    assert fitted().query.logged() == pytest.approx(told)
+    sizes = {"labels ×": 8, "structures of 2 ×": 3, "structures of 3 ×": 1, "structures of 4 ×": 1}
+    assert fitted(words=0.5).query.logged() == pytest.approx({"γ": 1, "ε": 0.01, "ω": 0.5, **sizes})
 
 
 @pytest.mark.parametrize(("times", "second"), [(fitting.LABEL, "d"), (3, "b(b(c))")])
