@@ -25,6 +25,7 @@ from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.prompt import APPENDIX_D
+from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
 
@@ -251,6 +252,18 @@ def test_answers_become_rewards():
     sources = [line.removeprefix("Source: ") for line in first.splitlines() if line.startswith("Source: ")]
     by_source = {e.source: e for e in SPLIT.train}
     assert first == APPENDIX_D.text(items([by_source[source] for source in sources[:4]]), sources[4])
+
+
+@pytest.mark.parametrize("order", ["reversed", "picked"])
+def test_prompts_show_the_picks_in_the_order_of_the_policy(order):
+    llm, dev = Parrot(lambda prompt: Answer(GOLD[question_of(prompt)])), SPLIT.dev[:5]
+    model = TriEncoder.build("lexical", items(SPLIT.train), dim=16, scale=20.0, order=order)
+    queries, pool = model.encode_queries([e.source for e in dev]), model.encode_pool(items(SPLIT.train))
+    picks = greedy(queries, pool, model.state(), FAST.k).positions.tolist()
+    run(model, FAST, make_reward("structure_coverage", SPEC), dev, llm=llm)
+    for prompt, query, picked in zip(llm.prompts, dev, picks, strict=False):
+        shown = items(SPLIT.train[at] for at in (picked[::-1] if order == "reversed" else picked))
+        assert prompt == APPENDIX_D.text(shown, query.source)
 
 
 @pytest.mark.slow

@@ -1,7 +1,9 @@
 """What a retriever can be told: filters, beams, order, budgets, keys; by field, by call and by configuration."""
 
+import re
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ from documents import same_documents
 from langchain_core.runnables import ConfigurableField
 from toys import lexical
 
-from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
 
 EXAMPLES = [
     {"source": f"how many {color} {animal} are there", "target": f"count({color}({animal}))", "db": animal, "n": number}
@@ -125,6 +127,29 @@ def test_the_order_of_the_picks(encoder: TriEncoder, retriever: SequentialCompos
     for query, found in zip([QUERY, "big dogs"], ordered.batch([QUERY, "big dogs"]), strict=True):
         assert same_documents(found, ordered.invoke(query))
     assert ordered.invoke(QUERY)[-1].metadata["step"] == ids(picked).index(nearest_last[-1]) + 1
+
+
+@pytest.mark.parametrize("order", [None, "reversed", "picked"])
+def test_the_first_pick_comes_last_unless_the_checkpoint_or_the_retriever_says_otherwise(
+    tmp_path: Path, order: str | None
+) -> None:
+    items = [Item(row["source"], row["target"]) for row in EXAMPLES]
+    policy = TriEncoder.build("lexical", items, dim=64, **({"order": order} if order else {}))
+    make(policy).save(tmp_path / "saved")
+    for trained in (make(policy), SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")):
+        picks = ids(make(policy, order="picked").invoke(QUERY))
+        assert picks == "".join(step.pick.id for step in trained.explain(QUERY).steps)
+        shown = picks if order == "picked" else picks[::-1]
+        documents = trained.invoke(QUERY)
+        assert ids(documents) == ids(trained.batch([QUERY])[0]) == shown
+        assert [document.metadata["step"] for document in documents] == [picks.index(one) + 1 for one in shown]
+        rows = [EXAMPLES["abcdefghi".index(one)] for one in shown]
+        assert trained.select_examples({"source": QUERY}) == rows
+        text = few_shot_prompt(trained).format(source=QUERY)
+        assert re.findall("Source: (.*)", text) == [*(row["source"] for row in rows), QUERY]
+        for given, as_given in (("picked", picks), ("reversed", picks[::-1])):
+            other = trained.model_copy(update={"order": given})
+            assert ids(other.invoke(QUERY)) == as_given
 
 
 def test_a_token_budget_holds_whole_examples(encoder: TriEncoder) -> None:
