@@ -31,7 +31,7 @@ from langchain_rcr.state import State
 class HalvingState(State):
     name, summary = "halving", "every pick halves what came before"
 
-    def compose(self, vector, context):
+    def compose(self, query, vector, context):
         return vector / 2 + self.lam * context
 
 

@@ -32,7 +32,9 @@ def lexically(rows: list[dict[str, Any]]) -> Any:
 
 
 def fitted(rows: list[dict[str, Any]]) -> Any:
-    return SequentialCompositionalRetriever.from_examples(rows, WordCounts(), k=2, language="functional")
+    return SequentialCompositionalRetriever.from_examples(
+        rows, WordCounts(), k=2, language="functional", order="picked"
+    )
 
 
 @pytest.mark.parametrize("make", [lexically, pytest.param(fitted, marks=pytest.mark.slow)])
