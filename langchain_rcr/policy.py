@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import platform
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -111,6 +111,10 @@ class TriEncoder(nn.Module):
     def state(self) -> State[Any]:
         """A fresh state; its `start` takes E_x of the queries."""
         return make_state(self.config.state, self.config.lam, self.config.floor)
+
+    def vary(self, changes: Mapping[str, Any]) -> None:
+        """Change numbers that need no new fit, by the names of settings; vectors made before may not fit any more."""
+        self.config = self.family.vary(self.encoders, self.config, changes)
 
     def encode_queries(self, queries: Sequence[str], drafts: Sequence[str | None] | None = None) -> NDArray[np.float32]:
         """E_x of questions, (B, D).

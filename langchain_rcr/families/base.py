@@ -125,8 +125,8 @@ class Family(ABC):
     """Its defaults for sections of `rcr-train`, such as {"sft": {"lr": 1e-3}, "grpo": {"chunk": 128}}."""
     fits: ClassVar[bool] = False
     """Whether `fit` does anything."""
-    variants: ClassVar[Sequence[Mapping[str, float]]] = ()
-    """What `vary` sets, the mildest first, among which only a language model's answers can tell; GRPO begins so."""
+    changes: ClassVar[Sequence[Mapping[str, Any]]] = ({"order": "picked"}, {"lam": 0.5}, {"lam": 0.0})
+    """What `vary` may set, the mildest first: only a language model's answers can tell; GRPO begins with a race."""
     frozen: ClassVar[bool] = False
     """Whether its encoders read through a frozen text encoder, which `build` is then given."""
     takes_drafts: ClassVar[bool] = False
@@ -175,9 +175,18 @@ class Family(ABC):
             seed: of what is drawn at random.
         """
 
-    def vary(self, encoder: Any, variant: Mapping[str, float]) -> None:
-        """Set E_x to one of the family's `variants`; for a family that has any."""
-        raise NotImplementedError
+    def vary(self, encoders: Encoders, settings: Any, changes: Mapping[str, Any]) -> Any:
+        """Change numbers of a policy that need no new fit, such as λ.
+
+        Args:
+            encoders: E_x, E_z and E_c, changed in place.
+            settings: its settings, which stay as they are.
+            changes: by the names of settings.
+
+        Returns:
+            The settings with the changes.
+        """
+        return self.settings(**{**settings.model_dump(), **changes})
 
     def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Features:
         """Features of training questions as if E_x had not been fitted to those held out with each.

@@ -79,11 +79,9 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[int, int, Sequence[Ex
 
     grpo, evaluation = config.grpo, config.evaluation
     if grpo.enabled and build_reward(config, task.spec).needs_llm:
-        from langchain_rcr.families import get_family
         from rcr_trainer.grpo import calls_at_most
 
-        variants = len(get_family(config.model.family).variants)
-        calls = calls_at_most(grpo, len(task.reinforced), len(task.dev), variants)
+        calls = calls_at_most(grpo, len(task.reinforced), len(task.dev))
         yield calls, grpo.k, [*task.reinforced, *task.dev]
     if evaluation.asks(config.llm):
         held_out = task.held_out(evaluation.split)

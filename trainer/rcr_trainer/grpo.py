@@ -3,8 +3,7 @@
 Departures from the paper, each with the setting that undoes it:
 - all training queries take part and stay in the pool, instead of 110 held out (`queries: 110`);
 - a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
-- the family's variants are tried first, and the mildest of those whose picks earn most is the policy to start from
-  (`search: 0`);
+- a race of the policy's numbers that need no gradient (`Family.changes`) says which policy to start from (`race: 0`);
 - τ is set step by step, so that each draws among as many candidates (`perplexity: null`);
 - what a structure is worth, γ and ε of `structure` have learning rates of their own (`Encoder.rates`);
 - for all families but `transformer` E_c stays as SFT left it (`train_candidates: true`);
@@ -42,7 +41,9 @@ from langchain_rcr.prompt import arranged
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.folds import HeldOut
-from rcr_trainer.rewards import Reward, check_reward, score
+from rcr_trainer.llm.faults import UnscoredError
+from rcr_trainer.llm.scoring import WAYS
+from rcr_trainer.rewards import Reward, check_reward, make_reward, score
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import estimate
@@ -50,6 +51,7 @@ from rcr_trainer.training.closing import closing_lines, moved, told
 from rcr_trainer.training.development import Development, greedy_picks
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.processes import Processes
+from rcr_trainer.training.race import Variant, race
 from rcr_trainer.training.registry import ADVANTAGES
 from rcr_trainer.training.rollout import Sequences
 from rcr_trainer.training.runner import Job, Runner
@@ -144,38 +146,18 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
     return result
 
 
-def mildest(gains: Sequence[FloatArray]) -> int | None:
-    """The first that gains, in the mean, and no less than the best does by more than one standard error of that.
-
-    The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): questions that are held out can't tell
-    these from each other, and what changes least does least harm to questions unlike them.
-
-    Args:
-        gains: of each variant, the mildest first, what it earns on each question beyond what is there; NaN: no answer.
-
-    Returns:
-        Its place; None: nothing gains.
-    """
-    known = [each[np.isfinite(each)] for each in gains]
-    means = [each.mean() if len(each) else 0.0 for each in known]
-    best = known[int(np.argmax(means))]
-    error = best.std(ddof=1) / math.sqrt(len(best)) if len(best) > 1 else 0.0
-    return next((at for at, mean in enumerate(means) if mean > 0 and mean >= max(means) - error), None)
-
-
-def calls_at_most(config: GRPOSettings, queries: int, dev: int, variants: int = 0) -> int:
+def calls_at_most(config: GRPOSettings, queries: int, dev: int) -> int:
     """Prompts that training hands in at most, identical ones counted each time.
 
     Args:
         config: the settings.
         queries: training queries.
         dev: development queries.
-        variants: how many the family has.
     """
-    searched = (1 + variants) * min(config.search, queries) if variants else 0
     per_query = (config.group_size + ADVANTAGES[config.advantage].reads_greedy) * (1 + config.resample)
     evaluations = 1 + math.ceil(config.epochs / config.evaluate_every) if config.best_by == "reward" else 0
-    return searched + config.epochs * queries * per_query + evaluations * dev
+    raced = config.race + len(WAYS) if config.race else 0
+    return raced + config.epochs * queries * per_query + evaluations * dev
 
 
 class _GRPO:
@@ -194,7 +176,7 @@ class _GRPO:
         barred = held_out.barred(self.queries)
         check_pool_size("grpo", barred, len(pool), config.k)
         features = held_out.features(model, self.queries)
-        self._search(features, barred)
+        self._race(features, barred)
         self.actor = Actor(
             model,
             features,
@@ -223,42 +205,54 @@ class _GRPO:
             rates=_rates(model, trained),
         )
 
-    # ------------------------------------------------------------------ search
+    # ------------------------------------------------------------------ race
 
-    def _search(self, features: Features, barred: Sequence[IntArray]) -> None:
-        """Take that of the family's variants which `mildest` names, by what its greedy picks for some queries earn.
+    def _race(self, features: Features, barred: Sequence[IntArray]) -> None:
+        """Take the variant of the policy that wins a race, by what its greedy picks earn.
 
         What a language model wants, such as labels or brevity, is one number for all questions. Groups of sequences,
-        of which most get equal rewards, tell it slowly; answers to the same questions tell it at once.
+        of which most get equal rewards, tell it slowly; answers to the same questions tell it at once. Where exact
+        match is the reward and the model tells probabilities, that of the gold program takes its place: its mean is
+        exact match without the noise.
         """
-        family, query, config = self.model.family, self.model.query, self.config
-        if not (self.reward.needs_llm and config.search and family.variants):
+        model, config = self.model, self.config
+        if not (self.reward.needs_llm and config.race):
             return
-        rows = np.sort(np.random.default_rng([self.seed, 2]).permutation(len(self.queries))[: config.search])
-        queries, pool = [self.queries[row] for row in rows], self.model.encode_pool([e.item for e in self.pool])
-        start = {name: tensor.clone() for name, tensor in query.state_dict().items()}
+        order = np.random.default_rng([self.seed, 2]).permutation(len(self.queries))
+        items, reward = [example.item for example in self.pool], self._reward_of_race()
+        start, settings = {name: tensor.clone() for name, tensor in model.state_dict().items()}, model.config
 
-        def earned() -> FloatArray:
-            picks = greedy_picks(self.job, features, barred, rows, pool, config.k)
-            return self.processes.collect(len(rows), lambda part: self._score(queries[part], picks[part])[0])
+        def earned(variant: Variant, asked: slice) -> FloatArray:
+            rows = np.sort(order[asked])
+            queries = [self.queries[row] for row in rows]
+            model.vary(variant)
+            picks = greedy_picks(self.job, features, barred, rows, model.encode_pool(items), config.k)
+            rewards = self.processes.collect(len(rows), lambda part: self._score(queries[part], picks[part], reward)[0])
+            model.load_state_dict(start)
+            model.config = settings
+            return rewards
 
+        changes = model.family.changes
         if self.processes.first:  # It takes minutes.
-            logger.info("asking about %d variants of the policy on %d questions …", len(family.variants), len(rows))
+            logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
         with self.processes.together():
-            first, gains = earned(), []
-            for variant in family.variants:
-                family.vary(query, variant)
-                gains.append(earned() - first)
-                query.load_state_dict(start)
-            taken, chosen, gain = mildest(gains), "as it was", 0.0
-            if taken is not None:
-                variant, gain = family.variants[taken], float(np.nanmean(gains[taken]))
-                family.vary(query, variant)
-                chosen = ", ".join(f"{name} {value:g}" for name, value in variant.items())
+            won = race(changes, earned, len(order), config.race)
+            model.vary(won.variant)
         if self.processes.first:
-            before = float(np.nanmean(first))
-            message = "%d variants of the policy on %d held-out questions: %s, reward %.3f → %.3f"
-            logger.info(message, len(family.variants), len(rows), chosen, before, before + gain)
+            chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "as it was"
+            message = "the race, on %d held-out questions: %s, %s %.3f → %.3f"
+            logger.info(message, won.questions, chosen, reward.name, won.before, won.after)
+
+    def _reward_of_race(self) -> Reward:
+        if self.reward.name != "correctness" or self.llm is None:
+            return self.reward
+        query, prompt = self.queries[0], self.llm.prompt
+        text = str(prompt.request([], query.source, query.fields))
+        try:
+            self.llm.log_likelihoods([text], [prompt.continuation(query.target)])
+        except (ConfigError, UnscoredError):
+            return self.reward
+        return make_reward("likelihood", self.job.spec)
 
     # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
 
@@ -313,25 +307,27 @@ class _GRPO:
         rewards, tally = self._score(queries, drawn.picks.cpu().numpy())
         return rewards.reshape(len(rows), group), tally
 
-    def _score(self, queries: Sequence[Example], picks: IntArray) -> tuple[FloatArray, _Tally]:
+    def _score(
+        self, queries: Sequence[Example], picks: IntArray, reward: Reward | None = None
+    ) -> tuple[FloatArray, _Tally]:
         """Picks (R, k) → prompts → language model → programs → rewards (R,)."""
-        order = self.model.config.order
+        order, reward = self.model.config.order, reward or self.reward
         contexts = [arranged([self.pool[position] for position in row], order) for row in picks.tolist()]
         predictions: list[str | None] = [None] * len(queries)
         tally: _Tally = {}
-        if self.reward.needs_llm and self.llm is not None:
+        if reward.needs_llm and self.llm is not None:
             prompt = self.llm.prompt
             prompts = [
                 prompt.request([e.item for e in context], query.source, query.fields)
                 for context, query in zip(contexts, queries, strict=True)
             ]
             tally["distinct_prompts"] = (len(set(prompts)), len(prompts))
-            if self.reward.likelihood:
+            if reward.likelihood:
                 wanted = [prompt.continuation(query.target) for query in queries]
                 return np.exp(self.llm.log_likelihoods([*map(str, prompts)], wanted)), tally
             predictions = [answer.program for answer in self.llm.generate(prompts)]
             tally["no_program"] = (predictions.count(None), len(predictions))
-        return score(self.reward, predictions, queries, contexts), tally
+        return score(reward, predictions, queries, contexts), tally
 
     # ------------------------------------------------------------------ loss
 

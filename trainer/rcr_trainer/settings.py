@@ -210,9 +210,9 @@ class GRPOSettings(StageSettings):
     resample: int = Field(0, ge=0)
     """How often a batch's queries whose sequences all earn the same, which teaches nothing, are replaced by others
     (dynamic sampling); each time asks up to a batch of prompts again."""
-    search: int = Field(100, ge=0)
-    """Questions by whose answers GRPO first chooses among the family's variants (structure: what labels and unneeded
-    structures weigh); 0: it doesn't."""
+    race: int = Field(600, ge=0)
+    """Answers, at most, by which GRPO first chooses the policy's numbers that need no gradient, in a race of variants
+    (order of the picks, λ; structure: ρ, α, ω, what labels and unneeded structures weigh); 0: it doesn't."""
     perplexity: float | None = Field(4.0, gt=1)
     """Candidates that each step draws among in effect, at the start: it sets τ by step, so that no step is
     deterministic or random. null: model.tau at every step (paper)."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
@@ -74,9 +74,19 @@ class StructureFamily(Family):
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
     }
     fits = frozen = structured = takes_drafts = True
-    # None by which labels count for less: held-out training questions hardly miss one, so they can't tell what that
-    # costs where labels come together as never before.
-    variants: ClassVar = tuple({"label": label, "cost": cost} for cost in (0.05, 0.1) for label in (8, 20))
+    changes: ClassVar = (
+        {"floor": 0.1},
+        {"floor": 0.4},
+        {"words": 0.05},
+        {"words": 1.0},
+        {"cost": 0.05},
+        {"length_penalty": 0.5},
+        {"label": 3.0},
+        {"label": 20.0},
+        {"floor": 0.0},
+        {"order": "picked"},
+        {"length_penalty": 0.0},
+    )
 
     def build(
         self,
@@ -114,13 +124,19 @@ class StructureFamily(Family):
 
         fit(encoder, questions, folds, seed=seed)
 
-    def vary(self, encoder: NeedEncoder, variant: Mapping[str, float]) -> None:
-        """Set how many times a single label counts, and ε; see `NeedEncoder`."""
+    def vary(self, encoders: Any, settings: StructureSettings, changes: Mapping[str, Any]) -> StructureSettings:
+        """See `Family.vary`; also how many times a single `label` counts, and ε, the `cost` of what isn't needed."""
         import torch
 
+        query, _, candidate = encoders
+        learnt = {"words": query.wording, "label": query.by_size[:1], "cost": query.cost}
         with torch.no_grad():
-            encoder.by_size[0] = math.log(variant["label"])
-            encoder.cost.fill_(math.log(variant["cost"]))
+            for name in learnt.keys() & changes.keys():
+                learnt[name].fill_(math.log(changes[name]))
+        named = {name: value for name, value in changes.items() if name in type(settings).model_fields}
+        changed: StructureSettings = super().vary(encoders, settings, named)
+        candidate.length_penalty = changed.length_penalty
+        return changed
 
     def held_out(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Needs:
         """See `Family.held_out`; questions that E_x was not fitted to are featurised as usual."""

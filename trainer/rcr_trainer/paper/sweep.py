@@ -312,7 +312,7 @@ def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
     # Without SFT only settings with GRPO are valid.
     if queries is None and _given(SFTSettings, settings.get("sft", {}), "enabled"):
         return {"grpo": {"enabled": False}}
-    grpo = {"enabled": True, "queries": queries, "epochs": 0, "search": 0, "best_by": "coverage"}
+    grpo = {"enabled": True, "queries": queries, "epochs": 0, "race": 0, "best_by": "coverage"}
     return {"grpo": grpo, "reward": {"names": ["context_coverage"], "weights": []}}
 
 

