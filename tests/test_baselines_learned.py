@@ -136,6 +136,14 @@ def test_se2_ranks_step_by_step_beside_what_was_chosen_before():
     assert abs(first - 1 / sum(math.exp(-rank) for rank in range(7))) < 0.06
 
 
+@pytest.mark.parametrize("name", LEARNED)
+def test_the_language_model_is_asked_with_the_first_pick_last(name):
+    scores = Scores()
+    make(name, scores)._scores([4], [[1, 2, 3]])
+    shown = [ITEMS[each] for each in (3, 2, 1)]
+    assert scores.asked == [(APPENDIX_D.text(shown, ITEMS[4].source), f" {ITEMS[4].target}\n")]
+
+
 def test_a_wide_beam_finds_the_largest_sum_and_a_narrow_one_is_greedy():
     rng = np.random.default_rng(1)
     start, effect = 0.1 * rng.normal(size=(2, 6)), 3 * rng.normal(size=(6, 6))
@@ -331,7 +339,7 @@ def test_trained_with_a_small_language_model_it_helps_that_more_than_untrained(n
         selector, rows = get_baseline(name).build(examples, resources, k=2), training_rows(60, 24).tolist()
         picks = selector.pick([pool[row].source for row in rows], 2, [[row] for row in rows])
         prompts = [
-            APPENDIX_D.text([pool[pick].item for pick in own], pool[row].source)
+            APPENDIX_D.text([pool[pick].item for pick in own[::-1]], pool[row].source)
             for row, own in zip(rows, picks, strict=True)
         ]
         return np.mean(parser.log_likelihoods(prompts, [f" {pool[row].target}\n" for row in rows]))

@@ -4,8 +4,8 @@ BM25 is a sum over the query's distinct words of a weight of (word, question), s
 set version takes each word's largest weight over the picks: Eq. 2, 3 and 6 of Gupta, Gardner and Singh, "Coverage-based
 Example Selection for In-Context Learning", Findings of EMNLP 2023 ("BM25 + Coverage" in their Table 4), maximised by
 their Algorithm 1. As in their Eq. 2, a word that the query repeats counts once; `BM25Selector`, like rank_bm25, counts
-it as often as it occurs. Departure: the picks stay in the order of picking, where the paper orders a prompt by the
-examples' own scores (section 6.4).
+it as often as it occurs. Departure: a prompt shows the picks in reverse, the first last, where the paper orders it by
+the examples' own scores (section 6.4).
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ Source: Ye, Wu, Feng, Yu and Kong, "Compositional Exemplars for In-context Learn
 2302.05698, sections 3.1 and 3.3: kernel, trade-off λ, MAP inference over a shortlist. Its length, 100, and the map of
 cosines to [0, 1] are those of the code they published. Departures: the embeddings are used as they are, where CEIL
 trains them on a language model's scores (the untrained process is one of its baselines); the factor is that of S, with
-r / λ added to the logarithm of each candidate's volume, which picks the same and can't overflow; the picks stay in the
-order of picking, where that code puts the most similar first.
+r / λ added to the logarithm of each candidate's volume, which picks the same and can't overflow; a prompt shows the
+picks in reverse, the first last, where that code puts the most similar first.
 """
 
 from __future__ import annotations

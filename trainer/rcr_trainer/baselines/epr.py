@@ -5,8 +5,8 @@ section 3. The candidates of a training question (x, y), the best by BM25 betwee
 p(y | candidate, x). One of the five best is the positive, one of the five worst the hard negative; those of the other
 questions in the batch are negatives, too. At inference: the k with the largest inner products.
 
-Departures: the encoders, rate and number of epochs are the run's (there: BERT, 1e-4, 30 epochs), and the picks stay in
-the order of picking, where EPR puts the most similar last. A question's own picks are never its negatives.
+Departures: the encoders, rate and number of epochs are the run's (there: BERT, 1e-4, 30 epochs). A question's own picks
+are never its negatives.
 """
 
 from __future__ import annotations

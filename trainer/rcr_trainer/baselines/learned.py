@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from langchain_rcr.errors import InputError
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
+from langchain_rcr.prompt import arranged
 from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.coverage import row_blocks
@@ -109,11 +110,11 @@ class LearnedSelector(Baseline):
         return [Item(example["source"], example["target"]) for example in self._examples]
 
     def _scores(self, rows: Sequence[int], sets: Iterable[Sequence[int]]) -> FloatArray:
-        """(R,) log-likelihoods of the programs of R examples behind prompts that show others, in this order."""
+        """(R,) log-likelihoods of the programs of R examples behind prompts that show others, the first last."""
         scorer: Any = self.resources.score
         prompt, items, examples = self.resources.prompt, self._items, self._examples
         prompts = [
-            str(prompt.request([items[each] for each in shown], items[row].source, examples[row]))
+            str(prompt.request(arranged([items[each] for each in shown], "reversed"), items[row].source, examples[row]))
             for row, shown in zip(rows, sets, strict=True)
         ]
         wanted = [prompt.continuation(items[row].target) for row in rows]

@@ -8,8 +8,9 @@ then the question. Trained by InfoNCE: the first of a ranking against one of the
 inference a beam of 3 by the sum of inner products. `se2_tri` is the paper's "se² + tri-encoder" (section 4): the same,
 but the state is that of Eq. 4.
 
-Departures: examples stand in the order of picking, where se² puts the latest first; of the worst candidates one is
-drawn for a state and epoch, where se² takes 20. Encoders, rate and epochs are the run's (there: BERT and 6 epochs).
+Departures: prompts show the latest pick first, as se²'s do, but the encoder reads picks in the order of picking; of the
+worst candidates one is drawn for a state and epoch, where se² takes 20. Encoders, rate and epochs are the run's (there:
+BERT and 6 epochs).
 """
 
 from __future__ import annotations

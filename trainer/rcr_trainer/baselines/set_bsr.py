@@ -7,8 +7,8 @@ same; in `set_bsr_idf` the rare ones weigh more, as in BERTScore (section 4 ther
 
 Departures: the encoder is the caller's (`TransformerTokens` over the MiniLM that the embedding selectors use; the
 paper's is deberta-large-mnli); special tokens are left out of the candidates, too, where BERTScore gives them no weight
-in the query but lets them be matched; the picks stay in the order of picking, where the paper orders a prompt by each
-example's own BSR (section 6.4).
+in the query but lets them be matched; a prompt shows the picks in reverse, the first last, where the paper orders it
+by each example's own BSR (section 6.4).
 """
 
 from __future__ import annotations
