@@ -142,7 +142,7 @@ class Needs:
         chosen: list[Any] = [None if array is None else array[rows] for array in self.arrays()]
         others = (self.shift, self.new, self.words)
         shift, new, words = (None if array is None else array[rows] for array in others)
-        return Needs(*chosen, shift=shift, new=new, words=words)
+        return replace(Needs(*chosen), shift=shift, new=new, words=words)
 
     def arrays(self) -> tuple[Any, ...]:
         """What is known of the questions themselves, in the order of the arguments: no drafts, new labels, words."""
