@@ -8,6 +8,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
+from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, evaluate, write_table
 from rcr_trainer.llm.faults import AccessError, BudgetExceeded, LLMError, TooLongError
@@ -107,6 +108,16 @@ def test_prompts_show_the_k_picks_in_order_and_come_once_for_all_selectors(order
     assert prompts[0] == f"{shown.pop(first)}{shown.popitem()[1]}Source: x0\nTarget:"
     assert len(prompts) == len(set(prompts)) == 8
     assert [asked_of(prompt) for prompt in prompts] == ["x0", "x1", "x2", "x3"] * 2
+
+
+@pytest.mark.parametrize("order", ["reversed", "picked"])
+def test_prompts_of_plain_selectors_show_the_first_pick_last_whatever_the_policy_does(order):
+    plain = BM25Selector([{"source": example.source} for example in POOL])
+    assert plain.pick(["x0"], 2).tolist() == [[0, 1]]
+    fake = Fake({f"x{i}": "e" for i in range(4)})
+    run({"rcr": always(0, 1, 2), "bm25": plain}, fake, given={"order": order})
+    first = [prompt.index("q0") < prompt.index("q1") for call in fake.calls for prompt in call]
+    assert first == ([True] * 4 + [False] * 4 if order == "picked" else [False] * 4)  # the same ones are asked once
 
 
 def test_selectors_differ_by_their_prompts():
