@@ -2,6 +2,7 @@
 
 import json
 import re
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -21,7 +22,7 @@ from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.families.structure import fit as fitting
-from langchain_rcr.families.structure.inventory import Inventory
+from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.kernel import lexical_evidence
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
@@ -117,6 +118,19 @@ def test_words_have_columns_by_their_hash():
     assert set(rows.values.tolist()) == {1}
     assert hashed("which", "rivers", "run") == {160, 217, 251}
     assert word_rows([]).shape == (0, WORDS)
+    assert FAMILY.settings().dim + SPARE + WORDS <= 2000  # pgvector indexes no longer vectors
+
+
+def test_words_are_remembered_in_bounded_memory():
+    tracemalloc.start()
+    for number in range(200):
+        rows = word_rows([f"{number}{'x' * 30_000}"])
+    kept = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert kept < 100_000  # 6 MB as they were
+    long = "x" * 64
+    assert np.array_equal(word_rows([long]).columns, word_rows([long + "y"]).columns)
+    assert rows.columns.tolist() == [*hashed(f"199{long}"[:64])]
 
 
 def test_rarity_by_hand():

@@ -23,7 +23,7 @@ WORDS = 256
 
 def word_rows(questions: Sequence[str]) -> SparseRows:
     """(N, WORDS) 1 in the columns of each question's words."""
-    columns = [sorted({_column(word) for word in ngrams(Item(question), 1)}) for question in questions]
+    columns = [sorted({_column(word[:_READ]) for word in ngrams(Item(question), 1)}) for question in questions]
     starts = np.cumsum([0, *map(len, columns)]).astype(np.int32)
     flat = np.fromiter((column for row in columns for column in row), np.int32, count=starts[-1])
     return SparseRows(starts, flat, np.ones(len(flat), np.float32), WORDS)
@@ -38,6 +38,10 @@ def rarity(questions: Sequence[str]) -> NDArray[np.float32]:
 
 _LEAST = 0.1
 """So that a word of all questions counts, too."""
+
+
+_READ = 64
+"""Letters read of a word: a cache of words of any length would have no bound."""
 
 
 @lru_cache(maxsize=1 << 14)
