@@ -33,7 +33,7 @@ Picks the few-shot examples of a prompt one after the other, each given those al
 
 - family of encoders: `{config.family}`, over {base}
 - programs: `{spec.language}`, local structures of up to {spec.max_size} nodes
-- state: `{config.state}`, λ = {config.lam:g}
+- state: `{config.state}`, λ = {config.lam:g}, p = {config.fade}; order of the picks in a prompt: `{config.order}`
 {trained_on}- needs: `pip install '{needs}'`
 
 ## Use

@@ -30,7 +30,6 @@ from langchain_rcr.items import Item, readable
 from langchain_rcr.manifest import CARD, inside, seal, verify
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from langchain_rcr.prompt import Prompt
-from langchain_rcr.rows import same
 from langchain_rcr.section import printable
 from langchain_rcr.state import State, make_state
 
@@ -110,7 +109,7 @@ class TriEncoder(nn.Module):
 
     def state(self) -> State[Any]:
         """A fresh state; its `start` takes E_x of the queries."""
-        return make_state(self.config.state, self.config.lam, self.config.floor)
+        return make_state(self.config.state, self.config.lam, self.config.fade)
 
     def vary(self, changes: Mapping[str, Any]) -> None:
         """Change numbers that need no new fit, by the names of settings; vectors made before may not fit any more."""
@@ -148,9 +147,8 @@ class TriEncoder(nn.Module):
         return self.pool_vectors(*self.featurize_pool(items))
 
     def pool_vectors(self, candidate: Features, context: Features) -> PoolVectors:
-        """E_c and E_z of featurised examples, (N, D) each; one object where they are equal and sparse."""
-        pool = PoolVectors(self.candidate.rows(candidate), self.context.rows(context))
-        return PoolVectors(pool.candidate, pool.candidate) if same(pool.candidate, pool.context) else pool
+        """E_c and E_z of featurised examples, (N, D) each."""
+        return PoolVectors(self.candidate.rows(candidate), self.context.rows(context))
 
     def grow(self, items: Sequence[Item]) -> None:
         """Let E_x know of examples that were added to a pool; vectors made before stay valid. No training."""
@@ -164,7 +162,7 @@ class TriEncoder(nn.Module):
         return candidate, candidate if same else self.context.featurize(items)
 
     def fingerprint(self) -> str:
-        """SHA-256 over λ, state, spec, settings and weights: vectors made by another one don't fit this policy.
+        """SHA-256 over λ, p, state, spec, settings and weights: vectors made by another one don't fit this policy.
 
         Added examples take no part: vectors stay valid. Neither does a frozen backbone; a checkpoint tells it by what
         it makes of a probe text.
@@ -172,7 +170,7 @@ class TriEncoder(nn.Module):
         every = [(encoder.settings(), encoder.grown) for encoder in self.encoders]
         settings = [{name: value for name, value in one.items() if name not in grown} for one, grown in every]
         config = self.config
-        policy = [self.family.name, self.dim, config.state, config.lam, config.floor, self.spec.to_json()]
+        policy = [self.family.name, self.dim, config.state, config.lam, config.fade, self.spec.to_json()]
         about = digest([*policy, settings])
         total = hashlib.sha256(about.encode())
         for name, tensor in sorted(self.state_dict().items()):

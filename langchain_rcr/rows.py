@@ -120,6 +120,12 @@ class SparseRows:
         columns[~mine], values[~mine] = others.columns + self.dim, others.values
         return SparseRows(self.starts + others.starts, columns, values, self.dim + others.dim)
 
+    def first(self, columns: int) -> SparseRows:
+        """(N, D) with the first columns alone; the others are 0."""
+        kept = self.columns < columns
+        starts = np.concatenate([[0], np.cumsum(kept)])[self.starts].astype(self.starts.dtype)
+        return SparseRows(starts, self.columns[kept], self.values[kept], self.dim)
+
     def product(self, states: FloatArray) -> FloatArray:
         """Inner products of (B, D) with all rows, (B, N) float32."""
         import torch
@@ -300,11 +306,3 @@ def longest(rows: Rows) -> float:
     else:
         lengths = np.einsum("nd,nd->n", rows, rows)
     return float(np.sqrt(lengths.max(initial=0.0)))
-
-
-def same(one: Rows, other: Rows) -> bool:
-    """Whether two matrices are sparse and equal."""
-    if not (isinstance(one, SparseRows) and isinstance(other, SparseRows)):
-        return False
-    parts = ((one.starts, other.starts), (one.columns, other.columns), (one.values, other.values))
-    return all(np.array_equal(mine, its) for mine, its in parts)

@@ -22,7 +22,7 @@ class State(ABC, Generic[Array]):
 
     Args:
         lam: λ, the weight of the picks so far.
-        floor: ρ, the share of a need that stays when it is covered; for states that cover needs.
+        fade: p, how fast what is covered fades; None: at once. For states that cover needs.
     """
 
     name: ClassVar[str]
@@ -35,9 +35,9 @@ class State(ABC, Generic[Array]):
         super().__init_subclass__(**kwargs)
         STATES[cls.name] = cls
 
-    def __init__(self, lam: float, floor: float = 0.0) -> None:
+    def __init__(self, lam: float, fade: float | None = None) -> None:
         # A NumPy scalar would turn float32 vectors into float64.
-        self.lam, self.floor = float(lam), float(floor)
+        self.lam, self.fade = float(lam), None if fade is None else float(fade)
         self._query: Array | None = None
         self._vector: Array | None = None
 
@@ -47,7 +47,7 @@ class State(ABC, Generic[Array]):
 
     def start(self, query: Array) -> Self:
         """The state before the first pick; `query` is E_x(x), (B, D)."""
-        state = type(self)(self.lam, self.floor)
+        state = type(self)(self.lam, self.fade)
         state._query = state._vector = query
         return state
 
@@ -77,33 +77,41 @@ class AdditiveState(State[Array]):
 
 
 class SaturatingState(State[Array]):
-    """What is covered is needed less: need · (ρ + (1 − ρ) · Π_{i<t} (1 − λ · E_z(z_i))), element by element.
+    """What a pick covers is needed less: x_t = x_{t−1} − λ · E_z(z_t) ⊙ (x_{t−1} − ρ_t · x_0), element by element.
 
     Coordinates stand for structures: E_x says how much each is needed, E_c and E_z which of them an example has (0 to
-    1). With λ = 1 and ρ = 0 the inner product with E_c(c) is the need that c would newly cover, so that greedy decoding
-    is greedy expected coverage. ρ is for language models, which answer more questions right where what is needed most
-    is shown again, in another question, than where picks follow that cover next to nothing new. With λ = 0 picks don't
-    matter.
+    1). Of what pick z_t covers a share stays, ρ_t = cos(x_0⁺, E_z(z_t))^p: the more the pick is what is needed as a
+    whole, the more of it is worth showing again, in another question. Language models answer more questions right so
+    than with picks that cover next to nothing new. Where no program is like what is needed, hardly anything stays, and
+    with λ = 1 the inner product with E_c(c) is the need that c would newly cover: greedy decoding is greedy expected
+    coverage, as it is with p = None, by which nothing stays. With λ = 0 picks don't matter.
     """
 
     name = "saturating"
-    summary = "what a pick covers is needed less, down to a floor (structures alone)"
+    summary = "what a pick covers is needed less (structures alone)"
     needs_structures = True
 
     def compose(self, query: Any, vector: Any, context: Any) -> Any:
         """See `State.compose`."""
-        if not self.floor:
+        if self.fade is None:
             return vector * (1 - self.lam * context)
-        return vector - self.lam * context * (vector - self.floor * query)
+        needs = query * (query > 0)
+        squares = (needs * needs).sum(-1) * (context * context).sum(-1) + _TINY
+        share = ((needs * context).sum(-1) / squares**0.5) ** self.fade
+        return vector - self.lam * context * (vector - share[..., None] * query)
 
 
-def make_state(name: str, lam: float, floor: float = 0.0) -> State[Any]:
+_TINY = 1e-12
+"""Added under the root, whose slope at 0 is infinite."""
+
+
+def make_state(name: str, lam: float, fade: float | None = None) -> State[Any]:
     """A fresh state by the name that settings and checkpoints use.
 
     Args:
         name: one of `STATES`.
         lam: λ.
-        floor: ρ.
+        fade: p.
 
     Raises:
         CheckpointError: this version has no such state.
@@ -111,4 +119,4 @@ def make_state(name: str, lam: float, floor: float = 0.0) -> State[Any]:
     if name not in STATES:
         known = " and ".join(f"'{known}'" for known in STATES)
         raise CheckpointError(f"unknown state '{name}': this version of langchain-rcr knows {known}")
-    return STATES[name](lam, floor)
+    return STATES[name](lam, fade)

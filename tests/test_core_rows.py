@@ -9,11 +9,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_rcr import Item, PoolError
+from langchain_rcr.families.structure.words import WORDS
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MatrixTable, MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.policy import TriEncoder
-from langchain_rcr.rows import Growing, GrowingSparse, SparseRows, longest, product, same, sparse, taken
+from langchain_rcr.rows import Growing, GrowingSparse, SparseRows, longest, product, sparse, taken
 from langchain_rcr.selection import _decoded, greedy
 from langchain_rcr.state import SaturatingState
 
@@ -148,7 +149,7 @@ def test_questions_follow_a_large_sparse_pool(monkeypatch, seed, tau):
         table = table.allowing(rng.random(300) < 0.5)
     need = (rng.random((7, 60)) - 0.1).astype(np.float32)
     groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 7
-    state = SaturatingState(float(rng.choice([1.0, 0.6])), float(rng.choice([0.0, 0.23])))
+    state = SaturatingState(float(rng.choice([1.0, 0.6])), rng.choice([None, 3.0]))
     expected = _decoded(need, table, state, k, barred, groups, tau)
     monkeypatch.setattr("langchain_rcr.rows.LARGE", 0)
     for by_column, few in ((False, 2), (True, 2), (True, 7), (True, 1)):
@@ -179,28 +180,24 @@ def test_rounding_that_adds_up_decides_nothing(monkeypatch):
     assert "_by_column" in table._candidate.rows.__dict__
 
 
-def test_equal_matrices_are_kept_once_while_they_stay_equal():
-    has, other = sparse((drawn(0) != 0).astype(np.float32)), sparse(drawn(1))
-    table = MatrixTable(PoolVectors(has, has)).extended(PoolVectors(other, other))
-    kept = table.pool_vectors(np.arange(len(table)))
-    assert kept.candidate is kept.context
-    apart = table.extended(PoolVectors(has, other)).pool_vectors(np.arange(120))
-    np.testing.assert_array_equal(np.asarray(apart.candidate)[80:], np.asarray(has))
-    np.testing.assert_array_equal(np.asarray(apart.context)[80:], np.asarray(other))
-    np.testing.assert_array_equal(np.asarray(apart.context)[:80], np.asarray(kept.context))
-
-
 def test_the_structure_family_gives_sparse_rows_that_hold_its_vectors():
-    model = TriEncoder.build("structure", ITEMS, length_penalty=0.0)
+    model = TriEncoder.build("structure", ITEMS)
     pool = model.encode_pool(ITEMS)
-    assert isinstance(pool.candidate, SparseRows)
-    assert pool.candidate is pool.context
-    np.testing.assert_array_equal(np.asarray(pool.candidate), model.candidate.encode(ITEMS))
-    with torch.no_grad():
-        model.context.weight.mul_(0.5)
-    apart = model.encode_pool(ITEMS)
-    np.testing.assert_array_equal(np.asarray(apart.context), model.context.encode(ITEMS))
-    assert apart.candidate is not apart.context
+    for rows, encoder in ((pool.candidate, model.candidate), (pool.context, model.context)):
+        assert isinstance(rows, SparseRows)
+        np.testing.assert_array_equal(np.asarray(rows), encoder.encode(ITEMS))
+    assert np.asarray(pool.candidate)[:, -WORDS:].any(axis=1).all()
+    assert not np.asarray(pool.context)[:, -WORDS:].any()  # picks don't cover words
+    assert np.all((np.asarray(pool.context)[:, :-WORDS] > 0) == (np.asarray(pool.candidate)[:, :-WORDS] > 0))
+
+
+@pytest.mark.parametrize("columns", [0, 3, 12])
+def test_the_first_columns(columns):
+    rows = drawn(0)
+    first = sparse(rows).first(columns)
+    rows[:, columns:] = 0
+    np.testing.assert_array_equal(np.asarray(first), rows)
+    assert len(first.values) == np.count_nonzero(rows)
 
 
 @pytest.mark.parametrize("equal", [True, False])

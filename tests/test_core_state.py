@@ -49,7 +49,7 @@ def test_gradients_reach_query_and_contexts():
 
 def test_states_by_name():
     assert make_state("additive", 0.3).lam == 0.3
-    query, context = np.ones((1, 2)), np.full((1, 2), 2.0)  # what is added up covers nothing, and has no floor
-    assert make_state("additive", 0.5, 0.9).start(query).update(context).vector().tolist() == [[2, 2]]
+    query, context = np.ones((1, 2)), np.full((1, 2), 2.0)  # what is added up covers nothing, and nothing fades
+    assert make_state("additive", 0.5, 2.0).start(query).update(context).vector().tolist() == [[2, 2]]
     with pytest.raises(CheckpointError, match="unknown state 'sticky'"):
         make_state("sticky", 0.3)

@@ -101,7 +101,7 @@ def test_partial_jaccard_by_hand():
 @pytest.mark.parametrize(("order", "first"), [(None, "q0"), ("reversed", "q0"), ("picked", "q2")])
 def test_prompts_show_the_k_picks_in_order_and_come_once_for_all_selectors(order, first):
     fake = Fake({f"x{i}": "e" for i in range(4)})
-    given = {"order": order} if order else {}
+    given = {"orders": dict.fromkeys(("rcr", "twin", "other"), order)} if order else {}
     run({"rcr": always(2, 0, 1), "twin": always(2, 0, 3), "other": always(0, 2, 1)}, fake, given=given)
     prompts = [prompt for call in fake.calls for prompt in call]
     shown = {"q0": "Source: q0\nTarget: a ( b )\n", "q2": "Source: q2\nTarget: a ( d )\n"}
@@ -115,7 +115,7 @@ def test_prompts_of_plain_selectors_show_the_first_pick_last_whatever_the_policy
     plain = BM25Selector([{"source": example.source} for example in POOL])
     assert plain.pick(["x0"], 2).tolist() == [[0, 1]]
     fake = Fake({f"x{i}": "e" for i in range(4)})
-    run({"rcr": always(0, 1, 2), "bm25": plain}, fake, given={"order": order})
+    run({"rcr": always(0, 1, 2), "bm25": plain}, fake, given={"orders": {"rcr": order}})
     first = [prompt.index("q0") < prompt.index("q1") for call in fake.calls for prompt in call]
     assert first == ([True] * 4 + [False] * 4 if order == "picked" else [False] * 4)  # the same ones are asked once
 

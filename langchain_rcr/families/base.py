@@ -75,12 +75,11 @@ class ModelSettings(Section):
     lam: float = Field(
         1.0, description='λ of Eq. 4, the weight of the picks so far (paper 0.1, section 4 "Model setup").'
     )
-    floor: float = Field(
-        0.0,
-        ge=0,
-        le=1,
-        description="ρ, the share of a need that stays when a pick covers it: what is needed most is then shown again, "
-        "rather than what adds next to nothing (state saturating).",
+    fade: float | None = Field(
+        None,
+        ge=1,
+        description="p: of what a pick covers the share cos(needs, pick)^p stays needed, so that more like it follow "
+        "where whole programs are what is needed; null: none (state saturating).",
     )
     tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
     state: Annotated[str, OneOf(lambda: {name: state.summary for name, state in STATES.items()})] = Field(

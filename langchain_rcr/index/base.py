@@ -43,7 +43,7 @@ class PoolVectors:
 
     Args:
         candidate: E_c of every example, (N, D) float32; dense or sparse.
-        context: E_z of every example, likewise. Where both are the same object, an engine may keep them once.
+        context: E_z of every example, likewise.
     """
 
     candidate: Rows
@@ -55,8 +55,7 @@ class PoolVectors:
 
     def take(self, keys: IntArray) -> PoolVectors:
         """Those of some examples (M,), in that order."""
-        candidate = taken(self.candidate, keys)
-        return PoolVectors(candidate, candidate if self.context is self.candidate else taken(self.context, keys))
+        return PoolVectors(taken(self.candidate, keys), taken(self.context, keys))
 
 
 class Row(NamedTuple):

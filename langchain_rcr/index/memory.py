@@ -28,14 +28,13 @@ class MatrixTable(Table):
 
     def __init__(self, vectors: PoolVectors) -> None:
         super().__init__(vectors)
-        self._candidate = self._context if vectors.context is vectors.candidate else growing(vectors.candidate)
+        self._candidate = growing(vectors.candidate)
         self._scan, self._product = CoarseScan(), CoarseProduct()
 
     def extended(self, vectors: PoolVectors) -> Self:
         """See `Table.extended`."""
-        table, once = super().extended(vectors), self._candidate is self._context
-        both = once and vectors.context is vectors.candidate
-        table._candidate = table._context if both else self._candidate.extended(vectors.candidate)
+        table = super().extended(vectors)
+        table._candidate = self._candidate.extended(vectors.candidate)
         table._scan, table._product = CoarseScan(), CoarseProduct()
         return table
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from langchain_rcr.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 
-FLOOR, LENGTH_PENALTY, WORDING = 0.23, 1.0, 1.0
-"""ρ, α and ω: chosen by language models' answers to held-out training questions (docs/results.md)."""
+FADE, LENGTH_PENALTY, WORDING = 4.0, 1.0, 0.05
+"""p, α and ω: chosen by language models' answers to held-out training questions (docs/results.md)."""
 _GAP = 3
 """Words between two words of a question that still count as a pair."""
 
@@ -35,7 +35,7 @@ class StructureSettings(ModelSettings):
 
     base: str | None = ModelSettings.field("base", DEFAULT_BASE)
     state: str = ModelSettings.field("state", "saturating")
-    floor: float = ModelSettings.field("floor", FLOOR)
+    fade: float | None = ModelSettings.field("fade", FADE)
     ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram by which questions are compared.")
     dim: int = Field(
         1680,
@@ -75,15 +75,15 @@ class StructureFamily(Family):
     }
     fits = frozen = structured = takes_drafts = True
     changes: ClassVar = (
-        {"floor": 0.1},
-        {"floor": 0.4},
-        {"words": 0.05},
-        {"words": 1.0},
+        {"fade": 2.0},
+        {"fade": 6.0},
+        {"words": 0.02},
+        {"words": 0.5},
         {"cost": 0.05},
         {"length_penalty": 0.5},
         {"label": 3.0},
         {"label": 20.0},
-        {"floor": 0.0},
+        {"fade": None},
         {"order": "picked"},
         {"length_penalty": 0.0},
     )

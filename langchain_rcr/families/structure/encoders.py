@@ -51,7 +51,9 @@ _LEAST = 1e-6
 
 
 class ProgramEncoder(Encoder):
-    """E_c or E_z: which structures an example's program has, each times a trained weight that starts at 1; its words.
+    """E_c or E_z: which structures an example's program has, each times a trained weight that starts at 1.
+
+    E_c also has the words of its question. Picks don't cover them: E_z has none.
 
     Args:
         inventory: the structures.
@@ -72,21 +74,29 @@ class ProgramEncoder(Encoder):
         self.weight = nn.Parameter(torch.ones(len(inventory)))
 
     def featurize(self, items: Sequence[Item]) -> SparseRows:
-        """(N, D) the share of each column's structures that a program has, of unseen ones labels alone; the words."""
+        """(N, D) the share of each column's structures that a program has, of unseen ones labels alone; the words.
+
+        The same for E_c and E_z.
+        """
         return self.inventory.rows([item.target for item in items], spare=True).beside(
             word_rows([item.source for item in items])
         )
 
     def forward(self, features: SparseRows) -> Tensor:
         """(N, D)."""
+        features = self._shown(features)
         columns, values = self._values(features)
         rows = torch.from_numpy(features.owner).to(values.device)
         return values.new_zeros(features.shape).index_put((rows, columns), values)
 
     def rows(self, features: SparseRows) -> SparseRows:
         """See `Encoder.rows`."""
+        features = self._shown(features)
         with torch.inference_mode():
             return replace(features, values=self._values(features)[1].float().cpu().numpy())
+
+    def _shown(self, features: SparseRows) -> SparseRows:
+        return features.first(self.dim - WORDS) if self.context else features
 
     def _values(self, features: SparseRows) -> tuple[Tensor, Tensor]:
         """The column and the value of each structure that the items have."""

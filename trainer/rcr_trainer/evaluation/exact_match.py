@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
@@ -14,7 +14,7 @@ from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.prompt import APPENDIX_D, Prompt, Request, arranged
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
-from rcr_trainer.evaluation.picks import Picked, Picks
+from rcr_trainer.evaluation.picks import Picks
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport, SelectorScores
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.llm.ledger import Answer
@@ -35,8 +35,8 @@ class Answerer:
             what there is, and TooLongError, on which it goes on with the next selector; any other error stops it.
         name: of the model, for the report.
         prompt: how it is asked.
-        order: of trained selectors' picks in a prompt (`model.order`). Others are shown with their first, likest, pick
-            last, which serves them best, too.
+        orders: of the picks in a prompt, by selector. Others are shown with their first, likest, pick last, which
+            serves them best.
         simulated: it is no language model, but the offline simulator of one.
         queries: how many queries it is asked, spread evenly over those that count; None: all.
         execution: scores answers by their results (`rcr_trainer.rewards.execution`); None: there is no database.
@@ -46,7 +46,7 @@ class Answerer:
     answer: AnswerFunction
     name: str
     prompt: Prompt = APPENDIX_D
-    order: str = "reversed"
+    orders: Mapping[str, str] = field(default_factory=dict)
     simulated: bool = False
     queries: int | None = None
     execution: Reward | None = None
@@ -56,9 +56,6 @@ class Answerer:
         """(n,) int64, ascending: which of `count` queries it is asked."""
         n = count if self.queries is None else min(self.queries, count)
         return np.arange(n) * count // n
-
-    def _shown(self, picked: Picked) -> list[Example]:
-        return arranged(picked.picks, self.order if picked.kind == "trained" else "reversed")
 
     def answer_all(self, report: EvaluationReport, picks: Picks, spec: ProgramSpec) -> None:
         """Have the picks of all selectors answered, each prompt once, and score the answers.
@@ -78,7 +75,11 @@ class Answerer:
         n, names = len(asked), list(picks[0].selectors)
         prompts = {
             name: [
-                self.prompt.request([e.item for e in self._shown(each.selectors[name])], each.question, each.fields)
+                self.prompt.request(
+                    [e.item for e in arranged(each.selectors[name].picks, self.orders.get(name, "reversed"))],
+                    each.question,
+                    each.fields,
+                )
                 for each in asked
             ]
             for name in names

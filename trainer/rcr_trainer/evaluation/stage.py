@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -73,7 +73,8 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
         raise ConfigError(f"{run.path} has no {evaluation.split} queries")
 
     learns, model = bool(learners(config)), load_model(config, run.checkpoint, trust=not run.foreign)
-    ours, asks = _our_selectors(run, task, model), evaluation.asks(config.llm)
+    policies, asks = dict(_policies(run, model)), evaluation.asks(config.llm)
+    ours = _our_selectors(run, task, policies)
     written = load_config(run.path / "config.yaml", environ={})
     changed = [change for change in differences(written, config) if change.startswith("evaluation.")]
 
@@ -116,12 +117,12 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             unpaid=plain.unpaid,
             trade_offs=plain.trade_offs,
             changed=changed,
-            answerer=_answerer(config, task, llm),
+            answerer=_answerer(config, task, llm, {name: policy.config.order for name, policy in policies.items()}),
             keep=keep,
         )
 
 
-def _our_selectors(run: Run, task: Task, model: TriEncoder) -> dict[str, PickFunction]:
+def _our_selectors(run: Run, task: Task, policies: Mapping[str, TriEncoder]) -> dict[str, PickFunction]:
     """What each of the run's policies picks, by its name."""
     evaluation, held_out = run.config.evaluation, _held_out(run.config, task)
     fitted = task.dev if evaluation.split == "dev" else ()
@@ -134,7 +135,7 @@ def _our_selectors(run: Run, task: Task, model: TriEncoder) -> dict[str, PickFun
             fitted=fitted,
             held_out=held_out,
         )
-        for name, policy in _policies(run, model)
+        for name, policy in policies.items()
     }
 
 
@@ -239,7 +240,7 @@ def _language_model(run: Run, task: Task, learns: bool) -> Iterator[LanguageMode
         yield llm
 
 
-def _answerer(config: Settings, task: Task, llm: LanguageModel | None) -> Answerer | None:
+def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: Mapping[str, str]) -> Answerer | None:
     """What asks the language model about each selector's picks; None where it isn't asked."""
     settings, evaluation = config.llm, config.evaluation
     if llm is None or not evaluation.asks(settings):
@@ -250,7 +251,7 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None) -> Answer
         llm.generate,
         llm.name,
         llm.prompt,
-        config.model.order,
+        orders,
         simulated=settings.kind == "simulator",
         queries=evaluation.answer_queries,
         execution=build_execution(config, task.spec),

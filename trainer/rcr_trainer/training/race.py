@@ -59,7 +59,7 @@ def race(
         for some in combinations(best, size)
         if len({name for variant in some for name in variant}) == len(some)
     ]
-    finalists = [({}, np.zeros(1)), *_halved(joined, earned, before, answers - answers // 2, 1)]
+    finalists = [({}, np.zeros(1)), *_halved([*joined], earned, before, answers - answers // 2, 1)]
     winner, gains = finalists[mildest([gains for _, gains in finalists])]
     asked = before[: len(finalists[-1][1])]
     return Winner(winner, _mean(asked), _mean(asked) + _mean(gains), len(asked))

@@ -1,0 +1,247 @@
+"""GRPO's race of changes, its temperatures by step, its rates, and what it says has moved."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+import torch
+from openai_server import OpenAIServer
+from rcr_trainer.data import covr_split
+from rcr_trainer.grpo import calls_at_most
+from rcr_trainer.llm.model import LanguageModel
+from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.llm.simulator import StructureBoundLLM
+from rcr_trainer.rewards import make_reward
+from rcr_trainer.settings import GRPOSettings
+from rcr_trainer.training.actor import Actor
+from rcr_trainer.training.race import mildest, race
+from training import train_grpo
+
+from langchain_rcr.errors import InputError
+from langchain_rcr.families import get_family
+from langchain_rcr.families.structure import fit as fitting
+from langchain_rcr.folds import Folds
+from langchain_rcr.items import Item
+from langchain_rcr.policy import TriEncoder
+from langchain_rcr.programs import ProgramSpec
+
+pytestmark = pytest.mark.slow
+torch.set_num_threads(1)
+
+SPEC, FAMILY = ProgramSpec(), get_family("structure")
+SPLIT = covr_split("110", 0, 60, 0, dev=40)
+ITEMS = [example.item for example in SPLIT.train]
+GOLD = {example.source: example.target for example in SPLIT.train}
+RACE = GRPOSettings(race=400, epochs=0, best_by="coverage")
+
+
+@pytest.fixture(scope="module")
+def start():
+    """The weights of a policy that has been fitted, but takes a label for next to nothing."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fitting, "STEPS", fitting.STEPS // 10)
+        model = TriEncoder.build("structure", ITEMS, spec=SPEC)
+        FAMILY.fit(model.query, ITEMS, Folds.of(ITEMS, SPEC), seed=0)
+    with torch.no_grad():
+        model.query.by_size[0] = math.log(0.01)
+    return model
+
+
+@pytest.fixture
+def policy(start, tmp_path):
+    start.save_pretrained(tmp_path / "start")
+    return TriEncoder.from_pretrained(tmp_path / "start")
+
+
+def reinforce(model, config, llm, **options):
+    reward = make_reward("correctness", SPEC)
+    return train_grpo(model, SPLIT.train, SPLIT.train, [], SPEC, config, reward, llm, **options)
+
+
+def wants_labels(programs=GOLD, **options):
+    """Answers right where every label of the gold program is shown, and only there."""
+    return LanguageModel(StructureBoundLLM(programs=programs, spec=SPEC, size=1), identity="labels", **options)
+
+
+def weights(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+def same(one, other):
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+# ---------------------------------------------------------------- race
+
+
+def test_a_change_whose_picks_earn_more_is_taken(policy, caplog):
+    before, told = weights(policy), policy.query.logged()
+    with wants_labels() as llm, caplog.at_level(logging.INFO):
+        reinforce(policy, RACE, llm)
+        assert 0 < llm.stats.nominal <= calls_at_most(RACE, len(SPLIT.train), 0) == 402
+    now = policy.query.logged()
+    assert told["labels ×"] == pytest.approx(0.01)
+    assert now["labels ×"] in (pytest.approx(3), pytest.approx(20))
+    assert "label" in caplog.text.split("held-out questions: ")[1].splitlines()[0]
+    assert not torch.equal(weights(policy)["query.by_size"], before["query.by_size"])
+
+
+def test_where_no_change_is_better_the_policy_stays_as_it_was(policy, caplog):
+    before, settings = weights(policy), policy.config
+    with wants_labels(dict.fromkeys(GOLD, "none")) as llm, caplog.at_level(logging.INFO):
+        reinforce(policy, RACE, llm)
+    assert same(before, weights(policy))
+    assert policy.config == settings
+    assert "held-out questions: as it was, correctness 0.000 → 0.000" in caplog.text
+    assert "moved: nothing" in caplog.text
+
+
+@pytest.mark.parametrize("family", ["structure", "lexical"])
+def test_every_change_can_be_made_and_saved(family, tmp_path):
+    plain = TriEncoder.build(family, ITEMS, spec=SPEC)
+    vectors = np.asarray(plain.encode_pool(ITEMS).candidate)
+    for number, change in enumerate(get_family(family).changes):
+        model = TriEncoder.build(family, ITEMS, spec=SPEC)
+        model.vary(change)
+        ((name, value),) = change.items()
+        assert getattr(model.config, name, value) == value
+        assert model.config != plain.config or not same(weights(model), weights(plain))
+        changed = np.asarray(model.encode_pool(ITEMS).candidate)
+        assert (np.abs(changed - vectors).max() > 0.01) == (name == "length_penalty")
+        model.save_pretrained(tmp_path / str(number))
+        again = TriEncoder.from_pretrained(tmp_path / str(number))
+        assert again.config == model.config
+        np.testing.assert_array_equal(np.asarray(again.encode_pool(ITEMS).candidate), changed)
+    with pytest.raises(InputError, match="lam"):
+        plain.vary({"lam": "much"})
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_race_finds_changes_that_help_each_other_within_its_answers(seed):
+    rng, asked = np.random.default_rng(seed), []
+    hard = rng.random(200)
+    worth = {"a": 0.1, "b": 0.3, "c": -0.3, "d": 0.3, "e": 0.0, "f": -0.1}
+
+    def earned(variant, rows):
+        asked.append(rows.stop - rows.start)
+        return (hard[rows] < 0.3 + sum(worth[name] for name in variant)).astype(float)
+
+    won = race([{name: 1} for name in worth], earned, 200, 600)
+    assert won.variant.keys() >= {"b", "d"}
+    assert not won.variant.keys() & {"c", "f"}
+    assert sum(asked) <= 600
+    assert won.before == pytest.approx((hard[: won.questions] < 0.3).mean())
+    assert won.after >= won.before + 0.3
+
+
+def test_changes_of_one_number_are_not_joined_and_few_answers_change_nothing():
+    tried = []
+
+    def earned(variant, rows):
+        tried.append(dict(variant))
+        return np.full(rows.stop - rows.start, 0.1 * len(variant))
+
+    changes = [{"a": 1}, {"a": 2}, {"b": 1}]
+    assert race(changes, earned, 50, 100).variant in ({"a": 1, "b": 1}, {"a": 2, "b": 1})
+    assert {"a": 1, "b": 1} in tried
+    assert all(sum(name == "a" for name in each) <= 1 for each in tried)
+    for questions, answers in ((50, 3), (0, 100)):
+        assert race(changes, earned, questions, answers).variant == {}
+    assert race([], earned, 50, 100).variant == {}
+    silent = race(changes, lambda variant, rows: np.full(rows.stop - rows.start, np.nan), 50, 100)
+    assert silent.variant == {}
+
+
+@pytest.mark.parametrize(
+    ("gains", "taken"),
+    [
+        ([[0], [1, 1, 1, 0], [1, 1, 1, 1]], 2),  # the best has no doubt: what earns less by any amount is worse
+        ([[0], [1, 1, 0, 1], [2, 0, 2, 0]], 1),  # means 0.75 and 1; standard error of the second √(4/3) / √4 = 0.577
+        ([[0], [0, 1, 0, 0], [2, 0, 2, 0]], 2),  # 0.25 is further from 1 than that
+        ([[0], [0, 0, 0, 1]], 0),  # 0.25 ± 0.25: it may be nothing
+        ([[0], [0.5, 0.5], [0.5, 0.5]], 1),
+        ([[0], [-1, 1]], 0),
+        ([[0], [np.nan, 1], [np.nan, np.nan]], 1),
+        ([[0], [np.nan, np.nan]], 0),
+    ],
+)
+def test_the_mildest_within_a_standard_error_of_the_best_by_hand(gains, taken):
+    assert mildest([np.float64(each) for each in gains]) == taken
+
+
+@pytest.mark.parametrize(("answers", "reward"), [(0, "correctness"), (400, "context_coverage")])
+def test_without_a_race_or_answers_no_change_is_tried(policy, answers, reward):
+    before = weights(policy)
+    config = RACE.model_copy(update={"race": answers})
+    with wants_labels() as llm:
+        train_grpo(policy, SPLIT.train, SPLIT.train, [], SPEC, config, make_reward(reward, SPEC), llm)
+        assert llm.stats.nominal == 0
+    assert same(before, weights(policy))
+
+
+def test_the_race_of_a_resumed_run_pays_for_nothing(start, tmp_path):
+    ends = []
+    for attempt in range(2):
+        start.save_pretrained(tmp_path / str(attempt))
+        model = TriEncoder.from_pretrained(tmp_path / str(attempt))
+        with wants_labels(cache_path=tmp_path / "answers.sqlite") as llm:
+            reinforce(model, RACE, llm)
+            assert (llm.stats.paid > 0) is (attempt == 0)
+        ends.append(weights(model))
+    assert same(*ends)
+
+
+def test_where_the_server_tells_probabilities_they_stand_for_exact_match(policy, caplog):
+    def told(text):  # the shorter, the likelier: what is asked with doesn't matter
+        return {"content": [{"bytes": [*text.encode()], "logprob": -1.0}]}
+
+    with (
+        OpenAIServer(grammar=told) as server,
+        open_llm(LLMSettings(model="m", base_url=server.base_url), None) as llm,
+        caplog.at_level(logging.INFO),
+    ):
+        reinforce(policy, RACE, llm)
+        assert all(request.body.get("grammar") for request in server.requests[1:])  # the first asked for an echo
+    assert "likelihood 0.368 → 0.368" in caplog.text
+
+
+# ---------------------------------------------------------------- gradient steps
+
+
+def test_each_parameter_has_its_rate_and_the_steps_have_their_perplexity(policy):
+    before, rows = weights(policy), []
+    config = GRPOSettings(race=0, epochs=1, batch_size=20, group_size=8, lr=1e-6, best_by="coverage")
+    with wants_labels() as llm:
+        reinforce(policy, config, llm, log=lambda step, row: rows.append(row))
+    change = {name: float((p - before[name]).detach().abs().max()) for name, p in policy.named_parameters()}
+    # Adam's first step is as long as the rate, later ones at most a little longer: 3 steps that decay from 1 to 1/3.
+    for name, rate in policy.query.rates.items():
+        assert 0 < change[f"query.{name}"] <= 2.2 * rate
+    others = [c for name, c in change.items() if name.removeprefix("query.") not in policy.query.rates]
+    assert 0 < max(others) < 1e-5 < 100 * max(others) < change["query.cost"]
+    for step in range(1, config.k + 1):
+        assert 2 < rows[1][f"perplexity_{step}"] < 12
+
+
+@pytest.mark.parametrize("perplexity", [2.0, 6.0])
+def test_temperatures_give_each_step_the_perplexity(policy, perplexity):
+    pool, queries = SPLIT.train, policy.query.featurize([Item(e.source) for e in SPLIT.train])
+    barred = [np.array([row]) for row in range(len(pool))]
+    options = {"k": 3, "train_candidates": False, "chunk": 16}
+    actor = Actor(policy, queries, pool, barred, perplexity=perplexity, **options)
+    assert len(set(actor.tau)) == 3
+    drawn = actor.draw(np.arange(len(pool)), None)  # the greedy paths, by which τ is set
+    np.testing.assert_allclose(drawn.entropies.mean(0).exp(), perplexity, rtol=1e-3)
+    # The same from the definition, for the first step.
+    logits = (policy.query.vectors(queries) @ np.asarray(policy.encode_pool(ITEMS).candidate).T).astype(
+        np.float64
+    ) / actor.tau[0]
+    np.fill_diagonal(logits, -np.inf)
+    shares = np.exp(logits - logits.max(1, keepdims=True))
+    shares /= shares.sum(1, keepdims=True)
+    entropy = -np.where(shares > 0, shares * np.log(np.maximum(shares, 1e-300)), 0).sum(1)
+    assert math.exp(entropy.mean()) == pytest.approx(perplexity, rel=1e-3)
+    plain = Actor(policy, queries, pool, barred, **options)
+    assert plain.tau == [policy.config.tau] * 3
