@@ -81,7 +81,7 @@ def test_a_matrix_that_grew_is_the_matrix_made_at_once(seed, sizes):
         dense, grown = dense.extended(part), grown.extended(sparse(part))
     np.testing.assert_array_equal(np.asarray(grown.rows), np.concatenate(parts))
     np.testing.assert_array_equal(dense.rows, np.concatenate(parts))
-    assert same(grown.rows, sparse(np.concatenate(parts)))
+    assert isinstance(grown.rows, SparseRows)
     np.testing.assert_array_equal(np.stack(list(grown.rows)), dense.rows)
     keys = np.random.default_rng(seed).integers(0, len(dense.rows), 6)
     np.testing.assert_array_equal(np.asarray(taken(grown.rows, keys)), dense.rows[keys])
@@ -200,18 +200,16 @@ def test_the_first_columns(columns):
     assert len(first.values) == np.count_nonzero(rows)
 
 
-@pytest.mark.parametrize("equal", [True, False])
-def test_a_file_keeps_them_sparse(tmp_path, equal):
-    has = sparse(drawn(0))
-    vectors = PoolVectors(has, has if equal else sparse(drawn(1)))
+def test_a_file_keeps_them_sparse(tmp_path):
+    vectors = PoolVectors(sparse(drawn(0)), sparse(drawn(1)))
     file, ids = tmp_path / "pool.safetensors", [str(n) for n in range(40)]
     save_vectors(file, "f", ids, vectors, np.arange(40))
     back, programs = load_vectors(file, "f", ids)
     np.testing.assert_array_equal(programs, np.arange(40))
-    assert same(back.candidate, vectors.candidate)
-    assert same(back.context, vectors.context)
-    assert (back.candidate is back.context) == equal
-    assert file.stat().st_size < 40 * 13 * 4 * (1 if equal else 2)
+    for read, kept in ((back.candidate, vectors.candidate), (back.context, vectors.context)):
+        assert isinstance(read, SparseRows)
+        np.testing.assert_array_equal(np.asarray(read), np.asarray(kept))
+    assert file.stat().st_size < 40 * 13 * 4 * 2
 
 
 def test_an_index_of_sparse_rows_adds_deletes_and_compacts():

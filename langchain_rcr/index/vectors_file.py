@@ -65,9 +65,7 @@ def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[o
             raise _unfit(path, "holds no vectors of a pool")
         arrays = _read(path)
         programs = arrays.pop(_PROGRAMS)
-        candidate = _rows(arrays, "candidate", int(meta["dim"]))
-        shared = not any(name.startswith("context") for name in arrays)
-        vectors = PoolVectors(candidate, candidate if shared else _rows(arrays, "context", int(meta["dim"])))
+        vectors = PoolVectors(*(_rows(arrays, name, int(meta["dim"])) for name in ("candidate", "context")))
     except KeyError as error:
         raise _unfit(path, f"holds no vectors of a pool (it has no {error})") from error
     except (OSError, SafetensorError, ValueError, TypeError) as error:
@@ -104,11 +102,9 @@ def _read(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
 
 
 def _arrays(vectors: PoolVectors) -> dict[str, NDArray[Any]]:
-    """By their names in the file; E_z only where it is not E_c."""
+    """By their names in the file."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, rows in (("candidate", vectors.candidate), ("context", vectors.context)):
-        if name == "context" and rows is vectors.candidate:
-            continue
         if isinstance(rows, SparseRows):
             arrays |= {f"{name}.{part}": getattr(rows, part) for part in _PARTS}
         else:
