@@ -223,5 +223,4 @@ def test_an_index_of_sparse_rows_adds_deletes_and_compacts():
     rows, left = index.content()
     assert [row.id for row in rows] == [str(n) for n in range(60, 90)]
     assert isinstance(left.candidate, SparseRows)
-    assert left.candidate is left.context
     np.testing.assert_array_equal(np.asarray(left.candidate), has[60:])

@@ -173,7 +173,7 @@ def test_what_words_count_for_by_hand(monkeypatch):
 
 
 def test_an_example_s_own_question_word_for_word_is_picked_first():
-    own, (model, _) = items(SPLIT.train), fitted(words=1.0)
+    own, (model, _) = items(SPLIT.train), fitted()
     asked, twins = [item.source for item in own], [Item("what nobody asks", item.target) for item in own]
     for pool in (twins + own, own + twins):
         picks = greedy(model.encode_queries(asked), model.encode_pool(pool), model.state(), 1).positions.ravel()
