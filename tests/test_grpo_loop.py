@@ -31,7 +31,7 @@ torch.set_num_threads(1)
 
 SPEC = ProgramSpec()
 SPLIT = covr_split("110", 0, 40, 0, dev=20)
-FAST = GRPOSettings(epochs=2, batch_size=16, group_size=8, lr=1e-3, beta=0.04)
+FAST = GRPOSettings(race=0, epochs=2, batch_size=16, group_size=8, lr=1e-3, beta=0.04)
 COVERAGE = make_reward("context_coverage", SPEC)
 
 
