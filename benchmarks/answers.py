@@ -116,7 +116,6 @@ class Picker:
         return [arranged([self.pool[i] for i in picks], order) for picks in positions.tolist()]
 
     def _ours(self, asked: Sequence[Any], k: int, given: Mapping[str, str]) -> tuple[np.ndarray, str]:
-        from langchain_rcr.folds import Folds
         from langchain_rcr.index.memory import MatrixTable
         from langchain_rcr.policy import TriEncoder
         from langchain_rcr.selection import greedy
@@ -126,7 +125,7 @@ class Picker:
             model = TriEncoder.build(
                 "structure", items, backbone=self.backbone, spec=self.spec, seed=self.seed, **given
             )
-            model.family.fit(model.query, items, Folds.of(items, self.spec, seed=self.seed), seed=self.seed)
+            model.family.fit(model.query, items, seed=self.seed)
             model.eval()
         else:
             model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed)

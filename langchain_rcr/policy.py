@@ -23,7 +23,6 @@ from langchain_rcr.families.backbone import Backbone, RememberingBackbone, open_
 from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS
 from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.files import atomic_directory, digest, read_json, write_json, write_text
-from langchain_rcr.folds import Folds
 from langchain_rcr.hub import fetched, model_card, push
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.items import Item, readable
@@ -225,7 +224,7 @@ class TriEncoder(nn.Module):
             items: the examples. If no program parses, all are read as `tokens`.
             embeddings: LangChain's; None: the default model of the extra `offline`.
             spec: how programs are read.
-            seed: of the folds and of the nets.
+            seed: of the sample of questions that a fit to many of them takes.
 
         Raises:
             InputError: the default model is not installed, or the embeddings' vectors can't be used.
@@ -256,7 +255,7 @@ class TriEncoder(nn.Module):
         model = cls.build(name, items, backbone=remembered, spec=spec, seed=seed, **settings)
         if model.family.fits:
             logger.info("fitting to %d examples …", parsed)
-            model.family.fit(model.query, items, Folds.of(items, spec, seed=seed), seed=seed)
+            model.family.fit(model.query, items, seed=seed)
         model.backbone = backbone
         return model.eval()
 

@@ -13,7 +13,6 @@ from fake_backbone import FakeBackbone
 from rcr_trainer.data import covr_split
 
 from langchain_rcr.families import backbone as backbones
-from langchain_rcr.folds import Folds
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.selection import greedy
@@ -42,7 +41,7 @@ def write():
     """Fit and save it, and what it predicts."""
     spec = ProgramSpec()
     model = TriEncoder.build("structure", ITEMS, backbone=FakeBackbone(), spec=spec, dim=96)
-    model.family.fit(model.query, ITEMS, Folds.of(ITEMS, spec), seed=0)
+    model.family.fit(model.query, ITEMS, seed=0)
     model.save_pretrained(FOLDER)
     rounded = json.loads(json.dumps(predicted(read())), parse_float=lambda text: round(float(text), 5))
     EXPECTED.write_text(json.dumps(rounded) + "\n")

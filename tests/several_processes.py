@@ -26,7 +26,6 @@ from tiny_bert import tiny_bert
 from training import train_grpo, train_sft
 from warm import Program
 
-from langchain_rcr.folds import Folds
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -211,7 +210,7 @@ def check_fitted_policy(processes):
     """What was fitted in closed form, buffers too, is the first process's, whatever the others have fitted."""
     items = [Item(e.source, e.target) for e in SPLIT.train]
     model = TriEncoder.build("structure", items, spec=SPEC)
-    model.family.fit(model.query, items, Folds.of(items, SPEC), seed=processes.rank)
+    model.family.fit(model.query, items, seed=processes.rank)
     model.query.mean += 0.01 * processes.rank
     before = processes.texts(model.fingerprint())
     train("grpo", {"max_steps": 1, "batch_size": 2}, processes, None, model, None)

@@ -22,7 +22,6 @@ from training import train_grpo
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.structure import fit as fitting
-from langchain_rcr.folds import Folds
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -43,7 +42,7 @@ def start():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "STEPS", fitting.STEPS // 10)
         model = TriEncoder.build("structure", ITEMS, spec=SPEC)
-        FAMILY.fit(model.query, ITEMS, Folds.of(ITEMS, SPEC), seed=0)
+        FAMILY.fit(model.query, ITEMS, seed=0)
     with torch.no_grad():
         model.query.by_size[0] = math.log(0.01)
     return model

@@ -14,10 +14,8 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_rcr import SequentialCompositionalRetriever, few_shot_prompt, semantic_parsing_chain
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import LangChainBackbone
-from langchain_rcr.folds import Folds
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
-from langchain_rcr.programs import ProgramSpec
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +37,7 @@ def policy(kind, bert):
         backbone = LangChainBackbone(DeterministicFakeEmbedding(size=8))
     model = TriEncoder.build(family, ITEMS, base=base, backbone=backbone)
     if model.family.fits:
-        model.family.fit(model.query, ITEMS, Folds.of(ITEMS, ProgramSpec(), own_program=True), seed=0)
+        model.family.fit(model.query, ITEMS, seed=0)
     return model.eval()
 
 

@@ -14,7 +14,6 @@ from langchain_rcr.families.structure import fit as fitting
 from langchain_rcr.families.structure.additions import MISSED
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.kernel import RIDGE, Landmarks
-from langchain_rcr.folds import Folds
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.programs import ProgramSpec
 
@@ -42,7 +41,7 @@ def fitted():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fitting, "STEPS", 60)
         model = TriEncoder.build("structure", items(rows()), state="saturating")
-        get_family("structure").fit(model.query, items(rows()), Folds.of(items(rows()), SPEC), seed=0)
+        get_family("structure").fit(model.query, items(rows()), seed=0)
     return model
 
 
@@ -201,7 +200,7 @@ def test_a_second_fit_forgets_what_was_fitted_beside_the_first(retriever):
     retriever.add_examples(NEW[:3])
     model, fewer = retriever.store.encoder, items(rows())[:24]
     before = model.encode_queries([ASKED])
-    get_family("structure").fit(model.query, fewer, Folds.of(fewer, SPEC), seed=0)
+    get_family("structure").fit(model.query, fewer, seed=0)
     again = model.encode_queries([ASKED])
     known = len(model.query.inventory)
     assert (again[:, known : known + SPARE] > 0).any()

@@ -411,7 +411,7 @@ def test_development_questions_taken_from_training_stay_questions_of_the_fit(mon
 def test_few_examples(count):
     few = SPLIT.train[:count]
     model = TriEncoder.build("structure", items(few), spec=SPEC)
-    FAMILY.fit(model.query, items(few), Folds.of(items(few), SPEC), seed=0)
+    FAMILY.fit(model.query, items(few), seed=0)
     assert np.isfinite(model.encode_queries(["is there a dog ?", ""])).all()
 
 
@@ -419,7 +419,7 @@ def test_examples_of_one_program_have_nothing_to_be_held_out_from():
     same = [Item(f"question {number}", "f(a)") for number in range(6)]
     model = TriEncoder.build("structure", same, spec=SPEC)
     folds = Folds.of(same, SPEC)
-    FAMILY.fit(model.query, same, folds, seed=0)
+    FAMILY.fit(model.query, same, seed=0)
     features = FAMILY.held_out(model.query, same, folds, folds.ways(same))
     assert np.isfinite(model.query.vectors(features)).all()
 
@@ -428,7 +428,7 @@ def test_examples_of_one_program_have_nothing_to_be_held_out_from():
 def test_unparsable_training_programs_are_landmarks_by_their_tokens():
     broken = items([Example("x", "what is this ?", "no ( program"), *SPLIT.train])
     model, folds = TriEncoder.build("structure", broken, spec=SPEC), Folds.of(broken, SPEC)
-    FAMILY.fit(model.query, broken, folds, seed=0)
+    FAMILY.fit(model.query, broken, seed=0)
     features = FAMILY.held_out(model.query, broken, folds, folds.ways(broken))
     assert (len(features), len(model.query.dual)) == (61, 61)
     assert np.isfinite(model.query.vectors(features)).all()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from fake_backbone import FakeBackbone
+from langchain_rcr.families.structure.nets import Composition
 from rcr_trainer.coverage import structure_matrices
 from rcr_trainer.data import covr_split
 from rcr_trainer.evaluation.stage import policy_picks
@@ -24,7 +25,6 @@ from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure import fit as fitting
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.kernel import RIDGE
-from langchain_rcr.families.structure.nets import Composition
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
@@ -41,7 +41,7 @@ ITEMS = [example.item for example in SPLIT.train]
 
 def fitted(questions=ITEMS, backbone=None, *, folds=None, **options):
     model = TriEncoder.build("structure", questions, backbone=backbone, spec=SPEC, **options)
-    FAMILY.fit(model.query, questions, folds or Folds.of(questions, SPEC), seed=0)
+    FAMILY.fit(model.query, questions, seed=0)
     return model
 
 

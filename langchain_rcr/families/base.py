@@ -164,13 +164,12 @@ class Family(ABC):
             InputError: it can't be built from these items or settings.
         """
 
-    def fit(self, encoder: Any, questions: Sequence[Item], folds: Folds, *, seed: int) -> None:  # noqa: B027
+    def fit(self, encoder: Any, questions: Sequence[Item], *, seed: int) -> None:  # noqa: B027
         """Fit E_x to training questions and their programs in closed form, before any gradient descent.
 
         Args:
             encoder: E_x, fitted in place.
             questions: the training questions with their programs.
-            folds: which of them are held out together, for choices between fits.
             seed: of what is drawn at random.
         """
 

@@ -135,9 +135,7 @@ class _SFT:
         questions = [*self.queries, *(self.dev.queries if self.dev.are_training else ())]
         if self.model.family.fits:
             self._say("fitting to %d training questions …", len(questions))
-        self.model.family.fit(
-            self.model.query, readable(query.item for query in questions), self.held_out.folds, seed=self.seed
-        )
+        self.model.family.fit(self.model.query, readable(query.item for query in questions), seed=self.seed)
         self.processes.broadcast(self.model)
         if self.model.family.fits:
             self._say_how_far()

@@ -118,11 +118,11 @@ class StructureFamily(Family):
             ProgramEncoder(inventory, length_penalty=settings.length_penalty),
         )
 
-    def fit(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, *, seed: int) -> None:
+    def fit(self, encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
         """See `Family.fit`."""
         from langchain_rcr.families.structure.fit import fit
 
-        fit(encoder, questions, folds, seed=seed)
+        fit(encoder, questions, seed=seed)
 
     def vary(self, encoders: Any, settings: StructureSettings, changes: Mapping[str, Any]) -> StructureSettings:
         """See `Family.vary`; also how many times a single `label` counts, and ε, the `cost` of what isn't needed."""

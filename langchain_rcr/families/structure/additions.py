@@ -92,7 +92,7 @@ class NewLabels:
         Questions left out one by one are predicted as y_i − α_i / G_ii (see `without_folds`). The value that best tells
         added from training questions there counts as 0.
         """
-        self._added = Landmarks(views, np.zeros((0, views.vectors.shape[1]), dtype=np.float32))
+        self._added = Landmarks(views)
         near = landmarks.likeness(views)
         reach = near @ self.inverse
         own = self._added.likeness(views) + RIDGE * np.eye(len(near), dtype=np.float32)

@@ -1,10 +1,10 @@
 """The `structure` family: an example by the structures of its own program, a question by those that it will need.
 
-E_c and E_z are read off the program, which is known. E_x is predicted in two steps: a kernel machine over training
-questions (frozen vectors of texts and tokens, n-grams) says how likely each structure is by itself, `Composition` how
-likely it is among the others. With the saturating state a candidate's logit is about the number of needed structures
-that it can be expected to newly cover, and a share of those covered before, for its length; and the words that its
-question shares with the one that is asked count beside.
+E_c and E_z are read off the program, which is known. E_x is predicted: how likely each structure is, by a kernel
+machine over training questions (frozen vectors of texts and tokens, n-grams) or by the question's phrases, whichever
+says more. With the saturating state a candidate's logit is about the number of needed structures that it can be
+expected to newly cover, and a share of those covered before, for its length; and the words that its question shares
+with the one that is asked count beside.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.additions import Additions, NewLabels
 from langchain_rcr.families.structure.inventory import MARKS, SPARE, Inventory
-from langchain_rcr.families.structure.kernel import Landmarks, Views, lexical_evidence
-from langchain_rcr.families.structure.nets import Composition
+from langchain_rcr.families.structure.kernel import Landmarks, Views
+from langchain_rcr.families.structure.parts import Parts
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
 from langchain_rcr.folds import text_hash
@@ -123,11 +123,9 @@ class Needs:
 
     Args:
         likeness: (N, M) how like each is to each of M training questions.
-        evidence: (N, 2, L) what each says of each label; see `Composition.inputs`.
         local: (N, C) what its phrases say of each column of `Inventory.small`.
         raw: (N, D) likelihoods that take the place of those predicted, for training questions: predicted without
             their folds, as those of a held-out question are.
-        frequency: (N, D) shares of the programs outside its fold that each column is in.
         together: (N, S) as in `NeedEncoder`, without its fold.
         shift: (N, S) what a draft adds to the log-odds of each structure.
         new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
@@ -135,10 +133,8 @@ class Needs:
     """
 
     likeness: NDArray[np.float32]
-    evidence: NDArray[np.float32]
     local: NDArray[np.float32]
     raw: NDArray[np.float32] | None = None
-    frequency: NDArray[np.float32] | None = None
     together: NDArray[np.float32] | None = None
     shift: NDArray[np.float32] | None = None
     new: NDArray[np.float32] | None = None
@@ -156,7 +152,7 @@ class Needs:
 
     def arrays(self) -> tuple[Any, ...]:
         """What is known of the questions themselves, in the order of the arguments: no drafts, new labels, words."""
-        return (self.likeness, self.evidence, self.local, self.raw, self.frequency, self.together)
+        return (self.likeness, self.local, self.raw, self.together)
 
 
 def _within(numbers: Tensor, least: int, end: int) -> bool:
@@ -192,11 +188,9 @@ class NeedEncoder(Encoder):
     fitted = ("landmarks.", "token_bags.", "dual", "learnt", "speaks")
     learnt: Tensor
     mean: Tensor
-    frequency: Tensor
     together: Tensor
     phrases: Tensor
     speaks: Tensor
-    trusted: Tensor
     rarity: Tensor
     _new_labels: NewLabels | None
 
@@ -215,18 +209,16 @@ class NeedEncoder(Encoder):
         self.additions, self._new_labels = additions, None
         columns, self.dim = len(inventory), len(inventory) + SPARE + WORDS
         width = 0 if backbone is None else backbone.dim
-        unread = np.zeros((len(inventory.words[0]), width), dtype=np.float32)
+        unread = np.zeros((0, width), dtype=np.float32)
         self.token_bags = TokenBags()
-        self.landmarks = Landmarks(Views(unread[:0], unread[:0, :0], vocabulary.bags([])), unread)
+        self.landmarks = Landmarks(Views(unread, unread[:, :0], vocabulary.bags([])))
         self.dual = nn.Parameter(torch.zeros(0, columns))
         self.register_buffer("learnt", torch.zeros(0, 2, dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(columns))
-        self.register_buffer("frequency", torch.zeros(columns))
         structures = len(inventory.names)
         self.register_buffer("together", torch.zeros(structures))
         self.register_buffer("phrases", torch.full((len(vocabulary),), -1))  # see `cues.phrases`
         self.register_buffer("speaks", torch.zeros(1, len(inventory.small)))
-        self.register_buffer("trusted", torch.zeros(structures, dtype=torch.bool))
         # Logarithms, so that steps are factors.
         self.worth = nn.Parameter(torch.zeros(structures))  # (S,) w_s
         self.by_size = nn.Parameter(torch.zeros(int(inventory.lengths.max(initial=1))))  # w_n
@@ -234,7 +226,7 @@ class NeedEncoder(Encoder):
         self.cost = nn.Parameter(torch.full((), math.log(_UNFITTED)))  # ε
         self.wording = nn.Parameter(torch.full((), math.log(max(words, _LEAST))))  # ω
         self.register_buffer("rarity", torch.ones(WORDS))
-        self.composition = Composition(inventory)
+        self.parts = Parts(inventory)
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
@@ -259,7 +251,7 @@ class NeedEncoder(Encoder):
         Raises:
             CheckpointError: naming one.
         """
-        near, bags, labels = self.landmarks, self.token_bags, len(self.inventory.words[0])
+        near, bags = self.landmarks, self.token_bags
         count, entries = near.starts.numel() - 1, near.columns.numel()
         anchors, rank = len(bags.mass), bags.root.shape[-1]
         phrases = int(self.phrases.max()) + 1 if len(self.phrases) else 0
@@ -269,11 +261,9 @@ class NeedEncoder(Encoder):
             "learnt": (count, 2),
             "speaks": (phrases + 1, len(self.inventory.small)),
             **{f"landmarks.{name}": (entries,) for name in ("columns", "values")},
-            **{f"landmarks.{name}": (labels,) for name in ("usual", "spread")},
             "landmarks.starts": (count + 1,),
             "landmarks.vectors": (count, width),
             "landmarks.tokens": (count, rank),
-            "landmarks.labels": (labels, width),
             "token_bags.anchors": (anchors, width) if anchors else (0, 0),
             "token_bags.centre": (width,) if anchors else (0, 0),
             "token_bags.mass": (anchors,) if anchors else (0, 0),
@@ -289,11 +279,10 @@ class NeedEncoder(Encoder):
 
     def learn(self, items: Sequence[Item]) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted."""
-        labels = self._vectors([Item(label) for label in self.inventory.words[0]])
         read = getattr(self.backbone, "read", None)
         if read is not None and items:
             self.token_bags = TokenBags(read([item.source for item in items])[1]).to(self.mean.device)
-        self.landmarks = Landmarks(self.views(items), labels).to(self.mean.device)
+        self.landmarks = Landmarks(self.views(items)).to(self.mean.device)
         self._new_labels = None  # fitted to other landmarks
         self.dual = nn.Parameter(self.mean.new_zeros(len(items), len(self.inventory)))
         self.learnt = torch.from_numpy(self._names(items)).to(self.mean.device)
@@ -311,13 +300,13 @@ class NeedEncoder(Encoder):
         return np.array(hashes, dtype=np.int64).reshape(-1, 2)
 
     def featurize(self, items: Sequence[Item]) -> Needs:
-        """Likeness to the landmarks, and what the questions say of the labels and small structures."""
+        """Likeness to the landmarks, what phrases say of the small structures, new labels, and the words."""
         views = self.views(items)
         likeness = self.landmarks.likeness(views)
         labels = self.new_labels()
         new = None if labels is None else labels.likelihoods([item.source for item in items], views, likeness)
         words = np.asarray(word_rows([item.source for item in items]))
-        return Needs(likeness, self.evidence(items, views), self.local(views.bags), new=new, words=words)
+        return Needs(likeness, self.local(views.bags), new=new, words=words)
 
     def save(self, folder: Path) -> None:
         """See `Encoder.save`; examples that come in meanwhile wait."""
@@ -358,12 +347,6 @@ class NeedEncoder(Encoder):
                 shift[row] = np.where(has, math.log(needed / other), math.log((1 - needed) / (1 - other)))
         return replace(features, shift=shift)
 
-    def evidence(self, items: Sequence[Item], views: Views) -> NDArray[np.float32]:
-        """(N, 2, L) what questions say of each label: by meaning, by words in common."""
-        labels = self.inventory.words[0]
-        lexical = lexical_evidence([item.source for item in items], labels)
-        return np.stack([self.landmarks.relevance(views.vectors), lexical], axis=1)
-
     def local(self, bags: SparseRows) -> NDArray[np.float32]:
         """(N, C) what phrases say of the columns of small structures."""
         present = cues.incidence(bags, self.phrases.cpu().numpy(), len(self.speaks) - 1)
@@ -392,13 +375,10 @@ class NeedEncoder(Encoder):
 
     def likelihoods(self, features: Needs) -> Tensor:
         """(N, S) how likely each structure is, by all evidence and the draft, if there is one."""
-        device, composition = self.mean.device, self.composition
-        frequency = self.frequency if features.frequency is None else torch.from_numpy(features.frequency).to(device)
+        device = self.mean.device
         together = self.together if features.together is None else torch.from_numpy(features.together).to(device)
-        q = composition.local(torch.from_numpy(features.local).to(device), together)
-        evidence = torch.from_numpy(features.evidence).to(device)
-        likely = composition(composition.inputs(self.raw(features), q, together, frequency, evidence))
-        likely = torch.where(self.trusted, torch.maximum(likely, q), likely)
+        by_phrases = self.parts.local(torch.from_numpy(features.local).to(device), together)
+        likely = torch.maximum(self.parts.each(self.raw(features).clamp(0, 1)), by_phrases)
         if features.shift is None:
             return likely
         return torch.sigmoid(torch.logit(likely, _LEAST) + torch.from_numpy(features.shift).to(device))
@@ -415,8 +395,8 @@ class NeedEncoder(Encoder):
 
     def valued(self, likely: Tensor) -> Tensor:
         """(N, columns) what the inventory's columns are worth, from (N, S) likelihoods."""
-        worth = (self.worth + self.by_size[self.composition.lengths.long() - 1]).exp()
-        return self.scale * self.composition.by_column(worth * self._each(likely))
+        worth = (self.worth + self.by_size[self.parts.lengths.long() - 1]).exp()
+        return self.scale * self.parts.by_column(worth * self._each(likely))
 
     def _each(self, likely: Tensor) -> Tensor:
         return likely.clamp(min=_LEAST) ** self.power.exp() - self.cost.exp() * (1 - likely)

@@ -27,8 +27,6 @@ _UNREAD = "~"
 _MOST_UNREAD = 4_000
 """Characters of it that are read: enough to tell programs apart."""
 _LINK = re.compile(" (->|<->) ")
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_NO_LETTERS = re.compile(r"[\W\d_]+")
 
 
 class Inventory(Vocabulary):
@@ -122,15 +120,6 @@ class Inventory(Vocabulary):
         return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
 
     @cached_property
-    def words(self) -> tuple[list[str], NDArray[np.int64]]:
-        """The L labels that structures are made of, as words; and (2, P): structure, label."""
-        labels = [[_words(label) for label in _LINK.split(name)[::2]] for name in self.names]
-        every = sorted({label for row in labels for label in row})
-        number = {label: at for at, label in enumerate(every)}
-        pairs = sorted({(at, number[label]) for at, row in enumerate(labels) for label in row})
-        return every, np.array(pairs, dtype=np.int64).reshape(-1, 2).T
-
-    @cached_property
     def small(self) -> NDArray[np.int64]:
         """(C,) the columns that have a structure of one or two nodes."""
         return np.unique(self.owner[self.lengths <= 2])
@@ -190,8 +179,3 @@ def _parts(name: str) -> list[str]:
 
 def _joined(labels: list[str], links: list[str]) -> str:
     return labels[0] + "".join(f" {link} {label}" for link, label in zip(links, labels[1:], strict=True))
-
-
-def _words(label: str) -> str:
-    """`high_point_2` as `high point`; a label without letters stays what it is."""
-    return _NO_LETTERS.sub(" ", _CAMEL.sub(" ", label)).lower().strip() or label

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,9 +20,6 @@ TOKENS = 0.75
 0.75 covers 0.4 and 0.2 points more than 0.5 did, and 0.9 as much (docs/results.md)."""
 _BLOCK = 1 << 24
 """Numbers in one block of the n-gram comparison, to bound memory."""
-_WORD = re.compile(r"\w+")
-_STEM = 5
-"""Letters by which words are compared: `bordering` with `borders`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,11 +38,10 @@ class Views:
 
 
 class Landmarks(nn.Module):
-    """M training questions: frozen vectors, token bags and n-gram bags; and the vectors of the L labels.
+    """M training questions: frozen vectors, token bags and n-gram bags.
 
     Args:
         views: the questions.
-        labels: (L, d).
     """
 
     vectors: Tensor
@@ -55,23 +49,16 @@ class Landmarks(nn.Module):
     starts: Tensor
     columns: Tensor
     values: Tensor
-    labels: Tensor
-    usual: Tensor
-    spread: Tensor
 
-    def __init__(self, views: Views, labels: NDArray[np.float32]) -> None:
+    def __init__(self, views: Views) -> None:
         super().__init__()
         self.ngrams = views.bags.dim
-        relevance = views.vectors @ labels.T if len(views.vectors) else np.zeros((1, len(labels)), dtype=np.float32)
         arrays = {
             "vectors": views.vectors,
             "tokens": views.tokens,
             "starts": views.bags.starts,
             "columns": views.bags.columns,
             "values": views.bags.values,
-            "labels": labels,
-            "usual": relevance.mean(axis=0),
-            "spread": np.maximum(relevance.std(axis=0), 1e-3),  # 0 where all landmarks are equally near
         }
         for name, array in arrays.items():
             self.register_buffer(name, torch.from_numpy(np.array(array, order="C")))
@@ -108,12 +95,6 @@ class Landmarks(nn.Module):
         inverse: NDArray[np.float64] = torch.cholesky_inverse(factor).numpy()
         return inverse
 
-    def relevance(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(N, L): how near each question is to each label: −1 … 1 for three standard deviations of the landmarks."""
-        usual, spread = self.usual.cpu().numpy(), self.spread.cpu().numpy()
-        relevance: NDArray[np.float32] = (vectors @ self.labels.cpu().numpy().T - usual) / spread / 3
-        return relevance
-
     def _overlap(self, bags: SparseRows) -> FloatArray:
         """(N, M) inner products of bags, a block of questions at a time."""
         landmarks = self.views.bags.csr()
@@ -125,13 +106,3 @@ class Landmarks(nn.Module):
             spread[block.columns, block.owner] = block.values
             out[start : start + len(block)] = (landmarks @ spread).T
         return out
-
-
-def lexical_evidence(questions: Sequence[str], labels: Sequence[str]) -> NDArray[np.float32]:
-    """(N, L): the share of each label's words (of three letters and more) that each question has, by their stems."""
-    wanted = [[word[:_STEM] for word in _WORD.findall(label) if len(word) > 2] for label in labels]
-    out = np.zeros((len(questions), len(labels)), dtype=np.float32)
-    for row, question in enumerate(questions):
-        stems = {word[:_STEM] for word in _WORD.findall(question.lower())}
-        out[row] = [sum(word in stems for word in words) / len(words) if words else 0.0 for words in wanted]
-    return out
