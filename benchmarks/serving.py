@@ -318,7 +318,6 @@ def parts(fitted: SequentialCompositionalRetriever, questions: Sequence[str]) ->
         "n-grams": lambda question: query.vocabulary.bags([Item(question)]),
         "words in context": lambda question: query.token_bags.vectors(tokens[question]),
         "likeness to training questions": lambda question: query.landmarks.likeness(views[question]),
-        "names of labels": lambda question: query.evidence([Item(question)], views[question]),
         "phrases": lambda question: query.local(views[question].bags),
         "structures, from these": lambda question: query.vectors(features[question]),
         "picks": lambda question: store.index.run(picks(question)),

@@ -42,14 +42,6 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture
-def quick_nets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The `structure` family's nets train for a tenth of the time: most tests don't depend on how good they are."""
-    from langchain_rcr.families.structure import fit
-
-    monkeypatch.setattr(fit, "STEPS", fit.STEPS // 10)
-
-
-@pytest.fixture
 def rough_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """Runs draw coarsely and lay nothing out: that takes longer than a small run's training."""
     from rcr_trainer.evaluation import plot

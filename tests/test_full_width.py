@@ -13,8 +13,6 @@ from toys import lexical
 from langchain_rcr import Item, SequentialCompositionalRetriever
 from langchain_rcr.items import readable
 
-pytestmark = pytest.mark.usefixtures("quick_nets")
-
 WORDS = ("how many", "name the", "where are"), ("red", "round", "big", "old", "wet"), ("cats", "dogs", "mice", "owls")
 ROWS = [{"source": " ".join(words), "target": f"{words[0][:3]}({words[1]}({words[2]}))"} for words in product(*WORDS)]
 

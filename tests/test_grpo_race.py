@@ -21,7 +21,6 @@ from training import train_grpo
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
-from langchain_rcr.families.structure import fit as fitting
 from langchain_rcr.items import Item
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -39,10 +38,8 @@ RACE = GRPOSettings(race=400, epochs=0, best_by="coverage")
 @pytest.fixture(scope="module")
 def start():
     """The weights of a policy that has been fitted, but takes a label for next to nothing."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fitting, "STEPS", fitting.STEPS // 10)
-        model = TriEncoder.build("structure", ITEMS, spec=SPEC)
-        FAMILY.fit(model.query, ITEMS, seed=0)
+    model = TriEncoder.build("structure", ITEMS, spec=SPEC)
+    FAMILY.fit(model.query, ITEMS, seed=0)
     with torch.no_grad():
         model.query.by_size[0] = math.log(0.01)
     return model

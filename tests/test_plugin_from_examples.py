@@ -15,8 +15,6 @@ from test_plugin_selectors import WordCounts
 
 from langchain_rcr import InputError, SequentialCompositionalRetriever, VectorStoreIndex
 
-pytestmark = pytest.mark.usefixtures("quick_nets")
-
 torch.set_num_threads(1)
 
 WORDS = ("how many", "name the"), ("red", "round", "big", "old"), ("cats", "dogs", "mice", "owls")

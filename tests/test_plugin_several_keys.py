@@ -22,8 +22,6 @@ from langchain_rcr import (
     semantic_parsing_chain,
 )
 
-pytestmark = pytest.mark.usefixtures("quick_nets")
-
 torch.set_num_threads(1)
 
 KEYS = {"input_keys": ["question", "context"], "example_keys": ["context", "question", "program"]}

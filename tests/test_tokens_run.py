@@ -20,7 +20,7 @@ from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("quick_nets", "rough_figures")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 
 SPLIT = covr_split("110", 0, 40, 10)
 SETTINGS = """
