@@ -34,12 +34,12 @@ from langchain_rcr.items import Item
 from langchain_rcr.rows import SparseRows
 
 _UNFITTED = 1e-3
-"""ε before fitting: it breaks ties in favour of the shorter example, and a draft outweighs it."""
+"""ε before fitting: a draft outweighs it."""
 IN_DRAFT = (0.6, 0.02)
 """How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
 were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
 NEW_LABEL = 3.0
-"""Times that a new label counts, also for the larger structures with it, which have no columns; see docs/results.md."""
+"""Times that a new label counts, also for the larger structures with it, which have no columns."""
 _FULL_LENGTH = 5.0
 """Norm of the structures of a program that counts fully, whatever the length penalty: the scale of the logits alone."""
 _GROWING = RLock()
@@ -138,14 +138,8 @@ class Needs:
 
     def select(self, rows: NDArray[np.int64]) -> Needs:
         """The features of some rows, in that order."""
-        chosen: list[Any] = [None if array is None else array[rows] for array in self.arrays()]
-        others = (self.shift, self.new, self.words)
-        shift, new, words = (None if array is None else array[rows] for array in others)
-        return replace(Needs(*chosen), shift=shift, new=new, words=words)
-
-    def arrays(self) -> tuple[Any, ...]:
-        """What is known of the questions themselves, in the order of the arguments: no drafts, new labels, words."""
-        return (self.likeness, self.raw)
+        others = (self.raw, self.shift, self.new, self.words)
+        return Needs(self.likeness[rows], *(None if array is None else array[rows] for array in others))
 
 
 def _within(numbers: Tensor, least: int, end: int) -> bool:
