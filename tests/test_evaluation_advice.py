@@ -19,7 +19,7 @@ METRICS = ("full_coverage", "specific_coverage", "exact_match")
 
 
 def make(full=(30.0, 20.0), specific=(80.0, 70.0), exact=None, *, width=2.0, oracle=90.0, later=None, more=(), **about):
-    """A report in which `set_bsr_distinct` is the best plain selector and `bm25` the runner-up.
+    """A report in which `set_bsr` is the best plain selector and `bm25` the runner-up.
 
     `full`, `specific` and `exact` are ours and the best plain selector's; intervals end `width` points off.
     """
@@ -29,7 +29,7 @@ def make(full=(30.0, 20.0), specific=(80.0, 70.0), exact=None, *, width=2.0, ora
     selectors = {
         "rcr": scores(80.0, by_step=[80.0, 80.0], **ours),
         "bm25": beside(ours, {name: None if figure is None else figure - 5 for name, figure in its.items()}, width),
-        "set_bsr_distinct": beside(ours, its, width),
+        "set_bsr": beside(ours, its, width),
     }
     if oracle is not None:
         selectors["oracle"] = scores(oracle, by_step=[oracle - 1, later or oracle])
@@ -56,17 +56,17 @@ def beside(ours, its, width):
 def test_a_language_models_answers_decide():
     assert advise(make(exact=(60.0, 40.0), answers=REAL)) == (
         "With 4 picks the data allows covering 90.0 % of the gold programs (the oracle, which sees them). With rcr's "
-        "picks gpt-x answers 60.0 % of 200 questions exactly, with those of set_bsr_distinct, the best plain selector "
+        "picks gpt-x answers 60.0 % of 200 questions exactly, with those of set_bsr, the best plain selector "
         "in that, 40.0 %: +20.0 points, 95 % interval +18.0 to +22.0. rcr is worth deploying."
     )
     text = advise(make(exact=(30.0, 40.0), answers=REAL))
     assert text.endswith(
-        "-10.0 points, 95 % interval -12.0 to -8.0. rcr is not worth deploying here: use set_bsr_distinct."
+        "-10.0 points, 95 % interval -12.0 to -8.0. rcr is not worth deploying here: use set_bsr."
     )
     assert "overage" not in text
     unclear = advise(make(exact=(41.0, 40.0), answers=REAL))
     assert unclear.endswith(
-        "That is no clear difference: set_bsr_distinct, which needs no training, will do, unless more questions decide."
+        "That is no clear difference: set_bsr, which needs no training, will do, unless more questions decide."
     )
 
 
@@ -84,7 +84,7 @@ def test_a_simulator_is_named_and_decides_nothing():
     text = advise(make(exact=(30.0, 40.0), answers=SIMULATED))
     assert (
         "With rcr's picks StructureBoundLLM, a simulator and no language model, answers 30.0 % of 200 questions "
-        "exactly, with those of set_bsr_distinct, the best plain selector in that, 40.0 %: -10.0 points, 95 % interval "
+        "exactly, with those of set_bsr, the best plain selector in that, 40.0 %: -10.0 points, 95 % interval "
         "-12.0 to -8.0, which decides nothing."
     ) in text
     assert "By that rcr is worth deploying; only answers of your language model can settle it" in text
@@ -120,9 +120,9 @@ def test_without_answers_full_and_specific_coverage_decide():
     assert advise(make()) == (
         "With 4 picks the data allows covering 90.0 % of the gold programs (the oracle, which sees them). Everything "
         "that the gold program needs is in rcr's picks for 30.0 % of 200 questions, 20.0 % with those of "
-        "set_bsr_distinct, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. Specific "
+        "set_bsr, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. Specific "
         "coverage, in which rare parts count most, is 80.0 % with rcr's picks, 70.0 % with those of "
-        "set_bsr_distinct, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. By that rcr"
+        "set_bsr, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. By that rcr"
         " is worth deploying; only answers of your language model can settle it (evaluation.answers: true)."
     )
 
@@ -132,10 +132,10 @@ def test_without_answers_full_and_specific_coverage_decide():
     [
         ((30.0, 20.0), (70.5, 70.0), "By that rcr is worth deploying;"),
         ((20.0, 20.0), (75.0, 70.0), "By that rcr is worth deploying;"),
-        ((10.0, 20.0), (70.5, 70.0), "By that rcr is not worth deploying here, but set_bsr_distinct;"),
-        ((10.0, 20.0), (60.0, 70.0), "By that rcr is not worth deploying here, but set_bsr_distinct;"),
+        ((10.0, 20.0), (70.5, 70.0), "By that rcr is not worth deploying here, but set_bsr;"),
+        ((10.0, 20.0), (60.0, 70.0), "By that rcr is not worth deploying here, but set_bsr;"),
         ((10.0, 20.0), (80.0, 70.0), "The two disagree on whether rcr is worth deploying:"),
-        ((20.0, 20.0), (71.0, 70.0), "Neither is a clear difference of a point: set_bsr_distinct needs no training;"),
+        ((20.0, 20.0), (71.0, 70.0), "Neither is a clear difference of a point: set_bsr needs no training;"),
     ],
 )
 def test_verdicts_by_coverage(full, specific, said):
@@ -146,9 +146,9 @@ def test_verdicts_by_coverage(full, specific, said):
 def test_mean_coverage_alone_decides_nothing():
     """Ten points of mean coverage, as before, but nothing in full or specific coverage."""
     report = make((20.0, 20.0), (70.0, 70.0))
-    report.selectors["set_bsr_distinct"].intervals["coverage"] = (8.0, 12.0)
-    assert report.selectors["rcr"].coverage - report.selectors["set_bsr_distinct"].coverage == 10
-    assert "Neither is a clear difference of a point: set_bsr_distinct needs no training" in advise(report)
+    report.selectors["set_bsr"].intervals["coverage"] = (8.0, 12.0)
+    assert report.selectors["rcr"].coverage - report.selectors["set_bsr"].coverage == 10
+    assert "Neither is a clear difference of a point: set_bsr needs no training" in advise(report)
 
 
 def test_less_than_a_point_of_coverage_is_no_reason():
@@ -176,20 +176,20 @@ def test_too_few_programs(exact):
         "30 or more."
     ) in text
     assert "Whether reinforcement helped can't be told (full coverage: +10.0 points; specific" in text
-    assert not re.search(r"interval|use set_bsr_distinct|needs no training|was not run", text)
+    assert not re.search(r"interval|use set_bsr|needs no training|was not run", text)
 
 
 def test_no_verdict_on_nothing():
     alone = make()
-    del alone.selectors["set_bsr_distinct"], alone.selectors["bm25"]
+    del alone.selectors["set_bsr"], alone.selectors["bm25"]
     assert advise(alone).endswith("No plain selector was run, so nothing is said of whether rcr is worth deploying.")
     assert advise(report_on({"bm25": scores(80.0)})) == "The trained retriever was not evaluated."
 
 
 def test_what_was_not_run_and_what_is_odd_is_said():
     weak = make()
-    del weak.selectors["set_bsr_distinct"]
-    said = "set_bsr_distinct, as a rule the strongest plain selector, was not run: it may come closer."
+    del weak.selectors["set_bsr"]
+    said = "set_bsr, as a rule the strongest plain selector, was not run: it may come closer."
     assert advise(weak).endswith(said)
     assert said not in advise(make())
     text = advise(make(repeated=12))
@@ -243,7 +243,7 @@ def drawn(rng):
     """A report with figures and intervals at random; `programs` decides whether there are intervals, as in harness."""
     names = [
         "rcr",
-        *(name for name in ("rcr_without_rl", "random", "set_bsr_distinct", "oracle") if rng.random() < 0.85),
+        *(name for name in ("rcr_without_rl", "random", "set_bsr", "oracle") if rng.random() < 0.85),
     ]
     asked, n = rng.random() < 0.6, int(rng.choice([20, 400]))
     programs = int(rng.choice([min(n, 29), min(n, 30), n]))
@@ -291,7 +291,7 @@ def test_one_verdict_that_the_figures_bear_out():
 
 def check(verdict, report, text):
     """Against the report's own figures, not by the module's functions; 0.1 for rounding to what is shown."""
-    plain = [name for name in ("random", "set_bsr_distinct") if name in report.selectors]
+    plain = [name for name in ("random", "set_bsr") if name in report.selectors]
     assert (verdict == "nothing") == (not plain)
     assert ("development queries" in text) == (report.part == "dev")
     assert ("einforcement" in text) == ("rcr_without_rl" in report.selectors)
@@ -347,19 +347,19 @@ def test_the_harness_measures_what_the_paragraph_says():
         return np.array([list(dict.fromkeys(row))[:k] for row in rows])
 
     options = {"k": 1, "steps": 1, "split": "toy", "seed": 0}
-    report = evaluate({"rcr": perfect, "set_bsr_distinct": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)
+    report = evaluate({"rcr": perfect, "set_bsr": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)
     assert (report.n, report.programs, report.repeated) == (80, 40, 0)
-    low, high = report.selectors["set_bsr_distinct"].intervals["full_coverage"]
+    low, high = report.selectors["set_bsr"].intervals["full_coverage"]
     # It is right for two of eighty questions, which are one program of forty: it is drawn 0 to 3 times, say.
     assert (low, high) == (pytest.approx(92.5), pytest.approx(100))
     assert report.selectors["rcr"].intervals == {}
     assert f"+97.5 points, 95 % interval {low:+.1f} to {high:+.1f}" in report.advice
     assert report.advice == advise(report)
     assert EvaluationReport.from_json(report.to_json()).advice == report.advice
-    alone = evaluate({"set_bsr_distinct": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)
-    assert alone.selectors["set_bsr_distinct"].intervals == {}
-    few = evaluate({"rcr": perfect, "set_bsr_distinct": Always(pool, 0)}, pool, queries[:29], ProgramSpec(), **options)
-    assert (few.programs, few.selectors["set_bsr_distinct"].intervals) == (29, {})
+    alone = evaluate({"set_bsr": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)
+    assert alone.selectors["set_bsr"].intervals == {}
+    few = evaluate({"rcr": perfect, "set_bsr": Always(pool, 0)}, pool, queries[:29], ProgramSpec(), **options)
+    assert (few.programs, few.selectors["set_bsr"].intervals) == (29, {})
 
 
 def test_the_paragraph_and_the_table_round_alike():

@@ -37,7 +37,7 @@ def programs(documents):
 def test_the_log_odds_of_needs_by_hand():
     model = TriEncoder.build("structure", [Item("x", "f(a)"), Item("y", "g(b)")], spec=ProgramSpec(max_size=1)).query
     with torch.no_grad():
-        model.composition.biases[-1].zero_()  # every structure as likely as not
+        model.mean.fill_(0.5)  # every structure as likely as not
     features = model.drafted(model.featurize([Item("x")] * 4), [None, "f(a)", "f ( a", "unknown"])
     with torch.no_grad():
         likely = model.likelihoods(features).numpy()

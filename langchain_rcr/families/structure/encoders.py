@@ -33,7 +33,7 @@ from langchain_rcr.folds import text_hash
 from langchain_rcr.items import Item
 from langchain_rcr.rows import SparseRows
 
-_UNFITTED = 1e-3
+_UNFITTED = 1e-6
 """ε before fitting: a draft outweighs it."""
 IN_DRAFT = (0.6, 0.02)
 """How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
