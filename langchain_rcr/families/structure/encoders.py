@@ -355,7 +355,8 @@ class NeedEncoder(Encoder):
         likely = self.raw(features).clamp(0, 1).index_select(1, self.owner)
         if features.shift is None:
             return likely
-        return torch.sigmoid(torch.logit(likely, _LEAST) + torch.from_numpy(features.shift).to(likely.device))
+        shift = torch.from_numpy(features.shift).to(likely.device)
+        return torch.where(shift == 0, likely, torch.sigmoid(torch.logit(likely, _LEAST) + shift))
 
     def logged(self) -> dict[str, float]:
         """γ, ε, and how many times single labels and larger structures count."""
