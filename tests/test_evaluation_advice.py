@@ -50,19 +50,24 @@ def beside(ours, its, width):
     return scores(70.0, by_step=[70.0, 70.0], intervals=intervals, **its)
 
 
+ONLY_ANSWERS = (
+    "Coverage doesn't tell whether rcr is worth deploying: only answers of your language model can "
+    "(evaluation.answers: true)."
+)
+
+
 # ---------------------------------------------------------------- answers decide
 
 
 def test_a_language_models_answers_decide():
     assert advise(make(exact=(60.0, 40.0), answers=REAL)) == (
         "With 4 picks the data allows covering 90.0 % of the gold programs (the oracle, which sees them). With rcr's "
-        "picks gpt-x answers 60.0 % of 200 questions exactly, with those of set_bsr, the best plain selector "
+        "picks (k = 4, the first one last) gpt-x answers 60.0 % of 200 questions exactly, with those of set_bsr, "
+        "the best plain selector "
         "in that, 40.0 %: +20.0 points, 95 % interval +18.0 to +22.0. rcr is worth deploying."
     )
     text = advise(make(exact=(30.0, 40.0), answers=REAL))
-    assert text.endswith(
-        "-10.0 points, 95 % interval -12.0 to -8.0. rcr is not worth deploying here: use set_bsr."
-    )
+    assert text.endswith("-10.0 points, 95 % interval -12.0 to -8.0. rcr is not worth deploying here: use set_bsr.")
     assert "overage" not in text
     unclear = advise(make(exact=(41.0, 40.0), answers=REAL))
     assert unclear.endswith(
@@ -83,11 +88,12 @@ def test_the_rival_is_the_best_plain_selector_in_exact_match():
 def test_a_simulator_is_named_and_decides_nothing():
     text = advise(make(exact=(30.0, 40.0), answers=SIMULATED))
     assert (
-        "With rcr's picks StructureBoundLLM, a simulator and no language model, answers 30.0 % of 200 questions "
+        "With rcr's picks (k = 4, the first one last) StructureBoundLLM, a simulator and no language model, "
+        "answers 30.0 % of 200 questions "
         "exactly, with those of set_bsr, the best plain selector in that, 40.0 %: -10.0 points, 95 % interval "
         "-12.0 to -8.0, which decides nothing."
     ) in text
-    assert "By that rcr is worth deploying; only answers of your language model can settle it" in text
+    assert ONLY_ANSWERS in text
 
 
 def test_answers_to_few_programs_leave_it_to_coverage():
@@ -96,13 +102,13 @@ def test_answers_to_few_programs_leave_it_to_coverage():
         figures.intervals.pop("exact_match", None)
     text = advise(report)
     assert "-30.0 points, too few different programs to tell." in text
-    assert "By that rcr is worth deploying; only answers" in text
+    assert ONLY_ANSWERS in text
 
 
 def test_nothing_answered_whoever_picks():
     text = advise(make(exact=(0.0, 0.0), answers=REAL))
     assert "Neither with rcr's picks nor with a plain selector's does gpt-x answer any of 200 questions." in text
-    assert "By that rcr is worth deploying; only answers" in text
+    assert ONLY_ANSWERS in text
 
 
 def test_selectors_without_answers():
@@ -122,37 +128,15 @@ def test_without_answers_full_and_specific_coverage_decide():
         "that the gold program needs is in rcr's picks for 30.0 % of 200 questions, 20.0 % with those of "
         "set_bsr, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. Specific "
         "coverage, in which rare parts count most, is 80.0 % with rcr's picks, 70.0 % with those of "
-        "set_bsr, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. By that rcr"
-        " is worth deploying; only answers of your language model can settle it (evaluation.answers: true)."
+        "set_bsr, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. " + ONLY_ANSWERS
     )
 
 
-@pytest.mark.parametrize(
-    ("full", "specific", "said"),
-    [
-        ((30.0, 20.0), (70.5, 70.0), "By that rcr is worth deploying;"),
-        ((20.0, 20.0), (75.0, 70.0), "By that rcr is worth deploying;"),
-        ((10.0, 20.0), (70.5, 70.0), "By that rcr is not worth deploying here, but set_bsr;"),
-        ((10.0, 20.0), (60.0, 70.0), "By that rcr is not worth deploying here, but set_bsr;"),
-        ((10.0, 20.0), (80.0, 70.0), "The two disagree on whether rcr is worth deploying:"),
-        ((20.0, 20.0), (71.0, 70.0), "Neither is a clear difference of a point: set_bsr needs no training;"),
-    ],
-)
-def test_verdicts_by_coverage(full, specific, said):
-    text = advise(make(full, specific))
-    assert f"{said} only answers of your language model can settle it (evaluation.answers: true)." in text
-
-
-def test_mean_coverage_alone_decides_nothing():
-    """Ten points of mean coverage, as before, but nothing in full or specific coverage."""
-    report = make((20.0, 20.0), (70.0, 70.0))
-    report.selectors["set_bsr"].intervals["coverage"] = (8.0, 12.0)
-    assert report.selectors["rcr"].coverage - report.selectors["set_bsr"].coverage == 10
-    assert "Neither is a clear difference of a point: set_bsr needs no training" in advise(report)
-
-
-def test_less_than_a_point_of_coverage_is_no_reason():
-    assert "Neither is a clear difference of a point" in advise(make((20.9, 20.0), (70.9, 70.0), width=0.2))
+@pytest.mark.parametrize("full", [(30.0, 20.0), (10.0, 20.0), (20.0, 20.0)])
+def test_coverage_decides_nothing(full):
+    text = advise(make(full, (80.0, 70.0)))
+    assert ONLY_ANSWERS in text
+    assert "rcr is worth" not in text.replace(ONLY_ANSWERS, "")
 
 
 def test_the_data_allow_little():
@@ -268,9 +252,8 @@ VERDICTS = {
     "nothing": "so nothing is said of whether rcr is worth deploying",
     "deploy": "rcr is worth deploying",
     "worse": "rcr is not worth deploying here",
-    "disagree": "The two disagree",
     "unclear": "That is no clear difference",
-    "little": "Neither is a clear difference of a point",
+    "coverage": "Coverage doesn't tell whether",
 }
 
 
@@ -312,14 +295,7 @@ def check(verdict, report, text):
         assert verdict == "worse" if high < -0.1 else verdict != "worse" or high < 0.1
         return
     assert ("simulator" in text) == (report.answers is not None)
-    better = [low > -0.1 and low + high > 1.8 for low, high in map(ends.get, METRICS[:2])]
-    worse = [high < 0.1 and low + high < -1.8 for low, high in map(ends.get, METRICS[:2])]
-    assert any(better) or verdict not in ("deploy", "disagree")
-    assert any(worse) or verdict not in ("worse", "disagree")
-    if verdict == "deploy":
-        assert not any(high < -0.1 and low + high < -2.2 for low, high in map(ends.get, METRICS[:2]))
-    if verdict == "worse":
-        assert not any(low > 0.1 and low + high > 2.2 for low, high in map(ends.get, METRICS[:2]))
+    assert verdict == "coverage"
 
 
 # ---------------------------------------------------------------- where the figures come from

@@ -144,9 +144,10 @@ def _on_answers(report: EvaluationReport) -> list[str]:
     who = f"{answers.model}, a simulator and no language model," if answers.simulated else answers.model
     if gap.ours == gap.other == 0:
         return [f"Neither with rcr's picks nor with a plain selector's does {who} answer any of {answers.n} questions."]
+    shown = f"k = {report.k}, the first one {'last' if answers.order == 'reversed' else 'first'}"
     said = (
-        f"With rcr's picks {who} answers {gap.ours:.1f} % of {answers.n} questions exactly, with those of {gap.name}, "
-        f"the best plain selector in that, {gap.other:.1f} %: {gap}"
+        f"With rcr's picks ({shown}) {who} answers {gap.ours:.1f} % of {answers.n} questions exactly, with those of "
+        f"{gap.name}, the best plain selector in that, {gap.other:.1f} %: {gap}"
     )
     few = ", too few different programs to tell" if gap.interval is None else ""
     return [f"{said}{few}{', which decides nothing' if answers.simulated else ''}."]
@@ -179,14 +180,10 @@ def _verdict(report: EvaluationReport, gaps: list[Gap]) -> str:
         if _worse(gaps):
             return f"rcr is not worth deploying here: use {best}."
         return f"That is no clear difference: {best}, which needs no training, will do, unless more questions decide."
-    settle = "only answers of your language model can settle it (evaluation.answers: true)."
-    if _better(gaps):
-        return f"By that rcr is worth deploying; {settle}"
-    if _worse(gaps):
-        return f"By that rcr is not worth deploying here, but {best}; {settle}"
-    if any(gap.clear for gap in gaps):
-        return f"The two disagree on whether rcr is worth deploying: {settle}"
-    return f"Neither is a clear difference of a point: {best} needs no training; {settle}"
+    return (
+        "Coverage doesn't tell whether rcr is worth deploying: only answers of your language model can "
+        "(evaluation.answers: true)."
+    )
 
 
 def _on_reinforcement(report: EvaluationReport) -> list[str]:

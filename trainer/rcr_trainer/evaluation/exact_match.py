@@ -15,7 +15,7 @@ from langchain_rcr.prompt import APPENDIX_D, Prompt, Request, arranged
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
 from rcr_trainer.evaluation.picks import Picks
-from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport, SelectorScores
+from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, SelectorScores
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
@@ -87,7 +87,9 @@ class Answerer:
         logger.info("%d answers for each of %s", n, ", ".join(names))
         given, missing, unpaid = self._answers(prompts)
         keys = [each.program for each in asked]
-        report.answers = AnswersAsked(self.name, self.simulated, n, len(set(keys)), missing, unpaid)
+        report.answers = AnswersAsked(
+            self.name, self.simulated, n, len(set(keys)), missing, unpaid, self.orders.get(OURS, "reversed")
+        )
         exact = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
         for name, interval in paired_intervals(exact, keys).items():
             report.selectors[name].intervals["exact_match"] = interval

@@ -131,6 +131,7 @@ class AnswersAsked:
         programs: different gold programs among them.
         missing: why some selectors have no answers; empty: all have.
         unpaid: some have none since the budget was spent.
+        order: of ours in a prompt.
     """
 
     model: str
@@ -139,6 +140,7 @@ class AnswersAsked:
     programs: int
     missing: str = ""
     unpaid: bool = False
+    order: str = "reversed"
 
 
 @dataclass(slots=True)
