@@ -307,7 +307,8 @@ def test_table_of_a_simulator_says_so():
         text.split()
     )
     assert json.loads(report.to_json())["answers"] == {
-        "model": "StructureBoundLLM", "simulated": True, "n": 100, "programs": 80, "missing": "", "unpaid": False, "order": "reversed",
+        "model": "StructureBoundLLM", "simulated": True, "n": 100, "programs": 80, "missing": "", "unpaid": False,
+        "order": "reversed",
     }  # fmt: skip
 
 
