@@ -2,6 +2,7 @@
 
 import logging
 import math
+import re
 
 import numpy as np
 import pytest
@@ -73,15 +74,16 @@ def same(one, other):
 
 
 def test_a_change_whose_picks_earn_more_is_taken(policy, caplog):
-    before, told = weights(policy), policy.query.logged()
+    before, told, settings = weights(policy), policy.query.logged(), policy.config
     with wants_labels() as llm, caplog.at_level(logging.INFO):
         reinforce(policy, RACE, llm)
-        assert 0 < llm.stats.nominal <= calls_at_most(RACE, len(SPLIT.train), 0) == 402
-    now = policy.query.logged()
+        assert 0 < llm.stats.nominal <= calls_at_most(RACE, len(SPLIT.train), 0, races=True) == 402
     assert told["labels ×"] == pytest.approx(0.01)
-    assert now["labels ×"] in (pytest.approx(3), pytest.approx(20))
-    assert "label" in caplog.text.split("held-out questions: ")[1].splitlines()[0]
-    assert not torch.equal(weights(policy)["query.by_size"], before["query.by_size"])
+    found = re.search(r"held-out questions: (.+), correctness (0\.\d+) → (0\.\d+)", caplog.text)
+    assert found
+    assert found[1] != "as it was"
+    assert float(found[3]) > float(found[2])
+    assert policy.config != settings or not same(weights(policy), before)
 
 
 def test_where_no_change_is_better_the_policy_stays_as_it_was(policy, caplog):
@@ -94,12 +96,11 @@ def test_where_no_change_is_better_the_policy_stays_as_it_was(policy, caplog):
     assert "moved: nothing" in caplog.text
 
 
-@pytest.mark.parametrize("family", ["structure", "lexical"])
-def test_every_change_can_be_made_and_saved(family, tmp_path):
-    plain = TriEncoder.build(family, ITEMS, spec=SPEC)
+def test_every_change_can_be_made_and_saved(tmp_path):
+    plain = TriEncoder.build("structure", ITEMS, spec=SPEC)
     vectors = np.asarray(plain.encode_pool(ITEMS).candidate)
-    for number, change in enumerate(get_family(family).changes):
-        model = TriEncoder.build(family, ITEMS, spec=SPEC)
+    for number, change in enumerate(FAMILY.changes):
+        model = TriEncoder.build("structure", ITEMS, spec=SPEC)
         model.vary(change)
         ((name, value),) = change.items()
         assert getattr(model.config, name, value) == value

@@ -124,7 +124,7 @@ class Family(ABC):
     """Its defaults for sections of `rcr-train`, such as {"sft": {"lr": 1e-3}, "grpo": {"chunk": 128}}."""
     fits: ClassVar[bool] = False
     """Whether `fit` does anything."""
-    changes: ClassVar[Sequence[Mapping[str, Any]]] = ({"order": "picked"}, {"lam": 0.5}, {"lam": 0.0})
+    changes: ClassVar[Sequence[Mapping[str, Any]]] = ()
     """What `vary` may set, the mildest first: only a language model's answers can tell; GRPO begins with a race."""
     frozen: ClassVar[bool] = False
     """Whether its encoders read through a frozen text encoder, which `build` is then given."""

@@ -79,9 +79,11 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[int, int, Sequence[Ex
 
     grpo, evaluation = config.grpo, config.evaluation
     if grpo.enabled and build_reward(config, task.spec).needs_llm:
+        from langchain_rcr.families import get_family
         from rcr_trainer.grpo import calls_at_most
 
-        calls = calls_at_most(grpo, len(task.reinforced), len(task.dev))
+        races = bool(get_family(config.model.family).changes)
+        calls = calls_at_most(grpo, len(task.reinforced), len(task.dev), races=races)
         yield calls, grpo.k, [*task.reinforced, *task.dev]
     if evaluation.asks(config.llm):
         held_out = task.held_out(evaluation.split)

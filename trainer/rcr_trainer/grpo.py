@@ -146,17 +146,18 @@ def train(job: Job, config: GRPOSettings, reward: Reward, llm: LanguageModel | N
     return result
 
 
-def calls_at_most(config: GRPOSettings, queries: int, dev: int) -> int:
+def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool = False) -> int:
     """Prompts that training hands in at most, identical ones counted each time.
 
     Args:
         config: the settings.
         queries: training queries.
         dev: development queries.
+        races: whether the family has changes that race.
     """
     per_query = (config.group_size + ADVANTAGES[config.advantage].reads_greedy) * (1 + config.resample)
     evaluations = 1 + math.ceil(config.epochs / config.evaluate_every) if config.best_by == "reward" else 0
-    raced = config.race + len(WAYS) if config.race else 0
+    raced = config.race + len(WAYS) if config.race and races else 0
     return raced + config.epochs * queries * per_query + evaluations * dev
 
 
@@ -216,7 +217,7 @@ class _GRPO:
         exact match without the noise.
         """
         model, config = self.model, self.config
-        if not (self.reward.needs_llm and config.race):
+        if not (self.reward.needs_llm and config.race and model.family.changes):
             return
         order = np.random.default_rng([self.seed, 2]).permutation(len(self.queries))
         items, reward = [example.item for example in self.pool], self._reward_of_race()
