@@ -74,12 +74,13 @@ def same(one, other):
 
 
 def test_a_change_whose_picks_earn_more_is_taken(policy, caplog):
+    policy.vary({"fade": 1.0})
     before, told, settings = weights(policy), policy.query.logged(), policy.config
     with wants_labels() as llm, caplog.at_level(logging.INFO):
         reinforce(policy, RACE, llm)
         assert 0 < llm.stats.nominal <= calls_at_most(RACE, len(SPLIT.train), 0, races=True) == 402
     assert told["labels ×"] == pytest.approx(0.01)
-    found = re.search(r"held-out questions: (.+), correctness (0\.\d+) → (0\.\d+)", caplog.text)
+    found = re.search(r"held-out questions: (.+), correctness (\d\.\d+) → (\d\.\d+)", caplog.text)
     assert found
     assert found[1] != "as it was"
     assert float(found[3]) > float(found[2])
