@@ -73,7 +73,7 @@ def test_programs_that_differ_in_constants_are_one_program(index: Any) -> None:
 @pytest.mark.slow
 def test_no_selection_reads_another_tenant(index: Any) -> None:
     outcomes = selections(index, 300)
-    assert len({outcome.partition(":")[0] for outcome in outcomes}) == 11
+    assert len({outcome.partition(":")[0] for outcome in outcomes}) == 12
     assert sum(count for outcome, count in outcomes.items() if outcome[-1] in "12") > 60
 
 
