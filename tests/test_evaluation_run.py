@@ -77,6 +77,7 @@ def test_a_run_with_the_simulator_says_simulated_and_scores_as_a_plain_loop_does
     assert "simulated" in out
     values = json.loads((here / "runs/demo/evaluation.json").read_text())
     asked = {"model": "StructureBoundLLM", "simulated": True, "n": 8, "programs": 8, "missing": "", "unpaid": False}
+    asked["order"] = "reversed"
     assert values["answers"] == asked
     assert list(values["selectors"]) == ["rcr", "random", "bm25"]
     split = read_split(here / "runs/demo/data")

@@ -194,7 +194,9 @@ def test_a_server_that_scores_no_text_costs_only_the_rows_that_need_scores(here,
         flags = [f"--llm.base_url={server.base_url}", "--yes"]
         assert paper("main", "--evaluation.selectors=bm25,epr", *flags, llm="completion:m") == 0
         assert {row["row"] for row in figures(here / "out" / "main.csv")} == {"RCR", "RCR w/o RL", "BM25"}
-        assert "\nEPR left out: 'm' can't score: its server heeds neither echo" in (here / "out" / "main.md").read_text()
+        assert (
+            "\nEPR left out: 'm' can't score: its server heeds neither echo" in (here / "out" / "main.md").read_text()
+        )
         assert paper("reward", *flags, llm="completion:m") == 0
         assert {row["row"] for row in figures(here / "out" / "reward.csv")} == {"coverage reward"}
         text = (here / "out" / "reward.md").read_text()
