@@ -3,7 +3,7 @@
     python benchmarks/answers.py --data ../shared/data --model gemma=http://127.0.0.1:8082/v1 --out answers.json
 
 Each {data set × model × row} is a cell. Rows are selectors by their names, `none` (no examples), and `rcr`, ours as
-`SequentialCompositionalRetriever.from_examples` fits it; behind a colon settings, `rcr:floor=0,order=picked` or
+`SequentialCompositionalRetriever.from_examples` fits it; behind a colon settings, `rcr:fade=2,order=picked` or
 `random:k=16`. Every selector is shown in the order that serves it best: the likest question, or the first pick, last.
 `MODEL=local:FOLDER` is one that transformers loads (covr-parser). Probabilities are of the gold program and the line
 break behind it, from servers that tell them (`rcr_trainer.llm.scoring`).
