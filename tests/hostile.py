@@ -224,6 +224,9 @@ STRUCTURE: dict[str, tuple[Change, str]] = {
     "columns": (weights(QUERY, landmarks_columns=2**31 - 1), "landmarks doesn't fit the tensors beside it"),
     "columns-below": (weights(QUERY, landmarks_columns=-5), "landmarks doesn't fit the tensors beside it"),
     "starts": (weights(QUERY, landmarks_starts=1), "landmarks doesn't fit the tensors beside it"),
+    "phrases": (weights(QUERY, phrases=HUGE), "doesn't fit the tensors beside it"),
+    "phrases-below": (weights(QUERY, phrases=-HUGE), "doesn't fit the tensors beside it"),
+    "speaks": (weights(QUERY, speaks=torch.zeros(3, 0)), "speaks doesn't fit the tensors beside it"),
     "anchors": (weights(QUERY, token_bags_anchors=torch.zeros(0, HUGE)), "doesn't fit the tensors beside it"),
     "flat": (weights(QUERY, token_bags_anchors=torch.zeros(4)), "doesn't fit the tensors beside it"),
     "scalar": (

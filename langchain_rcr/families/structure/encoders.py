@@ -1,9 +1,10 @@
 """The `structure` family: an example by the structures of its own program, a question by those that it will need.
 
 E_c and E_z are read off the program, which is known. E_x is predicted: how likely each structure is, by a kernel
-machine over training questions (frozen vectors of texts and tokens, n-grams). With the saturating state a candidate's
-logit is about the number of needed structures that it can be expected to newly cover, and a share of those covered
-before, for its length; and the words that its question shares with the one that is asked count beside.
+machine over training questions (frozen vectors of texts and tokens, n-grams) or by the question's phrases, whichever
+says more. With the saturating state a candidate's logit is about the number of needed structures that it can be
+expected to newly cover, and a share of those covered before, for its length; and the words that its question shares
+with the one that is asked count beside.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import NgramVocabulary
+from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.additions import Additions, NewLabels
 from langchain_rcr.families.structure.inventory import MARKS, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views
+from langchain_rcr.families.structure.parts import Parts
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
 from langchain_rcr.folds import text_hash
@@ -34,12 +37,12 @@ from langchain_rcr.items import Item
 from langchain_rcr.rows import SparseRows
 
 _UNFITTED = 1e-6
-"""ε before fitting: a draft outweighs it."""
+"""ε before fitting: it breaks ties in favour of the shorter example, and a draft outweighs it."""
 IN_DRAFT = (0.6, 0.02)
 """How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
 were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
 NEW_LABEL = 3.0
-"""Times that a new label counts, also for the larger structures with it, which have no columns."""
+"""Times that a new label counts, also for the larger structures with it, which have no columns; see docs/results.md."""
 _FULL_LENGTH = 5.0
 """Norm of the structures of a program that counts fully, whatever the length penalty: the scale of the logits alone."""
 _GROWING = RLock()
@@ -120,15 +123,19 @@ class Needs:
 
     Args:
         likeness: (N, M) how like each is to each of M training questions.
+        local: (N, C) what its phrases say of each column of `Inventory.small`.
         raw: (N, D) likelihoods that take the place of those predicted, for training questions: predicted without
             their folds, as those of a held-out question are.
+        together: (N, S) as in `NeedEncoder`, without its fold.
         shift: (N, S) what a draft adds to the log-odds of each structure.
         new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
         words: (N, WORDS) 1 in the columns of the question's words.
     """
 
     likeness: NDArray[np.float32]
+    local: NDArray[np.float32]
     raw: NDArray[np.float32] | None = None
+    together: NDArray[np.float32] | None = None
     shift: NDArray[np.float32] | None = None
     new: NDArray[np.float32] | None = None
     words: NDArray[np.float32] | None = None
@@ -138,8 +145,14 @@ class Needs:
 
     def select(self, rows: NDArray[np.int64]) -> Needs:
         """The features of some rows, in that order."""
-        others = (self.raw, self.shift, self.new, self.words)
-        return Needs(self.likeness[rows], *(None if array is None else array[rows] for array in others))
+        chosen: list[Any] = [None if array is None else array[rows] for array in self.arrays()]
+        others = (self.shift, self.new, self.words)
+        shift, new, words = (None if array is None else array[rows] for array in others)
+        return replace(Needs(*chosen), shift=shift, new=new, words=words)
+
+    def arrays(self) -> tuple[Any, ...]:
+        """What is known of the questions themselves, in the order of the arguments: no drafts, new labels, words."""
+        return (self.likeness, self.local, self.raw, self.together)
 
 
 def _within(numbers: Tensor, least: int, end: int) -> bool:
@@ -172,11 +185,12 @@ class NeedEncoder(Encoder):
     arguments = ("scale",)
     rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01, "wording": 0.05}
     vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary, "additions": Additions}
-    fitted = ("landmarks.", "token_bags.", "dual", "learnt")
+    fitted = ("landmarks.", "token_bags.", "dual", "learnt", "speaks")
     learnt: Tensor
     mean: Tensor
-    owner: Tensor
-    size: Tensor
+    together: Tensor
+    phrases: Tensor
+    speaks: Tensor
     rarity: Tensor
     _new_labels: NewLabels | None
 
@@ -202,6 +216,9 @@ class NeedEncoder(Encoder):
         self.register_buffer("learnt", torch.zeros(0, 2, dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(columns))
         structures = len(inventory.names)
+        self.register_buffer("together", torch.zeros(structures))
+        self.register_buffer("phrases", torch.full((len(vocabulary),), -1))  # see `cues.phrases`
+        self.register_buffer("speaks", torch.zeros(1, len(inventory.small)))
         # Logarithms, so that steps are factors.
         self.worth = nn.Parameter(torch.zeros(structures))  # (S,) w_s
         self.by_size = nn.Parameter(torch.zeros(int(inventory.lengths.max(initial=1))))  # w_n
@@ -209,8 +226,7 @@ class NeedEncoder(Encoder):
         self.cost = nn.Parameter(torch.full((), math.log(_UNFITTED)))  # ε
         self.wording = nn.Parameter(torch.full((), math.log(max(words, _LEAST))))  # ω
         self.register_buffer("rarity", torch.ones(WORDS))
-        self.register_buffer("owner", torch.from_numpy(inventory.owner), persistent=False)
-        self.register_buffer("size", torch.from_numpy(inventory.lengths).long() - 1, persistent=False)
+        self.parts = Parts(inventory)
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
@@ -238,10 +254,12 @@ class NeedEncoder(Encoder):
         near, bags = self.landmarks, self.token_bags
         count, entries = near.starts.numel() - 1, near.columns.numel()
         anchors, rank = len(bags.mass), bags.root.shape[-1]
+        phrases = int(self.phrases.max()) + 1 if len(self.phrases) else 0
         width = 0 if self.backbone is None else self.backbone.dim
         shapes = {
             "dual": (count, len(self.inventory)),
             "learnt": (count, 2),
+            "speaks": (phrases + 1, len(self.inventory.small)),
             **{f"landmarks.{name}": (entries,) for name in ("columns", "values")},
             "landmarks.starts": (count + 1,),
             "landmarks.vectors": (count, width),
@@ -253,7 +271,7 @@ class NeedEncoder(Encoder):
         }
         tensors = self.state_dict()
         wrong = [name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape]
-        inside = _within(near.columns, 0, len(self.vocabulary))
+        inside = _within(near.columns, 0, len(self.vocabulary)) and _within(self.phrases, -1, len(self.phrases))
         if not wrong and not (inside and near.starts[0] == 0 and near.starts[-1] == entries and _rises(near.starts)):
             wrong = ["landmarks"]
         if wrong:
@@ -282,13 +300,13 @@ class NeedEncoder(Encoder):
         return np.array(hashes, dtype=np.int64).reshape(-1, 2)
 
     def featurize(self, items: Sequence[Item]) -> Needs:
-        """Likeness to the landmarks, how likely new labels are, and the words."""
+        """Likeness to the landmarks, what phrases say of the small structures, new labels, and the words."""
         views = self.views(items)
         likeness = self.landmarks.likeness(views)
         labels = self.new_labels()
         new = None if labels is None else labels.likelihoods([item.source for item in items], views, likeness)
         words = np.asarray(word_rows([item.source for item in items]))
-        return Needs(likeness, new=new, words=words)
+        return Needs(likeness, self.local(views.bags), new=new, words=words)
 
     def save(self, folder: Path) -> None:
         """See `Encoder.save`; examples that come in meanwhile wait."""
@@ -329,6 +347,11 @@ class NeedEncoder(Encoder):
                 shift[row] = np.where(has, math.log(needed / other), math.log((1 - needed) / (1 - other)))
         return replace(features, shift=shift)
 
+    def local(self, bags: SparseRows) -> NDArray[np.float32]:
+        """(N, C) what phrases say of the columns of small structures."""
+        present = cues.incidence(bags, self.phrases.cpu().numpy(), len(self.speaks) - 1)
+        return cues.likelihoods(present, self.speaks.cpu().numpy())
+
     def views(self, items: Sequence[Item]) -> Views:
         """The questions as the kernel sees them; the backbone reads each once."""
         bags = self.vocabulary.bags([Item(item.source) for item in items])
@@ -351,8 +374,11 @@ class NeedEncoder(Encoder):
         return torch.from_numpy(features.likeness).to(device) @ self.dual + self.mean
 
     def likelihoods(self, features: Needs) -> Tensor:
-        """(N, S) how likely each structure is, with the draft, if there is one."""
-        likely = self.raw(features).clamp(0, 1).index_select(1, self.owner)
+        """(N, S) how likely each structure is, by all evidence and the draft, if there is one."""
+        device = self.mean.device
+        together = self.together if features.together is None else torch.from_numpy(features.together).to(device)
+        by_phrases = self.parts.local(torch.from_numpy(features.local).to(device), together)
+        likely = torch.maximum(self.parts.each(self.raw(features).clamp(0, 1)), by_phrases)
         if features.shift is None:
             return likely
         shift = torch.from_numpy(features.shift).to(likely.device)
@@ -370,9 +396,8 @@ class NeedEncoder(Encoder):
 
     def valued(self, likely: Tensor) -> Tensor:
         """(N, columns) what the inventory's columns are worth, from (N, S) likelihoods."""
-        worth = (self.worth + self.by_size[self.size]).exp()
-        by_column = likely.new_zeros(len(likely), len(self.inventory))
-        return self.scale * by_column.index_add(1, self.owner, worth * self._each(likely))
+        worth = (self.worth + self.by_size[self.parts.lengths.long() - 1]).exp()
+        return self.scale * self.parts.by_column(worth * self._each(likely))
 
     def _each(self, likely: Tensor) -> Tensor:
         return likely.clamp(min=_LEAST) ** self.power.exp() - self.cost.exp() * (1 - likely)

@@ -1,20 +1,26 @@
 """The head of the `structure` family: which structures will this question's program have?
 
-Kernel ridge regression of the structures on the training questions, in closed form, and with it, exactly, what it would
-have predicted for each question had its fold been left out (`Folds`). What a need is worth goes by its size and by how
-rare it is.
+In closed form, before any gradient descent on the policy:
+1. Kernel ridge regression of the structures on the training questions, and with it, exactly, what it would have
+   predicted for each question had its fold been left out (`Folds`).
+2. The local evidence of phrases (`cues`), which for held-out questions is refitted without each fold of programs.
+3. What a need is worth goes by its size and by how rare it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
+from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
+from langchain_rcr.families.structure.inventory import Inventory
+from langchain_rcr.families.structure.parts import padded
 from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.items import Item
 from langchain_rcr.progress import track
@@ -32,8 +38,28 @@ LABEL, PAIR = 8.0, 3.0
 easily put it where it was never shown. With 3 and 2, one question in 36 of COVR with few pairs wasn't shown a label
 that was known to be needed, since larger structures weighed more; with 8, one in 140. On folds of SQL and GeoQuery 8
 costs 0.1 points of coverage; 3 makes up for the pairs that it costs."""
+_HAS = 0.5
+"""The share of a column's structures from which on a program has it. Programs of the pool have all or none; what is
+read back from a checkpoint is off by rounding, and moves when gradient descent has moved the weights."""
 _Floats = NDArray[np.float32]
 _Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class LeftOut:
+    """What would have been predicted for M landmarks in one way of holding out, each without its fold.
+
+    Args:
+        fold: (M,) the fold of each; −1: it is in none.
+        raw: (M, D) likelihoods by the kernel.
+        local: (M, C) likelihoods by the phrases.
+        together: (F, S) as in `NeedEncoder`, without each fold.
+    """
+
+    fold: _Ints
+    raw: _Floats
+    local: _Floats
+    together: _Floats
 
 
 def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
@@ -54,9 +80,17 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
 
     mean = targets.mean(axis=0)
     dual = encoder.landmarks.inverse() @ (targets - mean)
+    bags = encoder.landmarks.views.bags
+    small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
+    labels = _labels(encoder.inventory)
+    phrases = cues.phrases(bags, encoder.vocabulary.words, small[:, labels])
+    present = cues.incidence(bags, phrases, phrases.max(initial=-1) + 1)
     with torch.no_grad():
         encoder.dual.copy_(torch.from_numpy(dual))
         encoder.mean.copy_(torch.from_numpy(mean))
+        encoder.together.copy_(torch.from_numpy(_together(encoder.inventory, targets)[-1]))
+        encoder.phrases.copy_(torch.from_numpy(phrases))
+        encoder.speaks = torch.from_numpy(cues.fit(present, small, labels=labels)).to(encoder.mean.device)
     _weigh(encoder, targets)
 
 
@@ -77,17 +111,55 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
     inverse = encoder.landmarks.inverse()
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
-    numbers = folds.of_hashes(encoder.learnt[:, 0 if folds.own_program else 1].tolist())
+    bags, count = encoder.landmarks.views.bags, len(encoder.speaks) - 1
+    present = cues.incidence(bags, encoder.phrases.cpu().numpy(), count)
+    left_out = _left_out(encoder, targets, inverse, dual, present, folds)
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
+    together = np.tile(encoder.together.cpu().numpy(), (len(questions), 1))
+    local = features.local.copy()
+    for number, way in enumerate(left_out):
+        mine = rows[(ways[rows] == number) & (way.fold[landmark[rows]] >= 0)]
+        at = landmark[mine]
+        raw[mine], local[mine] = way.raw[at], way.local[at]
+        together[mine] = way.together[way.fold[at]]
+    return replace(features, local=local, raw=raw, together=together)
+
+
+def _left_out(
+    encoder: NeedEncoder,
+    targets: _Floats,
+    inverse: NDArray[np.float64],
+    dual: NDArray[np.float64],
+    present: csr_array,
+    folds: Folds,
+) -> list[LeftOut]:
+    """Predictions for the landmarks in every way of holding out that there is.
+
+    Phrases, which can't learn that structures exclude each other, are refitted without each fold of programs alone.
+    """
+    small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
+    labels = _labels(encoder.inventory)
+    numbers = folds.of_hashes(encoder.learnt[:, 0 if folds.own_program else 1].tolist())
+    local = np.zeros(small.shape, dtype=np.float32)
+    left_out: list[LeftOut] = []
     for way in (PROGRAM, CLUSTER):
         fold = np.full(len(targets), -1)
         there = numbers[:, way] >= 0
         fold[there] = np.unique(numbers[there, way], return_inverse=True)[1]
-        if fold.max(initial=-1) < 1:
+        count = fold.max(initial=-1) + 1
+        if count < 2:
             break  # of fewer programs than two, there are no clusters either
-        mine = rows[(ways[rows] == way) & there[landmark[rows]]]
-        raw[mine] = without_folds(inverse, dual, targets, fold)[landmark[mine]]
-    return replace(features, raw=raw)
+        for number in track(range(count if way == PROGRAM else 0), "leaving out each program"):
+            mine, others = fold == number, fold != number
+            local[mine] = cues.likelihoods(present[mine], cues.fit(present[others], small[others], labels=labels))
+        raw = without_folds(inverse, dual, targets, fold)
+        left_out.append(LeftOut(fold, raw, local, _together(encoder.inventory, targets, fold)))
+    return left_out
+
+
+def _labels(inventory: Inventory) -> NDArray[np.bool_]:
+    """(C,) which of the columns of small structures have a label."""
+    return np.isin(inventory.small, inventory.owner[inventory.lengths == 1])
 
 
 def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: _Floats, fold: _Ints) -> _Floats:
@@ -106,6 +178,24 @@ def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targe
         rows = np.flatnonzero(fold == number)
         raw[rows] = targets[rows] - np.linalg.solve(inverse[np.ix_(rows, rows)], dual[rows])
     return raw
+
+
+def _together(inventory: Inventory, targets: _Floats, fold: _Ints | None = None) -> _Floats:
+    """(F + 1, S) how often each structure is there where all its parts are, without each fold; the last: of all."""
+    have = targets[:, inventory.owner] >= _HAS
+    fold = np.zeros(len(have), np.int64) if fold is None else fold
+    whole = np.ones_like(have)
+    for place in padded(inventory.parts, have.shape[1]).T:
+        more = place >= 0
+        whole[:, more] &= have[:, place[more]]
+    counts = []
+    for rows in (have, whole):
+        by_fold = np.stack([rows[fold == number].sum(axis=0) for number in range(fold.max() + 1)])
+        total = rows.sum(axis=0)
+        counts.append(np.concatenate([total - by_fold, total[None]]))
+    there, possible = counts
+    share: _Floats = ((there + 0.5) / (np.maximum(there, possible) + 1)).astype(np.float32)
+    return share
 
 
 def _weigh(encoder: NeedEncoder, targets: _Floats) -> None:
