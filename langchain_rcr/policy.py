@@ -213,7 +213,13 @@ class TriEncoder(nn.Module):
 
     @classmethod
     def fitted(
-        cls, items: Sequence[Item], *, embeddings: Embeddings | None = None, spec: ProgramSpec, seed: int = 0
+        cls,
+        items: Sequence[Item],
+        *,
+        embeddings: Embeddings | None = None,
+        spec: ProgramSpec,
+        seed: int = 0,
+        **settings: Any,
     ) -> TriEncoder:
         """A policy fitted to examples in closed form, in seconds: the default family, without gradient descent on it.
 
@@ -225,9 +231,10 @@ class TriEncoder(nn.Module):
             embeddings: LangChain's; None: the default model of the extra `offline`.
             spec: how programs are read.
             seed: of the sample of questions that a fit to many of them takes.
+            **settings: of the default family, where they differ from its defaults.
 
         Raises:
-            InputError: the default model is not installed, or the embeddings' vectors can't be used.
+            InputError: no such setting, the default model is not installed, or the embeddings' vectors can't be used.
         """
         items = readable(items)
         parsed = sum(bool(spec.structures(item.target)) for item in items)
@@ -248,8 +255,8 @@ class TriEncoder(nn.Module):
             spec, parsed = replace(spec, language=TOKENS), len(items)
         fallback = parsed < FEWEST
         name = FALLBACK_FAMILY if fallback else DEFAULT_FAMILY
-        settings: dict[str, Any] = FALLBACK_SETTINGS if fallback else {}
-        config = get_family(name).settings()
+        settings = dict(FALLBACK_SETTINGS) if fallback else settings
+        config = get_family(name).settings(**settings)
         backbone = open_backbone(config, embeddings)
         remembered = RememberingBackbone(backbone)
         model = cls.build(name, items, backbone=remembered, spec=spec, seed=seed, **settings)

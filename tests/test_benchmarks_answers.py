@@ -11,6 +11,8 @@ from openai_server import OpenAIServer
 from rcr_trainer.data import Split, covr_split, write_split
 from rcr_trainer.tasks import divide, load_split
 
+from langchain_rcr.errors import InputError
+
 DATA = Path(__file__).parent
 
 
@@ -29,7 +31,7 @@ def answers(monkeypatch, tmp_path):
 
 @pytest.fixture
 def task(answers, tmp_path):
-    config = answers.settings_of("any", DATA, 0, "http://127.0.0.1:1/v1", 1)
+    config = answers.settings_of("any", DATA, 0, "one=http://127.0.0.1:1/v1", 1)
     return divide(config, load_split(config.data, 0))
 
 
@@ -55,6 +57,10 @@ def test_each_row_shows_its_examples_in_its_order(answers, task, monkeypatch):
     assert [row[::-1] for row in last] == first
     assert show("rcr:k=2", asked) == [row[2:] for row in last]
     assert show("rcr:fade=1,lam=0.5", asked) != last
+    with pytest.raises(InputError, match="fading"):
+        show("rcr:fading=1", asked)
+    never, once = show("rcr:fade=null", asked), show("rcr:fade=1", asked)
+    assert never != once
 
 
 @pytest.mark.parametrize("what", ["answers", "scores", "both"])
@@ -119,6 +125,23 @@ def test_tables_by_hand(answers):
         "- m, exact match, %, mean of 2 data sets: rcr 37.5, the best plain selector of each 62.5; least difference "
         "-100.0 (two)" in table
     )
+
+
+def test_models_are_told_apart_in_the_file_of_answers(answers):
+    def llm(model):
+        return answers.settings_of("any", DATA, 0, model, 1).llm
+
+    assert (llm("a=http://h/v1").model, llm("b=http://h/v1").model) == ("a", "b")
+    assert (llm("a=http://h/v1/org/m").model, llm("a=http://h/v1/org/m").base_url) == ("org/m", "http://h/v1")
+    assert (llm("p=local:some/folder").kind, llm("p=local:some/folder").model) == ("local", "some/folder")
+
+
+@pytest.mark.parametrize("model", ["http://h/v1", "a=h", "a=local:", "=http://h/v1"])
+def test_a_model_that_is_no_name_with_a_place_is_an_error(answers, monkeypatch, capsys, model):
+    monkeypatch.setattr("sys.argv", ["answers.py", "--model", model, "--out", "out.json"])
+    with pytest.raises(SystemExit):
+        answers.main()
+    assert f"--model {model}: NAME=http://HOST:PORT/v1" in capsys.readouterr().err
 
 
 def test_intervals_are_by_program(answers):

@@ -2,14 +2,13 @@
 
 import logging
 import math
-import re
 
 import numpy as np
 import pytest
 import torch
 from openai_server import OpenAIServer
 from rcr_trainer.data import covr_split
-from rcr_trainer.grpo import calls_at_most
+from rcr_trainer.grpo import _GRPO, calls_at_most
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
@@ -73,18 +72,42 @@ def same(one, other):
 # ---------------------------------------------------------------- race
 
 
-def test_a_change_whose_picks_earn_more_is_taken(policy, caplog):
-    policy.vary({"fade": 1.0})
-    before, told, settings = weights(policy), policy.query.logged(), policy.config
+@pytest.mark.parametrize("wanted", [{"order": "picked"}, {"label": 20.0}, {"length_penalty": 0.5, "fade": 6.0}])
+def test_changes_that_earn_more_are_taken_and_stay_in_the_checkpoint(policy, caplog, monkeypatch, tmp_path, wanted):
+    def numbers(model):
+        learnt = {"label": model.query.logged()["labels ×"]}
+        return {name: learnt.get(name, getattr(model.config, name, None)) for name in wanted}
+
+    def score(stage, queries, picks, reward=None):
+        """Half a point for each number that is as wanted, and for the encoders that go by it."""
+        right = sum(
+            numbers(stage.model)[name] == pytest.approx(value) for name, value in wanted.items() if name != "order"
+        )
+        right += wanted.get("order") == stage.model.config.order
+        right -= stage.model.candidate.length_penalty != stage.model.config.length_penalty
+        return np.full(len(queries), right / 2), {}
+
+    monkeypatch.setattr(_GRPO, "_score", score)
+    before, settings = weights(policy), policy.config
     with wants_labels() as llm, caplog.at_level(logging.INFO):
         reinforce(policy, RACE, llm)
-        assert 0 < llm.stats.nominal <= calls_at_most(RACE, len(SPLIT.train), 0, races=True) == 402
-    assert told["labels ×"] == pytest.approx(0.01)
-    found = re.search(r"held-out questions: (.+), correctness (\d\.\d+) → (\d\.\d+)", caplog.text)
-    assert found
-    assert found[1] != "as it was"
-    assert float(found[3]) > float(found[2])
-    assert policy.config != settings or not same(weights(policy), before)
+    policy.save_pretrained(tmp_path / "after")
+    again = TriEncoder.from_pretrained(tmp_path / "after")
+    for model in (policy, again):
+        assert numbers(model) == {
+            name: value if name == "order" else pytest.approx(value) for name, value in wanted.items()
+        }
+    others = {name for name in type(settings).model_fields if name not in wanted}
+    assert all(getattr(again.config, name) == getattr(settings, name) for name in others)
+    moved = {name for name, tensor in weights(again).items() if not torch.equal(tensor, before[name])}
+    assert moved == ({"query.by_size"} if "label" in wanted else set())
+    assert f"correctness 0.000 → {len(wanted) / 2:.3f}" in caplog.text
+
+
+def test_a_race_stays_within_its_answers(policy):
+    with wants_labels() as llm:
+        reinforce(policy, RACE, llm)
+        assert 200 < llm.stats.nominal <= calls_at_most(RACE, len(SPLIT.train), 0, races=True) == 402
 
 
 def test_where_no_change_is_better_the_policy_stays_as_it_was(policy, caplog):
@@ -112,8 +135,13 @@ def test_every_change_can_be_made_and_saved(tmp_path):
         again = TriEncoder.from_pretrained(tmp_path / str(number))
         assert again.config == model.config
         np.testing.assert_array_equal(np.asarray(again.encode_pool(ITEMS).candidate), changed)
-    with pytest.raises(InputError, match="lam"):
-        plain.vary({"lam": "much"})
+    for wrong in ({"lam": "much"}, {"fading": 2.0}, {"words": -1.0}):
+        before = weights(plain)
+        with pytest.raises(InputError, match=next(iter(wrong))):
+            plain.vary(wrong)
+        assert same(before, weights(plain))
+    plain.vary({"words": 0})
+    assert plain.query.logged()["ω"] == pytest.approx(1e-6)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -220,14 +220,14 @@ class _GRPO:
         if not (self.reward.needs_llm and config.race and model.family.changes):
             return
         order = np.random.default_rng([self.seed, 2]).permutation(len(self.queries))
-        items, reward = [example.item for example in self.pool], self._reward_of_race()
+        reward, read = self._reward_of_race(), model.featurize_pool([example.item for example in self.pool])
         start, settings = {name: tensor.clone() for name, tensor in model.state_dict().items()}, model.config
 
         def earned(variant: Variant, asked: slice) -> FloatArray:
             rows = np.sort(order[asked])
             queries = [self.queries[row] for row in rows]
             model.vary(variant)
-            picks = greedy_picks(self.job, features, barred, rows, model.encode_pool(items), config.k)
+            picks = greedy_picks(self.job, features, barred, rows, model.pool_vectors(*read), config.k)
             rewards = self.processes.collect(len(rows), lambda part: self._score(queries[part], picks[part], reward)[0])
             model.load_state_dict(start)
             model.config = settings

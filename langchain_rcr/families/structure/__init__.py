@@ -128,14 +128,17 @@ class StructureFamily(Family):
         """See `Family.vary`; also how many times a single `label` counts, and ε, the `cost` of what isn't needed."""
         import torch
 
+        from langchain_rcr.families.structure.encoders import LEAST
+
         query, _, candidate = encoders
-        learnt = {"words": query.wording, "label": query.by_size[:1], "cost": query.cost}
-        with torch.no_grad():
-            for name in learnt.keys() & changes.keys():
-                learnt[name].fill_(math.log(changes[name]))
-        named = {name: value for name, value in changes.items() if name in type(settings).model_fields}
+        unnamed = {"label": query.by_size[:1], "cost": query.cost}
+        named = {name: value for name, value in changes.items() if name not in unnamed}
         changed: StructureSettings = super().vary(encoders, settings, named)
         candidate.length_penalty = changed.length_penalty
+        with torch.no_grad():
+            for name, parameter in {**unnamed, "words": query.wording}.items():
+                if name in changes:
+                    parameter.fill_(math.log(max(changes[name], LEAST)))
         return changed
 
     def held_out(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Needs:

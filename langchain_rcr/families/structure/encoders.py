@@ -37,17 +37,17 @@ from langchain_rcr.items import Item
 from langchain_rcr.rows import SparseRows
 
 _UNFITTED = 1e-6
-"""ε before fitting: it breaks ties in favour of the shorter example, and a draft outweighs it."""
+"""ε before fitting: a draft outweighs it."""
 IN_DRAFT = (0.6, 0.02)
 """How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
 were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
 NEW_LABEL = 3.0
-"""Times that a new label counts, also for the larger structures with it, which have no columns; see docs/results.md."""
+"""Times that a new label counts, also for the larger structures with it, which have no columns."""
 _FULL_LENGTH = 5.0
 """Norm of the structures of a program that counts fully, whatever the length penalty: the scale of the logits alone."""
 _GROWING = RLock()
-_LEAST = 1e-6
-"""Likelihoods below count as this: a power of 0 has no slope."""
+LEAST = 1e-6
+"""Numbers below count as this: a power of 0 has no slope, and 0 no logarithm."""
 
 
 class ProgramEncoder(Encoder):
@@ -104,7 +104,7 @@ class ProgramEncoder(Encoder):
         if self.length_penalty:
             structures, owner = features.columns < self.dim - WORDS, features.owner
             norms = np.sqrt(np.bincount(owner, structures * shares**2, minlength=len(features)))
-            by_length = (np.maximum(norms, _LEAST) / _FULL_LENGTH) ** -self.length_penalty
+            by_length = (np.maximum(norms, LEAST) / _FULL_LENGTH) ** -self.length_penalty
             shares = shares * np.where(structures, by_length.astype(np.float32)[owner], 1)
         device = self.weight.device
         columns, values = (torch.from_numpy(a).to(device) for a in (features.columns.astype(np.int64), shares))
@@ -145,14 +145,9 @@ class Needs:
 
     def select(self, rows: NDArray[np.int64]) -> Needs:
         """The features of some rows, in that order."""
-        chosen: list[Any] = [None if array is None else array[rows] for array in self.arrays()]
-        others = (self.shift, self.new, self.words)
-        shift, new, words = (None if array is None else array[rows] for array in others)
-        return replace(Needs(*chosen), shift=shift, new=new, words=words)
-
-    def arrays(self) -> tuple[Any, ...]:
-        """What is known of the questions themselves, in the order of the arguments: no drafts, new labels, words."""
-        return (self.likeness, self.local, self.raw, self.together)
+        others = (self.raw, self.together, self.shift, self.new, self.words)
+        first = self.likeness[rows], self.local[rows]
+        return Needs(*first, *(None if array is None else array[rows] for array in others))
 
 
 def _within(numbers: Tensor, least: int, end: int) -> bool:
@@ -224,7 +219,7 @@ class NeedEncoder(Encoder):
         self.by_size = nn.Parameter(torch.zeros(int(inventory.lengths.max(initial=1))))  # w_n
         self.power = nn.Parameter(torch.zeros(()))  # γ
         self.cost = nn.Parameter(torch.full((), math.log(_UNFITTED)))  # ε
-        self.wording = nn.Parameter(torch.full((), math.log(max(words, _LEAST))))  # ω
+        self.wording = nn.Parameter(torch.full((), math.log(max(words, LEAST))))  # ω
         self.register_buffer("rarity", torch.ones(WORDS))
         self.parts = Parts(inventory)
 
@@ -382,7 +377,7 @@ class NeedEncoder(Encoder):
         if features.shift is None:
             return likely
         shift = torch.from_numpy(features.shift).to(likely.device)
-        return torch.where(shift == 0, likely, torch.sigmoid(torch.logit(likely, _LEAST) + shift))
+        return torch.where(shift == 0, likely, torch.sigmoid(torch.logit(likely, LEAST) + shift))
 
     def logged(self) -> dict[str, float]:
         """γ, ε, and how many times single labels and larger structures count."""
@@ -400,7 +395,7 @@ class NeedEncoder(Encoder):
         return self.scale * self.parts.by_column(worth * self._each(likely))
 
     def _each(self, likely: Tensor) -> Tensor:
-        return likely.clamp(min=_LEAST) ** self.power.exp() - self.cost.exp() * (1 - likely)
+        return likely.clamp(min=LEAST) ** self.power.exp() - self.cost.exp() * (1 - likely)
 
     def forward(self, features: Needs) -> Tensor:
         """(N, D): what the columns of the inventory are worth, the spare ones, and the words."""
@@ -409,7 +404,7 @@ class NeedEncoder(Encoder):
             return torch.cat([needs, needs.new_zeros(len(needs), WORDS)], dim=1)
         rare = torch.from_numpy(features.words).to(needs.device) * self.rarity
         whole = _FULL_LENGTH * needs.clamp(min=0).norm(dim=1, keepdim=True)
-        words = self.wording.exp() * whole * rare / rare.sum(dim=1, keepdim=True).clamp(min=_LEAST)
+        words = self.wording.exp() * whole * rare / rare.sum(dim=1, keepdim=True).clamp(min=LEAST)
         return torch.cat([needs, words], dim=1)
 
     def _of_new(self, features: Needs) -> Tensor:
