@@ -211,8 +211,8 @@ class GRPOSettings(StageSettings):
     """How often a batch's queries whose sequences all earn the same, which teaches nothing, are replaced by others
     (dynamic sampling); each time asks up to a batch of prompts again."""
     race: int = Field(600, ge=0)
-    """Answers, at most, by which GRPO first chooses among changes of the policy that need no gradient (structure: p, ω, α,
-    the order of the picks, what labels and unneeded structures weigh); 0: it doesn't."""
+    """Answers, at most, by which GRPO first chooses among changes of the policy that need no gradient (structure: p, ω,
+    α, the order of the picks, what labels and unneeded structures weigh); 0: it doesn't."""
     perplexity: float | None = Field(4.0, gt=1)
     """Candidates that each step draws among in effect, at the start: it sets τ by step, so that no step is
     deterministic or random. null: model.tau at every step (paper)."""
@@ -244,8 +244,8 @@ class RewardSettings(Section):
     names: list[str] = Field(["structure_coverage"], min_length=1)
     """structure_coverage (Jaccard of the structures of answer and gold program, Eq. 7), correctness (exact match,
     appendix F), execution (same result), likelihood (the probability of the gold program, from llm.kind local or a
-    completion server with echo or grammar), context_coverage (recall of the picks; asks no language model), or your own as
-    module:callable. Several are added up."""
+    completion server with echo or grammar), context_coverage (recall of the picks; asks no language model), or your own
+    as module:callable. Several are added up."""
     weights: list[Annotated[float, Field(gt=0)]] = Field([])
     """A weight for each of names; empty: 1 each."""
     database: str | None = None
