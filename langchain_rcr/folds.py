@@ -1,13 +1,14 @@
 """Which training programs are held out together, so that training questions are as new to a fit as those to come.
 
-Two ways. *By program*: five folds of whole programs, drawn at random. *By cluster*: programs with similar structures
-together, so that what a question combines is new to what is left. A question held out in one of the ways may find no
-program of its fold in the pool, nor may a fit that predicts its needs have seen one.
+Where programs to come are new: *by program*, five folds of whole programs, drawn at random, or *by cluster*, programs
+with similar structures together, so that what a question combines is new to what is left. A question held out in one of
+these ways may find no program of its fold in the pool, nor may a fit that predicts its needs have seen one. Where
+programs recur: *alone*, five folds of single questions, whose programs others may have.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from hashlib import blake2b
 
 import numpy as np
@@ -23,49 +24,52 @@ LARGEST = 0.2
 the clusters that an absolute similarity makes depend on how much boilerplate all programs of a data set share."""
 MOST = 4000
 """Programs that are clustered; of more, the first ones by their hashes. Time and memory grow with their square."""
-PROGRAM, CLUSTER = 0, 1
+PROGRAM, CLUSTER, ALONE = 0, 1, 2
 """The ways, as columns of `Folds.numbers`."""
+_TURNS = 1000
 
 
 class Folds:
-    """The fold of each training program in either way.
+    """The fold of each training question in each way.
 
     Args:
-        table: hash of a program's key, or of a question's text (`own_program`) → its fold by program and by cluster;
-            −1: it is in no cluster.
+        programs: hash of a program's key → its fold by program and by cluster; −1: it is in no cluster.
+        questions: hash of a question → its fold alone.
         spec: how programs are read.
-        own_program: whether questions to come may find their own program in the pool: then single questions are held
-            out, and no clusters.
+        new: the share of questions that are held out with their programs; the others alone.
     """
 
-    def __init__(self, table: dict[int, tuple[int, int]], spec: ProgramSpec, *, own_program: bool = False) -> None:
-        self.table, self.spec, self.own_program = table, spec, own_program
+    def __init__(
+        self, programs: Mapping[int, tuple[int, int]], questions: Mapping[int, int], spec: ProgramSpec, new: float = 1.0
+    ) -> None:
+        self.programs, self.questions, self.spec, self.new = programs, questions, spec, new
 
     @classmethod
-    def of(cls, questions: Sequence[Item], spec: ProgramSpec, *, own_program: bool = False, seed: int = 0) -> Folds:
+    def of(cls, items: Sequence[Item], spec: ProgramSpec, *, new: float = 1.0, seed: int = 0) -> Folds:
         """The folds of training questions with their programs; the same whatever the questions' order."""
-        if own_program:
-            hashes = sorted({text_hash(item.source) for item in questions})
-            return cls({key: (fold, -1) for key, fold in _drawn(hashes, seed)}, spec, own_program=True)
-        programs = {text_hash(spec.key(text)): text for text in sorted({item.target for item in questions})}
+        programs = {text_hash(spec.key(text)): text for text in sorted({item.target for item in items})}
         hashes = sorted(programs)
-        clusters = _clusters([spec.structures(programs[key]) for key in hashes[:MOST]])
+        clusters = _clusters([spec.structures(programs[key]) for key in hashes[:MOST]]) if new else np.empty(0, int)
         by_cluster = dict(zip(hashes, clusters.tolist(), strict=False))
-        return cls({key: (fold, by_cluster.get(key, -1)) for key, fold in _drawn(hashes, seed)}, spec)
+        by_program = {key: (fold, by_cluster.get(key, -1)) for key, fold in _drawn(hashes, seed)}
+        return cls(by_program, dict(_drawn(sorted({text_hash(item.source) for item in items}), seed)), spec, new)
 
-    def of_hashes(self, hashes: Iterable[int]) -> NDArray[np.int64]:
-        """(N, 2) folds of texts by their hashes; −1: none."""
-        return np.array([self.table.get(key, (-1, -1)) for key in hashes], dtype=np.int64).reshape(-1, 2)
+    def of_hashes(self, hashes: Iterable[Sequence[int]]) -> NDArray[np.int64]:
+        """(N, 3) folds of examples by the hashes of their question and their program's key; −1: none."""
+        folds = [
+            (*self.programs.get(program, (-1, -1)), self.questions.get(question, -1)) for question, program in hashes
+        ]
+        return np.array(folds, dtype=np.int64).reshape(-1, 3)
 
     def numbers(self, items: Sequence[Item]) -> NDArray[np.int64]:
-        """(N, 2) folds of examples, by program and by cluster; −1: none."""
-        key = self.spec.key
-        return self.of_hashes(text_hash(item.source if self.own_program else key(item.target)) for item in items)
+        """(N, 3) folds of examples, by program, by cluster and alone; −1: none."""
+        return self.of_hashes((text_hash(item.source), text_hash(self.spec.key(item.target))) for item in items)
 
     def ways(self, items: Sequence[Item]) -> NDArray[np.int64]:
-        """(N,) the way in which each example is held out when each is in one alone: half of them by their clusters."""
-        turn = np.array([text_hash(item.source) % 2 for item in items], dtype=np.int64)
-        return np.where(self.numbers(items)[:, CLUSTER] < 0, PROGRAM, turn)
+        """(N,) the way in which each is held out: of those that are so with their programs half by their clusters."""
+        hashes = np.array([text_hash(item.source) for item in items], dtype=np.int64)
+        together = np.where(self.numbers(items)[:, CLUSTER] < 0, PROGRAM, hashes % 2)
+        return np.where(hashes // 2 % _TURNS < round(self.new * _TURNS), together, ALONE)
 
 
 def text_hash(text: str) -> int:

@@ -5,9 +5,9 @@ import time
 import numpy as np
 import pytest
 from rcr_trainer.data import Example, covr_split
-from rcr_trainer.folds import HeldOut, taken_from
+from rcr_trainer.folds import HeldOut, share_held_out, taken_from
 
-from langchain_rcr.folds import CLUSTER, FOLDS, LARGEST, PROGRAM, Folds
+from langchain_rcr.folds import ALONE, CLUSTER, FOLDS, LARGEST, PROGRAM, Folds
 from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
 
@@ -22,7 +22,7 @@ def distinct(items):
 def test_questions_of_one_program_are_in_one_fold_either_way():
     twice = [*QUESTIONS, *(Item(f"again {item.source}", item.target) for item in QUESTIONS)]
     folds = Folds.of(twice, SPEC)
-    numbers = folds.numbers(twice)
+    numbers = folds.numbers(twice)[:, [PROGRAM, CLUSTER]]
     np.testing.assert_array_equal(numbers[: len(QUESTIONS)], numbers[len(QUESTIONS) :])
     assert numbers.min() >= 0
     assert set(numbers[:, PROGRAM].tolist()) == set(range(FOLDS))
@@ -39,16 +39,16 @@ def numbers_of(items, **options):
     return Folds.of(items, SPEC, **options).numbers(items)
 
 
-@pytest.mark.parametrize("own_program", [False, True])
-def test_neither_the_order_of_the_questions_nor_repeats_matter(own_program):
-    numbers = numbers_of(QUESTIONS, own_program=own_program)
+@pytest.mark.parametrize("new", [1.0, 0.4, 0.0])
+def test_neither_the_order_of_the_questions_nor_repeats_matter(new):
+    numbers = numbers_of(QUESTIONS, new=new)
     order = np.random.default_rng(0).permutation(len(QUESTIONS))
     shuffled = [QUESTIONS[row] for row in order]
-    again = Folds.of([*shuffled, *shuffled[:9]], SPEC, own_program=own_program)
+    again = Folds.of([*shuffled, *shuffled[:9]], SPEC, new=new)
     np.testing.assert_array_equal(again.numbers(QUESTIONS), numbers)
     ways = again.ways(QUESTIONS)
     np.testing.assert_array_equal(again.ways(shuffled), ways[order])
-    assert not np.array_equal(numbers_of(QUESTIONS, own_program=own_program, seed=1)[:, PROGRAM], numbers[:, PROGRAM])
+    assert not np.array_equal(numbers_of(QUESTIONS, new=new, seed=1)[:, PROGRAM], numbers[:, PROGRAM])
 
 
 def test_no_cluster_has_more_than_a_fifth_of_the_programs_and_similar_ones_share_one():
@@ -66,12 +66,19 @@ def test_no_cluster_has_more_than_a_fifth_of_the_programs_and_similar_ones_share
 
 def test_single_questions_are_held_out_where_their_own_program_may_be_found():
     items = [Item(f"question {number}", "f(a)") for number in range(20)]
-    folds = Folds.of(items, SPEC, own_program=True)
+    folds = Folds.of(items, SPEC, new=0.0)
     numbers = folds.numbers(items)
-    assert np.bincount(numbers[:, PROGRAM]).tolist() == [4] * 5
-    assert set(numbers[:, CLUSTER].tolist()) == {-1}
-    assert set(folds.ways(items).tolist()) == {PROGRAM}
-    assert folds.numbers([Item("another question", "f(a)")]).tolist() == [[-1, -1]]
+    assert np.bincount(numbers[:, ALONE]).tolist() == [4] * 5
+    assert set(folds.ways(items).tolist()) == {ALONE}
+    assert folds.numbers([Item("another question", "f(a)")])[:, ALONE].tolist() == [-1]
+
+
+def test_as_many_questions_are_held_out_with_their_programs_as_asked():
+    items = [Item(f"question {number}", f"f{number % 50}(a)") for number in range(600)]
+    shares = [(Folds.of(items, SPEC, new=new).ways(items) != ALONE).mean() for new in (0.0, 0.3, 0.7, 1.0)]
+    np.testing.assert_allclose(shares, [0, 0.3, 0.7, 1], atol=0.05)
+    assert shares[0] == 0
+    assert shares[-1] == 1
 
 
 def test_half_of_the_questions_are_held_out_by_cluster():
@@ -86,7 +93,7 @@ def test_half_of_the_questions_are_held_out_by_cluster():
 @pytest.mark.parametrize("programs", [[], ["f(a)"], ["f(a)", "g(b)"], ["no ( program", "f(a)", "g ( no"]])
 def test_few_programs(programs):
     items = [Item(f"question {number}", program) for number, program in enumerate(programs)]
-    assert numbers_of(items).shape == (len(items), 2)
+    assert numbers_of(items).shape == (len(items), 3)
 
 
 # ---------------------------------------------------------------- what held-out questions may not get
@@ -120,11 +127,47 @@ def test_a_fold_of_over_half_the_pool_bars_the_own_program_alone():
 
 
 def test_questions_that_may_find_their_own_program_are_barred_from_themselves_and_their_fold():
-    held_out = HeldOut(POOL, POOL, SPEC, own_program=True)
-    numbers = held_out.folds.numbers([example.item for example in POOL])[:, PROGRAM]
+    held_out = HeldOut(POOL, POOL, SPEC, new=0.0)
+    numbers = held_out.folds.numbers([example.item for example in POOL])[:, ALONE]
     for row, barred in enumerate(held_out.barred(POOL)):
         assert barred.tolist() == np.flatnonzero(numbers == numbers[row]).tolist()
         assert len(barred) == 4
+
+
+def test_of_both_kinds_each_is_barred_from_its_own():
+    held_out = HeldOut(POOL, POOL, SPEC, new=0.5)
+    ways = held_out.folds.ways([example.item for example in POOL])
+    assert {ALONE, PROGRAM, CLUSTER} == set(ways.tolist())
+    for row, barred in enumerate(held_out.barred(POOL)):
+        assert row in barred
+        assert ways[row] == ALONE or row ^ 1 in barred
+
+
+def example(number, program, source="question"):
+    return Example(f"{source}-{number}", f"{source} {number}", program)
+
+
+RECURRING = [example(number, f"f{max(number, 15)}(a)") for number in range(20)]
+"""Of 20 questions 16 share one program, and 4 have one of their own."""
+
+
+@pytest.mark.parametrize(
+    ("dev", "share"),
+    [
+        (RECURRING[:8], 0.0),  # taken from training: as new as training questions are to each other
+        ([], 0.0),
+        ([example(n, "f15(a)" if n < 5 else f"g{n}(a)", "dev") for n in range(10)], (0.5 - 0.2) / 0.8),
+        ([example(n, "f15(a)", "dev") for n in range(10)], 0.0),  # none is new: more can't be made to recur
+        ([example(n, f"g{n}(a)", "dev") for n in range(10)], 1.0),
+    ],
+)
+def test_training_questions_are_held_out_as_new_as_questions_to_come(dev, share):
+    assert share_held_out(None, RECURRING, dev, RECURRING, SPEC) == pytest.approx(share)
+    assert [share_held_out(own, RECURRING, dev, RECURRING, SPEC) for own in (True, False)] == [1.0, 0.0]
+
+
+def test_where_no_program_recurs_all_are_held_out_with_theirs():
+    assert share_held_out(None, RECURRING[15:], [], RECURRING[15:], SPEC) == 1.0
 
 
 def test_questions_outside_the_pool_are_in_the_folds_of_their_programs():

@@ -71,11 +71,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return here / "demo"
 
 
-@pytest.mark.parametrize("own_program", [False, True])
-def test_nothing_of_another_group_is_ever_left(own_program: bool) -> None:
+@pytest.mark.parametrize("new", [1.0, 0.5, 0.0])
+def test_nothing_of_another_group_is_ever_left(new: float) -> None:
     task = divide(settings(), Split("files", examples(ROWS), test=examples(ROWS)))
     group_of = np.array([example.group for example in task.pool])
-    held_out = HeldOut(task.pool, task.queries, SPEC, own_program=own_program)
+    held_out = HeldOut(task.pool, task.queries, SPEC, new=new)
     every = [
         (task.queries, held_out.barred(task.queries)),
         (task.dev, held_out.barred(task.dev)),

@@ -196,14 +196,14 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(way):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("own_program", [False, True])
-def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypatch, own_program):
+@pytest.mark.parametrize("new", [1.0, 0.5, 0.0])
+def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypatch, new):
     from langchain_rcr.families import backbone as backbones
 
     backbone = RememberingBackbone(FakeBackbone())
     twice = [*ITEMS, Item(ITEMS[3].source, ITEMS[3].target)]
     monkeypatch.setattr(fitting, "MOST_LANDMARKS", 50)
-    folds = Folds.of(twice, SPEC, own_program=own_program)
+    folds = Folds.of(twice, SPEC, new=new)
     model, ways = fitted(twice, backbone), folds.ways(twice)
     before = FAMILY.held_out(model.query, twice, folds, ways)
     model.save_pretrained(tmp_path / "c")
@@ -255,7 +255,8 @@ def test_reinforcement_sees_development_questions_of_the_pool_as_held_out(traine
         shown = has[picks].max(axis=1)
         coverage.append(100 * ((needed * shown).sum(1) / needed.sum(1)).mean())
     assert coverage[0] < coverage[1]
-    config, reward = GRPOSettings(max_steps=1, batch_size=8, group_size=2), make_reward("context_coverage", SPEC)
+    config = GRPOSettings(max_steps=1, batch_size=8, group_size=2, exclude_own_program=True)
+    reward = make_reward("context_coverage", SPEC)
     history = train_grpo(model, SPLIT.train, SPLIT.train, dev, SPEC, config, reward).history
     assert history[0]["dev_coverage"] == pytest.approx(coverage[0])
 

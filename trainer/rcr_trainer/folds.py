@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import logging
+from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.families.encoder import Features
-from langchain_rcr.folds import Folds
+from langchain_rcr.folds import ALONE, Folds
 from langchain_rcr.items import Item, readable
 from langchain_rcr.policy import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
+
+logger = logging.getLogger(__name__)
 
 _MOST = 0.5
 """The share of the pool, or of a query's group, that a fold may bar. One program may have most of the questions: it
@@ -52,13 +56,13 @@ def _groups(queries: Sequence[Example], pool: Sequence[Example]) -> dict[str | N
 
 
 class HeldOut:
-    """Training questions as questions to come: neither the fit nor the pool has seen the programs of their folds.
+    """Training questions as questions to come: neither the fit nor the pool has seen the others of their folds.
 
     Args:
         pool: the candidates.
         queries: training questions that aren't among them.
         spec: decides what the same program is.
-        own_program: whether questions to come may find their own program in the pool.
+        new: the share of them that is held out with their programs, of which the pool then has none.
         seed: of the folds.
     """
 
@@ -68,20 +72,21 @@ class HeldOut:
         queries: Sequence[Example],
         spec: ProgramSpec,
         *,
-        own_program: bool = False,
+        new: float = 1.0,
         seed: int = 0,
     ) -> None:
-        self.pool, self.spec, self.own_program = pool, spec, own_program
-        self.folds = Folds.of(_items([*pool, *queries]), spec, own_program=own_program, seed=seed)
+        self.pool, self.spec = pool, spec
+        self.folds = Folds.of(_items([*pool, *queries]), spec, new=new, seed=seed)
         self._numbers = self.folds.numbers(_items(pool))
 
     def barred(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
         """For each training question the pool positions that it may not get: its own, and those of its fold."""
-        own = own_positions(queries, self.pool, self.spec, same_program=not self.own_program)
+        itself, programs = (own_positions(queries, self.pool, self.spec, same_program=same) for same in (False, True))
         items, groups = _items(queries), _groups(queries, self.pool)
         out = []
-        folds = zip(own, queries, self.folds.ways(items), self.folds.numbers(items), strict=True)
-        for positions, query, way, numbers in folds:
+        folds = zip(itself, programs, queries, self.folds.ways(items), self.folds.numbers(items), strict=True)
+        for alone, with_program, query, way, numbers in folds:
+            positions = alone if way == ALONE else with_program
             inside = groups[query.group]
             mates = np.flatnonzero(inside & (self._numbers[:, way] == numbers[way]))
             few = numbers[way] >= 0 and len(mates) <= _MOST * inside.sum()
@@ -92,6 +97,45 @@ class HeldOut:
         """Features of training questions as if E_x had not been fitted to those of their folds."""
         items = _items(queries)
         return model.family.held_out(model.query, items, self.folds, self.folds.ways(items))
+
+
+def share_held_out(
+    given: bool | None,
+    queries: Sequence[Example],
+    dev: Sequence[Example],
+    pool: Sequence[Example],
+    spec: ProgramSpec,
+) -> float:
+    """The share of training questions to hold out with their programs, so that they are as new as questions to come.
+
+    Of questions to come as many are taken to be new, in that no example of the pool has their program, as of
+    development questions that were not taken from training; where there are none, as of training questions, each
+    without itself.
+
+    Args:
+        given: `exclude_own_program`: true for all, false for none, None to estimate it.
+        queries: the training questions.
+        dev: the development questions.
+        pool: the candidates.
+        spec: decides what the same program is.
+    """
+    if given is not None:
+        return float(given)
+    count = Counter(spec.key(example.target) for example in pool)
+    inside = {example.id for example in pool}
+
+    def new(examples: Sequence[Example]) -> float:
+        return sum(count[spec.key(e.target)] <= (e.id in inside) for e in examples) / max(1, len(examples))
+
+    own, dev = new(queries), [] if taken_from(dev, pool) else dev
+    coming = new(dev) if dev else own
+    share = max(0.0, coming - own) / (1 - own) if own < 1 else 1.0
+    logger.info(
+        "%s %% of the %s questions have a program that no other example has: %s %% of training questions are held out "
+        "with their programs, the others alone (grpo.exclude_own_program)",
+        *(round(100 * coming), "development" if dev else "training", round(100 * share)),
+    )
+    return share
 
 
 def _items(examples: Sequence[Example]) -> list[Item]:

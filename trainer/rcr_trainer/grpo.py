@@ -2,7 +2,7 @@
 
 Departures from the paper, each with the setting that undoes it:
 - all training queries take part and stay in the pool, instead of 110 held out (`queries: 110`);
-- a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
+- a query never gets itself, nor, as often as questions to come won't, its own program (`exclude_own_program: false`);
 - a race of the policy's numbers that need no gradient (`Family.changes`) says which policy to start from (`race: 0`);
 - τ is set step by step, so that each draws among as many candidates (`perplexity: null`);
 - what a structure is worth, γ and ε of `structure` have learning rates of their own (`Encoder.rates`);
@@ -40,7 +40,7 @@ from langchain_rcr.policy import TriEncoder
 from langchain_rcr.prompt import arranged
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.folds import HeldOut
+from rcr_trainer.folds import HeldOut, share_held_out
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.scoring import WAYS
 from rcr_trainer.rewards import Reward, check_reward, make_reward, score
@@ -173,7 +173,8 @@ class _GRPO:
             scorable = check_reward(reward, job.queries)
         scorable = processes.from_first(scorable.astype(np.int64)).astype(np.bool_)
         self.queries = [query for query, good in zip(job.queries, scorable, strict=True) if good]
-        held_out = HeldOut(pool, self.queries, spec, own_program=not config.exclude_own_program, seed=job.seed)
+        new = share_held_out(config.exclude_own_program, self.queries, job.dev, pool, spec)
+        held_out = HeldOut(pool, self.queries, spec, new=new, seed=job.seed)
         barred = held_out.barred(self.queries)
         check_pool_size("grpo", barred, len(pool), config.k)
         features = held_out.features(model, self.queries)

@@ -138,6 +138,9 @@ def _of_its_family(values: Any) -> Any:
 class SFTSettings(StageSettings):
     """Stage 1, supervised fine-tuning (paper section 3.1, Algorithm 1)."""
 
+    exclude_own_program: bool = True
+    """A training query gets no candidate with its own program, as held-out queries of a compositional split have none.
+    It never gets itself."""
     enabled: bool = True
     """Whether this stage runs; false: GRPO begins with an untrained policy ("RCR w/o SFT")."""
     checkpoint: Path | None = None
@@ -210,6 +213,9 @@ class GRPOSettings(StageSettings):
     resample: int = Field(0, ge=0)
     """How often a batch's queries whose sequences all earn the same, which teaches nothing, are replaced by others
     (dynamic sampling); each time asks up to a batch of prompts again."""
+    exclude_own_program: bool | None = None
+    """A training query gets no candidate with its own program (paper: names no choice). null: as often as a question to
+    come won't, which is taken from development questions of their own, or else from training questions."""
     race: int = Field(600, ge=0)
     """Answers, at most, by which GRPO first chooses among changes of the policy that need no gradient (structure: p, ω,
     α, the order of the picks, what labels and unneeded structures weigh); 0: it doesn't."""

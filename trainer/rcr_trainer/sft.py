@@ -81,7 +81,7 @@ class _SFT:
 
         own = config.exclude_own_program
         self.job, self.queries = job, list(queries)
-        self.held_out = HeldOut(pool, queries, spec, own_program=not own, seed=job.seed)
+        self.held_out = HeldOut(pool, queries, spec, new=float(own), seed=job.seed)
         forbidden = own_positions(queries, pool, spec, same_program=own)
         self.supervision = Supervision.build(queries, pool, spec, forbidden)
         self.dev = Development(job, self.held_out)

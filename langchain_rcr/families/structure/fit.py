@@ -9,7 +9,7 @@ In closed form, before any gradient descent on the policy:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -113,11 +113,11 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
     bags, count = encoder.landmarks.views.bags, len(encoder.speaks) - 1
     present = cues.incidence(bags, encoder.phrases.cpu().numpy(), count)
-    left_out = _left_out(encoder, targets, inverse, dual, present, folds)
+    left_out = _left_out(encoder, targets, inverse, dual, present, folds, set(ways[rows].tolist()))
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
     together = np.tile(encoder.together.cpu().numpy(), (len(questions), 1))
     local = features.local.copy()
-    for number, way in enumerate(left_out):
+    for number, way in left_out.items():
         mine = rows[(ways[rows] == number) & (way.fold[landmark[rows]] >= 0)]
         at = landmark[mine]
         raw[mine], local[mine] = way.raw[at], way.local[at]
@@ -132,29 +132,39 @@ def _left_out(
     dual: NDArray[np.float64],
     present: csr_array,
     folds: Folds,
-) -> list[LeftOut]:
-    """Predictions for the landmarks in every way of holding out that there is.
+    ways: Collection[int],
+) -> dict[int, LeftOut]:
+    """Predictions for the landmarks in these ways of holding out.
 
-    Phrases, which can't learn that structures exclude each other, are refitted without each fold of programs alone.
+    Phrases, which can't learn that structures exclude each other, are refitted without folds of programs for clusters.
     """
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
     labels = _labels(encoder.inventory)
-    numbers = folds.of_hashes(encoder.learnt[:, 0 if folds.own_program else 1].tolist())
-    local = np.zeros(small.shape, dtype=np.float32)
-    left_out: list[LeftOut] = []
-    for way in (PROGRAM, CLUSTER):
-        fold = np.full(len(targets), -1)
-        there = numbers[:, way] >= 0
-        fold[there] = np.unique(numbers[there, way], return_inverse=True)[1]
-        count = fold.max(initial=-1) + 1
+    numbers = folds.of_hashes(encoder.learnt.tolist())
+    local: dict[int, _Floats] = {}
+    left_out: dict[int, LeftOut] = {}
+    for way in sorted(ways):
+        fold, count = _numbered(numbers[:, way])
         if count < 2:
-            break  # of fewer programs than two, there are no clusters either
-        for number in track(range(count if way == PROGRAM else 0), "leaving out each program"):
-            mine, others = fold == number, fold != number
-            local[mine] = cues.likelihoods(present[mine], cues.fit(present[others], small[others], labels=labels))
+            continue
+        by = PROGRAM if way == CLUSTER else way
+        if by not in local:
+            local[by] = np.zeros(small.shape, dtype=np.float32)
+            without, folds_of_phrases = _numbered(numbers[:, by])
+            for number in track(range(folds_of_phrases), "leaving out each fold"):
+                mine, others = without == number, without != number
+                weights = cues.fit(present[others], small[others], labels=labels)
+                local[by][mine] = cues.likelihoods(present[mine], weights)
         raw = without_folds(inverse, dual, targets, fold)
-        left_out.append(LeftOut(fold, raw, local, _together(encoder.inventory, targets, fold)))
+        left_out[way] = LeftOut(fold, raw, local[by], _together(encoder.inventory, targets, fold))
     return left_out
+
+
+def _numbered(folds: _Ints) -> tuple[_Ints, int]:
+    """The folds that there are, from 0 without gaps; −1 stays; and how many."""
+    numbered = np.full(len(folds), -1)
+    numbered[folds >= 0] = np.unique(folds[folds >= 0], return_inverse=True)[1]
+    return numbered, int(numbered.max(initial=-1)) + 1
 
 
 def _labels(inventory: Inventory) -> NDArray[np.bool_]:

@@ -24,7 +24,7 @@ from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import coverage_figure, write_png
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport
 from rcr_trainer.evaluation.resources import learners, resources_of
-from rcr_trainer.folds import HeldOut, own_positions, taken_from
+from rcr_trainer.folds import HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.policies import check_data, load_model
 from rcr_trainer.runs import Run
@@ -260,8 +260,8 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: M
 
 
 def _held_out(config: Settings, task: Task) -> HeldOut:
-    own_program = not config.sft.exclude_own_program
-    return HeldOut(task.pool, task.queries, task.spec, own_program=own_program, seed=config.seed)
+    new = share_held_out(config.grpo.exclude_own_program, task.queries, task.dev, task.pool, task.spec)
+    return HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)
 
 
 def _barred(config: Settings, task: Task, split: str) -> list[Any]:

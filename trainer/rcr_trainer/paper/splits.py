@@ -56,7 +56,8 @@ def split_settings(
     """
     if re.fullmatch(r"covr-\d+", split):
         # Of a test program those structures count that the pool has: each has some that no training program has.
-        return {"data": {"task": "covr", "split": split.removeprefix("covr-")}, "evaluation": {"gold": "pool"}}
+        where = {"task": "covr", "split": split.removeprefix("covr-")}
+        return {"data": where, "grpo": {"exclude_own_program": True}, "evaluation": {"gold": "pool"}}
     if split.startswith("text2sql-"):
         name = split.removeprefix("text2sql-")
         file = data / ("geography_sql" if name == "geography" else "text2sql") / f"{name}.json"
@@ -83,8 +84,8 @@ def split_settings(
         folder = drawn / f"geoquery-{kind}-{drawn_by}{other}"
         _made(folder, lambda: geoquery_split(_corpus(corpus), kind, seed=drawn_by, divergence=divergence))
         where = {"task": "geoquery", "directory": str(folder)}
-    # The standard split is i.i.d.: most test programs are in the pool, so training queries may get their own, too.
-    return {"data": where, "sft": {"exclude_own_program": kind != "standard"}}
+    own = {"exclude_own_program": kind != "standard"}  # which is i.i.d.: most test programs are in the pool
+    return {"data": where, "sft": own, "grpo": own}
 
 
 def origin(data: DataSettings) -> str:

@@ -28,9 +28,6 @@ class StageSettings(Section):
     schedule: Literal["linear", "constant"] = "linear"
     """The learning rate after the warm-up: linear falls to 0 at the last step (paper: linear), constant stays. With
     constant and warmup 0, a run whose epochs --resume raised ends like one of that length."""
-    exclude_own_program: bool = True
-    """A training query gets no candidate with its own program, as held-out queries of a compositional split have none.
-    It never gets itself."""
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: the best by a development figure, which patience counts by, too, or the last (paper:
     names no choice)."""
