@@ -200,11 +200,6 @@ class Prompt(Section):
         """
         return self.answer.format(target=program)[len(self.cue) :] + "\n"
 
-    def question_of(self, text: str) -> str:
-        """The question that a text of this form asks."""
-        head, tail = _around(self.question)
-        return text.rpartition(head or "\n")[2].removesuffix(f"{tail}\n{self.cue}")
-
     @property
     def cue(self) -> str:
         """How the last line of a text begins the answer."""

@@ -44,7 +44,6 @@ def test_the_papers_prompt_byte_for_byte() -> None:
     assert APPENDIX_D.text(PICKS[:1], "q") == "Source: how many {x}\nTarget: count(x)\nSource: q\nTarget:"
     assert APPENDIX_D.request(PICKS, "which {one}?") == TEXT
     assert (APPENDIX_D.stop, APPENDIX_D.continuation("x")) == (("\nSource:",), " x\n")
-    assert APPENDIX_D.question_of(TEXT) == "which {one}?"
 
 
 @pytest.mark.parametrize(

@@ -360,5 +360,4 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         language=spec.language,
         prompt=config.prompt,
         account=account,
-        guesses=programs,
     )

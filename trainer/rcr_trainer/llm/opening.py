@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from typing import Any
 
 from langchain_rcr.prompt import APPENDIX_D, Prompt
@@ -19,7 +18,6 @@ def open_llm(
     language: str = "functional",
     prompt: Prompt = APPENDIX_D,
     account: str | None = None,
-    guesses: Mapping[str, str] | None = None,
 ) -> LanguageModel:
     """The model that the settings name. Nothing is sent yet.
 
@@ -29,7 +27,6 @@ def open_llm(
         language: of the programs in the answers.
         prompt: how it is asked.
         account: under which the file keeps what is spent; see `LanguageModel`.
-        guesses: question → program. A local model answers faster where it would write just that; no answer changes.
 
     Raises:
         ConfigError: no model name; no API key for OpenAI's own server; no such folder.
@@ -54,7 +51,6 @@ def open_llm(
             batch_size=settings.batch_size,
             device=settings.device,
             dtype=settings.dtype,
-            guess=lambda text: (guesses or {}).get(prompt.question_of(text)),
         )
         identity |= model.identity
         options["count_tokens"] = model.count_tokens
