@@ -1,14 +1,13 @@
 """Text-to-SQL from pairs and a database to answers: fit a selector, write SQL, run it read-only, repair it once.
 
-    python examples/text_to_sql.py                                                   # no server: see below
+    python examples/text_to_sql.py                                                   # no server: compares picks
     python examples/text_to_sql.py --llm gpt-4o-mini                                 # OpenAI; OPENAI_API_KEY is read
     python examples/text_to_sql.py --llm qwen3 --base-url http://localhost:11434/v1  # Ollama, vLLM, llama.cpp, …
     python examples/text_to_sql.py --database postgresql://localhost/books           # instead of SQLite
 
 The database is a small bookshop, made by this script. In the test part every question combines constructs (what is
-asked × which books) as no training question does. Without --llm a simulator stands in for a model. It doesn't read the
-questions: it knows the right SQL, and writes it only if the examples in its prompt show every part of it. Its accuracy
-says which selector shows what is needed, and nothing about any real model.
+asked × which books) as no training question does. Without --llm nothing is answered: it says how often each selector's
+picks show every part of the right SQL. Whether a model then writes that SQL, only a model can tell.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from typing import Any
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.example_selectors import BaseExampleSelector, SemanticSimilarityExampleSelector
-from langchain_core.prompt_values import PromptValue
 from langchain_core.vectorstores import InMemoryVectorStore
 from rcr_trainer.rewards import execution
 
@@ -141,34 +139,6 @@ def make_database(address: str, seed: int = 0) -> None:
     connection.close()
 
 
-def make_model(arguments: argparse.Namespace, pairs: Sequence[Pair], spec: ProgramSpec) -> Any:
-    """A chat model on any server that speaks OpenAI's protocol, or the simulator."""
-    if arguments.llm is None:
-        return simulator(pairs, spec)
-    from langchain_openai import ChatOpenAI
-
-    return ChatOpenAI(model=arguments.llm, base_url=arguments.base_url, temperature=0, max_retries=5)
-
-
-def simulator(pairs: Sequence[Pair], spec: ProgramSpec) -> Callable[[PromptValue], str]:
-    """No model: knows the SQL of each question, and writes it if the prompt's examples show all its structures.
-
-    Otherwise it repeats the example that has most of them.
-    """
-    known = {pair["question"]: pair["sql"] for pair in pairs}
-
-    def answer(prompt: PromptValue) -> str:
-        messages = prompt.to_messages()
-        asked = max(place for place, message in enumerate(messages) if message.text in known)
-        sql = known[messages[asked].text]
-        examples = [message.text for message in messages[:asked] if message.type == "ai"]
-        needed = spec.structures(sql)
-        shown = [spec.structures(example) & needed for example in examples]
-        return sql if needed == set().union(*shown) else max(zip(map(len, shown), examples, strict=True))[1]
-
-    return answer
-
-
 def accuracy(answers: Sequence[Any], pairs: Sequence[Pair], execute: Callable[[str], Any], spec: ProgramSpec) -> float:
     """Execution accuracy: the share of the answers whose SQL gives the rows that the right SQL gives."""
     scores = execution(execute, spec)(
@@ -182,7 +152,9 @@ def accuracy(answers: Sequence[Any], pairs: Sequence[Pair], execute: Callable[[s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Text-to-SQL, from pairs and a database to answers.")
-    parser.add_argument("--llm", metavar="MODEL", help="a chat model, as the server calls it (default: the simulator)")
+    parser.add_argument(
+        "--llm", metavar="MODEL", help="a chat model, as the server calls it (default: only picks are compared)"
+    )
     parser.add_argument("--base-url", help="the server's address (default: OpenAI's)")
     parser.add_argument("--database", default="books.sqlite", help="a file or postgresql://… (default: %(default)s)")
     parser.add_argument("--train", type=int, default=300, help="training pairs (default: %(default)s)")
@@ -216,36 +188,47 @@ def run(arguments: argparse.Namespace) -> None:
             train, k=4, input_keys=["question"], target_key="sql", language=spec.language
         ),
     }
-    model = make_model(arguments, test, ProgramSpec(spec.language, max_size=2))
-    told = arguments.llm or "a simulator, which knows the right SQL"
-    answers = {}
+    compare(selectors, test, ProgramSpec(spec.language, max_size=2))
+    if arguments.llm is None:
+        return
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model=arguments.llm, base_url=arguments.base_url, temperature=0, max_retries=5)
+    print(f"\nExecution accuracy of {arguments.llm}:")
     for name, selector in selectors.items():
         chain = text_to_sql_chain(
             model, selector, arguments.database, repairs=1, source_key="question", target_key="sql"
         )
-        answers[name] = chain.batch([pair["question"] for pair in test], {"max_concurrency": 8})
-    print(f"\nExecution accuracy of {told}:")
-    for name, given in answers.items():
-        right = accuracy(given, test, database, spec)
-        repaired = sum(answer.ok and len(answer.answers) > 1 for answer in given)
-        broken = sum(not answer.ok for answer in given)
+        answers = chain.batch([pair["question"] for pair in test], {"max_concurrency": 8})
+        right = accuracy(answers, test, database, spec)
+        repaired = sum(answer.ok and len(answer.answers) > 1 for answer in answers)
+        broken = sum(not answer.ok for answer in answers)
         print(f"{right:7.1%} with the picks of {name} ({repaired} repaired, {broken} can't be run)")
-    show(test, answers)
+    print(f"\n{test[-1]['question']}?\n  SQL: {answers[-1].program}\n  rows: {answers[-1].result}")
 
 
-def show(pairs: Sequence[Pair], answers: dict[str, Sequence[Any]]) -> None:
-    """A question that only one selector's picks got right, if there is one."""
-    theirs, ours = answers.values()
-    for pair, other, own in zip(pairs, theirs, ours, strict=True):
-        if own.program == pair["sql"] != other.program:
-            break
-    print(f"\n{pair['question']}?")
-    for name, answer in zip(answers, (other, own), strict=True):
-        print(f"\n  examples picked by {name}:")
-        for pick in answer.picks:
-            shown = pick if isinstance(pick, dict) else pick.metadata
-            print(f"    {shown['question']}")
-        print(f"  SQL: {answer.program}\n  rows: {answer.result}")
+def compare(selectors: dict[str, BaseExampleSelector], pairs: Sequence[Pair], spec: ProgramSpec) -> None:
+    """How often picks show every part of the right SQL, and the question for which ours show most that theirs don't."""
+    picks = {
+        name: [selector.select_examples({"question": pair["question"]}) for pair in pairs]
+        for name, selector in selectors.items()
+    }
+    missing = {
+        name: [
+            spec.structures(pair["sql"]).difference(*(spec.structures(pick["sql"]) for pick in own))
+            for pair, own in zip(pairs, rows, strict=True)
+        ]
+        for name, rows in picks.items()
+    }
+    print("\nQuestions whose picks show every part of the right SQL:")
+    for name, rows in missing.items():
+        print(f"{rows.count(frozenset()) / len(rows):7.1%} with {name}")
+    theirs, ours = missing.values()
+    place = max(range(len(pairs)), key=lambda n: len(theirs[n]) - len(ours[n]))
+    print(f"\n{pairs[place]['question']}?\n  right: {pairs[place]['sql']}")
+    for name, rows in picks.items():
+        print(f"\n  picked by {name}; {len(missing[name][place])} parts are missing:")
+        print("".join(f"    {pick['question']}\n" for pick in rows[place]), end="")
 
 
 class MiniLM(Embeddings):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from answering import Composing
 from rcr_trainer.data import covr_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.ledger import Answer, AnswerCache, Use
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.llm.simulator import StructureBoundLLM
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training import state as training_state
@@ -61,7 +61,7 @@ TRAININGS = {
     "grpo": ({"batch_size": 4}, {"batch_size": 8}),
     "grpo, one row": ({"batch_size": 3, "updates": 2}, {"batch_size": 6, "updates": 2}),
     "grpo, remax": ({**REMAX, "batch_size": 6}, {**REMAX, "batch_size": 12}),
-    "grpo, simulator": ({"batch_size": 5}, {"batch_size": 10}),
+    "grpo, answers": ({"batch_size": 5}, {"batch_size": 10}),
 }
 """Name → the settings of each of two processes, and those of one alone that come to the same."""
 RESUMED = ("listwise", "infonce", "grpo")
@@ -73,9 +73,9 @@ class StopError(Exception):
 
 def train(name, settings, processes, folder, model, log, state_folder=None):
     if name.startswith("grpo"):
-        reward = make_reward("structure_coverage" if "simulator" in name else "context_coverage", SPEC)
+        reward = make_reward("structure_coverage" if "answers" in name else "context_coverage", SPEC)
         programs = {e.source: e.target for e in [*SPLIT.train, *SPLIT.dev]}
-        with LanguageModel(StructureBoundLLM(programs=programs, spec=SPEC, size=2)) as llm:
+        with LanguageModel(Composing(programs=programs)) as llm:
             config = GRPOSettings.model_validate({"epochs": 2, "group_size": 6, "lr": 1e-3, "k": 3, **settings})
             data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config, reward, llm)
             return train_grpo(model, *data, state_folder=state_folder, log=log, processes=processes)

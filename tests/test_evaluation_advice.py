@@ -14,7 +14,7 @@ from reports import scores
 
 from langchain_rcr.programs import ProgramSpec
 
-REAL, SIMULATED = AnswersAsked("gpt-x", False, 200, 150), AnswersAsked("StructureBoundLLM", True, 200, 150)
+ANSWERS = AnswersAsked("gpt-x", 200, 150)
 METRICS = ("full_coverage", "specific_coverage", "exact_match")
 
 
@@ -60,44 +60,33 @@ ONLY_ANSWERS = (
 
 
 def test_a_language_models_answers_decide():
-    assert advise(make(exact=(60.0, 40.0), answers=REAL)) == (
+    assert advise(make(exact=(60.0, 40.0), answers=ANSWERS)) == (
         "With 4 picks the data allows covering 90.0 % of the gold programs (the oracle, which sees them). With rcr's "
         "picks (k = 4, the first one last) gpt-x answers 60.0 % of 200 questions exactly, with those of set_bsr, "
         "the best plain selector "
         "in that, 40.0 %: +20.0 points, 95 % interval +18.0 to +22.0. rcr is worth deploying."
     )
-    text = advise(make(exact=(30.0, 40.0), answers=REAL))
+    text = advise(make(exact=(30.0, 40.0), answers=ANSWERS))
     assert text.endswith("-10.0 points, 95 % interval -12.0 to -8.0. rcr is not worth deploying here: use set_bsr.")
     assert "overage" not in text
-    unclear = advise(make(exact=(41.0, 40.0), answers=REAL))
+    unclear = advise(make(exact=(41.0, 40.0), answers=ANSWERS))
     assert unclear.endswith(
         "That is no clear difference: set_bsr, which needs no training, will do, unless more questions decide."
     )
 
 
 def test_more_answers_are_never_advised_against_whatever_coverage_says():
-    text = advise(make(full=(1.0, 20.0), specific=(50.0, 70.0), exact=(40.5, 40.0), width=0.3, answers=REAL))
+    text = advise(make(full=(1.0, 20.0), specific=(50.0, 70.0), exact=(40.5, 40.0), width=0.3, answers=ANSWERS))
     assert text.endswith("+0.5 points, 95 % interval +0.2 to +0.8. rcr is worth deploying.")
 
 
 def test_the_rival_is_the_best_plain_selector_in_exact_match():
-    text = advise(make(exact=(60.0, 40.0), more={"fixed": {"exact_match": 45.0}}, answers=REAL))
+    text = advise(make(exact=(60.0, 40.0), more={"fixed": {"exact_match": 45.0}}, answers=ANSWERS))
     assert "with those of fixed, the best plain selector in that, 45.0 %: +15.0 points" in text
 
 
-def test_a_simulator_is_named_and_decides_nothing():
-    text = advise(make(exact=(30.0, 40.0), answers=SIMULATED))
-    assert (
-        "With rcr's picks (k = 4, the first one last) StructureBoundLLM, a simulator and no language model, "
-        "answers 30.0 % of 200 questions "
-        "exactly, with those of set_bsr, the best plain selector in that, 40.0 %: -10.0 points, 95 % interval "
-        "-12.0 to -8.0, which decides nothing."
-    ) in text
-    assert ONLY_ANSWERS in text
-
-
 def test_answers_to_few_programs_leave_it_to_coverage():
-    report = make(exact=(30.0, 60.0), answers=AnswersAsked("gpt-x", False, 200, 29))
+    report = make(exact=(30.0, 60.0), answers=AnswersAsked("gpt-x", 200, 29))
     for figures in report.selectors.values():
         figures.intervals.pop("exact_match", None)
     text = advise(report)
@@ -106,13 +95,13 @@ def test_answers_to_few_programs_leave_it_to_coverage():
 
 
 def test_nothing_answered_whoever_picks():
-    text = advise(make(exact=(0.0, 0.0), answers=REAL))
+    text = advise(make(exact=(0.0, 0.0), answers=ANSWERS))
     assert "Neither with rcr's picks nor with a plain selector's does gpt-x answer any of 200 questions." in text
     assert ONLY_ANSWERS in text
 
 
 def test_selectors_without_answers():
-    missing = AnswersAsked("gpt-x", False, 200, 150, "the budget …")
+    missing = AnswersAsked("gpt-x", 200, 150, "the budget …")
     assert "gpt-x" not in advise(make(answers=missing))
     ours_alone = make(answers=missing)
     ours_alone.selectors["rcr"].exact_match = 50.0
@@ -153,7 +142,7 @@ def test_the_data_allow_little():
 
 @pytest.mark.parametrize("exact", [None, (99.0, 1.0)])
 def test_too_few_programs(exact):
-    answers = exact and AnswersAsked("gpt-x", False, 500, 29)
+    answers = exact and AnswersAsked("gpt-x", 500, 29)
     text = advise(make(exact=exact, answers=answers, n=500, programs=29, more={"rcr_without_rl": {}}))
     assert (
         "The 500 questions ask for 29 different programs: too few to tell whether rcr is worth deploying, which takes "
@@ -215,9 +204,9 @@ def test_reinforcement(before, said):
 
 def test_reinforcement_by_answers_where_a_language_model_gave_some():
     before = {"rcr_without_rl": {"full_coverage": 33.0, "specific_coverage": 85.0, "exact_match": 50.0}}
-    text = advise(make(exact=(60.0, 40.0), more=before, answers=REAL))
+    text = advise(make(exact=(60.0, 40.0), more=before, answers=ANSWERS))
     assert text.endswith("Reinforcement helped (exact match: +10.0 points, 95 % interval +8.0 to +12.0).")
-    assert "Reinforcement did harm (full" in advise(make(exact=(60.0, 40.0), more=before, answers=SIMULATED))
+    assert "Reinforcement did harm (full" in advise(make(more=before))
 
 
 # ---------------------------------------------------------------- whatever the figures
@@ -231,7 +220,7 @@ def drawn(rng):
     ]
     asked, n = rng.random() < 0.6, int(rng.choice([20, 400]))
     programs = int(rng.choice([min(n, 29), min(n, 30), n]))
-    answers = AnswersAsked("gpt-x", bool(rng.random() < 0.4), n, programs) if asked else None
+    answers = AnswersAsked("gpt-x", n, programs) if asked else None
     around, spread = rng.uniform(5, 95), rng.choice([0.3, 3, 30])
     selectors = {}
     for name in names:
@@ -288,13 +277,12 @@ def check(verdict, report, text):
         for metric in (METRICS if report.answers else METRICS[:2])
     }
     ends = {metric: report.selectors[name].intervals[metric] for metric, name in best.items()}
-    if report.answers and not report.answers.simulated:
+    if report.answers:
         low, high = ends["exact_match"]
         assert verdict in ("deploy", "worse", "unclear")
         assert verdict == "deploy" if low > 0.1 else verdict != "deploy" or low > -0.1
         assert verdict == "worse" if high < -0.1 else verdict != "worse" or high < 0.1
         return
-    assert ("simulator" in text) == (report.answers is not None)
     assert verdict == "coverage"
 
 

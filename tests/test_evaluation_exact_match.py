@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from types import MappingProxyType
 
 import numpy as np
@@ -45,14 +44,14 @@ def asked_of(prompt):
     return prompt.rpartition("Source: ")[2].removesuffix("\nTarget:")
 
 
-def run(selectors, answer, queries=QUERIES, *, simulated=False, limit=None, given=MappingProxyType({}), **options):
+def run(selectors, answer, queries=QUERIES, *, limit=None, given=MappingProxyType({}), **options):
     def answers(prompts):
         return [
             Answer(program, program=program, prompt_tokens=len(prompt))
             for prompt, program in zip(prompts, answer(prompts), strict=False)  # one test answers too few
         ]
 
-    answerer = Answerer(answers, "fake-lm", simulated=simulated, queries=limit, **given)
+    answerer = Answerer(answers, "fake-lm", queries=limit, **given)
     settings = {"k": 2, "steps": 3, "split": "toy", "seed": 0, "answerer": answerer, **options}
     return evaluate(selectors, POOL, queries, SPEC, **settings)
 
@@ -65,7 +64,7 @@ def test_figures_by_hand():
     assert scores.exact_match == 25
     assert scores.jaccard == pytest.approx(100 * (1 + 0 + 1 + 0) / 4)
     assert scores.no_program == 25
-    assert report.answers == AnswersAsked("fake-lm", False, 4, 4)
+    assert report.answers == AnswersAsked("fake-lm", 4, 4)
     # Two picks of 20 and 14 characters, then the question.
     prompt = "Source: q1\nTarget: c\nSource: q0\nTarget: a ( b )\nSource: x0\nTarget:"
     assert (scores.prompt_tokens, scores.completion_tokens, scores.cost) == (len(prompt), 0, None)
@@ -139,7 +138,7 @@ def test_intervals_are_by_program_of_the_queries_asked():
 
     selectors = {"rcr": always(0, 1, 2), "random": always(1, 3, 2)}
     report = run(selectors, answer, queries)
-    assert report.answers == AnswersAsked("fake-lm", False, 80, 40)
+    assert report.answers == AnswersAsked("fake-lm", 80, 40)
     # The one program of forty that random has, with both its questions, is drawn from none to three times.
     assert report.selectors["random"].intervals["exact_match"] == (pytest.approx(92.5), pytest.approx(100))
     assert report.selectors["rcr"].intervals == {}
@@ -283,7 +282,7 @@ FULL = {
 
 
 def test_table_with_answers():
-    text = table_of(make(AnswersAsked("gpt-x", False, 100, 80), **FULL))
+    text = table_of(make(AnswersAsked("gpt-x", 100, 80), **FULL))
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     assert rows["mmr"] == ["mmr", "40.5", "60.0", "12.3", "45.6", "78.9", "23.4", "321", "1.23"]
     assert rows["oracle"][:5] == ["oracle", "(sees", "gold)", "90.0", "80.0"]
@@ -296,34 +295,20 @@ def test_table_with_answers():
     ]  # fmt: skip
     assert "Exact match: 100 queries of 80 programs, answered by gpt-x." in flat
     assert "1.0 % of rcr's answers hold no program." in flat
-    assert "simulated" not in text
-
-
-def test_table_of_a_simulator_says_so():
-    report = make(AnswersAsked("StructureBoundLLM", True, 100, 80), **FULL)
-    text = table_of(report)
-    assert text.splitlines()[2].split()[:2] == ["simulated", "coverage"]
-    assert "Exact match is simulated: 100 queries of 80 programs, answered by no language model." in " ".join(
-        text.split()
-    )
-    assert json.loads(report.to_json())["answers"] == {
-        "model": "StructureBoundLLM", "simulated": True, "n": 100, "programs": 80, "missing": "", "unpaid": False,
-        "order": "reversed",
-    }  # fmt: skip
 
 
 def test_table_without_answers_has_no_column_for_them():
     nobody = {name: scores(entry.coverage) for name, entry in FULL.items()}
     plain = table_of(make(None, **nobody))
     assert "exact" not in plain.lower()
-    spent = table_of(make(AnswersAsked("gpt-x", False, 100, 80, "the budget …"), **nobody))
+    spent = table_of(make(AnswersAsked("gpt-x", 100, 80, "the budget …"), **nobody))
     assert "match %" not in spent
     assert "No exact match for rcr, rcr_without_rl, random" in spent
 
 
 def test_table_of_some_answers():
     some = {**FULL, "mmr": scores(60.0), "oracle": scores(80.0)}
-    text = table_of(make(AnswersAsked("gpt-x", False, 100, 80, "the budget of 9 calls …"), **some))
+    text = table_of(make(AnswersAsked("gpt-x", 100, 80, "the budget of 9 calls …"), **some))
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     assert rows["mmr"][:3] == ["mmr", "–", "60.0"]
     flat = " ".join(text.split())
@@ -331,14 +316,14 @@ def test_table_of_some_answers():
 
 
 def test_best_plain_by_exact_match():
-    report = make(AnswersAsked("m", False, 9, 7), **FULL)
+    report = make(AnswersAsked("m", 9, 7), **FULL)
     assert report.best_plain() == ("fixed", 61.0)
     assert report.best_plain(metric="exact_match") == ("mmr", 40.5)
     assert make(None, random=scores(30.0)).best_plain("exact_match") is None
 
 
 def test_json_with_answers_is_read_back(tmp_path):
-    report = make(AnswersAsked("m", False, 9, 7, "why"), **FULL)
+    report = make(AnswersAsked("m", 9, 7, "why"), **FULL)
     again = EvaluationReport.read(report.write(tmp_path))
     assert again.answers == report.answers
     assert (again.selectors["rcr"].exact_match, again.selectors["rcr"].no_program) == (60.25, 1.04)

@@ -41,7 +41,7 @@ def evaluated(folder, *, text="", questions=3, **about):
         "bm25": scores(50.0, exact_match=40.0, by_step=[30.0, 50.0], intervals={"exact_match": (-0.02, 12.3)}),
         "oracle": scores(80.0, exact_match=90.0, by_step=[60.0, 80.0]),
     }
-    report_on(figures, k=2, answers=AnswersAsked(f"m {text}", False, 3, 3), advice=f"Deploy it. {text}", **about).write(
+    report_on(figures, k=2, answers=AnswersAsked(f"m {text}", 3, 3), advice=f"Deploy it. {text}", **about).write(
         run.path
     )
     # Ours is exact once of three times; bm25 once where ours isn't; the last question nobody covers.

@@ -5,6 +5,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
+from answering import Composing, answering, asks
 from openai_server import OpenAIServer
 from rcr_trainer import baselines, cli, pipeline
 from rcr_trainer.baselines.bm25 import BM25Selector
@@ -15,7 +16,6 @@ from rcr_trainer.llm.faults import AccessError
 from rcr_trainer.llm.ledger import AnswerCache
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.llm.simulator import StructureBoundLLM
 from rcr_trainer.runs import Run
 from rcr_trainer.settings import EvaluationSettings, Settings
 from tiny_bert import tiny_bert
@@ -35,6 +35,7 @@ evaluation: {steps: 4, selectors: [random, bm25]}
 tensorboard: false
 threads: 1
 """
+LABELS = ProgramSpec(max_size=1)
 SERVER = ["--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1"]
 
 
@@ -55,13 +56,11 @@ def exact(folder="runs/demo"):
 # ---------------------------------------------------------------- whom it asks
 
 
-@pytest.mark.parametrize(
-    ("kind", "by_default"), [("completion", False), ("chat", False), ("local", True), ("simulator", True)]
-)
+@pytest.mark.parametrize(("kind", "by_default"), [("completion", False), ("chat", False), ("local", True)])
 def test_only_free_models_are_called_by_default(kind, by_default):
     named, nobody = LLMSettings(kind=kind, model="m"), LLMSettings(kind=kind)
     assert EvaluationSettings().asks(named) is by_default
-    assert EvaluationSettings().asks(nobody) is (kind == "simulator")
+    assert EvaluationSettings().asks(nobody) is False
     assert EvaluationSettings(answers=True).asks(named) is True
     assert EvaluationSettings(answers=False).asks(named) is False
 
@@ -71,25 +70,22 @@ def test_answers_without_a_model_are_refused():
         Settings.model_validate({"evaluation": {"answers": True}})
 
 
-def test_a_run_with_the_simulator_says_simulated_and_scores_as_a_plain_loop_does(capsys, here):
-    assert cli.main(["run", "demo.yaml", "--llm.kind=simulator", "--llm.simulator_size=1"]) == 0
-    out = capsys.readouterr().out
-    assert "simulated" in out
+def test_a_run_names_the_model_and_scores_as_a_plain_loop_does(capsys, here):
+    with answering(spec=LABELS) as server:
+        assert cli.main(["run", "demo.yaml", *asks(server)]) == 0
+    assert "Exact match: 8 queries of 8 programs, answered by m." in capsys.readouterr().out
     values = json.loads((here / "runs/demo/evaluation.json").read_text())
-    asked = {"model": "StructureBoundLLM", "simulated": True, "n": 8, "programs": 8, "missing": "", "unpaid": False}
-    asked["order"] = "reversed"
+    asked = {"model": "m", "n": 8, "programs": 8, "missing": "", "unpaid": False, "order": "reversed"}
     assert values["answers"] == asked
     assert list(values["selectors"]) == ["rcr", "random", "bm25"]
     split = read_split(here / "runs/demo/data")
     gold = {example.source: example.target for example in [*split.train, *split.test]}
-    simulator = StructureBoundLLM(programs=gold, spec=ProgramSpec(), size=1)
+    model = Composing(programs=gold, spec=LABELS)
     picks = BM25Selector([{"source": e.source, "target": e.target} for e in split.train]).pick(
         [e.source for e in split.test], 4
     )
     right = [
-        simulator.answer(
-            APPENDIX_D.text([Item(split.train[i].source, split.train[i].target) for i in row], query.source)
-        )
+        model.answer(APPENDIX_D.text([Item(split.train[i].source, split.train[i].target) for i in row], query.source))
         == query.target
         for query, row in zip(split.test, picks, strict=True)
     ]
@@ -99,8 +95,11 @@ def test_a_run_with_the_simulator_says_simulated_and_scores_as_a_plain_loop_does
 
 def test_answers_are_compared_by_their_results_where_programs_can_be_run(here, capsys):
     (here / "runner.py").write_text("def sizes(program):\n    return len(program.split())\n", encoding="utf-8")
-    flags = ["--llm.kind=simulator", "--llm.simulator_size=1", "--reward.executor=runner:sizes"]
-    assert cli.main(["run", "demo.yaml", *flags]) == 0
+    with answering(spec=LABELS) as server:
+        flags = [*asks(server), "--reward.executor=runner:sizes"]
+        assert cli.main(["run", "demo.yaml", *flags]) == 0
+        assert cli.main(["run", "demo.yaml", *asks(server), "--name=plain"]) == 0
+    assert report("runs/plain").selectors["rcr"].execution is None
     picks = read_picks("runs/demo")
     for name, scores in report().selectors.items():
         rows = [(each.selectors[name], each.gold) for each in picks if each.selectors[name].answer is not None]
@@ -108,16 +107,15 @@ def test_answers_are_compared_by_their_results_where_programs_can_be_run(here, c
         assert [own.execution for own, _ in rows] == same
         assert scores.execution == 100 * sum(same) / 8 >= scores.exact_match
     assert cli.main(["evaluate", "runs/demo"]) == 2
-    assert "would import runner:sizes (reward.executor): --trust" in capsys.readouterr().err
+    assert "import runner:sizes (reward.executor): --trust" in capsys.readouterr().err
     assert cli.main(["evaluate", "runs/demo", "--trust"]) == 0  # its own settings have the executor
     assert report().selectors["rcr"].execution is not None
-    assert cli.main(["run", "demo.yaml", "--llm.kind=simulator", "--name=plain"]) == 0
-    assert report("runs/plain").selectors["rcr"].execution is None
 
 
 def test_after_grpo_both_policies_are_answered(capsys, here):
     flags = ["--grpo.enabled=true", "--grpo.epochs=1", "--grpo.max_steps=1", "--grpo.group_size=2"]
-    assert cli.main(["run", "demo.yaml", "--llm.kind=simulator", "--evaluation.answer_queries=3", *flags]) == 0
+    with answering() as server:
+        assert cli.main(["run", "demo.yaml", *asks(server), "--evaluation.answer_queries=3", *flags]) == 0
     assert list(exact()) == ["rcr", "rcr_without_rl", "random", "bm25"]
     assert None not in exact().values()
     assert (report().answers.n, report().n) == (3, 8)
@@ -153,7 +151,7 @@ def test_a_finished_run_without_a_model_is_given_one(capsys, here, monkeypatch):
     capsys.readouterr()
     assert cli.main(["evaluate", "runs/demo", *flags]) == 0
     assert "Exact match: 4 queries of 4 programs, answered by" in capsys.readouterr().out
-    assert (report().answers.model, report().answers.simulated, report().answers.n) == (str(PARSER), False, 4)
+    assert (report().answers.model, report().answers.n) == (str(PARSER), 4)
     assert {name: scores.coverage for name, scores in report().selectors.items()} == coverage
     found = exact()
     assert max(found.values()) > 0
@@ -178,13 +176,11 @@ def test_a_finished_run_without_a_model_is_given_one(capsys, here, monkeypatch):
 
 
 def budgeted(calls):
-    """A simulator with a budget of calls in the place of the run's language model."""
+    """A model with a budget of calls in the place of the run's language model."""
 
     def open_language_model(config, task):
         gold = {example.source: example.target for example in [*task.pool, *task.test]}
-        return LanguageModel(
-            StructureBoundLLM(programs=gold, spec=task.spec), LLMSettings(budget_calls=calls, concurrency=1)
-        )
+        return LanguageModel(Composing(programs=gold), LLMSettings(budget_calls=calls, concurrency=1))
 
     return open_language_model
 
@@ -256,7 +252,8 @@ def test_a_model_that_cannot_be_asked_fails_the_stage_and_leaves_coverage(capsys
 
 
 def test_an_evaluation_that_fails_leaves_the_one_before(capsys, here):
-    assert cli.main(["run", "demo.yaml", "--llm.kind=simulator"]) == 0
+    with answering() as server:
+        assert cli.main(["run", "demo.yaml", *asks(server)]) == 0
     names = ("evaluation.json", "picks.jsonl", "coverage.png", "checkpoint/README.md")
     before = {name: (here / "runs/demo" / name).read_bytes() for name in names}
     with OpenAIServer() as server:
@@ -313,8 +310,6 @@ def test_a_dry_run_counts_the_answers(capsys, here):
     # One epoch with two sequences a query, twice the development queries, five test queries for four selectors.
     assert f"at most {52 * 2 + 2 * 8 + 5 * 4} calls" in lines[3]
 
-    assert cli.main(["run", "demo.yaml", "--dry-run", "--llm.kind=simulator"]) == 0
-    assert capsys.readouterr().out.splitlines()[-1] == "language model: a simulator, which costs nothing"
     assert cli.main(["run", "demo.yaml", "--dry-run", *SERVER]) == 0
     assert capsys.readouterr().out.splitlines() == ["pool 60, training 52, dev 8, test 8"]
     assert not (here / "runs").exists()
@@ -383,7 +378,7 @@ LEARNED = ["--evaluation.selectors=[bm25,epr,se2_tri]", "--baselines.queries=10"
 LEARNED += ["--baselines.epochs=1", "--evaluation.answers=false"]
 
 
-@pytest.mark.parametrize("llm", [[], ["--llm.kind=simulator"], ["--llm.kind=chat", "--llm.model=m"]])
+@pytest.mark.parametrize("llm", [[], ["--llm.kind=chat", "--llm.model=m"]])
 def test_selectors_that_learn_say_in_one_line_that_no_language_model_scores(capsys, here, llm):
     assert cli.main(["run", "demo.yaml", *LEARNED, *llm]) == 2
     said = capsys.readouterr().err.splitlines()[-1]

@@ -200,14 +200,14 @@ def test_training_evaluation_and_a_chain_from_the_checkpoint_ask_with_the_prompt
     assert len(server.requests) == evaluated + 1
 
 
-def test_the_simulator_answers_programs_of_several_lines(
+def test_a_stop_text_of_the_settings_cuts_programs_of_several_lines(
     queries: tuple[dict[str, Any], dict[str, str]], tmp_path: Path
 ) -> None:
-    data, _ = queries
+    data, programs = queries
     options: dict[str, Any] = {"program": {"language": "sql:sqlite"}, "reward": {"names": ["correctness"]}}
-    # All programs are alike up to constants, so that any example shows all that a query needs.
-    assert rows(tmp_path / "whole", data, {"kind": "simulator"}, **options)[1]["reward"] == 1.0
-    assert rows(tmp_path / "cut", data, {"kind": "simulator", "stop": ["\n"]}, **options)[1]["reward"] == 0.0
+    with OpenAIServer(lambda prompt: programs[question(prompt)]) as server:
+        llm = {"model": "m", "base_url": server.base_url, "stop": ["\n"]}
+        assert rows(tmp_path / "cut", data, llm, **options)[1]["reward"] == 0.0
 
 
 # ---------------------------------------------------------------- the log

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from answering import answering
 from openai_server import OpenAIServer
 from rcr_trainer.llm.ledger import AnswerCache
 from rcr_trainer.llm.opening import open_llm
@@ -37,7 +38,7 @@ sft: {epochs: 1}
 grpo: {enabled: true, epochs: 6, batch_size: 2, group_size: 4, lr: 0.003, evaluate_every: 2}
 reward: {names: [structure_coverage]}
 evaluation: {steps: 4, selectors: [random], answers: false}
-llm: {kind: simulator}
+llm: {model: m, base_url: ADDRESS}
 tensorboard: false
 threads: 1
 """
@@ -49,7 +50,6 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 from langchain_rcr import files
 from rcr_trainer import cli, grpo, pipeline, sft
-from rcr_trainer.llm import model as llm
 from rcr_trainer.training import state
 
 said = os.dup(1)
@@ -86,12 +86,8 @@ mark(grpo._GRPO, "learn", "update", pause=0.01)
 mark(grpo._GRPO, "evaluate", "evaluation")
 mark(state.TrainingState, "save", "save")
 state.SAVE_EVERY_S = 0
-sync, opened = files._sync, llm.LanguageModel
+sync = files._sync
 files._sync = lambda path: (sync(path), time.sleep(0.001))  # a slow disk
-# The simulator's answers on disk, too: they are read and written when the kill comes.
-llm.LanguageModel = lambda model, settings, **options: opened(
-    model, settings, **{"cache_path": job["cache"], "identity": "simulator", **options}
-)
 
 gc.freeze()  # or else each run copies all memory when it collects
 for line in sys.stdin:
@@ -107,9 +103,9 @@ for line in sys.stdin:
 class Nursery:
     """Starts runs, hears what they are at, and kills them."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        (folder / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+    def __init__(self, folder: Path, server: OpenAIServer) -> None:
+        self.folder, self.server = folder, server
+        (folder / "demo.yaml").write_text(CONFIG.replace("ADDRESS", server.base_url), encoding="utf-8")
         self._process = subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", NURSERY, *THIRD_PARTY, *REST],
             stdin=subprocess.PIPE,
@@ -119,8 +115,8 @@ class Nursery:
 
     def start(self, name: str, *flags: str, steps: int = 10**9) -> Iterator[tuple[str, str, float]]:
         """What a run says from now on: word, number, time; ends with its end. It waits after so many steps."""
-        command = ["run", "demo.yaml", "--resume", "--name", name, *flags]
-        job = {"command": command, "steps": steps, "cache": f"{name}.sqlite"}
+        command = ["run", "demo.yaml", "--resume", "--name", name, f"--llm.cache={name}.sqlite", *flags]
+        job = {"command": command, "steps": steps}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{json.dumps(job)}\n".encode())
@@ -148,9 +144,10 @@ class Nursery:
 
 @pytest.fixture
 def nursery(tmp_path: Path) -> Iterator[Nursery]:
-    nursery = Nursery(tmp_path)
-    yield nursery
-    nursery.close()
+    with answering() as server:
+        nursery = Nursery(tmp_path, server)
+        yield nursery
+        nursery.close()
 
 
 def logged(folder: Path) -> dict[int, dict[str, Any]]:
@@ -215,36 +212,31 @@ def test_a_run_killed_20_times_ends_with_the_weights_of_an_undisturbed_one(nurse
 
 def test_what_a_killed_run_has_written_is_not_asked_again(nursery: Nursery) -> None:
     draw, kills, at_once = random.Random(4), 4, 4
-    path = nursery.folder / "killed.sqlite"
-
-    def last_shown(prompt: str) -> str:
-        return prompt.rpartition("Target: ")[2].partition("\n")[0]
-
-    with OpenAIServer(last_shown, delay=0.02) as server:
-        flags = ["--grpo.epochs=2", "--llm.kind=completion", "--llm.model=m", f"--llm.base_url={server.base_url}"]
-        flags += [f"--llm.concurrency={at_once}"]
-        nursery.undisturbed("whole", *flags, "--llm.cache=whole.sqlite")
-        prompts = set(server.paid)
-        assert len(server.paid) == len(prompts) > 60
-        server.requests.clear()
-        with open_llm(LLMSettings(kind="completion", model="m", base_url=server.base_url), None) as llm:
-            keys = {llm._backend.key(prompt): prompt for prompt in prompts}
-        written: list[tuple[int, set[str]]] = []
-        for number in range(1, kills + 1):
-            goal = number * len(prompts) // (kills + 2)
-            run = nursery.start("killed", *flags, f"--llm.cache={path}")
-            pid = next(int(number) for word, number, _ in run if word == "pid")
-            deadline = time.monotonic() + 60
-            while len(server.paid) < goal and time.monotonic() < deadline:
-                time.sleep(0.005)
-            time.sleep(draw.random() * 0.05)
-            os.kill(pid, signal.SIGKILL)
-            assert [int(status) for word, status, _ in run if word == "end"] == [signal.SIGKILL]
-            time.sleep(0.2)  # what the dead run had sent is still being answered
-            with closing(AnswerCache(path)) as cache:
-                written.append((len(server.requests), {keys[each] for each in cache.get(list(keys))}))
-        nursery.undisturbed("killed", *flags, f"--llm.cache={path}")
-        asked = [request.prompt for request in server.requests]
+    path, server = nursery.folder / "killed.sqlite", nursery.server
+    server.delay = 0.02
+    flags = ["--grpo.epochs=2", f"--llm.concurrency={at_once}"]
+    nursery.undisturbed("whole", *flags)
+    prompts = set(server.paid)
+    assert len(server.paid) == len(prompts) > 60
+    server.requests.clear()
+    with open_llm(LLMSettings(model="m", base_url=server.base_url), None) as llm:
+        keys = {llm._backend.key(prompt): prompt for prompt in prompts}
+    written: list[tuple[int, set[str]]] = []
+    for number in range(1, kills + 1):
+        goal = number * len(prompts) // (kills + 2)
+        run = nursery.start("killed", *flags)
+        pid = next(int(number) for word, number, _ in run if word == "pid")
+        deadline = time.monotonic() + 60
+        while len(server.paid) < goal and time.monotonic() < deadline:
+            time.sleep(0.005)
+        time.sleep(draw.random() * 0.05)
+        os.kill(pid, signal.SIGKILL)
+        assert [int(status) for word, status, _ in run if word == "end"] == [signal.SIGKILL]
+        time.sleep(0.2)  # what the dead run had sent is still being answered
+        with closing(AnswerCache(path)) as cache:
+            written.append((len(server.requests), {keys[each] for each in cache.get(list(keys))}))
+    nursery.undisturbed("killed", *flags)
+    asked = [request.prompt for request in server.requests]
     assert set(asked) == prompts
     assert len(asked) <= len(prompts) + kills * at_once
     for begun, there in written:

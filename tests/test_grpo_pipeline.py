@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import warm
+from answering import answering, asks
 from rcr_trainer import cli
 from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
@@ -171,11 +172,10 @@ def test_a_run_with_a_held_out_slice(here):
     assert len(pool) == 30
 
 
-def test_with_the_simulator_as_its_language_model(capsys, here):
-    flags = ["--reward.names=structure_coverage,correctness", "--reward.weights=1,0.5", "--llm.kind=simulator"]
-    # The budget is the real model's, once there is one.
-    flags += ["--llm.price_prompt=1", "--llm.price_completion=1", "--llm.budget_money=0", "--llm.budget_calls=0"]
-    assert cli.main(["run", "demo.yaml", *flags]) == 0
+def test_rewards_of_answers_are_mixed(here):
+    flags = ["--reward.names=structure_coverage,correctness", "--reward.weights=1,0.5"]
+    with answering() as server:
+        assert cli.main(["run", "demo.yaml", *flags, *asks(server)]) == 0
     last = rows(here / "runs/demo")[-1]
     assert 0 < last["reward"] < 1.5
     assert last["llm_nominal_calls"] == 2 * 32 * 8 + 3 * 8
@@ -216,9 +216,8 @@ def test_a_reward_that_needs_a_language_model_says_so_before_there_is_a_folder(c
     assert not (here / "runs").exists()
 
 
-@pytest.mark.parametrize("llm", [["--llm.kind=simulator"], ["--llm.kind=chat", "--llm.model=m"]])
-def test_likelihood_without_probabilities_says_so_before_there_is_a_folder(capsys, here, llm):
-    assert cli.main(["run", "demo.yaml", "--reward.names=likelihood", *llm]) == 2
+def test_likelihood_without_probabilities_says_so_before_there_is_a_folder(capsys, here):
+    assert cli.main(["run", "demo.yaml", "--reward.names=likelihood", "--llm.kind=chat", "--llm.model=m"]) == 2
     assert (
         capsys.readouterr()
         .err.splitlines()[-1]
@@ -236,7 +235,7 @@ def test_a_bad_reward_is_found_before_there_is_a_folder(capsys, here):
     for flags, message in (
         (["--reward.names=structure_coverge"], "did you mean 'structure_coverage'?"),
         (
-            ["--reward.names=execution", "--reward.database=no.sqlite", "--llm.kind=simulator"],
+            ["--reward.names=execution", "--reward.database=no.sqlite", "--llm.model=m"],
             "no.sqlite can't be read",
         ),
     ):

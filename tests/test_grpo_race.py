@@ -6,13 +6,13 @@ import math
 import numpy as np
 import pytest
 import torch
+from answering import Composing
 from openai_server import OpenAIServer
 from rcr_trainer.data import covr_split
 from rcr_trainer.grpo import _GRPO, calls_at_most
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.llm.simulator import StructureBoundLLM
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
@@ -58,7 +58,7 @@ def reinforce(model, config, llm, **options):
 
 def wants_labels(programs=GOLD, **options):
     """Answers right where every label of the gold program is shown, and only there."""
-    return LanguageModel(StructureBoundLLM(programs=programs, spec=SPEC, size=1), identity="labels", **options)
+    return LanguageModel(Composing(programs=programs, spec=ProgramSpec(max_size=1)), identity="labels", **options)
 
 
 def weights(model):

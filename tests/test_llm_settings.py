@@ -49,7 +49,7 @@ def test_models_that_cannot_be_opened(settings: dict[str, Any], complaint: str) 
 @pytest.mark.parametrize(
     ("settings", "complaint"),
     [
-        ({"kind": "complete"}, "'completion', 'chat', 'local' or 'simulator'"),
+        ({"kind": "complete"}, "'completion', 'chat' or 'local'"),
         ({"temprature": 1}, "temprature"),
         ({"kind": "local", "temperature": 0.7}, "greedily"),
         ({"kind": "local", "base_url": "http://x"}, "llm.base_url"),

@@ -24,6 +24,7 @@ from rcr_trainer.tasks import load_split
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parent.parent.parent / "shared" / "data"))
 CORPUS = DATA / "geoquery" / "corpus.xml"
 PAPER = DATA.parent / "paper" / "rcr.tex"
+CHAT = {"kind": "chat", "model": "m"}
 
 
 # ---------------------------------------------------------------- the paper's own figures
@@ -83,7 +84,7 @@ def test_the_papers_own_splits_are_those_of_their_ids(tmp_path):
 
 @pytest.mark.parametrize("name", [*TABLES])
 def test_the_settings_of_every_run_are_settings_of_its_own(name, tmp_path):
-    sweep = Sweep(TABLES[name], ["covr-110"], [0, 1], tmp_path, tmp_path, {"llm": {"kind": "simulator"}})
+    sweep = Sweep(TABLES[name], ["covr-110"], [0, 1], tmp_path, tmp_path, {"llm": CHAT})
     assert len(sweep.missing()) == len(sweep.cells)
     shown = [cell.config.model_dump_json(exclude={"name", "output"}) for cell in sweep.cells]
     assert len(set(shown)) == len(shown)
@@ -104,7 +105,7 @@ def test_what_the_command_says_holds_for_every_run_and_variants_have_the_last_wo
         "data": {"train_size": 60, "corpus": "else.xml"},
         "grpo": {"queries": None, "group_size": 3},
         "evaluation": {"selectors": ["bm25"], "gold": "all"},
-        "llm": {"kind": "simulator"},
+        "llm": CHAT,
     }
     cells = Sweep(TABLES["group-size"], ["covr-110"], [0], tmp_path, tmp_path, settings).cells
     assert {cell.config.data.train_size for cell in cells} == {60}
@@ -117,7 +118,7 @@ def test_what_the_command_says_holds_for_every_run_and_variants_have_the_last_wo
     assert [cell.config.sft.enabled for cell in main] == [True, True, False]
 
 
-@pytest.mark.parametrize(("llm", "learned"), [({"kind": "simulator"}, False), ({"kind": "local", "model": "m"}, True)])
+@pytest.mark.parametrize(("llm", "learned"), [(CHAT, False), ({"kind": "local", "model": "m"}, True)])
 def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
     # The structure family's fit is a part of SFT: there is no RCR without.
     _, grpo = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells
@@ -134,12 +135,11 @@ FITTED = "the fit of the structure family is a part of SFT: --model.family=embed
 @pytest.mark.parametrize(
     ("settings", "learned", "without_sft"),
     [
-        ({"llm": {"kind": "simulator"}}, "needs log-likelihoods, which the simulator doesn't give", FITTED),
-        ({"llm": {"kind": "chat", "model": "m"}}, "needs log-likelihoods, which a chat model doesn't give", FITTED),
+        ({"llm": CHAT}, "needs log-likelihoods, which a chat model doesn't give", FITTED),
         ({"llm": {"kind": "local", "model": "m"}, "model": {"family": "lexical"}}, None, None),
         ({"evaluation": {"answers": False}}, "needs log-likelihoods, which only a language model gives", FITTED),
         # Whoever names the selectors knows who isn't there.
-        ({"llm": {"kind": "simulator"}, "evaluation": {"selectors": ["bm25"]}}, None, FITTED),
+        ({"llm": CHAT, "evaluation": {"selectors": ["bm25"]}}, None, FITTED),
     ],
 )
 def test_who_a_table_cannot_have_is_named_with_the_reason(tmp_path, settings, learned, without_sft):
@@ -154,7 +154,7 @@ def test_who_a_table_cannot_have_is_named_with_the_reason(tmp_path, settings, le
 
 def test_the_papers_own_settings_fit_every_split(tmp_path):
     config = Path(__file__).parent.parent / "examples" / "configs" / "paper_geoquery.yaml"
-    given = merged(given_settings(config, {}, {}), {"llm": {"kind": "simulator"}})
+    given = merged(given_settings(config, {}, {}), {"llm": CHAT})
     ids = tmp_path / "geoquery" / "splits" / "template_1.json"
     ids.parent.mkdir(parents=True)
     ids.write_text("{}")
@@ -174,9 +174,7 @@ def test_the_papers_own_settings_fit_every_split(tmp_path):
 def test_all_runs_can_go_without_sft(tmp_path, queries):
     settings = {"model": {"family": "lexical"}, "sft": {"enabled": "false"}, "grpo": {"queries": queries}}
     for table in ("main", "rl", "time"):
-        first, *others = Sweep(
-            TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, {"llm": {"kind": "simulator"}, **settings}
-        ).cells
+        first, *others = Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, {"llm": CHAT, **settings}).cells
         assert not first.config.sft.enabled
         assert all(cell_.config.sft.enabled == (cell_.config.sft.checkpoint is not None) for cell_ in others)
 
@@ -187,7 +185,7 @@ def geoquery(folder, split, **data):
         (folder / "geoquery" / "splits").mkdir(parents=True)
         (folder / "geoquery" / "corpus.xml").symlink_to(CORPUS)
         (folder / "geoquery" / "splits" / "template_1.json").write_text("{}")
-    settings = {"llm": {"kind": "simulator"}, "data": data}
+    settings = {"llm": CHAT, "data": data}
     return Sweep(TABLES["rl"], [split], [0], folder, folder, settings).cells[0].config.data
 
 
@@ -218,11 +216,9 @@ def test_a_policy_without_sft_needs_grpo():
 # ---------------------------------------------------------------- results by hand
 
 
-def outcome(
-    label, split, seed, exact, *, answered=None, series="", x=None, simulated=False, origin="published", **metrics
-):
+def outcome(label, split, seed, exact, *, answered=None, series="", x=None, origin="published", **metrics):
     figures = {"exact_match": exact, "coverage": 2 * exact, "jaccard": None, **metrics}
-    return Outcome(Row(label, series, x), split, seed, figures, answered or {}, simulated, origin)
+    return Outcome(Row(label, series, x), split, seed, figures, answered or {}, origin)
 
 
 OUTCOMES = [
@@ -262,13 +258,6 @@ def test_markdown_has_rows_by_splits_and_the_papers_figures_in_brackets():
     means = text.split("## ")[2].splitlines()
     assert means[2] == "| main | exact match, % | coverage, % |"
     assert means[4] == "| BM25 | 42.0 ± 1.4 | 84.0 ± 2.8 |"
-
-
-def test_answers_of_a_simulator_are_called_simulated():
-    text = main_table([outcome("RCR", "standard", 0, 60.0, simulated=True)]).markdown()
-    assert "## simulated exact match, %" in text
-    assert "Answers are simulated, by no language model." in text
-    assert "Seed 0." in text
 
 
 def test_a_drawn_split_is_no_column_of_the_papers():

@@ -6,6 +6,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from answering import answering
 from openai_server import OpenAIServer
 from rcr_trainer import cli, pipeline
 from rcr_trainer.errors import DataError
@@ -22,14 +23,16 @@ model: {family: lexical, dim: 8}
 sft: {epochs: 1}
 grpo: {queries: 6, group_size: 2, epochs: 1, max_steps: 1, best_by: coverage}
 evaluation: {steps: 4, selectors: [random, bm25]}
+llm: {base_url: ADDRESS}
 threads: 1
 """
 
 
 @pytest.fixture(autouse=True)
 def here(here):
-    (here / "tiny.yaml").write_text(CONFIG, encoding="utf-8")
-    return here
+    with answering() as server:
+        (here / "tiny.yaml").write_text(CONFIG.replace("ADDRESS", server.base_url), encoding="utf-8")
+        yield here
 
 
 def shorten(monkeypatch, table, *variants):
@@ -38,7 +41,7 @@ def shorten(monkeypatch, table, *variants):
     monkeypatch.setitem(TABLES, table, replace(TABLES[table], variants=[every[i] for i in variants]))
 
 
-def paper(table, *more, out="out", splits="covr-110", seeds="0", llm="simulator"):
+def paper(table, *more, out="out", splits="covr-110", seeds="0", llm="completion:m"):
     flags = ["--table", table, "--splits", splits, "--seeds", seeds, "--config", "tiny.yaml", "--out", out]
     return cli.main(["paper", *flags, *(["--llm", llm] if llm else []), *more])
 
@@ -211,20 +214,20 @@ def test_a_server_that_scores_no_text_costs_only_the_rows_that_need_scores(here,
         (["--splits", ""], "--splits '' names no split"),
         (["--seeds", "a"], "--seeds a must be numbers, as in 0,1,2"),
         (["--llm", "oracle:x"], "llm.kind must be"),
-        (["--llm", "local"], "no language model is named: give --llm, such as simulator or local:FOLDER"),
+        (["--llm", "local"], "no language model is named: give --llm, such as local:FOLDER or completion:NAME"),
         (["--llm", "chat"], "no language model is named: give --llm,"),
         (["--sft.enabled=false"], "sft.enabled = False contradicts model.family = 'structure'"),
     ],
 )
 def test_a_mistake_is_one_line(flags, message, capsys):
-    assert cli.main(["paper", "--table", "main", "--llm", "simulator", "--yes", *flags]) == 2
+    assert cli.main(["paper", "--table", "main", "--llm", "completion:m", "--yes", *flags]) == 2
     assert message in capsys.readouterr().err
 
 
 def test_without_a_language_model_it_says_how_to_name_one(capsys):
     assert paper("main", "--yes", llm=None) == 2
     assert capsys.readouterr().err == (
-        "rcr-train: error: no language model is named: give --llm, such as simulator or local:FOLDER\n"
+        "rcr-train: error: no language model is named: give --llm, such as local:FOLDER or completion:NAME\n"
     )
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import warm
 import yaml
+from answering import answering, asks
 from hub_server import SHA, HubServer
 from rcr_trainer.evaluation import EvaluationReport
 from toys import lexical
@@ -190,19 +191,20 @@ def test_a_run_puts_its_data_and_figures_into_the_card(here):
 
     (here / "tiny.yaml").write_text(
         "data: {split: 110, train_size: 40, test_size: 6, dev_size: 5}\nmodel: {family: lexical, dim: 8}\n"
-        "sft: {epochs: 1}\nevaluation: {steps: 4, selectors: [random]}\nllm: {kind: simulator}\n"
+        "sft: {epochs: 1}\nevaluation: {steps: 4, selectors: [random]}\n"
         "tensorboard: false\nthreads: 1\n"
     )
-    assert cli.main(["sft", "tiny.yaml"]) == 0
     card = here / "runs" / "tiny" / "checkpoint" / "README.md"
-    head, _ = metadata(card.read_text(encoding="utf-8"))
-    assert (head["datasets"], "metrics" in head) == (["covr"], False)
-    assert cli.main(["run", "tiny.yaml"]) == 0
+    with answering() as server:
+        assert cli.main(["sft", "tiny.yaml", *asks(server)]) == 0
+        head, _ = metadata(card.read_text(encoding="utf-8"))
+        assert (head["datasets"], "metrics" in head) == (["covr"], False)
+        assert cli.main(["run", "tiny.yaml", *asks(server)]) == 0
     head, body = metadata(card.read_text(encoding="utf-8"))
     found = {metric["type"]: metric["value"] for metric in head["model-index"][0]["results"][0]["metrics"]}
     ours = EvaluationReport.read(here / "runs" / "tiny").selectors["rcr"]
     assert found["coverage"] == ours.coverage
-    assert set(found) == {"coverage", "full_coverage", "simulated_exact_match"}
+    assert set(found) == {"coverage", "full_coverage", "exact_match"}
     assert "6 test questions, split 110" in body
     assert len(TriEncoder.from_pretrained("runs/tiny/checkpoint").card) == len(card.read_text(encoding="utf-8"))
 

@@ -7,6 +7,7 @@ import json
 
 import pytest
 import torch
+from answering import answering
 from rcr_trainer import cli
 from rcr_trainer.runs import Run
 from several_processes import end, start
@@ -21,8 +22,8 @@ model: {family: lexical, dim: 16}
 sft: {epochs: 2}
 grpo: {enabled: true, epochs: 2, batch_size: 5, group_size: 4, lr: 0.001}
 reward: {names: ["own_reward:covered"]}
-llm: {kind: simulator}
-evaluation: {steps: 4, selectors: [random]}
+llm: {model: m, base_url: ADDRESS}
+evaluation: {steps: 4, selectors: [random], answers: true}
 tensorboard: false
 threads: 1
 """
@@ -50,11 +51,12 @@ STATE_AT_EVERY_STEP = "from rcr_trainer.training import state; state.SAVE_EVERY_
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    (tmp_path / "demo.yaml").write_text(CONFIG, encoding="utf-8")
     (tmp_path / "own_reward.py").write_text(REWARD, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    return tmp_path
+    with answering() as server:
+        (tmp_path / "demo.yaml").write_text(CONFIG.replace("ADDRESS", server.base_url), encoding="utf-8")
+        yield tmp_path
 
 
 # One test, since two processes take seconds to start, and pytest-xdist would start them on every worker.

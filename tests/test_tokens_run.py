@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import warm
+from answering import answering, asks
 from rcr_trainer import cli
 from rcr_trainer.data import covr_split, read_split, write_examples
 from rcr_trainer.errors import DataError
@@ -144,8 +145,11 @@ def test_a_splits_record_of_another_run_does_not_bind(capsys, here):
 
 
 def test_reinforcement_goes_on_by_tokens(here):
-    more = ["--grpo.enabled=true", "--grpo.epochs=1", "--grpo.group_size=2", "--llm.kind=simulator", "--sft.k=2"]
-    assert cli.main(["run", "structure.yaml", *more, "--grpo.k=2", "--evaluation.answer_queries=3"]) == 0
+    more = ["--grpo.enabled=true", "--grpo.epochs=1", "--grpo.group_size=2", "--sft.k=2"]
+    programs = {e.source: broken(e) for e in SPLIT.train} | {e.source: e.target for e in SPLIT.test}
+    with answering(programs, ProgramSpec("tokens", max_size=2)) as server:
+        more += asks(server)
+        assert cli.main(["run", "structure.yaml", *more, "--grpo.k=2", "--evaluation.answer_queries=3"]) == 0
     run = Run.open(here / "runs" / "structure")
     figures = run.metrics("grpo")[-1]
     assert figures["unscored"] == 0

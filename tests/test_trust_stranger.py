@@ -120,8 +120,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         "ask http://localhost:9 (llm.base_url), send it $HOME (llm.api_key_env), write x (llm.cache)",
     ),
     "local": ({"llm": {"kind": "local", "model": "/outside"}}, "open the model /outside (llm.model)"),
-    "executor": ({"llm": {"kind": "simulator"}, "reward": {"executor": "evil:run"}}, "import evil:run (reward.exec"),
-    "database": ({"llm": {"kind": "simulator"}, "reward": {"database": "x.db"}}, "open x.db (reward.database)"),
+    "executor": ({"llm": {"model": "m"}, "reward": {"executor": "evil:run"}}, "import evil:run (reward.exec"),
+    "database": ({"llm": {"model": "m"}, "reward": {"database": "x.db"}}, "open x.db (reward.database)"),
     "reward": ({"grpo": {"enabled": True}, "reward": {"names": ["evil:score"]}}, "fine"),
 }
 

@@ -35,7 +35,6 @@ REST = (
     "rcr_trainer.grpo",
     "rcr_trainer.llm.openai_",
     "rcr_trainer.llm.opening",
-    "rcr_trainer.llm.simulator",
     "rcr_trainer.pipeline",
     "rcr_trainer.rewards",
     "rcr_trainer.sft",

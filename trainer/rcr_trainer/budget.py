@@ -25,7 +25,7 @@ def plan(config: Settings) -> list[str]:
     Raises:
         RCRError: as `load_checked`.
     """
-    from rcr_trainer.evaluation.resources import texts_at_most
+    from rcr_trainer.evaluation.resources import count_selectors, texts_at_most
 
     _, task = load_checked(config)
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
@@ -33,24 +33,18 @@ def plan(config: Settings) -> list[str]:
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
     evaluation = config.evaluation
     if evaluation.asks(config.llm):
-        from rcr_trainer.evaluation.resources import count_selectors
-
         held_out, selectors = task.held_out(evaluation.split), count_selectors(config)
         asked = min(len(held_out), evaluation.answer_queries or len(held_out))
         lines.append(f"evaluation: {asked} {evaluation.split} queries, answered with {selectors} selectors' picks")
     if texts := texts_at_most(config, task):
         lines.append(f"baselines: at most {texts:,} texts scored, to learn from")
-    cost = estimate(config, task)
-    if cost is not None:
-        simulated = config.llm.kind == "simulator"
-        return [*lines, f"language model: {'a simulator, which costs nothing' if simulated else cost}"]
+    if (cost := estimate(config, task)) is not None:
+        return [*lines, f"language model: {cost}"]
     return [*lines, "no language model is asked"] if config.grpo.enabled else lines
 
 
 def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> Estimate | None:
     """What the language model of a run costs at most; None where none is asked.
-
-    A simulator reads and writes no tokens.
 
     Args:
         config: of the run.
@@ -60,14 +54,10 @@ def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> 
     Raises:
         ConfigError: the language model can't be opened.
     """
-    from rcr_trainer.llm.ledger import Estimate, Use
-
     asked = list(_asked(config, task))
     calls = sum(count for count, _, _ in asked)
     if not calls:
         return None
-    if config.llm.kind == "simulator":
-        return Estimate(Use(calls), 0.0, exact=True)
     shown, queries = max(k for _, k, _ in asked), [query for _, _, own in asked for query in own]
     with nullcontext(llm) if llm is not None else open_language_model(config, task, keep=False) as model:
         return model.estimate_calls(calls, longest_prompt(model, task.pool, queries, shown))

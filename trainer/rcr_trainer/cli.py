@@ -247,12 +247,12 @@ def _add_report(commands: Any) -> None:
 def _add_paper(commands: Any, called: str) -> None:
     """The command `paper`."""
     text = "do the runs behind a table or figure of the paper, as far as they are missing, and write it"
-    example = "paper --table main --llm simulator --splits template_1 --seeds 0"
+    example = "paper --table main --llm completion:NAME --splits template_1 --seeds 0"
     paper = command(commands, "paper", "rcr_trainer.paper.command:paper", text, example)
     flags = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--yes | --dry-run] [--SECTION.FIELD VALUE ...]"
     paper.usage = f"{PROG} paper [-h] --table TABLE {flags}"
     paper.add_argument("--table", required=True, choices=TABLES, help="which: the name of a table or figure")
-    text = "simulator, local:FOLDER, completion:NAME or chat:NAME (default: what the settings say)"
+    text = "local:FOLDER, completion:NAME or chat:NAME (default: what the settings say)"
     paper.add_argument("--llm", metavar="KIND[:MODEL]", help=text)
     text = "comma-separated: standard, template_1, …, covr-110, …; geoquery, covr: all of these (default: the paper's)"
     paper.add_argument("--splits", metavar="LIST", help=text)

@@ -175,7 +175,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
             )
         check_reward(reward, task.reinforced)
         asks = asks or reward.needs_llm
-    if asks and config.llm.kind != "simulator":
+    if asks:
         for query in (*task.queries, *task.reinforced, *task.dev, *task.test):
             try:
                 config.prompt.request([], query.source, query.fields)

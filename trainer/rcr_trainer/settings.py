@@ -301,15 +301,13 @@ class EvaluationSettings(Section):
     """Our retriever picks no program twice."""
     answers: bool | None = None
     """Whether the language model of the section llm answers with each selector's picks, for the exact match. null: only
-    where that costs nothing, llm.kind local or simulator; a server, which may charge for it, is asked only with
-    true."""
+    where that costs nothing, llm.kind local; a server, which may charge for it, is asked only with true."""
     answer_queries: int | None = Field(None, ge=1)
     """How many of the queries the language model answers, evenly spaced; null: all."""
 
     def asks(self, llm: LLMSettings) -> bool:
         """Whether the comparison asks this language model."""
-        free = llm.kind in ("local", "simulator")
-        return llm.given and (free if self.answers is None else self.answers)
+        return llm.given and (llm.kind == "local" if self.answers is None else self.answers)
 
     @field_validator("selectors")
     @classmethod
@@ -396,6 +394,5 @@ class Settings(Section):
         if self.prompt.form == "chat" and self.llm.kind in ("completion", "local") and self.llm.given:
             raise contradiction("prompt.form", "chat", "llm.kind", self.llm.kind, "take one with form: text")
         if self.evaluation.answers and not self.llm.given:
-            advice = "name a model, or set llm.kind: simulator"
-            raise contradiction("evaluation.answers", True, "llm.model", None, advice)
+            raise contradiction("evaluation.answers", True, "llm.model", None, "name a model")
         return self

@@ -328,7 +328,7 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
 
     Args:
         config: of the run.
-        task: whose gold programs a simulator knows, and how they are read.
+        task: how programs are read.
         keep: whether there is such a file; without it answers and bookings are gone with the model, and it is only
             checked that there could be one.
 
@@ -337,27 +337,16 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         DataError: the file of answers can't be used.
     """
     from rcr_trainer.llm.ledger import check_cache
-    from rcr_trainer.llm.model import LanguageModel
     from rcr_trainer.llm.opening import open_llm
-    from rcr_trainer.llm.settings import LLMSettings
-    from rcr_trainer.llm.simulator import StructureBoundLLM
 
     check_hidden(config, "llm")
-    settings, spec = config.llm, task.spec
-    examples = [*task.pool, *task.queries, *task.reinforced, *task.dev, *task.test]
-    programs = {example.source: example.target for example in examples}
-    if settings.kind == "simulator":
-        simulator = StructureBoundLLM(programs=programs, spec=spec.named, size=settings.simulator_size)
-        # Prices and budget are the real model's: this one costs nothing.
-        return LanguageModel(simulator, LLMSettings(kind="simulator", stop=settings.stop), language=spec.language)
-    cache = settings.cache or config.folder.parent / "answers.sqlite"
+    cache = config.llm.cache or config.folder.parent / "answers.sqlite"
     if not keep:
         check_cache(cache)
-    account = str(config.folder.resolve())
     return open_llm(
-        settings,
+        config.llm,
         cache if keep else None,
-        language=spec.language,
+        language=task.spec.language,
         prompt=config.prompt,
-        account=account,
+        account=str(config.folder.resolve()),
     )

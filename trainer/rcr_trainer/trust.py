@@ -60,11 +60,11 @@ def _asked(config: Settings) -> Iterator[tuple[str, str]]:
     llm, reward = config.llm, config.reward
     if llm.kind == "local":
         yield "llm.model", f"open the model {llm.model}"
-    elif llm.kind != "simulator":
+    else:
         yield "llm.base_url", f"ask {llm.base_url or 'the server of OpenAI'}"
         if llm.api_key_env != LLMSettings().api_key_env:
             yield "llm.api_key_env", f"send it ${llm.api_key_env}"
-    if llm.cache is not None and llm.kind != "simulator":
+    if llm.cache is not None:
         yield "llm.cache", f"write {llm.cache}"
     if reward.executor is not None:
         yield "reward.executor", f"import {reward.executor}"

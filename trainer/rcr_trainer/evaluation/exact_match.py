@@ -37,7 +37,6 @@ class Answerer:
         prompt: how it is asked.
         orders: of the picks in a prompt, by selector. Others are shown with their first, likest, pick last, which
             serves them best.
-        simulated: it is no language model, but the offline simulator of one.
         queries: how many queries it is asked, spread evenly over those that count; None: all.
         execution: scores answers by their results (`rcr_trainer.rewards.execution`); None: there is no database.
         money: dollars for numbers of prompt and completion tokens; None without prices.
@@ -47,7 +46,6 @@ class Answerer:
     name: str
     prompt: Prompt = APPENDIX_D
     orders: Mapping[str, str] = field(default_factory=dict)
-    simulated: bool = False
     queries: int | None = None
     execution: Reward | None = None
     money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None
@@ -87,9 +85,7 @@ class Answerer:
         logger.info("%d answers for each of %s", n, ", ".join(names))
         given, missing, unpaid = self._answers(prompts)
         keys = [each.program for each in asked]
-        report.answers = AnswersAsked(
-            self.name, self.simulated, n, len(set(keys)), missing, unpaid, self.orders.get(OURS, "reversed")
-        )
+        report.answers = AnswersAsked(self.name, n, len(set(keys)), missing, unpaid, self.orders.get(OURS, "reversed"))
         exact = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
         for name, interval in paired_intervals(exact, keys).items():
             report.selectors[name].intervals["exact_match"] = interval

@@ -109,10 +109,6 @@ def _table_of(report: EvaluationReport) -> Table:
     columns = {
         name: about for name, about in FIGURES.items() if any(getattr(scores, name) is not None for scores in every)
     }
-    simulated = report.answers is not None and report.answers.simulated
-    headings = [
-        f"simulated {text}" if simulated and name == "exact_match" else text for name, (text, _) in columns.items()
-    ]
     rows = [
         (
             "ours" if name == OURS else scores.kind,
@@ -120,7 +116,7 @@ def _table_of(report: EvaluationReport) -> Table:
         )
         for name, scores in report.selectors.items()
     ]
-    return Table(["selector", *headings], rows)
+    return Table(["selector", *(text for text, _ in columns.values())], rows)
 
 
 def _intervals_of(report: EvaluationReport) -> Table | None:
@@ -166,9 +162,8 @@ def _on_answers(report: EvaluationReport) -> str:
     answers = report.answers
     if answers is None:
         return "No language model was asked."
-    who = "the offline simulator, which is no language model" if answers.simulated else answers.model
     missing = f" Some selectors have no answers: {answers.missing}." if answers.missing else ""
-    return f"{answers.n} questions of {answers.programs} programs were answered by {who}.{missing}"
+    return f"{answers.n} questions of {answers.programs} programs were answered by {answers.model}.{missing}"
 
 
 def _data_of(questions: Sequence[Question]) -> dict[str, Any]:

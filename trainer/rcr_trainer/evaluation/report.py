@@ -126,7 +126,6 @@ class AnswersAsked:
 
     Args:
         model: its name.
-        simulated: it is no language model, but the offline simulator of one.
         n: queries asked; the figures of answers are for these alone.
         programs: different gold programs among them.
         missing: why some selectors have no answers; empty: all have.
@@ -135,7 +134,6 @@ class AnswersAsked:
     """
 
     model: str
-    simulated: bool
     n: int
     programs: int
     missing: str = ""

@@ -179,8 +179,8 @@ def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:
     """The model card of the run's checkpoint, with its figures."""
     ours = report.selectors[OURS]
     metrics = {"coverage": ours.coverage, "full_coverage": ours.full_coverage}
-    if ours.exact_match is not None and report.answers is not None:
-        metrics["simulated_exact_match" if report.answers.simulated else "exact_match"] = ours.exact_match
+    if ours.exact_match is not None:
+        metrics["exact_match"] = ours.exact_match
     return model_card(
         model.config,
         model.spec,
@@ -252,7 +252,6 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: M
         llm.name,
         llm.prompt,
         orders,
-        simulated=settings.kind == "simulator",
         queries=evaluation.answer_queries,
         execution=build_execution(config, task.spec),
         money=settings.money,

@@ -18,8 +18,8 @@ _STYLES = {"trained": "green", "oracle": "dim"}
 
 def build_table(report: EvaluationReport) -> Table:
     """A rich table: selectors by rows, ours and the oracle marked; what it is about in the title and the caption."""
-    answered = report.answers is not None and any(s.exact_match is not None for s in report.selectors.values())
-    implied = any(scores.implied_shown is not None for scores in report.selectors.values())
+    every = report.selectors.values()
+    columns = [column for column in _COLUMNS if any(getattr(scores, column[1]) is not None for scores in every)]
     table = Table(
         title=f"split {printable(report.split)}: {report.n} {report.part} queries of {report.programs} programs, "
         f"pool of {report.pool_size}, k = {report.k}",
@@ -31,19 +31,14 @@ def build_table(report: EvaluationReport) -> Table:
         box=box.SIMPLE_HEAD,
         collapse_padding=True,
         pad_edge=False,
-        padding=(0, 0) if answered and implied else (0, 1),  # with all columns there is no room for more
+        padding=(0, 0) if len(columns) == len(_COLUMNS) else (0, 1),  # with all columns there is no room for more
     )
     table.add_column("selector", no_wrap=True)
-    columns = [column for column in _COLUMNS if implied or column[1] != "implied_shown"]
-    headings = [heading for heading, _, _ in columns]
-    if report.answers is not None and answered:
-        headings.insert(0, "simulated\nexact %" if report.answers.simulated else "exact\nmatch %")
-    for heading in headings:
+    for heading, _, _ in columns:
         table.add_column(heading, justify="right", no_wrap=True)
     for name, scores in report.selectors.items():
         table.add_row(
             label(name, scores.kind),
-            *([_rate(scores.exact_match)] if answered else []),
             *(shown(getattr(scores, figure)) for _, figure, shown in columns),
             style="bold green" if name == OURS else _STYLES.get(scores.kind),
         )
@@ -89,10 +84,7 @@ def _on_answers(report: EvaluationReport) -> list[str]:
     answers = report.answers
     if answers is None:
         return []
-    about = f"{answers.n} queries of {answers.programs} programs"
-    lines = [f"Exact match: {about}, answered by {answers.model}."]
-    if answers.simulated:
-        lines = [f"Exact match is simulated: {about}, answered by no language model."]
+    lines = [f"Exact match: {answers.n} queries of {answers.programs} programs, answered by {answers.model}."]
     ours = report.selectors.get(OURS)
     lines += [f"{ours.no_program:.1f} % of rcr's answers hold no program."] if ours and ours.no_program else []
     if answers.missing:
@@ -110,6 +102,7 @@ def _milliseconds(value: float) -> str:
 
 
 _COLUMNS = (
+    ("exact\nmatch %", "exact_match", _rate),
     ("coverage\n%", "coverage", _rate),
     ("full\ncover. %", "full_coverage", _rate),
     ("specific\ncover. %", "specific_coverage", _rate),
@@ -119,4 +112,4 @@ _COLUMNS = (
     ("prompt\nchars", "prompt_length", lambda length: f"{length:.0f}"),
     ("ms per\nquery", "latency_ms", _milliseconds),
 )
-"""Heading, field of SelectorScores, how it is shown."""
+"""Heading, field of SelectorScores, how it is shown. A column that has no figure is left out."""

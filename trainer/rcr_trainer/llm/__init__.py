@@ -1,1 +1,1 @@
-"""The one place that calls a language model: dedupe, cache, retries, budget; and an offline simulator of one."""
+"""The one place that calls a language model: dedupe, cache, retries, budget."""

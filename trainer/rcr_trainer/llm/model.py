@@ -152,7 +152,7 @@ class LanguageModel:
 
         Raises:
             UnscoredError: the server ignores or refuses each way, or a response has no usable probabilities.
-            ConfigError: the model tells no probabilities (a chat model, a simulator).
+            ConfigError: the model tells no probabilities (a chat model).
             LLMError: as `generate`.
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]

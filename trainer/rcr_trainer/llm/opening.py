@@ -32,7 +32,7 @@ def open_llm(
         ConfigError: no model name; no API key for OpenAI's own server; no such folder.
         DataError: the cache file can't be used.
     """
-    if not (settings.model or "").strip():
+    if not settings.given:
         raise ConfigError(
             "llm.model is required: the name of a model that the server has, or of a local folder (there is no "
             "default, since models come and go: OpenAI has shut down those that older programs name)"

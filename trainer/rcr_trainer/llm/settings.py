@@ -17,9 +17,8 @@ from langchain_rcr.section import Section
 class LLMSettings(Section):
     """The language model that answers the prompts, while GRPO trains and in the comparison."""
 
-    kind: Literal["completion", "chat", "local", "simulator"] = "completion"
-    """completion or chat: a server that speaks OpenAI's protocol; local: a folder for transformers; simulator: no
-    language model, but a stand-in that knows the gold programs (StructureBoundLLM)."""
+    kind: Literal["completion", "chat", "local"] = "completion"
+    """completion or chat: a server that speaks OpenAI's protocol; local: a folder for transformers."""
     model: str | None = None
     """Name of the model on the server, or folder or hub name of a local one; there is no default."""
     base_url: str | None = None
@@ -61,13 +60,11 @@ class LLMSettings(Section):
     """Tokens at most, read and written."""
     budget_money: float | None = Field(None, ge=0)
     """Dollars at most; needs the prices."""
-    simulator_size: int = Field(2, ge=1)
-    """kind simulator: nodes of the largest structures that a prompt must show."""
 
     @property
     def given(self) -> bool:
         """Whether the settings name a model."""
-        return self.kind == "simulator" or bool((self.model or "").strip())
+        return bool((self.model or "").strip())
 
     @property
     def scores(self) -> bool:

@@ -28,7 +28,7 @@ def paper(given: argparse.Namespace) -> None:
     # So that a fault is named with the place where it was given. All runs have GRPO.
     config = load_config(given.config, {**flags, "grpo.enabled": "true"})
     if config.evaluation.answers is not False and not config.llm.given:
-        raise ConfigError("no language model is named: give --llm, such as simulator or local:FOLDER")
+        raise ConfigError("no language model is named: give --llm, such as local:FOLDER or completion:NAME")
     settings = merged({"evaluation": {"answers": True}}, given_settings(given.config, flags))
     table = TABLES[given.table]
     splits = table.splits if given.splits is None else named_splits(given.splits)

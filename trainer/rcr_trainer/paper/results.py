@@ -117,7 +117,7 @@ class Result:
     def markdown(self) -> str:
         """Two tables: rows by splits, with the paper's figures in brackets; then every metric over all splits."""
         splits = [*self.columns, MEAN] if len(self.columns) > 1 else self.columns
-        title, digits = self._title(self.metric), _METRICS[self.metric][1]
+        title, digits = _METRICS[self.metric]
         lines = [f"# {self.table.title}", "", self._note(), "", f"## {title}", ""]
         lines += _markdown_row([self.name, *map(self._heading, splits)])
         for label in self.rows:
@@ -132,7 +132,7 @@ class Result:
     def _means(self) -> tuple[list[str], dict[str, list[str]]]:
         """The second table: titles of its columns, and by row a cell for each."""
         shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
-        gaps, head = self.gaps, [self._title(key) for key in shown]
+        gaps, head = self.gaps, [title for title, _ in shown.values()]
         if gaps:
             head.append(f"{self.table.reference} less this, points of exact match (95 % interval)")
         rows = {}
@@ -192,7 +192,7 @@ class Result:
             for series, points in self._series(metric).items():
                 colour, marker = next(styles)
                 axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=series, linewidth=1.5)
-            axes.set_title(self._simulated(metric) + title, loc="left", fontsize=9)
+            axes.set_title(title, loc="left", fontsize=9)
             axes.set_xlabel(self.table.x)
             tidy(axes)
         handles = figure.axes[0].get_legend_handles_labels() if figure.axes else ([], [])
@@ -211,13 +211,6 @@ class Result:
 
     # ------------------------------------------------------------------ words
 
-    def _simulated(self, metric: str) -> str:
-        by_answers = metric in ("exact_match", "jaccard", "execution")
-        return "simulated " if by_answers and any(outcome.simulated for outcome in self.outcomes) else ""
-
-    def _title(self, metric: str) -> str:
-        return self._simulated(metric) + _METRICS[metric][0]
-
     def _heading(self, column: str) -> str:
         """The column's name, and how many of COVR's ten splits it has if not all."""
         splits = {outcome.split for outcome in self.outcomes if _column(outcome) == column}
@@ -233,8 +226,7 @@ class Result:
         seeds = ", ".join(map(str, sorted({outcome.seed for outcome in self.outcomes})))
         over = f"Seeds {seeds}: mean ± standard deviation" if "," in seeds else f"Seed {seeds}"
         beside = f" In brackets: the paper's ({own['where']})." if own and self.metric == "exact_match" else ""
-        simulated = " Answers are simulated, by no language model." if self._simulated("exact_match") else ""
-        return f"{over}.{beside}{self._origins()}{simulated}"
+        return f"{over}.{beside}{self._origins()}"
 
     def _origins(self) -> str:
         """Which splits are published and which drawn."""

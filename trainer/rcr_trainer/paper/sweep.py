@@ -77,7 +77,6 @@ class Outcome:
         metrics: figures by name, those of `SelectorScores`; None: not measured.
         answered: of each question that the language model answered, its id, the key of its program and whether the
             answer is exact.
-        simulated: the answers are no language model's.
         origin: of the split, see `splits.origin`.
     """
 
@@ -86,7 +85,6 @@ class Outcome:
     seed: int
     metrics: Mapping[str, float | None]
     answered: Mapping[str, tuple[str, bool]]
-    simulated: bool
     origin: str = "published"
 
 
@@ -231,8 +229,8 @@ class Sweep:
         llm = LLMSettings.model_validate(self.settings.get("llm", {}))
         if llm.given and llm.scores:
             return ""
-        who = {"simulator": "the simulator doesn't give", "chat": "a chat model doesn't give"}
-        return f"needs log-likelihoods, which {who.get(llm.kind, 'only a language model gives')}"
+        who = "a chat model doesn't give" if llm.kind == "chat" else "only a language model gives"
+        return f"needs log-likelihoods, which {who}"
 
     # ------------------------------------------------------------------ the settings of a cell
 
@@ -338,9 +336,7 @@ def _outcomes(cell: Cell, variant: Variant) -> Iterator[Outcome]:
             continue
         metrics = {key: value for key, value in asdict(scores).items() if not isinstance(value, str | list | dict)}
         metrics["pick_seconds"] = scores.latency_batch_ms * report.n / 1000
-        simulated = report.answers is not None and report.answers.simulated
-        answered, where = _answered(picks, selector), origin(cell.config.data)
-        yield Outcome(row, cell.split, cell.seed, metrics, answered, simulated, where)
+        yield Outcome(row, cell.split, cell.seed, metrics, _answered(picks, selector), origin(cell.config.data))
 
 
 def _row(variant: Variant, selector: str) -> Row | None:
