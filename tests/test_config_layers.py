@@ -103,12 +103,12 @@ def test_the_name_is_that_of_the_file_unless_given(yaml_file):
         ("[" * 1_000, ["nested too deeply"]),
         pytest.param("[" * 30_000, ["nested too deeply"], marks=pytest.mark.slow),  # where libyaml overflows the stack
         ("name: ../up", ["name", "letters", "'../up'"]),
-        (f"seed: 0x{'f' * 10_000}", ["line 1", "a number of at most 4,300 digits"]),
-        (f"name: -0x{'f' * 10_000}", ["line 1", "a number of at most 4,300 digits"]),
-        (f"seed: {'9' * 5_000}", ["line 1", "a number of at most 4,300 digits"]),
-        (f"seed: 59{':59' * 4_000}", ["line 1", "a number of at most 4,300 digits"]),
+        (f"seed: 0x{'f' * 10_000}", ["line 1", "a number of at most 3,500 digits"]),
+        (f"name: -0x{'f' * 10_000}", ["line 1", "a number of at most 3,500 digits"]),
+        (f"seed: {'9' * 5_000}", ["line 1", "a number of at most 3,500 digits"]),
+        (f"seed: 59{':59' * 4_000}", ["line 1", "a number of at most 3,500 digits"]),
         (f"sft:\n  lr: 59{':59' * 4_000}.5", ["not YAML", "too large"]),
-        (f"llm:\n  extra_body: {{a: 0x{'f' * 10_000}}}", ["line 2", "a number of at most 4,300 digits"]),
+        (f"llm:\n  extra_body: {{a: 0x{'f' * 10_000}}}", ["line 2", "a number of at most 3,500 digits"]),
     ],
 )
 def test_a_bad_file_is_named_with_line_field_and_value(yaml_file, text, parts):

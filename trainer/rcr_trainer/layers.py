@@ -1,8 +1,8 @@
 """Reading and writing the settings of a run (`rcr_trainer.settings`): YAML file < environment < flags.
 
-The layers are our own. pydantic-settings names neither the line of a file nor the variable or flag that a bad value
-came from, accepts keys that are set twice and unknown variables, and suggests nothing for a typo: each of its sources
-would have to be replaced.
+The layers are our own. pydantic-settings (2.16) names no line, variable or flag that a bad value comes from, passes
+over missing files, keys that are set twice and unknown variables, suggests nothing for a typo, takes lists in
+variables as JSON alone, and has no flags for settings that only some families have.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ import difflib
 import os
 import re
 import textwrap
-import types
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from langchain_rcr.families import Family, ModelSettings, families
+from langchain_rcr.families import Family, families
 from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.redaction import HIDDEN, PLACES, redact, remember, without_secrets
@@ -33,6 +32,8 @@ from rcr_trainer.settings_file import read_settings_file, read_value
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
 """Variables with our prefix that are no settings: RCR_DATA tells the project's tests where the corpora lie."""
+
+_KINDS = {"list": "LIST", "dict": "MAPPING", "int": "INT", "float": "FLOAT", "bool": "BOOL", "Path": "PATH"}
 
 _Given = dict[str, tuple[Any, str]]
 """Dotted path → value and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS", "--sft.epochs"."""
@@ -83,14 +84,8 @@ class Setting:
         """The type as help texts name it: {one,other}, INT, FLOAT, BOOL, PATH, LIST, MAPPING or TEXT."""
         if choices := self.choices:
             return f"{{{','.join(choices)}}}"
-        annotation = self.info.annotation
-        parts = get_args(annotation) if get_origin(annotation) in (types.UnionType, Union) else (annotation,)
-        if any(get_origin(part) is list for part in parts):
-            return "LIST"
-        if any(get_origin(part) is dict for part in parts):
-            return "MAPPING"
-        names = {int: "INT", float: "FLOAT", bool: "BOOL", Path: "PATH"}
-        return next((names[part] for part in parts if part in names), "TEXT")
+        found = re.search(r"\b(list|dict|int|float|bool|Path)\b", str(self.info.annotation))
+        return _KINDS[found[1]] if found else "TEXT"
 
     @property
     def comment(self) -> str:
@@ -107,60 +102,43 @@ class Setting:
         return self.comment if self.families else f"{self.comment} (default: {_plain(self.default)})"
 
 
+def sections() -> dict[str, type[BaseModel]]:
+    """The model of each section, by name; "" is the top level."""
+    kinds = {name: info.annotation for name, info in Settings.model_fields.items()}
+    inner = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
+    return {"": Settings, **inner}
+
+
 @cache
 def settings() -> dict[str, Setting]:
     """Every setting by its dotted path, top level first, then section by section, in the order of their fields."""
-    every = families()
-    found: list[Setting] = []
-    below: list[Setting] = []
-    for name, info in Settings.model_fields.items():
-        if name == "model":
-            below += _of_families(every)
-        elif isinstance(info.annotation, type) and issubclass(info.annotation, BaseModel):
-            below += _of_section(name, info.annotation, every)
-        else:
-            found.append(Setting(name, info, _on_one_line(info), {}))
-    return {setting.path: setting for setting in (*found, *below)}
+    found: dict[str, Setting] = {}
+    for section, model in sections().items():
+        models = {family: family.Settings if section == "model" else model for family in families()}
+        for name in dict.fromkeys(name for each in (model, *models.values()) for name in each.model_fields):
+            path = f"{section}.{name}" if section else name
+            if path not in sections():
+                found[path] = _setting(path, model.model_fields.get(name), models)
+    return found
 
 
-def _of_section(section: str, model: type[BaseModel], every: Sequence[Family]) -> Iterator[Setting]:
-    tables = {family.name: family.training.get(section, {}) for family in every}
-    for name, info in model.model_fields.items():
-        defaults = {family: table[name] for family, table in tables.items() if name in table}
-        yield Setting(f"{section}.{name}", info, _on_one_line(info), _unless_equal(defaults, info.default))
-
-
-def _of_families(every: Sequence[Family]) -> Iterator[Setting]:
-    """The section `model`: what all families have, then what only some have."""
-    fields = {family.name: family.Settings.model_fields for family in every}
-    common = ModelSettings.model_fields
-    for name in dict.fromkeys([*common, *(name for each in fields.values() for name in each)]):
-        infos = {family: each[name] for family, each in fields.items() if name in each}
-        texts: dict[str, list[str]] = {}
-        for family, info in infos.items():
-            texts.setdefault(_on_one_line(info), []).append(family)
-        text = (
-            " ".join(texts) if len(texts) == 1 else " ".join(f"{', '.join(of)}: {each}" for each, of in texts.items())
-        )
-        info = common.get(name) or next(iter(infos.values()))
-        defaults = {family: each.get_default() for family, each in infos.items()}
-        yield Setting(
-            f"model.{name}", info, text, _unless_equal(defaults, info.default) if name in common else defaults
-        )
-
-
-def _on_one_line(info: FieldInfo) -> str:
-    return " ".join((info.description or "").split())
-
-
-def _unless_equal(defaults: dict[str, Any], default: Any) -> dict[str, Any]:
-    return {} if all(value == default for value in defaults.values()) else defaults
+def _setting(path: str, common: FieldInfo | None, models: Mapping[Family, type[BaseModel]]) -> Setting:
+    """A setting of the section that each family has a model of; `common` is the field that all families share."""
+    section, _, name = path.rpartition(".")
+    infos = {family: model.model_fields[name] for family, model in models.items() if name in model.model_fields}
+    defaults = {f.name: f.training.get(section, {}).get(name, info.get_default()) for f, info in infos.items()}
+    if common is not None and all(value == common.get_default() for value in defaults.values()):
+        defaults = {}
+    texts: dict[str, list[str]] = {}
+    for family, info in infos.items():
+        texts.setdefault(" ".join((info.description or "").split()), []).append(family.name)
+    text = next(iter(texts)) if len(texts) == 1 else " ".join(f"{', '.join(of)}: {each}" for each, of in texts.items())
+    return Setting(path, common or next(iter(infos.values())), text, defaults)
 
 
 def section_title(section: str) -> str:
     """The one line that describes a section ("" is the top level)."""
-    model = Settings.model_fields[section].annotation if section else Settings
-    return (model.__doc__ or "").partition("\n")[0]
+    return (sections()[section].__doc__ or "").partition("\n")[0]
 
 
 def _plain(value: object) -> str:
@@ -199,12 +177,7 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
 
 def to_yaml(config: Settings) -> str:
     """The settings of a run as YAML that `load_config` reads back to the same but for secrets, which are left out."""
-    values = {
-        name: {key: without_secrets(inner) for key, inner in value.items()}
-        if isinstance(value, dict)
-        else without_secrets(value)
-        for name, value in config.model_dump(mode="json").items()
-    }
+    values = _nested({path: without_secrets(value) for path, value in _flat(config).items()})
     text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
     return text
 
@@ -217,9 +190,10 @@ def differences(one: Settings, other: Settings, *, ignore: Collection[str] = ())
 
 
 def _flat(config: Settings) -> dict[str, Any]:
+    """Its values by dotted path, as JSON has them."""
     found: dict[str, Any] = {}
-    for name, value in config:
-        found |= {f"{name}.{key}": each for key, each in value} if isinstance(value, BaseModel) else {name: value}
+    for name, value in config.model_dump(mode="json").items():
+        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
     return found
 
 
@@ -250,7 +224,7 @@ def load_config(
         remember(given.get(place, ("", ""))[0])
     if path is not None:
         given.setdefault("name", (run_name(path), str(path)))
-    return checked(_nested(given), given)
+    return checked(_values(given), given)
 
 
 def run_name(path: str | os.PathLike[str]) -> str:
@@ -268,7 +242,7 @@ def given_settings(
     Raises:
         ConfigError: a key is unknown, or the file can't be read.
     """
-    return _nested(_layers(path, flags, environ))
+    return _values(_layers(path, flags, environ))
 
 
 def checked(nested: Mapping[str, Any], given: _Given | None = None) -> Settings:
@@ -325,20 +299,41 @@ def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+def _values(given: _Given) -> dict[str, Any]:
+    return _nested({path: value for path, (value, _) in given.items()})
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by section, from those by dotted path."""
+    nested: dict[str, Any] = {}
+    for path, value in values.items():
+        section, _, name = path.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = value
+    return nested
+
+
 def _layers(
     path: str | os.PathLike[str] | None, flags: Mapping[str, str] | None, environ: Mapping[str, str] | None
 ) -> _Given:
-    given = _from_file(Path(path)) if path is not None else {}
-    given |= _from_environment(os.environ if environ is None else environ)
-    return given | _from_flags(flags or {})
-
-
-def _nested(given: _Given) -> dict[str, Any]:
-    nested: dict[str, Any] = {}
-    for dotted, (value, _) in given.items():
-        section, _, name = dotted.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[name] = value
-    return nested
+    known, given = settings(), {}
+    for dotted, value, where in read_settings_file(Path(path), sections().keys()) if path is not None else ():
+        if dotted not in known:
+            raise ConfigError(f"{where}: {unknown_key(dotted, known)}")
+        given[dotted] = value, where
+    variables = {_variable(each): each for each in known}
+    for name, text in (os.environ if environ is None else environ).items():
+        if not name.startswith(PREFIX) or name in RESERVED:
+            continue
+        if name not in variables:
+            near = difflib.get_close_matches(name, variables, 1)
+            hint = f"did you mean {near[0]}?" if near else f"settings are {PREFIX}NAME and {PREFIX}SECTION__NAME"
+            raise ConfigError(f"unknown setting in the environment variable {name}: {hint}")
+        given[variables[name]] = parse_text(known[variables[name]], text), name
+    for dotted, text in (flags or {}).items():
+        if dotted not in known:
+            raise ConfigError(unknown_key(dotted, known))
+        given[dotted] = parse_text(known[dotted], text), f"--{dotted}"
+    return given
 
 
 def parse_text(setting: Setting, text: str) -> Any:
@@ -348,17 +343,11 @@ def parse_text(setting: Setting, text: str) -> Any:
     """
     if text.strip().lower() == "null":
         return None
-    unreadable = suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError)
-    if setting.kind == "MAPPING":
-        with unreadable:
-            return read_value(text)
-    if setting.kind != "LIST":
-        return text
-    if text.lstrip().startswith("["):
-        with unreadable:
-            return read_value(text, yaml.BaseLoader)  # which makes texts, lists and mappings alone
-    inner = text.strip().removeprefix("[").removesuffix("]")
-    return [part.strip().strip("'\"") for part in inner.split(",") if part.strip()]
+    is_list, listed = setting.kind == "LIST", text.strip().removeprefix("[").removesuffix("]")
+    if setting.kind == "MAPPING" or (is_list and text.lstrip().startswith("[")):
+        with suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
+            return read_value(text, yaml.BaseLoader if is_list else yaml.SafeLoader)  # the former makes no numbers
+    return [part.strip().strip("'\"") for part in listed.split(",") if part.strip()] if is_list else text
 
 
 def _variable(path: str) -> str:
@@ -367,48 +356,12 @@ def _variable(path: str) -> str:
 
 def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
     """What to say of an unknown dotted path: that it is a section, or unknown, and which known one is nearest."""
-    section, _, name = path.rpartition(".")
-    siblings = [setting.name for setting in known.values() if setting.section == section]
-    sections = {setting.section for setting in known.values()} - {""}
-    if path in sections:
-        first = next(each for each in known.values() if each.section == path)
-        return f"'{path}' is a section, not a setting: set one of its own, such as {first.path}"
-    near = [f"{section}.{word}" if section else word for word in difflib.get_close_matches(name, siblings, 1)]
-    near += [setting.path for setting in known.values() if setting.name == name]
-    near += difflib.get_close_matches(path, [*known, *sections], 1)
+    if path in sections():
+        first = next((each.path for each in known.values() if each.section == path), "")
+        return f"'{path}' is a section, not a setting: set one of its own, such as {first}"
+    near = [setting.path for setting in known.values() if setting.name == path.rpartition(".")[2]]
+    near += difflib.get_close_matches(path, [*known, *sections()], 1)
     return f"unknown setting '{path}'" + (f": did you mean '{near[0]}'?" if near else "")
-
-
-def _from_flags(flags: Mapping[str, str]) -> _Given:
-    known = settings()
-    for path in flags:
-        if path not in known:
-            raise ConfigError(unknown_key(path, known))
-    return {path: (parse_text(known[path], text), f"--{path}") for path, text in flags.items()}
-
-
-def _from_environment(environ: Mapping[str, str]) -> _Given:
-    variables = {_variable(path): setting for path, setting in settings().items()}
-    found: _Given = {}
-    for name, text in environ.items():
-        if not name.startswith(PREFIX) or name in RESERVED:
-            continue
-        if name not in variables:
-            near = difflib.get_close_matches(name, variables, 1)
-            hint = f"did you mean {near[0]}?" if near else f"settings are {PREFIX}NAME and {PREFIX}SECTION__NAME"
-            raise ConfigError(f"unknown setting in the environment variable {name}: {hint}")
-        found[variables[name].path] = (parse_text(variables[name], text), name)
-    return found
-
-
-def _from_file(path: Path) -> _Given:
-    known = settings()
-    found: _Given = {}
-    for dotted, (value, where) in read_settings_file(path, {setting.section for setting in known.values()} - {""}):
-        if dotted not in known:
-            raise ConfigError(f"{where}: {unknown_key(dotted, known)}")
-        found[dotted] = value, where
-    return found
 
 
 def _explain(error: ValidationError, given: _Given) -> str:

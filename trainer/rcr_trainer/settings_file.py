@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from yaml.constructor import ConstructorError
 
 from langchain_rcr.section import show
 from rcr_trainer.errors import ConfigError
@@ -15,25 +14,11 @@ from rcr_trainer.redaction import redact
 
 _MOST_NODES = 100_000
 """Values in a settings file, at most; there are some 150 settings."""
+_MOST_DIGITS = 3_500
+"""Of a number, however it is written: Python writes out no more than 4,300 decimal digits."""
 
 
-class SettingsLoader(yaml.SafeLoader):
-    """Refuses numbers that Python wouldn't write out again. Not libyaml's: on deep nesting that overflows the stack."""
-
-    def construct_yaml_int(self, node: Any) -> int:
-        """A whole number."""
-        try:
-            value: int = super().construct_yaml_int(node)
-            str(value)
-        except ValueError:
-            raise ConstructorError(None, None, "not a number of at most 4,300 digits", node.start_mark) from None
-        return value
-
-
-SettingsLoader.add_constructor("tag:yaml.org,2002:int", SettingsLoader.construct_yaml_int)
-
-
-def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[str, tuple[Any, str]]]:
+def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[str, Any, str]]:
     """Dotted paths, each with its value and where it stands: "demo.yaml line 3".
 
     Args:
@@ -44,62 +29,64 @@ def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[
         ConfigError: it can't be read, is no YAML, is too large or no mapping, or sets a key twice.
     """
     try:
-        loader = SettingsLoader(path.read_text(encoding="utf-8-sig"))
-        root = loader.get_single_node()
-        _check_size(root)
-        if root is not None:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))  # libyaml's overflows the stack on deep nesting
+        if (root := _root_of(loader)) is not None:
             yield from _flatten(loader, root, path, sections)
         return
-    except FileNotFoundError:
-        msg = f"{path}: no such file (`rcr-train init {path}` writes one with all settings)"
-    except UnicodeDecodeError:
-        msg = f"{path}: not a text file in UTF-8"
-    except OSError as error:
-        msg = f"{path}: can't be read: {error.strerror}"
-    except RecursionError:
-        msg = f"{path}: not a settings file: nested too deeply"
     except ConfigError:
         raise
+    except FileNotFoundError:
+        msg = f": no such file (`rcr-train init {path}` writes one with all settings)"
+    except UnicodeDecodeError:
+        msg = ": not a text file in UTF-8"
+    except OSError as error:
+        msg = f": can't be read: {error.strerror}"
+    except RecursionError:
+        msg = ": not a settings file: nested too deeply"
     except (ValueError, OverflowError) as error:  # a date that isn't, 59:59:… with thousands of groups and a point
-        msg = f"{path}: not YAML: {redact(str(error))[:200]}"
+        msg = f": not YAML: {redact(str(error))[:200]}"
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         where = f" line {mark.line + 1}" if mark is not None else ""
-        msg = f"{path}{where}: not YAML: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
-    raise ConfigError(msg) from None
+        msg = f"{where}: not YAML: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
+    raise ConfigError(f"{path}{msg}") from None
 
 
-def read_value(text: str, kind: type[Any] = SettingsLoader) -> Any:
+def read_value(text: str, kind: type[Any]) -> Any:
     """What a piece of YAML stands for, read by a loader of this kind.
 
     Raises:
         yaml.YAMLError, ValueError, OverflowError, RecursionError: it is none, or too large.
     """
     loader = kind(text)
-    root = loader.get_single_node()
-    _check_size(root)
+    root = _root_of(loader)
     return None if root is None else loader.construct_document(root)
 
 
-def _check_size(root: Any) -> None:
-    """Refuse YAML that aliases (`*name`) make endless, or larger than any settings when they are written out."""
+def _root_of(loader: Any) -> Any:
+    """The YAML's node; refused where aliases (`*name`) make it endless, or where it is larger than any settings."""
     sizes: dict[int, int] = {}
 
     def size(node: Any) -> int:
+        if isinstance(node, tuple):
+            return sum(map(size, node))
+        if node.tag.endswith(":int") and len(node.value) > _MOST_DIGITS:
+            problem = f"not a number of at most {_MOST_DIGITS:,} digits"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
         if id(node) not in sizes:
             sizes[id(node)] = _MOST_NODES  # what stands within itself
-            inner = node.value if isinstance(node.value, list) else []
-            pairs = (each if isinstance(each, tuple) else (each,) for each in inner)
-            sizes[id(node)] = 1 + sum(size(each) for pair in pairs for each in pair)
+            sizes[id(node)] = 1 + (sum(map(size, node.value)) if isinstance(node.value, list) else 0)
         return sizes[id(node)]
 
+    root = loader.get_single_node()
     if root is not None and size(root) > _MOST_NODES:
         raise yaml.YAMLError(f"more than {_MOST_NODES:,} values, aliases written out")
+    return root
 
 
 def _flatten(
     loader: Any, root: Any, path: Path, sections: Collection[str], prefix: str = ""
-) -> Iterator[tuple[str, tuple[Any, str]]]:
+) -> Iterator[tuple[str, Any, str]]:
     """The values of a YAML mapping node by dotted path; what is under a section's name is one level down."""
     where = f"{path} line {root.start_mark.line + 1}"
     if root.id != "mapping":
@@ -117,4 +104,4 @@ def _flatten(
             elif (value := loader.construct_object(node, deep=True)) is not None:
                 raise ConfigError(f"{where}: '{key}' is a section with settings of its own, not {show(value)}")
         else:
-            yield key, (loader.construct_object(node, deep=True), where)
+            yield key, loader.construct_object(node, deep=True), where
