@@ -66,7 +66,7 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPars
 
 def settings_page() -> str:
     """The reference of the settings, from their model."""
-    from rcr_trainer.layers import section_title, settings
+    from rcr_trainer.layers import plain, section_title, settings
 
     text = [
         "# Settings",
@@ -80,11 +80,7 @@ def settings_page() -> str:
             section = setting.section
             text += ["", f"## {section or 'The run'}", "", section_title(section), ""]
             text += ["| setting | default | what it sets |", "|---|---|---|"]
-        default = "by family" if setting.families else f"`{_plain(setting.default)}`"
+        default = "by family" if setting.families else f"`{plain(setting.default)}`"
         about = setting.comment.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
         text.append(f"| `{setting.path}` | {default} | {about} |")
     return "\n".join(text)
-
-
-def _plain(value: object) -> str:
-    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

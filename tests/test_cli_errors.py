@@ -255,7 +255,8 @@ def test_a_signal_is_control_c(tiny, here, name):
     script = (
         "import os, signal, sys\nfrom rcr_trainer import cli, pipeline\n"
         f"pipeline.sft_stage = lambda *_: os.kill(os.getpid(), signal.{name}) or signal.pause()\n"
-        "sys.exit(cli.main(['run', 'tiny.yaml']))"
+        "sys.argv[1:] = ['run', 'tiny.yaml']\n"
+        "sys.exit(cli.main())"
     )
     result = warm.run("-c", script, cwd=here)
     assert result.returncode == 130

@@ -55,7 +55,7 @@ def test_a_finished_run_goes_on_to_more_epochs(capsys, here):
     assert weights(here / "longer") != weights(here / "whole")
     assert "sft.epochs (2, now 5); --resume goes on" in refused(capsys, *SFT, "--name=longer", "--sft.epochs=5")
     done(*SFT, "--name=longer", "--sft.epochs=5", "--resume")
-    assert "goes on with the learning rates of its new length" not in capsys.readouterr().err
+    assert "resumes with the learning rates of its new length" not in capsys.readouterr().err
     assert weights(here / "longer") == weights(here / "whole")
     assert curve(here / "longer", "sft") == curve(here / "whole", "sft")
     assert Run.open(here / "longer").config.sft.epochs == 5

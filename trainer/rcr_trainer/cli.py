@@ -10,10 +10,9 @@ import argparse
 import signal
 import sys
 import textwrap
-import threading
 import traceback
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -46,14 +45,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        with _terminated_like_interrupted():
-            parser = build_parser(arguments)
-            if not arguments:
-                parser.print_help()
-                return 0
-            given = parser.parse_args(arguments)
-            function = given.command
-            return (resolve_name(function) if isinstance(function, str) else function)(given) or 0
+        if argv is None:  # SIGTERM (of `timeout`, SLURM, `docker stop`) is Ctrl-C.
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        parser = build_parser(arguments)
+        if not arguments:
+            parser.print_help()
+            return 0
+        given = parser.parse_args(arguments)
+        function = given.command
+        return (resolve_name(function) if isinstance(function, str) else function)(given) or 0
     except KeyboardInterrupt:
         say(f"{PROG}: interrupted" + (" (--resume continues the run)" if {"run", "sft"} & set(arguments[:1]) else ""))
         return 130
@@ -66,19 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         half = _LONGEST // 2
         say(f"{PROG}: error: {line if len(line) <= _LONGEST else f'{line[:half]} … {line[-half:]}'}")
         return 2
-
-
-@contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
-    """SIGTERM (of `timeout`, SLURM, `docker stop`) is Ctrl-C until the block ends; only a main thread can take it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _line_of(error: Exception) -> str | None:

@@ -12,6 +12,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import groupby
 from typing import Any, NoReturn
 
 PROG = "rcr-train"
@@ -76,23 +77,22 @@ def command(
 
 def add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> None:
     """A flag for each setting, grouped by section; the help is the field's description."""
-    from rcr_trainer.layers import section_title, settings
+    from rcr_trainer.layers import plain, section_title, settings
 
     chosen = {path: setting for path, setting in settings().items() if wanted(path)}
     short = {"evaluation.split": ["--split"], "evaluation.k": ["--k"]} if parser.prog.endswith("evaluate") else {}
-    groups: dict[str, Any] = {}
-    for path, setting in chosen.items():
-        section = setting.section
-        if section not in groups:
-            groups[section] = parser.add_argument_group(section or "run", section_title(section))
-        groups[section].add_argument(
-            f"--{path}",
-            *short.get(path, []),
-            dest=_SETTING + path,
-            default=argparse.SUPPRESS,
-            metavar=setting.kind,
-            help=setting.help.replace("%", "%%"),
-        )
+    for section, each in groupby(chosen.values(), key=lambda setting: setting.section):
+        group = parser.add_argument_group(section or "run", section_title(section))
+        for setting in each:
+            default = "" if setting.families else f" (default: {plain(setting.default)})"
+            group.add_argument(
+                f"--{setting.path}",
+                *short.get(setting.path, []),
+                dest=_SETTING + setting.path,
+                default=argparse.SUPPRESS,
+                metavar=setting.kind,
+                help=f"{setting.comment}{default}".replace("%", "%%"),
+            )
     parser.set_defaults(settings=chosen)
 
 

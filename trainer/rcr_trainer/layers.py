@@ -93,15 +93,11 @@ class Setting:
         text = self.description
         explained = "; ".join(f"{name}: {meaning}" for name, meaning in self.choices.items() if meaning)
         text += f" {explained}." if explained else ""
-        each = ", ".join(f"{family} {_plain(value)}" for family, value in self.families.items())
+        each = ", ".join(f"{family} {plain(value)}" for family, value in self.families.items())
         return f"{text} null: by family, {each}." if each else text
 
-    @property
-    def help(self) -> str:
-        """The comment and the default."""
-        return self.comment if self.families else f"{self.comment} (default: {_plain(self.default)})"
 
-
+@cache
 def sections() -> dict[str, type[BaseModel]]:
     """The model of each section, by name; "" is the top level."""
     kinds = {name: info.annotation for name, info in Settings.model_fields.items()}
@@ -141,9 +137,10 @@ def section_title(section: str) -> str:
     return (sections()[section].__doc__ or "").partition("\n")[0]
 
 
-def _plain(value: object) -> str:
+def plain(value: object) -> str:
+    """A default as help texts show it."""
     if isinstance(value, list):
-        return ",".join(map(_plain, value))
+        return ",".join(map(plain, value))
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 

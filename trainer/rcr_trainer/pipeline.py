@@ -21,7 +21,7 @@ from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.locking import hold
 from rcr_trainer.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
-from rcr_trainer.runs import INCIDENTAL, Run, names_in
+from rcr_trainer.runs import INCIDENTAL, Run, in_short, names_in
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
     LANGUAGE,
@@ -221,10 +221,7 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
     changed, run = _changed(config), Run.open(config.folder, trust=True)
     others = [change for change in changed if not change.startswith("evaluation.")]
     if others and run.done("grpo" if until != "sft" and run.config.grpo.enabled else "sft"):
-        more = f" and {len(others) - 2} more" if len(others) > 2 else ""
-        raise ConfigError(
-            f"{config.folder} holds a run with other settings: {', '.join(others[:2])}{more}; give another --out"
-        )
+        raise ConfigError(f"{config.folder} holds a run with other settings: {in_short(others)}; give another --out")
     if changed:
         return False
     return run.done(until) and (unpaid or until != "evaluation" or not _unpaid(run))
@@ -268,17 +265,14 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
 
     config = run.config
     if config.sft.checkpoint is not None:
-        if run.writes:
-            logger.info("policy taken from %s instead of trained", config.sft.checkpoint)
-            save_checkpoint(run.checkpoint, load_start(config, task.pool), task.pool, config)
-        return
-    model = build_model(config, task, run.vectors)
-    if not config.sft.enabled:
-        if run.writes:
+        logger.info("policy taken from %s instead of trained", config.sft.checkpoint)
+        model = load_start(config, task.pool)
+    else:
+        model = build_model(config, task, run.vectors)
+        if config.sft.enabled:
+            sft.train(_job(run, "sft", model, task, task.queries, processes), config.sft)
+        else:
             logger.info("no SFT: the policy is as it was built")
-            save_checkpoint(run.checkpoint, model, task.pool, config)
-        return
-    sft.train(_job(run, "sft", model, task, task.queries, processes), config.sft)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool, config)
 

@@ -25,7 +25,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,8 +53,8 @@ INCIDENTAL = (
     *("llm.price_prompt", "llm.price_completion", "llm.budget_calls", "llm.budget_tokens", "llm.budget_money"),
 )
 """Settings that change no result: a run may be continued with other values, such as a larger budget."""
-_LENGTHS = {"sft": ("sft.epochs", "sft.max_steps"), "grpo": ("grpo.epochs", "grpo.max_steps")}
-"""By stage the settings that a run may be continued with larger values of."""
+_LENGTHS = ("sft.epochs", "sft.max_steps", "grpo.epochs", "grpo.max_steps")
+"""Settings that a run may be continued with larger values of."""
 
 
 class Run:
@@ -62,6 +62,10 @@ class Run:
 
     Attributes:
         path: the folder.
+        data: the folder of its split.
+        checkpoint: the folder of the trained policy and its pool.
+        sft_checkpoint: where GRPO follows: the folder of the policy that SFT left, with its pool.
+        state: the folder for the training states, one for each stage.
         config: the run's settings.
         writes: whether this object writes into the folder.
         foreign: the settings whose values the folder gave, not the caller: see `rcr_trainer.trust`.
@@ -78,6 +82,8 @@ class Run:
         foreign: frozenset[str] = frozenset(),
     ) -> None:
         self.path = path
+        self.data, self.state = path / "data", path / "state"
+        self.checkpoint, self.sft_checkpoint = path / "checkpoint", path / "checkpoint-sft"
         self.config = config
         self.writes = writes
         self.foreign = foreign
@@ -121,14 +127,12 @@ class Run:
     @classmethod
     def _continue(cls, folder: Path, config: Settings, *, resume: bool) -> Run:
         run = cls.open(folder, trust=True)
-        lengths = [path for paths in _LENGTHS.values() for path in paths]
-        changed = differences(run.config, config, ignore=(*INCIDENTAL, *lengths))
+        changed = differences(run.config, config, ignore=(*INCIDENTAL, *_LENGTHS))
         longer = _longer(run.config, config)
         if changed:
-            more = f" and {len(changed) - 2} more" if len(changed) > 2 else ""
             raise ConfigError(
-                f"{folder} holds a run with other settings: {', '.join(changed[:2])}{more}; "
-                "give this one another name, or --overwrite"
+                f"{folder} holds a run with other settings: {in_short(changed)}; give this one another name, or "
+                "--overwrite"
             )
         if run.status != "finished" and not resume:
             raise ConfigError(
@@ -180,30 +184,9 @@ class Run:
         record = _read_record(folder / "run.json")
         if not (folder / "config.yaml").is_file():
             raise CheckpointError(f"{folder} is damaged: config.yaml is missing")
-        if config is not None or trust:
-            return cls(folder, config or run_config(folder / "config.yaml", flags), record, writes=writes)
-        foreign = frozenset(settings().keys() - (flags or {}).keys())
-        return cls(folder, run_config(folder / "config.yaml", flags), record, writes=writes, foreign=foreign)
-
-    @property
-    def data(self) -> Path:
-        """The folder of its split."""
-        return self.path / "data"
-
-    @property
-    def checkpoint(self) -> Path:
-        """The folder of the trained policy and its pool."""
-        return self.path / "checkpoint"
-
-    @property
-    def sft_checkpoint(self) -> Path:
-        """Where GRPO follows: the folder of the policy that SFT left, with its pool."""
-        return self.path / "checkpoint-sft"
-
-    @property
-    def state(self) -> Path:
-        """The folder for the training states, one for each stage."""
-        return self.path / "state"
+        foreign = set() if config is not None or trust else settings().keys() - (flags or {}).keys()
+        config = config or run_config(folder / "config.yaml", flags)
+        return cls(folder, config, record, writes=writes, foreign=frozenset(foreign))
 
     @property
     def status(self) -> str:
@@ -267,10 +250,8 @@ class Run:
             )
         if state.is_dir() and not (was.schedule == "constant" and was.warmup == 0 and not getattr(was, "on_policy", 0)):
             logger.warning(
-                "%s goes on with the learning rates of its new length, but has learnt so far with those of the old "
-                "one: the result is not that of a run of this length (%s.schedule: constant, warmup: 0 and "
-                "sft.on_policy: 0 would have made it the same)",
-                stage,
+                "%s resumes with the learning rates of its new length: the result differs from that of a run of this "
+                "length (with schedule: constant, warmup: 0 and sft.on_policy: 0 it would be the same)",
                 stage,
             )
         if not self.done(stage):
@@ -365,6 +346,11 @@ def names_in(folder: Path) -> set[str]:
     return names
 
 
+def in_short(changed: Sequence[str]) -> str:
+    """The first two of the differences, and how many more there are."""
+    return ", ".join(changed[:2]) + (f" and {len(changed) - 2} more" if len(changed) > 2 else "")
+
+
 def _refuse_links(folder: Path) -> None:
     """Refuse a run folder with links to what is outside: reading shows it, writing results replaces it."""
     for at, folders, files in os.walk(folder):
@@ -383,15 +369,15 @@ def _longer(before: Settings, now: Settings) -> list[str]:
         ConfigError: one is to end earlier.
     """
     longer = []
-    for stage, paths in _LENGTHS.items():
-        for path in paths:
-            was, wanted = (getattr(getattr(each, stage), path.partition(".")[2]) for each in (before, now))
-            ends = [math.inf if value is None else value for value in (was, wanted)]
-            if ends[1] < ends[0]:
-                raise ConfigError(
-                    f"{path} can't be lowered in a run that was begun ({was}, now {wanted}): give this one another name"
-                )
-            longer += [stage] if ends[1] > ends[0] else []
+    for path in _LENGTHS:
+        stage, _, name = path.partition(".")
+        was, wanted = (getattr(getattr(each, stage), name) for each in (before, now))
+        before_end, end = (math.inf if value is None else value for value in (was, wanted))
+        if end < before_end:
+            raise ConfigError(
+                f"{path} can't be lowered in a run that was begun ({was}, now {wanted}): give this one another name"
+            )
+        longer += [stage] if end > before_end else []
     return longer
 
 
