@@ -143,7 +143,7 @@ def test_run_folders_hold_what_is_no_secret_and_compare_without() -> None:
     }
     assert values["llm"]["max_tokens"] == one.llm.max_tokens
     again = Settings.model_validate(values)
-    assert hidden(again) == ["reward.database", "llm.base_url", "llm.extra_body"]
+    assert hidden(again) == ["llm.base_url", "llm.extra_body", "reward.database"]
     assert hidden(one) == []
     assert differences(one, again) == []
     other = one.model_copy(update={"llm": one.llm.model_copy(update={"base_url": "https://me:pw12@other:8000/v1"})})

@@ -15,6 +15,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -34,9 +35,6 @@ RESERVED = frozenset({"RCR_DATA"})
 """Variables with our prefix that are no settings: RCR_DATA tells the project's tests where the corpora lie."""
 
 _KINDS = {"list": "LIST", "dict": "MAPPING", "int": "INT", "float": "FLOAT", "bool": "BOOL", "Path": "PATH"}
-
-_Given = dict[str, tuple[Any, str]]
-"""Dotted path → value and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS", "--sft.epochs"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,24 +172,41 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
 
 def to_yaml(config: Settings) -> str:
     """The settings of a run as YAML that `load_config` reads back to the same but for secrets, which are left out."""
-    values = _nested({path: without_secrets(value) for path, value in _flat(config).items()})
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True)
+    text: str = yaml.safe_dump(_nested(_shown(config)), sort_keys=False, allow_unicode=True)
     return text
 
 
 def differences(one: Settings, other: Settings, *, ignore: Collection[str] = ()) -> list[str]:
     """The settings in which two configurations differ, each as "sft.epochs (3, now 5)"."""
-    before, now = ({path: without_secrets(value) for path, value in _flat(each).items()} for each in (one, other))
+    before, now = _shown(one), _shown(other)
     changed = [path for path in {**before, **now} if path not in ignore and before.get(path) != now.get(path)]
     return [f"{path} ({show(before.get(path))}, now {show(now.get(path))})" for path in changed]
 
 
-def _flat(config: Settings) -> dict[str, Any]:
-    """Its values by dotted path, as JSON has them."""
+def _shown(config: Settings) -> dict[str, Any]:
+    """Dotted path → value as JSON has it, without secrets."""
+    return {path: without_secrets(value) for path, value in _flat(config.model_dump(mode="json")).items()}
+
+
+def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, value in config.model_dump(mode="json").items():
-        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, dict) else {name: value}
+    for name, value in nested.items():
+        found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
     return found
+
+
+def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by section, from those by dotted path."""
+    nested: dict[str, Any] = {}
+    for path, value in values.items():
+        section, _, name = path.rpartition(".")
+        (nested.setdefault(section, {}) if section else nested)[name] = value
+    return nested
+
+
+def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by section; what comes later wins."""
+    return _nested({path: value for each in settings for path, value in _flat(each).items()})
 
 
 # ---------------------------------------------------------------- the three layers
@@ -216,12 +231,12 @@ def load_config(
         ConfigError: a key is unknown (with the nearest known one), a value has the wrong type or range, settings
             contradict each other, or the file can't be read. One line each.
     """
-    given = _layers(path, flags, environ)
+    values, origins = _layers(path, flags, environ)
     for place in PLACES:
-        remember(given.get(place, ("", ""))[0])
+        remember(values.get(place))
     if path is not None:
-        given.setdefault("name", (run_name(path), str(path)))
-    return checked(_values(given), given)
+        values.setdefault("name", run_name(path))
+    return checked(_nested(values), origins)
 
 
 def run_name(path: str | os.PathLike[str]) -> str:
@@ -239,15 +254,15 @@ def given_settings(
     Raises:
         ConfigError: a key is unknown, or the file can't be read.
     """
-    return _values(_layers(path, flags, environ))
+    return _nested(_layers(path, flags, environ)[0])
 
 
-def checked(nested: Mapping[str, Any], given: _Given | None = None) -> Settings:
+def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Settings:
     """The settings, by section, as an object.
 
     Args:
         nested: what differs from the defaults.
-        given: where each was given, for messages.
+        origins: dotted path → where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS", "--sft.epochs".
 
     Raises:
         ConfigError: a value has the wrong type or range, or settings contradict each other.
@@ -255,7 +270,7 @@ def checked(nested: Mapping[str, Any], given: _Given | None = None) -> Settings:
     try:
         return Settings.model_validate(nested)
     except ValidationError as error:
-        raise ConfigError(redact(_explain(error, given or {}))) from None
+        raise ConfigError(redact(_explain(error, origins or {}))) from None
 
 
 def run_config(path: str | os.PathLike[str], flags: Mapping[str, str] | None = None) -> Settings:
@@ -271,7 +286,7 @@ def run_config(path: str | os.PathLike[str], flags: Mapping[str, str] | None = N
 
 def hidden(config: Settings) -> list[str]:
     """The settings that lack the secret which they were first given with."""
-    return [place for place, value in _flat(config).items() if place in PLACES and HIDDEN in str(value)]
+    return [place for place in PLACES if HIDDEN in str(attrgetter(place)(config))]
 
 
 def check_hidden(config: Settings, section: str) -> None:
@@ -287,36 +302,15 @@ def check_hidden(config: Settings, section: str) -> None:
             )
 
 
-def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by section; what comes later wins."""
-    out: dict[str, Any] = {}
-    for each in settings:
-        for section, values in each.items():
-            out[section] = {**out.get(section, {}), **values} if isinstance(values, Mapping) else values
-    return out
-
-
-def _values(given: _Given) -> dict[str, Any]:
-    return _nested({path: value for path, (value, _) in given.items()})
-
-
-def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by section, from those by dotted path."""
-    nested: dict[str, Any] = {}
-    for path, value in values.items():
-        section, _, name = path.rpartition(".")
-        (nested.setdefault(section, {}) if section else nested)[name] = value
-    return nested
-
-
 def _layers(
     path: str | os.PathLike[str] | None, flags: Mapping[str, str] | None, environ: Mapping[str, str] | None
-) -> _Given:
-    known, given = settings(), {}
+) -> tuple[dict[str, Any], dict[str, str]]:
+    """Dotted path → value, and → where it was given."""
+    known, values, origins = settings(), dict[str, Any](), dict[str, str]()
     for dotted, value, where in read_settings_file(Path(path), sections().keys()) if path is not None else ():
         if dotted not in known:
             raise ConfigError(f"{where}: {unknown_key(dotted, known)}")
-        given[dotted] = value, where
+        values[dotted], origins[dotted] = value, where
     variables = {_variable(each): each for each in known}
     for name, text in (os.environ if environ is None else environ).items():
         if not name.startswith(PREFIX) or name in RESERVED:
@@ -325,12 +319,13 @@ def _layers(
             near = difflib.get_close_matches(name, variables, 1)
             hint = f"did you mean {near[0]}?" if near else f"settings are {PREFIX}NAME and {PREFIX}SECTION__NAME"
             raise ConfigError(f"unknown setting in the environment variable {name}: {hint}")
-        given[variables[name]] = parse_text(known[variables[name]], text), name
+        dotted = variables[name]
+        values[dotted], origins[dotted] = parse_text(known[dotted], text), name
     for dotted, text in (flags or {}).items():
         if dotted not in known:
             raise ConfigError(unknown_key(dotted, known))
-        given[dotted] = parse_text(known[dotted], text), f"--{dotted}"
-    return given
+        values[dotted], origins[dotted] = parse_text(known[dotted], text), f"--{dotted}"
+    return values, origins
 
 
 def parse_text(setting: Setting, text: str) -> Any:
@@ -361,7 +356,7 @@ def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
     return f"unknown setting '{path}'" + (f": did you mean '{near[0]}'?" if near else "")
 
 
-def _explain(error: ValidationError, given: _Given) -> str:
+def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     """One line for what pydantic found: field, value, what is expected, and where the value was given."""
     messages: list[str] = []
     for item in error.errors(include_url=False):
@@ -376,7 +371,7 @@ def _explain(error: ValidationError, given: _Given) -> str:
         words = [part.strip("' ") for part in re.split(",| or ", expected)] if item["type"] == "literal_error" else []
         near = difflib.get_close_matches(str(item["input"]), words, 1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
-        origin = f"{given[dotted][1]}: " if dotted in given else ""
+        origin = f"{origins[dotted]}: " if dotted in origins else ""
         must = too_short[1] if too_short else f"be {expected}"
         messages.append(f"{origin}{dotted} must {must}, not {show(item['input'])}{hint}")
     return "; ".join(dict.fromkeys(messages))

@@ -197,8 +197,7 @@ def resumed(config: Settings, until: str = "evaluation") -> Run:
     Raises:
         RCRError: as `run`.
     """
-    changed = _changed(config)
-    others = [change for change in changed if not change.startswith("evaluation.")]
+    changed, others = _changed(config)
     if changed and not others:
         with hold(config.folder):
             Run.open(config.folder, trust=True).repeat("evaluation", config)
@@ -218,8 +217,7 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
     """
     if not all((config.folder / name).is_file() for name in ("run.json", "config.yaml")):
         return False
-    changed, run = _changed(config), Run.open(config.folder, trust=True)
-    others = [change for change in changed if not change.startswith("evaluation.")]
+    (changed, others), run = _changed(config), Run.open(config.folder, trust=True)
     if others and run.done("grpo" if until != "sft" and run.config.grpo.enabled else "sft"):
         raise ConfigError(f"{config.folder} holds a run with other settings: {in_short(others)}; give another --out")
     if changed:
@@ -236,16 +234,16 @@ def _unpaid(run: Run) -> bool:
     return (report.unpaid or unanswered) and not report.changed
 
 
-def _changed(config: Settings) -> list[str]:
-    """In which settings a run in the folder, or its evaluation, differs."""
+def _changed(config: Settings) -> tuple[list[str], list[str]]:
+    """The settings in which a run in the folder, or its evaluation, differs; and those that change more than that."""
     from rcr_trainer.evaluation import EvaluationReport
 
     if not (config.folder / "config.yaml").is_file():
-        return []
-    written = load_config(config.folder / "config.yaml", environ={})
-    evaluated = (config.folder / "evaluation.json").is_file()
-    compared = EvaluationReport.read(config.folder).changed if evaluated else []
-    return [*differences(written, config, ignore=INCIDENTAL), *compared]
+        return [], []
+    changed = differences(load_config(config.folder / "config.yaml", environ={}), config, ignore=INCIDENTAL)
+    if (config.folder / "evaluation.json").is_file():
+        changed += EvaluationReport.read(config.folder).changed
+    return changed, [change for change in changed if not change.startswith("evaluation.")]
 
 
 # ---------------------------------------------------------------- SFT

@@ -27,6 +27,7 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -129,20 +130,16 @@ class Run:
         run = cls.open(folder, trust=True)
         changed = differences(run.config, config, ignore=(*INCIDENTAL, *_LENGTHS))
         longer = _longer(run.config, config)
+        refused = ""
         if changed:
-            raise ConfigError(
-                f"{folder} holds a run with other settings: {in_short(changed)}; give this one another name, or "
-                "--overwrite"
-            )
-        if run.status != "finished" and not resume:
-            raise ConfigError(
-                f"{folder} holds a run that was not finished: --resume continues it, --overwrite starts over"
-            )
-        if longer and not resume:
+            refused = f"with other settings: {in_short(changed)}; give this one another name, or --overwrite"
+        elif run.status != "finished" and not resume:
+            refused = "that was not finished: --resume continues it, --overwrite starts over"
+        elif longer and not resume:
             what = ", ".join(differences(run.config, config, ignore=INCIDENTAL))
-            raise ConfigError(
-                f"{folder} holds a run that ends earlier: {what}; --resume goes on, --overwrite starts over"
-            )
+            refused = f"that ends earlier: {what}; --resume goes on, --overwrite starts over"
+        if refused:
+            raise ConfigError(f"{folder} holds a run {refused}")
         if longer:
             run._reopen(longer[0], config)
         if differences(run.config, config):
@@ -370,14 +367,13 @@ def _longer(before: Settings, now: Settings) -> list[str]:
     """
     longer = []
     for path in _LENGTHS:
-        stage, _, name = path.partition(".")
-        was, wanted = (getattr(getattr(each, stage), name) for each in (before, now))
+        was, wanted = map(attrgetter(path), (before, now))
         before_end, end = (math.inf if value is None else value for value in (was, wanted))
         if end < before_end:
             raise ConfigError(
                 f"{path} can't be lowered in a run that was begun ({was}, now {wanted}): give this one another name"
             )
-        longer += [stage] if end > before_end else []
+        longer += [path.partition(".")[0]] if end > before_end else []
     return longer
 
 
