@@ -109,9 +109,8 @@ def completion_script(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
     """
     cases = []
     for name, parser in parsers.items():
-        found = re.findall(r"^  (?:-\w, |    )?(--[\w.-]+)", parser.format_help(), re.MULTILINE)
-        below = re.findall(r"^    (\w+) ", parser.format_help(), re.MULTILINE) if name == "data" else []
-        cases.append(f'        {name}) words="{" ".join([*below, *found])}" ;;')
+        found = re.findall(r"^    (\w+) |^  (?:-\w, |    )?(--[\w.-]+)", parser.format_help(), re.MULTILINE)
+        cases.append(f'        {name}) words="{" ".join(map("".join, found))}" ;;')
     return "\n".join(
         [
             "_rcr_train() {",

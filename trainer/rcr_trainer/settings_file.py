@@ -43,12 +43,10 @@ def read_settings_file(path: Path, sections: Collection[str]) -> Iterator[tuple[
         msg = f": can't be read: {error.strerror}"
     except RecursionError:
         msg = ": not a settings file: nested too deeply"
-    except (ValueError, OverflowError) as error:  # a date that isn't, 59:59:… with thousands of groups and a point
-        msg = f": not YAML: {redact(str(error))[:200]}"
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # such as a date that isn't
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         where = f" line {mark.line + 1}" if mark is not None else ""
-        msg = f"{where}: not YAML: {getattr(error, 'problem', None) or ' '.join(str(error).split())}"
+        msg = f"{where}: not YAML: {redact(' '.join(problem.split()))[:200]}"
     raise ConfigError(f"{path}{msg}") from None
 
 
