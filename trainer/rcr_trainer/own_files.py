@@ -107,13 +107,12 @@ def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
     if given.language is not None:
         get_parser(given.language)
     keys = guess_keys(given.train, given.source_key, given.target_key)
-    values: dict[str, Any] = {"data.task": "files", "data.train": str(given.train)}
-    for part, file in (("dev", given.dev), ("test", given.test)):
-        if file is not None:
+    values: dict[str, Any] = {"data.task": "files"}
+    for part in ("train", "dev", "test"):
+        if (file := getattr(given, part)) is not None:
             values[f"data.{part}"] = str(file)
-    for file in (given.train, given.dev, given.test):
-        if file is not None and not _programs(file, keys):
-            read_examples(file, source_key=keys.source, target_key=keys.target)  # which says what is wrong with it
+            if not _programs(file, keys):
+                read_examples(file, source_key=keys.source, target_key=keys.target)  # which says what is wrong with it
     values |= {"data.source_key": keys.source, "data.target_key": keys.target}
     values["program.language"] = given.language or guess_language(_programs(given.train, keys))[0]
     if given.test is None:
