@@ -247,9 +247,9 @@ class Run:
             )
         if state.is_dir() and not (was.schedule == "constant" and was.warmup == 0 and not getattr(was, "on_policy", 0)):
             logger.warning(
-                "%s resumes with the learning rates of its new length: the result differs from that of a run of this "
-                "length (with schedule: constant, warmup: 0 and sft.on_policy: 0 it would be the same)",
-                stage,
+                "%s resumes with the learning rates of its new length: the result is not that of a run of this length "
+                "(%s.schedule: constant, warmup: 0 and sft.on_policy: 0 would have made it the same)",
+                *(stage, stage),
             )
         if not self.done(stage):
             return
