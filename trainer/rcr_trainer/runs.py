@@ -249,7 +249,8 @@ class Run:
             logger.warning(
                 "%s resumes with the learning rates of its new length: the result is not that of a run of this length "
                 "(%s.schedule: constant, warmup: 0 and sft.on_policy: 0 would have made it the same)",
-                *(stage, stage),
+                stage,
+                stage,
             )
         if not self.done(stage):
             return
