@@ -116,14 +116,14 @@ class Picker:
             selector = get_baseline(name).build(examples, self.resources, k=k)
             positions = selector.pick([each.source for each in asked], k, None, [each.target for each in asked])
             order = "reversed"
-        from langchain_rcr.prompt import arranged
+        from langchain_rcr.policy.prompt import arranged
 
         return [arranged([self.pool[i] for i in picks], order) for picks in positions.tolist()]
 
     def _ours(self, asked: Sequence[Any], k: int, given: Mapping[str, str | None]) -> tuple[np.ndarray, str]:
         from langchain_rcr.index.memory import MatrixTable
-        from langchain_rcr.policy import TriEncoder
-        from langchain_rcr.selection import greedy
+        from langchain_rcr.policy.selection import greedy
+        from langchain_rcr.policy.triencoder import TriEncoder
 
         items = [each.item for each in self.pool]
         model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
@@ -139,7 +139,7 @@ def measured(
     from rcr_trainer.rewards import correctness, score
     from rcr_trainer.tasks import build_execution
 
-    from langchain_rcr.progress import track
+    from langchain_rcr.basics.progress import track
 
     found: dict[str, list[float | None]] = {}
     programs: list[str | None] = []
@@ -270,8 +270,8 @@ def main() -> int:
     from rcr_trainer.data.examples import read_json_file
     from rcr_trainer.tasks import divide, load_split, open_language_model
 
+    from langchain_rcr.basics.files import write_json
     from langchain_rcr.errors import RCRError
-    from langchain_rcr.files import write_json
 
     results: dict[str, Any] = read_json_file(arguments.out) if arguments.out.is_file() else {}
     FOLDER.mkdir(parents=True, exist_ok=True)

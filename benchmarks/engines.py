@@ -34,8 +34,8 @@ from common import limit_threads
 if TYPE_CHECKING:
     import numpy as np
 
+    from langchain_rcr.families.state import State
     from langchain_rcr.index.base import CandidateIndex, PoolVectors
-    from langchain_rcr.state import State
 
 DIM, K, LAM, QUERIES, CALLS = 384, 4, -0.3, 64, 2
 SIZES = (440, 3_000, 100_000)
@@ -226,7 +226,7 @@ def measure(
     import numpy as np
 
     from langchain_rcr.index.base import Row
-    from langchain_rcr.selection import Options, select
+    from langchain_rcr.policy.selection import Options, select
 
     size = len(pool.candidate)
     index.bind("benchmark", pool.candidate.shape[1])
@@ -262,7 +262,7 @@ def run(size: int, engines: list[str], seed: int, *, real: bool = False) -> dict
         Engine → its figures, `recall` and `same` among them; engines that can't be had are left out.
     """
     from langchain_rcr.errors import RCRError
-    from langchain_rcr.state import AdditiveState
+    from langchain_rcr.families.state import AdditiveState
 
     pool, queries, state = fitted(size, seed) if real else (*drawn(size, seed), AdditiveState(LAM))
     results: dict[str, dict[str, float]] = {}
@@ -317,7 +317,7 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown engine {unknown[0]!r} (known: {', '.join(ENGINES)})")
     limit_threads(options.threads)
-    from langchain_rcr.files import write_json
+    from langchain_rcr.basics.files import write_json
 
     results = {size: run(int(size), names, options.seed, real=options.fitted) for size in options.sizes.split(",")}
     machine = {

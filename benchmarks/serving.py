@@ -81,9 +81,9 @@ def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> S
     import torch
 
     from langchain_rcr import SequentialCompositionalRetriever, TriEncoder
+    from langchain_rcr.basics.rows import Rows, SparseRows, taken
     from langchain_rcr.families import get_family
     from langchain_rcr.families.encoder import Encoder
-    from langchain_rcr.rows import Rows, SparseRows, taken
 
     class Looked(Encoder):
         """Vectors that are looked up."""
@@ -119,8 +119,8 @@ def structures(size: int) -> tuple[PoolVectors, np.ndarray]:
     """Sparse vectors as those of the `structure` family, and needs (BATCH, COLUMNS)."""
     import numpy as np
 
+    from langchain_rcr.basics.rows import SparseRows
     from langchain_rcr.index.base import PoolVectors
-    from langchain_rcr.rows import SparseRows
 
     rng = np.random.default_rng(0)
     many = COLUMNS // FULL
@@ -301,7 +301,7 @@ def parts(fitted: SequentialCompositionalRetriever, questions: Sequence[str]) ->
     import torch
 
     from langchain_rcr import Item
-    from langchain_rcr.selection import Options, select
+    from langchain_rcr.policy.selection import Options, select
 
     store, encoder = fitted.store, fitted.store.encoder
     query: Any = encoder.query
@@ -474,7 +474,7 @@ def main() -> int:
     if options.load:
         load(options.load, options.side)
         return 0
-    from langchain_rcr.files import write_json
+    from langchain_rcr.basics.files import write_json
 
     results: dict[str, dict[str, dict[str, float]]] = {}
     for size in options.sizes.split(","):

@@ -20,21 +20,21 @@ from langchain_rcr.errors import (
 )
 
 if TYPE_CHECKING:
-    from langchain_rcr.chains import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
-    from langchain_rcr.databases import open_database
-    from langchain_rcr.explaining import Explanation
+    from langchain_rcr.basics.items import Item
+    from langchain_rcr.chains.few_shot import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
+    from langchain_rcr.chains.semantic_parsing import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
+    from langchain_rcr.chains.text_to_sql import schema_text, text_to_sql_chain
+    from langchain_rcr.databases.database import open_database
     from langchain_rcr.index.faiss import FaissIndex
     from langchain_rcr.index.memory import MemoryIndex
     from langchain_rcr.index.pgvector import PgVectorIndex
     from langchain_rcr.index.vectorstore import VectorStoreIndex
-    from langchain_rcr.items import Item
-    from langchain_rcr.policy import TriEncoder
-    from langchain_rcr.pool import ExamplePool
-    from langchain_rcr.prompt import Prompt
-    from langchain_rcr.prompting import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
+    from langchain_rcr.policy.explanation import Explanation
+    from langchain_rcr.policy.prompt import Prompt
+    from langchain_rcr.policy.triencoder import TriEncoder
+    from langchain_rcr.pool.examples import ExamplePool
+    from langchain_rcr.pool.store import ExampleStore
     from langchain_rcr.retriever import SequentialCompositionalRetriever
-    from langchain_rcr.store import ExampleStore
-    from langchain_rcr.text_to_sql import schema_text, text_to_sql_chain
 
 __version__ = "0.1.0"
 
@@ -69,26 +69,26 @@ __all__ = [
 ]
 
 _HOME = {
-    "ExamplePool": "pool",
-    "ExampleStore": "store",
-    "Explanation": "explaining",
+    "ExamplePool": "pool.examples",
+    "ExampleStore": "pool.store",
+    "Explanation": "policy.explanation",
     "FaissIndex": "index.faiss",
-    "FewShotPrompt": "prompting",
-    "Item": "items",
+    "FewShotPrompt": "chains.few_shot",
+    "Item": "basics.items",
     "MemoryIndex": "index.memory",
-    "ParsedProgram": "chains",
+    "ParsedProgram": "chains.semantic_parsing",
     "PgVectorIndex": "index.pgvector",
-    "Prompt": "prompt",
-    "SemanticParsingChain": "chains",
+    "Prompt": "policy.prompt",
+    "SemanticParsingChain": "chains.semantic_parsing",
     "SequentialCompositionalRetriever": "retriever",
-    "TriEncoder": "policy",
+    "TriEncoder": "policy.triencoder",
     "VectorStoreIndex": "index.vectorstore",
-    "chat_few_shot_prompt": "prompting",
-    "few_shot_prompt": "prompting",
-    "open_database": "databases",
-    "schema_text": "text_to_sql",
-    "semantic_parsing_chain": "chains",
-    "text_to_sql_chain": "text_to_sql",
+    "chat_few_shot_prompt": "chains.few_shot",
+    "few_shot_prompt": "chains.few_shot",
+    "open_database": "databases.database",
+    "schema_text": "chains.text_to_sql",
+    "semantic_parsing_chain": "chains.semantic_parsing",
+    "text_to_sql_chain": "chains.text_to_sql",
 }
 
 # Hidden from type checkers, which would conclude that any name exists here.

@@ -19,19 +19,19 @@ from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict
 
-from langchain_rcr.arguments import Order, check_fields, query_of
-from langchain_rcr.batching import batched, resolved
-from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.errors import InputError
-from langchain_rcr.explaining import Explanation, Structures
-from langchain_rcr.filters import Compare, Filter, all_of, joined, pins, scalar
 from langchain_rcr.index.base import InThisThread
-from langchain_rcr.making import Made
-from langchain_rcr.pool import Example
+from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
+from langchain_rcr.policy.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
+from langchain_rcr.policy.explanation import Explanation, Structures
+from langchain_rcr.policy.prompt import APPENDIX_D, arranged
+from langchain_rcr.policy.selection import Constraint, Options
+from langchain_rcr.pool.arguments import Order, check_fields, query_of
+from langchain_rcr.pool.batching import batched, resolved
+from langchain_rcr.pool.examples import Example
+from langchain_rcr.pool.making import Made
+from langchain_rcr.pool.store import ExampleStore, Pick
 from langchain_rcr.programs.languages import unknown
-from langchain_rcr.prompt import APPENDIX_D, arranged
-from langchain_rcr.selection import Constraint, Options
-from langchain_rcr.store import ExampleStore, Pick
 
 _OPEN: Any = object()
 """A value that isn't given. Not None: where a caller's value is lacking, another's filter mustn't say which it is."""
@@ -53,7 +53,7 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             or the only variable.
         example_keys: the fields of an example that `select_examples` returns. None: all.
         filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
-            `langchain_rcr.filters.parse_filter`. A call's filter and the value of `group` come on top of it.
+            `langchain_rcr.index.filters.parse_filter`. A call's filter and the value of `group` come on top of it.
         group: a field, such as `db_id` or `tenant`, of which question and examples must have the same value: one text,
             number or bool, which is a variable of `select_examples` and of chains, and `within` of `invoke` and
             `batch` (or a part of a filter). None: as the policy was trained (`data.group`); "": none.

@@ -13,9 +13,9 @@ from fake_backbone import FakeBackbone
 from rcr_trainer.data import covr_split
 
 from langchain_rcr.families import backbone as backbones
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.selection import greedy
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.selection import greedy
 
 FOLDER, EXPECTED = Path(__file__).parent / "saved" / "checkpoint", Path(__file__).parent / "saved" / "expected.json"
 SPLIT = covr_split("110", 0, 40, 4)

@@ -26,8 +26,8 @@ from tiny_bert import tiny_bert
 from training import train_grpo, train_sft
 from warm import Program
 
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()

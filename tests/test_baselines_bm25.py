@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rank_bm25 import BM25Okapi
 from rcr_trainer.baselines.bm25 import BM25Selector
-from rcr_trainer.okapi import BM25Scorer, tokenize
+from rcr_trainer.data.okapi import BM25Scorer, tokenize
 
 
 def reference(corpus, queries):

@@ -8,8 +8,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from rank_bm25 import BM25Okapi
 from rcr_trainer.baselines.bm25 import BM25CoverageSelector, BM25Selector
-from rcr_trainer.coverage import greedy_set_cover
-from rcr_trainer.okapi import tokenize
+from rcr_trainer.data.coverage import greedy_set_cover
+from rcr_trainer.data.okapi import tokenize
 
 NOTHING = np.empty(0, dtype=np.int64)
 
@@ -109,7 +109,7 @@ def test_blocks_of_queries_change_nothing(seed, monkeypatch):
         slow_bm25(texts[:40], query, [c for c in range(40) if c not in entry], 10)
         for query, entry in zip(texts[40:], exclude, strict=True)
     ]
-    monkeypatch.setattr("rcr_trainer.coverage._BLOCK_ELEMENTS", 700)
+    monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 700)
     assert (selector.pick(texts[40:], 10, exclude) == whole).all()
 
 

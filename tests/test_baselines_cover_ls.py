@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rcr_trainer.baselines.cover_ls import CoverLSGoldSelector, CoverLSSelector
 from rcr_trainer.baselines.dense import DenseSelector
-from rcr_trainer.okapi import BM25Scorer
+from rcr_trainer.data.okapi import BM25Scorer
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
@@ -89,7 +89,7 @@ def test_equals_the_slow_loop(seed, monkeypatch):
     barred = [rng.choice(14, size=rng.integers(0, 4), replace=False).tolist() for _ in queries]
     expected = [slow(pairs, query, out, 10) for query, out in zip(queries, barred, strict=True)]
     assert make(pairs).pick(queries, 10, barred).tolist() == expected
-    monkeypatch.setattr("rcr_trainer.coverage._BLOCK_ELEMENTS", 20)
+    monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 20)
     assert make(pairs).pick(queries, 10, barred).tolist() == expected
 
 

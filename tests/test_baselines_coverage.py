@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.coverage import PoolStructures, greedy_coverage, structure_matrices
+from rcr_trainer.data.coverage import PoolStructures, greedy_coverage, structure_matrices
 from scipy import sparse
 
 from langchain_rcr.errors import InputError
@@ -43,7 +43,7 @@ def test_equals_the_slow_loop(seed, soft, monkeypatch):
     exclude = [rng.choice(25, size=rng.integers(0, 6), replace=False).tolist() for _ in range(17)]
     expected_positions, expected_gains = slow(needs, pool, 8, exclude)
     for block_elements in (1 << 23, 60):
-        monkeypatch.setattr("rcr_trainer.coverage._BLOCK_ELEMENTS", block_elements)
+        monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", block_elements)
         positions, gains = greedy_coverage(sparse.csr_array(needs), sparse.csr_array(pool), 8, exclude)
         assert positions.dtype == np.int64
         assert (positions == expected_positions).all()

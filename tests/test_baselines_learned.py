@@ -17,12 +17,12 @@ from rcr_trainer.baselines.ceil import MARGIN, draw_sets, log_volumes, margin_lo
 from rcr_trainer.baselines.learned import training_rows
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.baselines.se2 import appended, beam, sequences
-from rcr_trainer.okapi import tokenize
+from rcr_trainer.data.okapi import tokenize
 from rcr_trainer.training.runner import linear
 
 from langchain_rcr import Item, TriEncoder
 from langchain_rcr.errors import InputError
-from langchain_rcr.prompt import APPENDIX_D
+from langchain_rcr.policy.prompt import APPENDIX_D
 
 LEARNED = ["epr", "se2", "se2_tri", "ceil", "iterr"]
 WORDS = ["river", "state", "city", "largest", "longest", "border", "capital", "population"]

@@ -8,7 +8,7 @@ import pytest
 import warm
 from rcr_trainer import cli
 from rcr_trainer.data import covr_split, write_split
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import divide, load_split
 
@@ -108,7 +108,8 @@ def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(caps
 
 HANGS = """
 import sys, time
-from rcr_trainer import cli, runs
+from rcr_trainer import cli
+from rcr_trainer.runs import folder as runs
 def hang(*_):
     print("there", flush=True)
     time.sleep(60)

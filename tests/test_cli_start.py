@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer import cli
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 

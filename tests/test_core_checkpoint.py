@@ -12,15 +12,15 @@ from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
 from toys import reseal
 
-from langchain_rcr import policy
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import families, get_family
 from langchain_rcr.families.linear import LinearEncoder
 from langchain_rcr.families.ngrams import NgramVocabulary
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy import triencoder as policy
+from langchain_rcr.policy.selection import greedy
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
 

@@ -10,6 +10,7 @@ import torch
 from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from tiny_bert import tiny_bert
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import (
@@ -21,8 +22,7 @@ from langchain_rcr.families.backbone import (
 )
 from langchain_rcr.families.linear import LinearEncoder
 from langchain_rcr.families.ngrams import NgramVocabulary
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 
 torch.set_num_threads(1)
 

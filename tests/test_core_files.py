@@ -12,14 +12,14 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from langchain_rcr import files
+from langchain_rcr.basics import files
+from langchain_rcr.basics.files import atomic_directory, write_json, write_text
 from langchain_rcr.errors import InputError
-from langchain_rcr.files import atomic_directory, write_json, write_text
 
 CRASHES = """
 import os, signal, sys
 from pathlib import Path
-from langchain_rcr import files
+from langchain_rcr.basics import files
 
 TOUCHES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod", "os.listdir", "os.scandir"}
 root, exchange = Path(sys.argv[1]), sys.argv[2] == "exchange"

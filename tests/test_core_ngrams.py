@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.families.ngrams import NgramEmbedding, NgramVocabulary, ngrams
-from langchain_rcr.items import Item
 
 torch.set_num_threads(1)
 

@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_rcr import Item, PoolError
+from langchain_rcr.basics.rows import Growing, GrowingSparse, SparseRows, longest, product, sparse, taken
+from langchain_rcr.families.state import SaturatingState
 from langchain_rcr.families.structure.words import WORDS
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MatrixTable, MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
-from langchain_rcr.policy import TriEncoder
-from langchain_rcr.rows import Growing, GrowingSparse, SparseRows, longest, product, sparse, taken
-from langchain_rcr.selection import _decoded, greedy
-from langchain_rcr.state import SaturatingState
+from langchain_rcr.policy.selection import _decoded, greedy
+from langchain_rcr.policy.triencoder import TriEncoder
 
 ITEMS = [
     Item("which rivers run through ohio", "answer(river(traverse(stateid(ohio))))"),
@@ -62,7 +62,7 @@ def test_two_matrices_side_by_side():
 def test_products_are_those_of_the_dense_matrix(monkeypatch, batch, mkl):
     if not mkl:
         monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    monkeypatch.setattr("langchain_rcr.rows._AT_ONCE", 7)
+    monkeypatch.setattr("langchain_rcr.basics.rows._AT_ONCE", 7)
     dense = drawn(0)
     states = np.random.default_rng(1).normal(size=(batch, 13)).astype(np.float32)
     scores = product(states, sparse(dense))
@@ -97,7 +97,7 @@ def test_two_that_extend_the_same_matrix_get_a_matrix_each():
 
 def test_a_matrix_that_int32_cannot_count_is_refused(monkeypatch):
     start = GrowingSparse(sparse(np.ones((2, 3), dtype=np.float32)))
-    monkeypatch.setattr("langchain_rcr.rows._COUNTED", 8)
+    monkeypatch.setattr("langchain_rcr.basics.rows._COUNTED", 8)
     with pytest.raises(PoolError, match="8 numbers at most"):
         start.extended(sparse(np.ones((1, 3), dtype=np.float32)))
     assert len(start.extended(sparse(np.eye(1, 3, dtype=np.float32))).rows) == 3
@@ -116,8 +116,8 @@ def test_picks_are_those_of_the_dense_pool():
 @pytest.mark.parametrize("batch", [1, 4, 9])
 @pytest.mark.parametrize("large", [True, False])
 def test_products_of_large_and_small_dense_matrices(monkeypatch, batch, large):
-    monkeypatch.setattr("langchain_rcr.rows.LARGE", 0 if large else 1 << 21)
-    monkeypatch.setattr("langchain_rcr.rows._BLOCK", 7)
+    monkeypatch.setattr("langchain_rcr.basics.rows.LARGE", 0 if large else 1 << 21)
+    monkeypatch.setattr("langchain_rcr.basics.rows._BLOCK", 7)
     dense, states = drawn(0), np.random.default_rng(1).normal(size=(batch, 13)).astype(np.float32)
     scores = product(states, dense)
     assert scores.shape == (batch, 40)
@@ -151,7 +151,7 @@ def test_questions_follow_a_large_sparse_pool(monkeypatch, seed, tau):
     groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 7
     state = SaturatingState(float(rng.choice([1.0, 0.6])), rng.choice([None, 3.0]))
     expected = _decoded(need, table, state, k, barred, groups, tau)
-    monkeypatch.setattr("langchain_rcr.rows.LARGE", 0)
+    monkeypatch.setattr("langchain_rcr.basics.rows.LARGE", 0)
     for by_column, few in ((False, 2), (True, 2), (True, 7), (True, 1)):
         keys, logits, totals, contexts = _decoded(need[:few], table, state, k, barred[:few], groups, tau)
         assert ("_by_column" in table._candidate.rows.__dict__) is (by_column and k > 1)
@@ -163,7 +163,7 @@ def test_questions_follow_a_large_sparse_pool(monkeypatch, seed, tau):
 
 def test_rounding_that_adds_up_decides_nothing(monkeypatch):
     """Once a pick of a million is covered, what is left of its logits is rounding: hundredths, where 0.002 decides."""
-    monkeypatch.setattr("langchain_rcr.rows.LARGE", 0)
+    monkeypatch.setattr("langchain_rcr.basics.rows.LARGE", 0)
     rng = np.random.default_rng(0)
     shared = np.zeros((200, 44), dtype=np.float32)
     shared[:, :40] = rng.random((200, 40)) < 0.7

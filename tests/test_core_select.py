@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_reader import PlainReader, run
 
-from langchain_rcr.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.errors import InputError
+from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.selection import Options, greedy, select
-from langchain_rcr.state import AdditiveState
+from langchain_rcr.policy.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
+from langchain_rcr.policy.selection import Options, greedy, select
 
 TAU = 0.7
 

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.selection import greedy
-from langchain_rcr.state import AdditiveState
+from langchain_rcr.policy.selection import greedy
 
 
 def random_pool(rng, size, dim):

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.state import AdditiveState, make_state
+from langchain_rcr.families.state import AdditiveState, make_state
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])

@@ -14,10 +14,10 @@ import torch
 from tiny_bert import tiny_bert
 from toys import installed
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.pooled import PooledTransformer, TransformerEncoder, model_folder
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 
 torch.set_num_threads(1)
 

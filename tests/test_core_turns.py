@@ -9,12 +9,12 @@ import warnings
 import numpy as np
 import pytest
 
-from langchain_rcr import selection
+from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import InThisThread, PoolVectors
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.selection import Options, select
-from langchain_rcr.state import AdditiveState
+from langchain_rcr.policy import selection
+from langchain_rcr.policy.selection import Options, select
 
 VECTORS = np.eye(5, dtype=np.float32)
 

@@ -11,8 +11,8 @@ import torch
 from rcr_trainer.data import covr_split
 from rcr_trainer.data.covr import Sampler
 
-from langchain_rcr.items import Item
-from langchain_rcr.prompt import APPENDIX_D
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.prompt import APPENDIX_D
 
 FOLDER = Path(__file__).parents[1] / "examples" / "models" / "covr-parser"
 sys.path.insert(0, str(FOLDER))

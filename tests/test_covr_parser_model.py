@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from langchain_rcr.items import Item
-from langchain_rcr.prompt import APPENDIX_D
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.prompt import APPENDIX_D
 
 FOLDER = Path(__file__).parents[1] / "examples" / "models" / "covr-parser"
 pytestmark = pytest.mark.skipif(

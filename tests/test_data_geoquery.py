@@ -14,9 +14,9 @@ from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import load_split
 
-from langchain_rcr.items import Item
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec, Tree
-from langchain_rcr.prompt import APPENDIX_D
 
 DATA = Path(os.environ.get("RCR_DATA", Path(__file__).parents[2] / "shared" / "data")) / "geoquery"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no GeoQuery corpus at {DATA}")

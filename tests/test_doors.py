@@ -18,16 +18,15 @@ HOMES = {"langchain_rcr": ROOT / "langchain_rcr", "rcr_trainer": ROOT / "trainer
 # Rooms on one line may use each other as long as they don't do so in a circle.
 LEVELS = {
     "langchain_rcr": [
-        ["errors", "items", "files", "manifest", "background", "section", "progress"],
-        ["state", "programs", "filters", "prompt", "answers", "folds", "databases", "query_worker", "rows"],
+        ["errors"],
+        ["basics"],
+        ["programs", "databases"],
         ["families"],
-        ["pool", "index", "hub"],
-        ["selection", "policy", "constraints"],
-        ["explaining", "arguments"],
-        ["store"],
-        ["making", "batching"],
+        ["index"],
+        ["policy"],
+        ["pool"],
         ["retriever"],
-        ["prompting", "chains", "text_to_sql"],
+        ["chains"],
         ["__init__"],
     ],
     "rcr_trainer": [
@@ -36,19 +35,14 @@ LEVELS = {
             "console",
             "rewards",
             "llm",
-            "coverage",
-            "okapi",
             "baselines",
             "data",
-            "folds",
             "training",
             "runs",
-            "locking",
-            "provenance",
+            "redaction",
             "settings",
             "layers",
             "settings_file",
-            "redaction",
         ],
         ["tasks", "trust"],
         ["policies"],
@@ -62,17 +56,15 @@ LEVELS = {
 LANGCHAIN = {
     "langchain_rcr": (
         "retriever.py",
-        "prompting.py",
-        "chains.py",
+        "chains/",
         "families/backbone.py",
         "index/vectorstore.py",
-        "making.py",
-        "batching.py",
-        "text_to_sql.py",
+        "pool/making.py",
+        "pool/batching.py",
     ),
     "rcr_trainer": ("llm/", "baselines/"),
 }
-ARRAYS_ONLY = ("langchain_rcr/state.py", "langchain_rcr/selection.py")
+ARRAYS_ONLY = ("langchain_rcr/families/state.py", "langchain_rcr/policy/selection.py")
 
 
 @dataclass(frozen=True)
@@ -232,18 +224,18 @@ def test_array_code_loads_neither_langchain_nor_transformers(doors: list[Door], 
 @pytest.mark.parametrize(
     ("file", "line", "complaint"),
     [
-        ("langchain_rcr/pool.py", "from rcr_trainer.data import Example", "serving knows no trainer"),
-        ("langchain_rcr/pool.py", "import langchain_core.documents", "LangChain has no business"),
+        ("langchain_rcr/pool/examples.py", "from rcr_trainer.data import Example", "serving knows no trainer"),
+        ("langchain_rcr/pool/examples.py", "import langchain_core.documents", "LangChain has no business"),
         ("langchain_rcr/families/lexical.py", "import langchain_core", "LangChain has no business"),
         ("langchain_rcr/index/memory.py", "from langchain_rcr.retriever import Pick", "down only"),
-        ("langchain_rcr/state.py", "from .selection import greedy", "down only"),
-        ("langchain_rcr/state.py", "from langchain_rcr import TriEncoder", "down only"),
+        ("langchain_rcr/families/state.py", "from ..policy.selection import greedy", "down only"),
+        ("langchain_rcr/families/state.py", "from langchain_rcr import TriEncoder", "down only"),
         ("langchain_rcr/families/base.py", "def f():\n    from ..pool import ExamplePool", "down only"),
         ("langchain_rcr/novel.py", "import json", "no such room"),
         ("rcr_trainer/sft.py", "from rcr_trainer.grpo import train", "don't know each other"),
         ("rcr_trainer/grpo.py", "from rcr_trainer import sft", "don't know each other"),
         ("rcr_trainer/data/covr.py", "from rcr_trainer.evaluation import evaluate", "down only"),
-        ("rcr_trainer/runs.py", "from rcr_trainer import cli", "down only"),
+        ("rcr_trainer/runs/folder.py", "from rcr_trainer import cli", "down only"),
         ("rcr_trainer/evaluation/table.py", "from langchain_core.documents import Document", "LangChain has no"),
         ("rcr_trainer/sft.py", "from langchain_rcr.index._memory import x", "private"),
     ],
@@ -257,12 +249,15 @@ def test_a_wrong_door_is_found(tmp_path: Path, file: str, line: str, complaint: 
     [
         ("langchain_rcr/retriever.py", "from langchain_core.documents import Document"),
         ("langchain_rcr/families/backbone.py", "from langchain_core.embeddings import Embeddings"),
-        ("langchain_rcr/policy.py", "if TYPE_CHECKING:\n    from langchain_core.embeddings import Embeddings"),
-        ("langchain_rcr/selection.py", "from langchain_rcr.index.base import PoolVectors"),
+        (
+            "langchain_rcr/policy/triencoder.py",
+            "if TYPE_CHECKING:\n    from langchain_core.embeddings import Embeddings",
+        ),
+        ("langchain_rcr/policy/selection.py", "from langchain_rcr.index.base import PoolVectors"),
         ("rcr_trainer/baselines/base.py", "from langchain_core.example_selectors import BaseExampleSelector"),
         (
             "rcr_trainer/sft.py",
-            "from langchain_rcr import TriEncoder\nfrom rcr_trainer.coverage import greedy_coverage",
+            "from langchain_rcr import TriEncoder\nfrom rcr_trainer.data.coverage import greedy_coverage",
         ),
     ],
 )
@@ -272,21 +267,22 @@ def test_a_right_door_is_open(tmp_path: Path, file: str, line: str) -> None:
 
 def test_a_circle_on_one_level_is_found(tmp_path: Path) -> None:
     files = {
-        "rcr_trainer/data/a.py": "from rcr_trainer.coverage import greedy_coverage",
-        "rcr_trainer/coverage.py": "import rcr_trainer.runs",
-        "rcr_trainer/runs.py": "from rcr_trainer.data import Example",
+        "rcr_trainer/data/a.py": "from rcr_trainer.training.stage import StageSettings",
+        "rcr_trainer/training/stage.py": "import rcr_trainer.runs.folder",
+        "rcr_trainer/runs/folder.py": "from rcr_trainer.data import Example",
     }
     assert len(offences(_built(tmp_path, files))) == 3
-    del files["rcr_trainer/runs.py"]
+    del files["rcr_trainer/runs/folder.py"]
     assert offences(_built(tmp_path / "open", files)) == []
 
 
 def test_what_a_file_loads_is_followed_through_others(tmp_path: Path) -> None:
     files = {
-        "langchain_rcr/state.py": "import numpy\nfrom langchain_rcr.items import Item\ndef f():\n    import torch",
-        "langchain_rcr/items.py": "import transformers",
+        "langchain_rcr/families/state.py": "import numpy\n"
+        "from langchain_rcr.basics.items import Item\ndef f():\n    import torch",
+        "langchain_rcr/basics/items.py": "import transformers",
     }
-    assert loaded_by("langchain_rcr/state.py", _built(tmp_path, files)) == {"numpy", "transformers"}
+    assert loaded_by("langchain_rcr/families/state.py", _built(tmp_path, files)) == {"numpy", "transformers"}
 
 
 def _built(folder: Path, files: dict[str, str]) -> list[Door]:
@@ -306,9 +302,9 @@ NAMES = {
     "rcr_trainer/baselines/": set(baselines.names()),
 }
 KNOWN = {
-    ("langchain_rcr/making.py", "VectorStoreIndex"),  # what LangChain's `from_examples` takes
+    ("langchain_rcr/pool/making.py", "VectorStoreIndex"),  # what LangChain's `from_examples` takes
     *(("langchain_rcr/__init__.py", name) for name in ENGINES),
-    ("langchain_rcr/store.py", "MemoryIndex"),  # the default engine
+    ("langchain_rcr/pool/store.py", "MemoryIndex"),  # the default engine
     ("langchain_rcr/index/vectorstore.py", "embeddings"),  # an attribute of LangChain's vector stores
     # A kind of selector, whatever its name:
     *((f"rcr_trainer/evaluation/{file}.py", "oracle") for file in ("harness", "plot", "report", "table")),
@@ -352,7 +348,11 @@ def test_nothing_outside_a_registry_knows_its_names() -> None:
 @pytest.mark.parametrize(
     ("file", "line", "complaint"),
     [
-        ("langchain_rcr/policy.py", "if family.name == 'lexical': pass", "knows 'lexical' of langchain_rcr/families/"),
+        (
+            "langchain_rcr/policy/triencoder.py",
+            "if family.name == 'lexical': pass",
+            "knows 'lexical' of langchain_rcr/families/",
+        ),
         ("rcr_trainer/cli.py", "from langchain_rcr import FaissIndex", "knows 'FaissIndex' of langchain_rcr/index/"),
         ("rcr_trainer/evaluation/plain.py", "BEST = {'set_bsr': 1}", "knows 'set_bsr' of rcr_trainer/baselines/"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.coverage import recall_by_step
+from rcr_trainer.data.coverage import recall_by_step
 from rcr_trainer.evaluation.metrics import (
     duplicate_rate,
     hub_share,

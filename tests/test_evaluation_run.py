@@ -16,13 +16,13 @@ from rcr_trainer.llm.faults import AccessError
 from rcr_trainer.llm.ledger import AnswerCache
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import EvaluationSettings, Settings
 from tiny_bert import tiny_bert
 
-from langchain_rcr.items import Item
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.prompt import APPENDIX_D
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 

@@ -11,7 +11,7 @@ from toys import reseal
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import families, family_names, get_family
 from langchain_rcr.families.lexical import LexicalFamily
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 
 TOY = '''
 """Words hashed to coordinates, each with a trained weight."""
@@ -25,7 +25,7 @@ from pydantic import Field
 
 from langchain_rcr.families import Family, ModelSettings
 from langchain_rcr.families.encoder import Encoder
-from langchain_rcr.state import State
+from langchain_rcr.families.state import State
 
 
 class HalvingState(State):

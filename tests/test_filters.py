@@ -5,7 +5,7 @@ import math
 import pytest
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.filters import (
+from langchain_rcr.index.filters import (
     AllOf,
     AnyOf,
     Compare,

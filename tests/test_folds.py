@@ -5,10 +5,10 @@ import time
 import numpy as np
 import pytest
 from rcr_trainer.data import Example, covr_split
-from rcr_trainer.folds import HeldOut, share_held_out, taken_from
+from rcr_trainer.data.held_out import HeldOut, share_held_out, taken_from
 
-from langchain_rcr.folds import ALONE, CLUSTER, FOLDS, LARGEST, PROGRAM, Folds
-from langchain_rcr.items import Item
+from langchain_rcr.basics.items import Item
+from langchain_rcr.families.folds import ALONE, CLUSTER, FOLDS, LARGEST, PROGRAM, Folds
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()

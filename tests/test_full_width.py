@@ -11,7 +11,7 @@ from test_plugin_selectors import WordCounts
 from toys import lexical
 
 from langchain_rcr import Item, SequentialCompositionalRetriever
-from langchain_rcr.items import readable
+from langchain_rcr.basics.items import readable
 
 WORDS = ("how many", "name the", "where are"), ("red", "round", "big", "old", "wet"), ("cats", "dogs", "mice", "owls")
 ROWS = [{"source": " ".join(words), "target": f"{words[0][:3]}({words[1]}({words[2]}))"} for words in product(*WORDS)]

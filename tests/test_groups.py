@@ -12,9 +12,9 @@ from langchain_core.language_models import FakeListLLM
 from langchain_core.runnables import ConfigurableField
 from rcr_trainer import pipeline
 from rcr_trainer.data import Example, Split, read_split
+from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.picks import read_picks
-from rcr_trainer.folds import HeldOut, own_positions
 from rcr_trainer.rewards import score, structure_coverage
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import divide

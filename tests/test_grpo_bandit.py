@@ -7,10 +7,10 @@ from rcr_trainer.data import Example
 from rcr_trainer.settings import GRPOSettings
 from training import train_grpo as train
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.families import get_family
 from langchain_rcr.families.encoder import Encoder
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)

@@ -14,7 +14,7 @@ import pytest
 from openai_server import OpenAIServer, echo_of
 from pydantic import SecretStr
 from rcr_trainer import pipeline
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 
 from langchain_rcr import SequentialCompositionalRetriever, semantic_parsing_chain

@@ -26,7 +26,7 @@ from openai_server import OpenAIServer
 from rcr_trainer.llm.ledger import AnswerCache
 from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from warm import REST, THIRD_PARTY
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")]
@@ -48,7 +48,7 @@ import gc, importlib, json, os, signal, sys, time
 
 for name in sys.argv[1:]:
     importlib.import_module(name)
-from langchain_rcr import files
+from langchain_rcr.basics import files
 from rcr_trainer import cli, grpo, pipeline, sft
 from rcr_trainer.training import state
 

@@ -19,13 +19,13 @@ from tiny_bert import tiny_bert
 from training import train_grpo as train
 from training import train_sft
 
-from langchain_rcr.answers import program_of
+from langchain_rcr.basics.items import Item
+from langchain_rcr.chains.answers import program_of
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.prompt import APPENDIX_D
+from langchain_rcr.policy.selection import greedy
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.prompt import APPENDIX_D
-from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
 

@@ -13,11 +13,11 @@ from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import load_config
 from rcr_trainer.policies import build_model
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import divide, load_split
 
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 
@@ -113,7 +113,8 @@ def test_without_sft_something_else_must_train(capsys, here):
 
 KILL = """
 import os, signal
-from rcr_trainer import cli, pipeline, runs
+from rcr_trainer import cli, pipeline
+from rcr_trainer.runs import folder as runs
 from rcr_trainer.training import state
 state.SAVE_EVERY_S = 0
 def kill(*_, **__):
@@ -274,7 +275,7 @@ def test_a_dry_run_says_what_it_would_cost(capsys, here):
 
 def test_a_larger_budget_continues_a_run():
     from rcr_trainer.layers import differences
-    from rcr_trainer.runs import INCIDENTAL
+    from rcr_trainer.runs.folder import INCIDENTAL
 
     changed = Settings.model_validate({"llm": {"budget_calls": 10, "concurrency": 2, "cache": "x", "timeout": 3}})
     assert differences(Settings(), changed, ignore=INCIDENTAL) == []

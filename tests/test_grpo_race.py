@@ -19,10 +19,10 @@ from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.race import mildest, race
 from training import train_grpo
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 
 pytestmark = pytest.mark.slow

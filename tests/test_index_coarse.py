@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 import torch
 
+from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index import coarse
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.index.coarse import Coarse, CoarseProduct, CoarseScan
 from langchain_rcr.index.memory import Followed, MatrixTable, Screened
-from langchain_rcr.selection import _decoded
-from langchain_rcr.state import AdditiveState
+from langchain_rcr.policy.selection import _decoded
 
 _NO_PLACES = np.empty((2, 0), dtype=np.int64)
 
@@ -136,7 +136,7 @@ def test_large_dense_pools_are_screened(monkeypatch, seed, looked_at):
     groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 7
     state = AdditiveState(-0.3)
     expected = _decoded(need, table, state, k, barred, groups, 0.7)
-    for name in ("langchain_rcr.rows.LARGE", "langchain_rcr.index.memory.LARGE"):
+    for name in ("langchain_rcr.basics.rows.LARGE", "langchain_rcr.index.memory.LARGE"):
         monkeypatch.setattr(name, 0)
     monkeypatch.setattr("langchain_rcr.index.memory._LOOKED_AT", looked_at)
     monkeypatch.setattr(coarse, "_OPEN", looked_at[0] // 2)

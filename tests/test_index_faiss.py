@@ -8,16 +8,16 @@ import time
 import numpy as np
 import pytest
 
+from langchain_rcr.basics.rows import longest
 from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index import faiss as module
 from langchain_rcr.index.base import InThisThread, PoolVectors, Row, Search
 from langchain_rcr.index.faiss import FaissIndex, FaissOptions, FaissTable
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import slack
-from langchain_rcr.rows import longest
-from langchain_rcr.selection import Options, greedy, select
-from langchain_rcr.state import AdditiveState
+from langchain_rcr.policy.selection import Options, greedy, select
 
 NOTHING = np.empty(0, dtype=np.int64)
 

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from plain_reader import reading
 
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
-from langchain_rcr.filters import matches, parse_filter
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.faiss import FaissIndex
+from langchain_rcr.index.filters import matches, parse_filter
 from langchain_rcr.index.memory import MemoryIndex
 
 NOTHING = np.empty(0, dtype=np.int64)

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from plain_reader import reading
 
-from langchain_rcr.filters import parse_filter
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.faiss import FaissIndex
+from langchain_rcr.index.filters import parse_filter
 from langchain_rcr.index.memory import MemoryIndex
 
 NOTHING = np.empty(0, dtype=np.int64)

@@ -15,7 +15,7 @@ from rcr_trainer.llm.backend import answer_of
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 
-from langchain_rcr.answers import cut
+from langchain_rcr.chains.answers import cut
 
 THINKING = "<think>\nThey ask for all.\nTarget: no\nSource: x\n</think>\n\nanswer(city(all))"
 

@@ -12,9 +12,9 @@ from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, open_language_model
 
-from langchain_rcr.items import Item
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.prompt import APPENDIX_D
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
-from langchain_rcr.prompt import APPENDIX_D
+from langchain_rcr.policy.prompt import APPENDIX_D
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from rcr_trainer.llm.ledger import Answer, Use
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 
-from langchain_rcr.prompt import Conversation
+from langchain_rcr.policy.prompt import Conversation
 
 
 class Echo(BaseLLM):

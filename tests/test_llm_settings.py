@@ -15,7 +15,7 @@ from rcr_trainer.llm.opening import open_llm
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
 
-from langchain_rcr.prompt import Conversation
+from langchain_rcr.policy.prompt import Conversation
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from rcr_trainer.errors import DataError
 from rcr_trainer.llm.faults import TooLongError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.paper import TABLES
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 

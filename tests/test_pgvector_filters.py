@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.filters import AllOf, AnyOf, Compare, Not, matches, parse_filter
+from langchain_rcr.index.filters import AllOf, AnyOf, Compare, Not, matches, parse_filter
 
 psycopg = pytest.importorskip("psycopg")
 from langchain_rcr.index.pgvector.jsonb import storable, to_json, to_path  # noqa: E402

@@ -8,9 +8,9 @@ import pytest
 from plain_reader import reading
 
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
-from langchain_rcr.filters import AllOf, matches, parse_filter
+from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import TIE, PoolVectors, Row
-from langchain_rcr.state import AdditiveState
+from langchain_rcr.index.filters import AllOf, matches, parse_filter
 
 psycopg = pytest.importorskip("psycopg")
 from psycopg.conninfo import conninfo_to_dict, make_conninfo  # noqa: E402

@@ -6,12 +6,12 @@ import uuid
 import numpy as np
 import pytest
 
-from langchain_rcr.constraints import DifferentPrograms
-from langchain_rcr.filters import parse_filter
+from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.filters import parse_filter
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.selection import Options, select
-from langchain_rcr.state import AdditiveState
+from langchain_rcr.policy.constraints import DifferentPrograms
+from langchain_rcr.policy.selection import Options, select
 
 pytest.importorskip("psycopg")
 from langchain_rcr.index.pgvector import PgVectorIndex

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from plain_reader import reading
 
-from langchain_rcr.background import BackgroundLoop
+from langchain_rcr.basics.background import BackgroundLoop
 from langchain_rcr.errors import PoolError
 from langchain_rcr.index.base import PoolVectors, Row, Search
 

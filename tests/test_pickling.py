@@ -12,10 +12,10 @@ from langchain_core.language_models import FakeListLLM
 from langchain_core.prompts import BasePromptTemplate
 
 from langchain_rcr import SequentialCompositionalRetriever, few_shot_prompt, semantic_parsing_chain
+from langchain_rcr.basics.items import Item
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import LangChainBackbone
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 
 pytestmark = pytest.mark.slow
 

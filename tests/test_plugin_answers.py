@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from langchain_rcr.answers import candidates, program_of, read_answer
+from langchain_rcr.chains.answers import candidates, program_of, read_answer
 from langchain_rcr.programs import get_parser
 
 

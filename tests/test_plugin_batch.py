@@ -16,7 +16,7 @@ from plain_reader import PlainReader
 from toys import lexical
 
 from langchain_rcr import ExamplePool, ExampleStore, InputError, SequentialCompositionalRetriever, TriEncoder
-from langchain_rcr.background import background
+from langchain_rcr.basics.background import background
 from langchain_rcr.index.base import PoolVectors, Row
 
 WORDS = ["cats", "dogs", "mice", "hens"]

@@ -32,9 +32,9 @@ from run_tree import RunTree
 from toys import lexical
 
 from langchain_rcr import InputError, SequentialCompositionalRetriever, few_shot_prompt
-from langchain_rcr.chains import ParsedProgram, semantic_parsing_chain
+from langchain_rcr.chains.few_shot import chat_few_shot_prompt
+from langchain_rcr.chains.semantic_parsing import ParsedProgram, semantic_parsing_chain
 from langchain_rcr.programs import Tree, get_parser
-from langchain_rcr.prompting import chat_few_shot_prompt
 
 TABLES = ("river", "city", "state", "lake", "mountain")
 ROWS = [

@@ -22,7 +22,7 @@ from run_tree import RunTree
 from toys import lexical
 
 from langchain_rcr import InputError, SequentialCompositionalRetriever
-from langchain_rcr.prompting import FewShotMessages, chat_few_shot_prompt
+from langchain_rcr.chains.few_shot import FewShotMessages, chat_few_shot_prompt
 
 ROWS = [
     {

@@ -13,8 +13,8 @@ from pydantic import Field
 from toys import lexical
 
 from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder, semantic_parsing_chain
+from langchain_rcr.chains.text_to_sql import text_to_sql_chain
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.text_to_sql import text_to_sql_chain
 
 ROWS = [
     {"source": f"{asks} {table}", "target": f"SELECT {what} FROM {table}"}

@@ -14,7 +14,7 @@ from toys import lexical
 from langchain_rcr import CheckpointError, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.families import get_family
 from langchain_rcr.families.base import DEFAULT_BASE
-from langchain_rcr.hub import fetched, model_card, requirement
+from langchain_rcr.policy.hub import fetched, model_card, requirement
 from langchain_rcr.programs import ProgramSpec
 
 EXAMPLES = [

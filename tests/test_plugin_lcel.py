@@ -23,7 +23,7 @@ from run_tree import RunTree
 from toys import lexical
 
 from langchain_rcr import InputError, SequentialCompositionalRetriever, few_shot_prompt
-from langchain_rcr.chains import ParsedProgram, semantic_parsing_chain
+from langchain_rcr.chains.semantic_parsing import ParsedProgram, semantic_parsing_chain
 
 ROWS = [
     {"source": f"{asks} {table}", "target": f"SELECT {what} FROM {table}"}

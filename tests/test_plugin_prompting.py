@@ -23,7 +23,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from run_tree import RunTree
 
 from langchain_rcr import FewShotPrompt, InputError, Item, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
-from langchain_rcr.prompt import APPENDIX_D
+from langchain_rcr.policy.prompt import APPENDIX_D
 
 GEO = [
     {"source": "which capitals are in texas", "target": "answer(capital(loc_2(texas)))"},

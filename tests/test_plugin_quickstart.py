@@ -7,7 +7,7 @@ import warm
 from toys import reseal
 
 from langchain_rcr import ExamplePool, TriEncoder
-from langchain_rcr.pool import write_jsonl
+from langchain_rcr.pool.examples import write_jsonl
 
 pytestmark = pytest.mark.slow
 

@@ -10,7 +10,7 @@ from documents import same_documents
 from toys import lexical, reseal
 
 from langchain_rcr import CheckpointError, InputError, PoolError, SequentialCompositionalRetriever, TriEncoder
-from langchain_rcr.pool import pool_of
+from langchain_rcr.pool.examples import pool_of
 
 EXAMPLES = [
     {"source": f"how many {word} are there", "target": f"count({word})", "n": n}

@@ -28,7 +28,7 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from toys import lexical
 
 from langchain_rcr import InputError, Item, PoolError, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
-from langchain_rcr.prompting import chat_few_shot_prompt
+from langchain_rcr.chains.few_shot import chat_few_shot_prompt
 
 Make = Callable[..., Any]
 

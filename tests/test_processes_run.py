@@ -9,10 +9,10 @@ import pytest
 import torch
 from answering import answering
 from rcr_trainer import cli
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from several_processes import end, start
 
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 
 pytestmark = pytest.mark.slow
 

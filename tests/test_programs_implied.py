@@ -7,11 +7,11 @@ import itertools
 import pytest
 
 from langchain_rcr import SequentialCompositionalRetriever
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.structure.inventory import Inventory
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec, implied_values
 from langchain_rcr.programs.implied import MOST
 

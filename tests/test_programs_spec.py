@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import scipy.sparse
-from rcr_trainer.coverage import structure_matrices
+from rcr_trainer.data.coverage import structure_matrices
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import COVR_CLASSES, ProgramSpec, Tree, anonymize, parse

@@ -6,7 +6,8 @@ import sys
 import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
 
-from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder, VectorStoreIndex, progress
+from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder, VectorStoreIndex
+from langchain_rcr.basics import progress
 
 
 class Terminal(io.StringIO):

@@ -22,9 +22,9 @@ from langchain_rcr import (
     TriEncoder,
     semantic_parsing_chain,
 )
-from langchain_rcr.manifest import MANIFEST, seal
-from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
-from langchain_rcr.prompting import chat_few_shot_prompt, few_shot_prompt
+from langchain_rcr.chains.few_shot import chat_few_shot_prompt, few_shot_prompt
+from langchain_rcr.policy.manifest import MANIFEST, seal
+from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
 
 PICKS = [Item("how many {x}", "count(x)"), Item("b\nc", '{"d": {}}')]
 TEXT = 'Source: how many {x}\nTarget: count(x)\nSource: b\nc\nTarget: {"d": {}}\nSource: which {one}?\nTarget:'

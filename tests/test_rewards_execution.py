@@ -21,8 +21,9 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards import ProgramError, RewardError, check_reward, execution, make_reward, score
 from rcr_trainer.rewards.execution import Result, canonical
 
-from langchain_rcr import query_worker, schema_text
-from langchain_rcr.databases import Database, address_of, is_postgresql, open_database
+from langchain_rcr import schema_text
+from langchain_rcr.databases import worker as query_worker
+from langchain_rcr.databases.database import Database, address_of, is_postgresql, open_database
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs import ProgramSpec
 
@@ -426,7 +427,8 @@ def test_a_database_that_can_t_be_read_any_more_is_no_fault_of_the_program(tmp_p
 def test_no_more_queries_run_at_a_time_than_may(database, monkeypatch):
     begun = []
     monkeypatch.setattr(
-        "langchain_rcr.databases._Process.ask", lambda self, _: begun.append(self) or time.sleep(0.01) or {"rows": []}
+        "langchain_rcr.databases.database._Process.ask",
+        lambda self, _: begun.append(self) or time.sleep(0.01) or {"rows": []},
     )
     with Database(database, max_processes=2) as run, ThreadPoolExecutor(12) as threads:
         assert list(threads.map(run, ["SELECT 1"] * 48)) == [[]] * 48
@@ -456,7 +458,7 @@ def test_too_many_rows_and_too_large_a_value(database):
 ATTACKS = """
 import json, resource, sys
 from contextlib import suppress
-from langchain_rcr.databases import Database
+from langchain_rcr.databases.database import Database
 from langchain_rcr.errors import ProgramError
 
 found = []

@@ -12,8 +12,8 @@ from threading import Thread
 import pytest
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import load_config
-from rcr_trainer.locking import LOCK, hold
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.locking import LOCK, hold
 from rcr_trainer.settings import DataSettings, Settings
 
 from langchain_rcr.errors import CheckpointError
@@ -284,8 +284,9 @@ def test_metrics_reach_tensorboard(folder):
 CRASHES = """
 import gc, os, signal, sys
 from pathlib import Path
-from langchain_rcr.files import atomic_directory
-from rcr_trainer import provenance, runs
+from langchain_rcr.basics.files import atomic_directory
+from rcr_trainer.runs import provenance
+from rcr_trainer.runs import folder as runs
 from rcr_trainer.settings import Settings
 
 provenance._git_revision = lambda: None

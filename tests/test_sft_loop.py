@@ -15,11 +15,11 @@ from rcr_trainer.training.supervision import Supervision
 from tiny_bert import tiny_bert
 from training import train_sft as train
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.selection import greedy
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
 

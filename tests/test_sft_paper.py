@@ -7,12 +7,12 @@ import pytest
 import torch
 from rank_bm25 import BM25Okapi
 from rcr_trainer.data import Example
-from rcr_trainer.okapi import tokenize
+from rcr_trainer.data.okapi import tokenize
 from rcr_trainer.settings import Settings, SFTSettings
 from training import train_sft
 
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)

@@ -18,17 +18,17 @@ from rcr_trainer.training import state
 from training import train_grpo
 from training import train_sft as train
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import RememberingBackbone
+from langchain_rcr.families.folds import Folds, text_hash
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
-from langchain_rcr.folds import Folds, text_hash
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.selection import greedy
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
 

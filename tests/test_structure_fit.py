@@ -6,29 +6,29 @@ import numpy as np
 import pytest
 import torch
 from fake_backbone import FakeBackbone
-from rcr_trainer.coverage import structure_matrices
 from rcr_trainer.data import covr_split
+from rcr_trainer.data.coverage import structure_matrices
+from rcr_trainer.data.held_out import HeldOut
 from rcr_trainer.evaluation.stage import policy_picks
-from rcr_trainer.folds import HeldOut
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings
 from scipy.sparse import csr_array
 from training import train_grpo
 
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import RememberingBackbone
+from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure import fit as fitting
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.kernel import RIDGE
 from langchain_rcr.families.structure.parts import Parts
-from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.selection import greedy
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.rows import SparseRows
-from langchain_rcr.selection import greedy
 
 torch.set_num_threads(1)
 

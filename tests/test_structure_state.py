@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from langchain_rcr.families.state import SaturatingState, make_state
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.selection import greedy
-from langchain_rcr.state import SaturatingState, make_state
+from langchain_rcr.policy.selection import greedy
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])

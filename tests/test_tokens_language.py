@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from langchain_rcr.answers import program_of
+from langchain_rcr.chains.answers import program_of
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.programs import ProgramSpec, local_structures, parse
 

@@ -12,12 +12,12 @@ from rcr_trainer.data import covr_split, read_split, write_examples
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import EvaluationReport
 from rcr_trainer.policies import load_model
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import check_task, divide
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.families.structure.inventory import SPARE
-from langchain_rcr.items import Item
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from rcr_trainer.data import covr_split
-from rcr_trainer.folds import own_positions
+from rcr_trainer.data.held_out import own_positions
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from rcr_trainer.training.actor import Actor, Leaf
@@ -12,8 +12,8 @@ from rcr_trainer.training.losses import grpo_loss
 from rcr_trainer.training.rollout import Sequences
 from tiny_bert import tiny_bert
 
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)

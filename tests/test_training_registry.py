@@ -12,8 +12,8 @@ from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training.registry import ADVANTAGES, LOSSES, Advantage, Loss
 from training import train_grpo, train_sft
 
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from rcr_trainer.training.rollout import draw, masked, sequence_log_probs, states
 
-from langchain_rcr.state import AdditiveState
+from langchain_rcr.families.state import AdditiveState
 
 N, D, K, TAU = 6, 4, 3, (0.7, 0.4, 1.1)
 BARRED = torch.zeros(1, N, dtype=torch.bool)

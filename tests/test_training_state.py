@@ -7,8 +7,8 @@ from rcr_trainer.training import state as training_state
 from rcr_trainer.training.runner import is_better, linear
 from rcr_trainer.training.state import Result, TrainingState
 
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.triencoder import TriEncoder
 
 
 def test_writing_takes_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):

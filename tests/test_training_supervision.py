@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from rank_bm25 import BM25Okapi
 from rcr_trainer.data import Example, covr_split
-from rcr_trainer.folds import own_positions
-from rcr_trainer.okapi import tokenize
+from rcr_trainer.data.held_out import own_positions
+from rcr_trainer.data.okapi import tokenize
 from rcr_trainer.training.supervision import HardNegatives, Supervision
 
 from langchain_rcr.programs import ProgramSpec

@@ -8,13 +8,13 @@ import torch
 from rcr_trainer import pipeline
 from rcr_trainer.data import Example, Split, write_examples, write_split
 from rcr_trainer.evaluation.stage import evaluation_stage
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.state import Result, TrainingState
 from toys import lexical
 
 from langchain_rcr import CheckpointError, SequentialCompositionalRetriever
-from langchain_rcr.manifest import seal, verify
+from langchain_rcr.policy.manifest import seal, verify
 
 EXAMPLES = [{"source": f"how many {word} are there", "target": f"count({word})"} for word in "abcdefgh"]
 DAMAGE = ["half", "bit", "empty", "gone"]

@@ -16,7 +16,7 @@ import warm
 from hostile import CONFIG, EXAMPLES, HOSTILE, Change, changed, checkpoint, inner, named
 from rcr_trainer.data import Split, write_split
 from rcr_trainer.layers import to_yaml
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from toys import installed, reseal
 
@@ -57,7 +57,7 @@ def checkpoint(folder):
     retriever.select_examples({"source": "how many a are there"})
 
 def run(folder):
-    run_of = rcr_trainer.runs.Run.open(folder)
+    run_of = rcr_trainer.runs.folder.Run.open(folder)
     rcr_trainer.evaluation.stage.evaluation_stage(run_of, only_picks=True)
 
 for inside in sorted(path.name for path in root.iterdir() if path.name.startswith(("checkpoint", "run"))):

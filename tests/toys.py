@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_rcr import Item, TriEncoder
-from langchain_rcr.manifest import MANIFEST, seal
+from langchain_rcr.policy.manifest import MANIFEST, seal
 
 
 def lexical(

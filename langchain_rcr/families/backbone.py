@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.files import read_json, write_json
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.base import ModelSettings
 from langchain_rcr.families.bounds import refusing
 from langchain_rcr.families.pooled import Pooling, TransformerEncoder
-from langchain_rcr.files import read_json, write_json
-from langchain_rcr.items import Item
-from langchain_rcr.section import show
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.section import OneOf, Section, contradiction
 from langchain_rcr.errors import InputError
-from langchain_rcr.items import Item
-from langchain_rcr.section import OneOf, Section, contradiction
-from langchain_rcr.state import STATES
+from langchain_rcr.families.state import STATES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.encoder import Encoder, Features
-    from langchain_rcr.folds import Folds
+    from langchain_rcr.families.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 
     Encoders = tuple[Encoder, Encoder, Encoder]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pydantic import Field, model_validator
 
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.section import contradiction
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.base import DEFAULT_BASE, Family, ModelSettings
-from langchain_rcr.items import Item
-from langchain_rcr.section import contradiction
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from langchain_rcr.basics.files import digest, read_json, write_json
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import Rows
 from langchain_rcr.errors import CheckpointError, InputError, RCRError
 from langchain_rcr.families.bounds import Bounded, refusing
-from langchain_rcr.files import digest, read_json, write_json
-from langchain_rcr.items import Item
-from langchain_rcr.progress import track
-from langchain_rcr.rows import Rows
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone

@@ -11,12 +11,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.ngrams import NgramEmbedding, NgramVocabulary
-from langchain_rcr.items import Item
-from langchain_rcr.rows import SparseRows
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.basics.items import WORD, Item
+from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.encoder import Vocabulary
-from langchain_rcr.items import WORD, Item
-from langchain_rcr.rows import SparseRows
-from langchain_rcr.section import show
 
 _TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+")
 """Words and operators. Brackets, commas and quotes are left out, so that `answer ( city (` has the bigram of a call and

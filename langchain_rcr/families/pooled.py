@@ -17,14 +17,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.basics.files import digest, read_json, write_json
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.bounds import refusing
 from langchain_rcr.families.encoder import Encoder, check_digest
 from langchain_rcr.families.saved_model import SPECIAL_TOKENS, check_kind, check_saved_model, check_tokenizer
-from langchain_rcr.files import digest, read_json, write_json
-from langchain_rcr.items import Item
-from langchain_rcr.progress import track
-from langchain_rcr.section import show
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Backbone

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from langchain_rcr.basics.files import read_json
+from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.bounds import Bounded, refusing
-from langchain_rcr.files import read_json
-from langchain_rcr.section import show
 
 _TYPES = """
 albert bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie eurobert

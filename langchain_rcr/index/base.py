@@ -24,9 +24,9 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.rows import FloatArray, IntArray, Rows, longest, taken
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.filters import Filter
-from langchain_rcr.rows import FloatArray, IntArray, Rows, longest, taken
+from langchain_rcr.index.filters import Filter
 
 T = TypeVar("T")
 

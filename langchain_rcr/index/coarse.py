@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from langchain_rcr.rows import TRIALS, BoolArray, FloatArray, IntArray, product
+from langchain_rcr.basics.rows import TRIALS, BoolArray, FloatArray, IntArray, product
 
 _AT_ONCE = 4096
 """Rows rounded at once."""

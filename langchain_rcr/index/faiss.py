@@ -11,12 +11,12 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.index.base import BEST, InThisThread, PoolVectors, Search
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import best_fetched, log_sums, slack
-from langchain_rcr.rows import FloatArray, IntArray
 
 Kind = Literal["flat", "hnsw", "ivf"]
 

@@ -13,10 +13,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.rows import BoolArray, FloatArray, Growing, IntArray, growing, longest, taken
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, Search, check_ids, check_vectors, replaced
-from langchain_rcr.rows import BoolArray, FloatArray, Growing, IntArray, growing, longest, taken
+from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
 
 _FILTERS_KEPT = 64
 """Filters for which an index remembers what passes."""

@@ -8,11 +8,11 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.rows import LARGE, FloatArray, IntArray, SparseRows, growing, product
 from langchain_rcr.index.base import PoolVectors, Search
 from langchain_rcr.index.coarse import Coarse, CoarseProduct, CoarseScan, Near
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import best, blocks, first_best, log_sums, nothing, places, slack, slack_alone
-from langchain_rcr.rows import LARGE, FloatArray, IntArray, SparseRows, growing, product
 
 _LOOKED_AT = (64, 1024)
 """Rows of a large dense pool that are looked at more closely; where they don't settle which is the best, all are."""

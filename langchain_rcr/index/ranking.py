@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import TIE
-from langchain_rcr.rows import FloatArray, IntArray
 
 _BLOCK = 1 << 26
 """Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-from langchain_rcr.filters import AllOf, Compare, Filter
+from langchain_rcr.index.filters import AllOf, Compare, Filter
 
 Required: TypeAlias = dict[str, list[str]]
 """Fields, and the strings of which each must be one."""

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from langchain_rcr.basics.files import write_bytes
+from langchain_rcr.basics.rows import IntArray, Rows, SparseRows, longest, numbers
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.files import write_bytes
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.rows import IntArray, Rows, SparseRows, longest, numbers
 
 _FORMAT = "langchain-rcr pool vectors"
 _PROGRAMS = "programs"

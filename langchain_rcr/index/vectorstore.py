@@ -26,8 +26,9 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import FloatArray, IntArray, longest
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError, RCRError
-from langchain_rcr.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.base import (
     Hits,
     InThisThread,
@@ -39,12 +40,11 @@ from langchain_rcr.index.base import (
     check_vectors,
     replaced,
 )
+from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import best_fetched, log_sums, slack
 from langchain_rcr.index.store_filters import DIALECTS, store_filter
-from langchain_rcr.progress import track
-from langchain_rcr.rows import FloatArray, IntArray, longest
 
 T = TypeVar("T")
 
@@ -150,9 +150,9 @@ class VectorStoreIndex(InThisThread):
         longest: the length that no E_c will exceed. None: twice that of the longest of the examples added first.
             Longer ones are refused. Far too large a bound costs precision in the store.
         filter_translator: makes the store's own filter, as its searches take it (`filter=`), of a
-            `langchain_rcr.filters.Filter`; the examples' scalar fields are metadata of the same name. It may let too
-            many examples through, never too few; None from it: the store can't filter this. By default, the stores of
-            `DIALECTS` are told which strings a field must be one of.
+            `langchain_rcr.index.filters.Filter`; the examples' scalar fields are metadata of the same name. It may let
+            too many examples through, never too few; None from it: the store can't filter this. By default, the stores
+            of `DIALECTS` are told which strings a field must be one of.
         scan_limit: examples that a filter may read where the store is told nothing of it.
         partition: candidates whose logits make up probabilities, which are upper bounds in larger pools.
         parallel: whether the store's client may be called by several threads at once.

@@ -10,8 +10,8 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
+from langchain_rcr.basics.progress import track
 from langchain_rcr.programs.spec import ProgramSpec
-from langchain_rcr.progress import track
 
 FEWEST = 3
 """Questions whose programs have a value, at the least, for it to be a symbol and no accident."""

@@ -44,12 +44,13 @@ from tenants import TENANTS, over, selection
 from tiny_bert import tiny_bert
 from toys import lexical, reseal
 
-from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriEncoder, open_database, query_worker
-from langchain_rcr.answers import program_of
-from langchain_rcr.databases import Database, reader
+from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriEncoder, open_database
+from langchain_rcr.chains.answers import program_of
+from langchain_rcr.databases import worker as query_worker
+from langchain_rcr.databases.database import Database, reader
 from langchain_rcr.errors import ProgramError
 from langchain_rcr.families import encoder, pooled
-from langchain_rcr.filters import Not, matches, parse_filter
+from langchain_rcr.index.filters import Not, matches, parse_filter
 from langchain_rcr.programs import COVR_CLASSES, LANGUAGES, ProgramSpec, anonymize, get_parser, local_structures
 
 SLOW_S = 10.0

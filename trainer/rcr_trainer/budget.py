@@ -8,7 +8,7 @@ from functools import partial
 from heapq import nlargest
 from typing import TYPE_CHECKING
 
-from langchain_rcr.prompt import Request
+from langchain_rcr.policy.prompt import Request
 from rcr_trainer.pipeline import load_checked
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_reward, open_language_model

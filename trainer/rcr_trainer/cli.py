@@ -125,8 +125,8 @@ def _show_report(report: EvaluationReport) -> None:
 
 def _evaluate(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
-    from rcr_trainer.locking import hold
-    from rcr_trainer.runs import Run
+    from rcr_trainer.runs.folder import Run
+    from rcr_trainer.runs.locking import hold
 
     run = Run.open(given.run, flags=flags(given), trust=given.trust)
     _check_extra(run.config)
@@ -145,7 +145,7 @@ def _evaluate(given: argparse.Namespace) -> None:
 
 def _report(given: argparse.Namespace) -> None:
     from rcr_trainer.evaluation.page import write_page
-    from rcr_trainer.runs import Run
+    from rcr_trainer.runs.folder import Run
 
     runs = [Run.open(path, trust=given.trust, writes=False) for path in given.runs]
     path = given.out or (runs[0].path / "report.html" if len(runs) == 1 else Path("report.html"))

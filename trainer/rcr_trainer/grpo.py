@@ -36,11 +36,11 @@ from torch import Tensor
 
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.encoder import Features
-from langchain_rcr.policy import TriEncoder
-from langchain_rcr.prompt import arranged
+from langchain_rcr.policy.prompt import arranged
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example
+from rcr_trainer.data.held_out import HeldOut, share_held_out
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.folds import HeldOut, share_held_out
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.scoring import WAYS
 from rcr_trainer.rewards import Reward, check_reward, make_reward, score

@@ -23,8 +23,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
+from langchain_rcr.basics.section import OneOf, show
 from langchain_rcr.families import Family, families
-from langchain_rcr.section import OneOf, show
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.redaction import HIDDEN, PLACES, redact, remember, without_secrets
 from rcr_trainer.settings import Settings

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_rcr.files import write_text
+from langchain_rcr.basics.files import write_text
 from rcr_trainer.console import PROG, show
 from rcr_trainer.errors import ConfigError
 

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from langchain_rcr.errors import InputError
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import differences, load_config
-from rcr_trainer.locking import hold
 from rcr_trainer.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
-from rcr_trainer.runs import INCIDENTAL, Run, in_short, names_in
+from rcr_trainer.runs.folder import INCIDENTAL, Run, in_short, names_in
+from rcr_trainer.runs.locking import hold
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
     LANGUAGE,
@@ -35,7 +35,7 @@ from rcr_trainer.tasks import (
 )
 
 if TYPE_CHECKING:
-    from langchain_rcr.policy import TriEncoder
+    from langchain_rcr.policy.triencoder import TriEncoder
     from rcr_trainer.data import Example, Split
     from rcr_trainer.llm.model import LanguageModel
     from rcr_trainer.training.processes import Processes
@@ -71,7 +71,7 @@ def run(
         RCRError: data, settings or run folder don't allow it; see `Run.create` and the stages.
     """
     set_threads(config.threads)
-    from langchain_rcr.hub import requirement
+    from langchain_rcr.policy.hub import requirement
     from rcr_trainer.data import read_split, write_split
     from rcr_trainer.evaluation.resources import try_scoring
     from rcr_trainer.training.processes import join
@@ -319,7 +319,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
         RewardError: the reward failed on an example, which is named.
         LLMError: the language model can't be asked, or its budget is spent.
     """
-    from langchain_rcr.files import atomic_directory
+    from langchain_rcr.basics.files import atomic_directory
     from rcr_trainer import grpo
 
     config, reward = run.config, build_reward(run.config, task.spec)

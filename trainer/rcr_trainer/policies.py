@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError, PoolError
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Known
-    from langchain_rcr.policy import TriEncoder
+    from langchain_rcr.policy.triencoder import TriEncoder
     from rcr_trainer.data import Example
 
 
@@ -34,7 +34,7 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
 
     from langchain_rcr.families import get_family
     from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
-    from langchain_rcr.policy import TriEncoder
+    from langchain_rcr.policy.triencoder import TriEncoder
 
     torch.manual_seed(config.seed)
     settings = config.model.model_dump()
@@ -60,7 +60,7 @@ def load_model(
         trust: which models that the checkpoint names may be loaded, see `TriEncoder.from_pretrained`.
     """
     from langchain_rcr.families.backbone import RememberingBackbone
-    from langchain_rcr.policy import TriEncoder
+    from langchain_rcr.policy.triencoder import TriEncoder
 
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config), trust=trust)
     if model.backbone is not None and known is not None:
@@ -112,7 +112,7 @@ def check_files(run: Run) -> None:
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
     """
-    from langchain_rcr.manifest import verify
+    from langchain_rcr.policy.manifest import verify
 
     try:
         check_data(run)
@@ -130,7 +130,7 @@ def check_data(run: Run) -> None:
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
     """
-    from langchain_rcr.manifest import MANIFEST, verify
+    from langchain_rcr.policy.manifest import MANIFEST, verify
 
     if (run.data / MANIFEST).is_file():
         verify(run.data)
@@ -148,7 +148,7 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
         ConfigError: the policy differs from the settings.
         PoolError: it has another pool.
     """
-    from langchain_rcr.manifest import verify
+    from langchain_rcr.policy.manifest import verify
     from rcr_trainer.data import read_examples
 
     start = folder = Path(str(config.sft.checkpoint))
@@ -178,10 +178,10 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
 
 def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], config: Settings) -> None:
     """Write policy, model card and pool.jsonl as one folder, whole or not at all."""
-    from langchain_rcr.files import atomic_directory
-    from langchain_rcr.hub import model_card
-    from langchain_rcr.manifest import seal
-    from langchain_rcr.prompt import APPENDIX_D
+    from langchain_rcr.basics.files import atomic_directory
+    from langchain_rcr.policy.hub import model_card
+    from langchain_rcr.policy.manifest import seal
+    from langchain_rcr.policy.prompt import APPENDIX_D
     from rcr_trainer.data import write_examples
 
     model.card = model_card(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from langchain_rcr.section import printable
+from langchain_rcr.basics.section import printable
 
 HIDDEN = "***HIDDEN***"
 PLACES = ("llm.base_url", "llm.extra_body", "reward.database")

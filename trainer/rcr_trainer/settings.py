@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, family_names, get_family
-from langchain_rcr.prompt import Prompt
-from langchain_rcr.section import OneOf, Section, contradiction, show
+from langchain_rcr.policy.prompt import Prompt
 from rcr_trainer import baselines
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.llm.settings import LLMSettings

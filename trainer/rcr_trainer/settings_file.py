@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from langchain_rcr.section import show
+from langchain_rcr.basics.section import show
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.redaction import redact
 

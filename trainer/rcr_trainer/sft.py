@@ -30,12 +30,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from langchain_rcr.basics.items import readable
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.items import readable
-from rcr_trainer.coverage import program_groups
+from rcr_trainer.data.coverage import program_groups
+from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
-from rcr_trainer.folds import HeldOut, own_positions
 from rcr_trainer.settings import SFTSettings
 from rcr_trainer.training.batches import Batch, Negatives, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.training.development import Development, greedy_picks

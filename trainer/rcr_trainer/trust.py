@@ -18,7 +18,7 @@ from rcr_trainer.redaction import redact
 from rcr_trainer.settings import Settings
 
 if TYPE_CHECKING:
-    from rcr_trainer.runs import Run
+    from rcr_trainer.runs.folder import Run
 
 _OPENS_MODELS = {"embed", "embed_tokens", "token_ids", "policy"}
 """Needs of baselines for which a model is opened by its name."""

@@ -28,9 +28,9 @@ from rcr_trainer.data import Split, covr_split
 from rcr_trainer.data.covr import HELD_OUT
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from langchain_rcr.items import Item
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.prompt import APPENDIX_D
 
 SELECTORS = ("oracle", "random", "bm25")
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.base import DEFAULT_BASE, Family, ModelSettings
-from langchain_rcr.items import Item
-from langchain_rcr.state import AdditiveState
+from langchain_rcr.families.state import AdditiveState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.base import Encoders
+    from langchain_rcr.families.folds import Folds
     from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
-    from langchain_rcr.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 
 FADE, LENGTH_PENALTY, WORDING = 4.0, 1.0, 0.05

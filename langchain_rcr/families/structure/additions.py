@@ -16,12 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, vstack
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.families.encoder import Vocabulary
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.kernel import RIDGE, Landmarks, Views
-from langchain_rcr.items import Item
 
 MISSED = 30.0
 """What it costs to take a question that needs a new label for one that doesn't, in units of the converse: an answer is

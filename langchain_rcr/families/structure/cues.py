@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
-from langchain_rcr.rows import SparseRows
+from langchain_rcr.basics.rows import SparseRows
 
 ROUNDS = 25
 """Of expectation maximisation; the trials that chose the method took 20 to 30."""

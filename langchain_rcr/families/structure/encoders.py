@@ -21,9 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import Backbone
 from langchain_rcr.families.encoder import Encoder
+from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.additions import Additions, NewLabels
@@ -32,9 +35,6 @@ from langchain_rcr.families.structure.kernel import Landmarks, Views
 from langchain_rcr.families.structure.parts import Parts
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
-from langchain_rcr.folds import text_hash
-from langchain_rcr.items import Item
-from langchain_rcr.rows import SparseRows
 
 _UNFITTED = 1e-6
 """ε before fitting: a draft outweighs it."""

@@ -17,13 +17,13 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.progress import track
+from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.parts import padded
-from langchain_rcr.folds import CLUSTER, PROGRAM, Folds
-from langchain_rcr.items import Item
-from langchain_rcr.progress import track
 
 MOST_LANDMARKS = 4000
 """Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families.encoder import Vocabulary
-from langchain_rcr.folds import text_hash
+from langchain_rcr.families.folds import text_hash
 from langchain_rcr.programs import TOKENS, ProgramSpec, Tree, anonymize, local_structures, parse
-from langchain_rcr.progress import track
-from langchain_rcr.rows import SparseRows
 
 SPARE = 64
 """Columns of every vector that are kept free for labels that come in after training."""

@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from langchain_rcr.rows import FloatArray, SparseRows
+from langchain_rcr.basics.rows import FloatArray, SparseRows
 
 _WIDTH = 1.5
 """γ of the radial kernel exp(−γ · |u − v|²) of unit vectors; set by hand, no published trial compares values."""

@@ -12,10 +12,10 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import ngrams
-from langchain_rcr.folds import text_hash
-from langchain_rcr.items import Item
-from langchain_rcr.rows import SparseRows
 
 WORDS = 256
 """Columns. Picks with 512, or with one for each word, were nearly the same in trials."""

@@ -17,7 +17,7 @@ from psycopg import AsyncConnection
 from psycopg.adapt import AdaptersMap
 from psycopg.pq import TransactionStatus
 
-from langchain_rcr.background import background
+from langchain_rcr.basics.background import background
 from langchain_rcr.errors import EngineError
 
 Connection = AsyncConnection[tuple[Any, ...]]

@@ -13,10 +13,10 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal, TypeVar
 
-from langchain_rcr.background import background
+from langchain_rcr.basics.background import background
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, MissingExtraError, PoolError
-from langchain_rcr.filters import Filter
 from langchain_rcr.index.base import PoolVectors, Row, check_ids, check_vectors, replaced
+from langchain_rcr.index.filters import Filter
 
 try:
     import psycopg
@@ -31,9 +31,9 @@ except ImportError as error:
         raise
     raise MissingExtraError("psycopg", "pgvector") from None
 
+from langchain_rcr.basics.rows import longest
 from langchain_rcr.index.pgvector.jsonb import shown, storable, to_json
 from langchain_rcr.index.pgvector.reader import PgVectorReader, Pool
-from langchain_rcr.rows import longest
 
 T = TypeVar("T")
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.filters import LONGEST_NUMBER, AllOf, AnyOf, Filter, Not
+from langchain_rcr.index.filters import LONGEST_NUMBER, AllOf, AnyOf, Filter, Not
 
 _EXACT = 2**53
 """From here on every float is a whole number."""

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.errors import InputError
-from langchain_rcr.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.base import BEST, Hits, Row, Search
+from langchain_rcr.index.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.pgvector.database import Transaction
 from langchain_rcr.index.pgvector.jsonb import to_path
 from langchain_rcr.index.ranking import best_fetched, blocks, log_sums, slack
-from langchain_rcr.rows import FloatArray, IntArray
 
 _STATES, _LOGITS = 64, 8_000_000
 """At most so many states are searched by one statement, and with so many logits: it has a time limit."""

@@ -13,14 +13,14 @@ from langchain_core.example_selectors import BaseExampleSelector
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.index.ranking import checked_exclude, places
+from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.prompt import APPENDIX_D, Prompt
 from rcr_trainer.baselines.options import LearnedSettings
-from rcr_trainer.coverage import row_blocks
+from rcr_trainer.data.coverage import row_blocks
 
 if TYPE_CHECKING:
-    from langchain_rcr.items import Item
-    from langchain_rcr.policy import TriEncoder
+    from langchain_rcr.basics.items import Item
+    from langchain_rcr.policy.triencoder import TriEncoder
     from rcr_trainer.llm.scoring import Scorer
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None

@@ -16,8 +16,8 @@ from typing import ClassVar
 import numpy as np
 
 from rcr_trainer.baselines.base import Baseline, in_blocks, top_k
-from rcr_trainer.coverage import greedy_set_cover
-from rcr_trainer.okapi import BM25Scorer, tokenize
+from rcr_trainer.data.coverage import greedy_set_cover
+from rcr_trainer.data.okapi import BM25Scorer, tokenize
 
 
 class BM25Selector(Baseline):

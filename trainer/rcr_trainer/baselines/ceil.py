@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import unit_vectors
 from rcr_trainer.baselines.dpp import DPPSelector

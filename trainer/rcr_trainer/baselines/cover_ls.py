@@ -22,8 +22,8 @@ from scipy import sparse
 from langchain_rcr.programs.structures import CHILD, SIBLING
 from rcr_trainer.baselines.base import Baseline, in_blocks
 from rcr_trainer.baselines.dense import DenseSelector
-from rcr_trainer.coverage import PoolStructures, program_groups
-from rcr_trainer.okapi import BM25Scorer
+from rcr_trainer.data.coverage import PoolStructures, program_groups
+from rcr_trainer.data.okapi import BM25Scorer
 
 
 class CoverLSGoldSelector(Baseline):

@@ -17,8 +17,8 @@ from typing import ClassVar
 import numpy as np
 from torch import Tensor
 
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import in_blocks, top_k
 from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Ranking, contrast
 from rcr_trainer.baselines.options import LearnedSettings

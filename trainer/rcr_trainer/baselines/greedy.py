@@ -13,7 +13,7 @@ import numpy as np
 from scipy import sparse
 
 from rcr_trainer.baselines.base import Baseline
-from rcr_trainer.coverage import PoolStructures, greedy_coverage
+from rcr_trainer.data.coverage import PoolStructures, greedy_coverage
 
 
 class FixedSelector(Baseline):

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import in_blocks
 from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Learner, question_batches
 from rcr_trainer.baselines.options import LearnedSettings

@@ -16,7 +16,7 @@ from scipy import sparse
 from langchain_rcr.errors import InputError
 from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import EmbeddingSelector
-from rcr_trainer.coverage import PoolStructures, greedy_coverage
+from rcr_trainer.data.coverage import PoolStructures, greedy_coverage
 
 # Needs are rounded to this fraction, cosines to six decimals: exact ties stay ties, whatever BLAS does.
 _GRID = 2.0**-16

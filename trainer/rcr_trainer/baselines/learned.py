@@ -18,14 +18,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
-from langchain_rcr.prompt import arranged
+from langchain_rcr.policy.prompt import arranged
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.baselines.options import LearnedSettings
-from rcr_trainer.coverage import row_blocks
-from rcr_trainer.okapi import BM25Scorer
+from rcr_trainer.data.coverage import row_blocks
+from rcr_trainer.data.okapi import BM25Scorer
 from rcr_trainer.training.batches import Batch, info_nce_batches
 from rcr_trainer.training.losses import Targets, info_nce
 from rcr_trainer.training.runner import Job, Runner

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from langchain_rcr.section import Section
+from langchain_rcr.basics.section import Section
 
 
 class LearnedSettings(Section):

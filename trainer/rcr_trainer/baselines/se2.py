@@ -23,8 +23,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import in_blocks
 from rcr_trainer.baselines.learned import FloatArray, IntArray, LearnedSelector, Ranking, States, contrast
 from rcr_trainer.baselines.options import LearnedSettings

@@ -24,7 +24,7 @@ import numpy as np
 from langchain_rcr.errors import InputError
 from rcr_trainer.baselines.base import in_blocks
 from rcr_trainer.baselines.dense import PoolEmbeddings, unit_vectors
-from rcr_trainer.coverage import greedy_set_cover, program_groups
+from rcr_trainer.data.coverage import greedy_set_cover, program_groups
 
 if TYPE_CHECKING:
     from langchain_rcr.families.pooled import PooledTransformer

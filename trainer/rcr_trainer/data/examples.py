@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from langchain_rcr.files import atomic_directory, atomic_file, write_json
-from langchain_rcr.items import Item
-from langchain_rcr.manifest import MANIFEST, seal
+from langchain_rcr.basics.files import atomic_directory, atomic_file, write_json
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.manifest import MANIFEST, seal
 from rcr_trainer.errors import DataError
 
 PARTS = ("train", "dev", "test")

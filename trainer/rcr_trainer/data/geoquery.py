@@ -14,7 +14,7 @@ from typing import Any
 from urllib.error import HTTPError
 from xml.etree import ElementTree
 
-from langchain_rcr.files import write_bytes
+from langchain_rcr.basics.files import write_bytes
 from langchain_rcr.programs import ProgramSpec, Tree
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file, read_text
 from rcr_trainer.data.splits import length_split, random_split, template_split, tmcd_split

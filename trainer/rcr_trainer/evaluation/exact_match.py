@@ -10,8 +10,8 @@ from typing import TypeAlias
 import numpy as np
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, Request, arranged
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.prompt import APPENDIX_D, Prompt, Request, arranged
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
 from rcr_trainer.evaluation.picks import Picks

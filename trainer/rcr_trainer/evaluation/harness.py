@@ -12,14 +12,14 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy import sparse
 
+from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.ranking import checked_exclude
 from langchain_rcr.programs import ProgramSpec, implied_values
 from langchain_rcr.programs.structures import is_label
-from langchain_rcr.progress import track
 from rcr_trainer.baselines.base import Baseline, Exclude
-from rcr_trainer.coverage import PoolStructures, program_groups, recall_by_step
 from rcr_trainer.data import Example, shared
+from rcr_trainer.data.coverage import PoolStructures, program_groups, recall_by_step
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.metrics import (
@@ -84,7 +84,7 @@ def evaluate(
         LLMError: what the answerer raises, save for BudgetExceeded and TooLongError, which leave selectors without
             answers.
     """
-    from langchain_rcr.policy import library_versions
+    from langchain_rcr.policy.triencoder import library_versions
 
     task = _Task.of(pool, queries, spec, checked_exclude(exclude, len(queries), len(pool), k), gold)
     steps = min(max(steps, k), len(pool) - max(entry.size for entry in task.excluded))

@@ -12,7 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 from scipy import sparse
 
-from rcr_trainer.coverage import row_blocks
+from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.evaluation.report import OURS, Interval
 
 

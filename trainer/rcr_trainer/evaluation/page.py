@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from langchain_rcr.files import write_text
+from langchain_rcr.basics.files import write_text
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.picks import FILE_NAME, Question, read_picks
 from rcr_trainer.evaluation.plot import CURVES, coverage_figure, learning_figures, to_svg
 from rcr_trainer.evaluation.report import FIGURES, OURS, EvaluationReport, Metric, SelectorScores
 from rcr_trainer.evaluation.report import FILE_NAME as REPORT
 from rcr_trainer.evaluation.table import label
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 
 _HERE = Path(__file__).parent
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"

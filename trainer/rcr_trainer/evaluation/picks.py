@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from langchain_rcr.files import atomic_file
+from langchain_rcr.basics.files import atomic_file
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.report import Kind

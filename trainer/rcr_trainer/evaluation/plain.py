@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.progress import track
 from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Exclude, Resources
-from rcr_trainer.coverage import recall_by_step, structure_matrices
 from rcr_trainer.data import Example
+from rcr_trainer.data.coverage import recall_by_step, structure_matrices
 from rcr_trainer.evaluation.metrics import percent_by_step, within_pool
 from rcr_trainer.evaluation.report import Choice, Gold
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError

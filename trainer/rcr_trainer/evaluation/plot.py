@@ -9,8 +9,8 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_rcr.files import write_bytes
-from langchain_rcr.section import printable
+from langchain_rcr.basics.files import write_bytes
+from langchain_rcr.basics.section import printable
 from rcr_trainer.evaluation.report import OURS, EvaluationReport
 from rcr_trainer.evaluation.table import label
 

@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from langchain_rcr.files import write_text
+from langchain_rcr.basics.files import write_text
 from rcr_trainer.data.examples import read_text
 from rcr_trainer.errors import DataError
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import (
     Backbone,
@@ -16,8 +17,7 @@ from langchain_rcr.families.backbone import (
 )
 from langchain_rcr.families.base import FALLBACK_FAMILY, FALLBACK_SETTINGS
 from langchain_rcr.families.pooled import TransformerEncoder
-from langchain_rcr.items import Item
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines import get_baseline
 from rcr_trainer.baselines.base import Embed, Resources
@@ -26,7 +26,7 @@ from rcr_trainer.baselines.set_bsr import TransformerTokens
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded, UnscoredError
 from rcr_trainer.policies import device_of, embeddings_of
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, open_language_model
 

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from langchain_rcr.basics.files import write_text
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import RememberingBackbone
-from langchain_rcr.files import write_text
-from langchain_rcr.hub import model_card
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.manifest import CARD
-from langchain_rcr.selection import greedy
-from rcr_trainer.coverage import program_groups
+from langchain_rcr.policy.hub import model_card
+from langchain_rcr.policy.manifest import CARD
+from langchain_rcr.policy.selection import greedy
 from rcr_trainer.data import read_split
+from rcr_trainer.data.coverage import program_groups
+from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
@@ -24,16 +25,15 @@ from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import coverage_figure, write_png
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport
 from rcr_trainer.evaluation.resources import learners, resources_of
-from rcr_trainer.folds import HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.policies import check_data, load_model
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_execution, divide, open_language_model
 from rcr_trainer.trust import check_foreign
 
 if TYPE_CHECKING:
-    from langchain_rcr.policy import TriEncoder
+    from langchain_rcr.policy.triencoder import TriEncoder
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import Example
     from rcr_trainer.llm.model import LanguageModel

@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from langchain_rcr.section import printable
+from langchain_rcr.basics.section import printable
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Kind
 
 WIDTH = 100

@@ -18,8 +18,8 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 from langchain_core.runnables import RunnableBinding
 from pydantic import SecretStr
 
-from langchain_rcr.answers import cut
-from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
+from langchain_rcr.chains.answers import cut
+from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
 from rcr_trainer.llm.ledger import Answer, Use, canonical, token_count

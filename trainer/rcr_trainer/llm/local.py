@@ -17,9 +17,9 @@ from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field, PrivateAttr
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
-from langchain_rcr.answers import cut
+from langchain_rcr.chains.answers import cut
 from langchain_rcr.families.pooled import undisturbed
-from langchain_rcr.prompt import APPENDIX_D
+from langchain_rcr.policy.prompt import APPENDIX_D
 from rcr_trainer.errors import ConfigError
 
 _HASHED = 256 * 2**20

@@ -16,12 +16,12 @@ from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
-from langchain_rcr.answers import program_of
-from langchain_rcr.background import background
+from langchain_rcr.basics.background import background
+from langchain_rcr.basics.progress import bar
+from langchain_rcr.chains.answers import program_of
+from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
 from langchain_rcr.programs import get_parser
 from langchain_rcr.programs.remembering import remembered
-from langchain_rcr.progress import bar
-from langchain_rcr.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.backend import Backend, Request
 from rcr_trainer.llm.caller import Batch, Caller

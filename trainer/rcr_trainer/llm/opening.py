@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from langchain_rcr.prompt import APPENDIX_D, Prompt
+from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from langchain_rcr.section import Section
+from langchain_rcr.basics.section import Section
 
 
 class LLMSettings(Section):

@@ -13,7 +13,7 @@ from statistics import mean, stdev
 
 import numpy as np
 
-from langchain_rcr.files import write_text
+from langchain_rcr.basics.files import write_text
 from rcr_trainer.evaluation.metrics import paired_intervals
 from rcr_trainer.evaluation.plot import STYLES, new_figure, tidy, write_png
 from rcr_trainer.evaluation.report import FIGURES

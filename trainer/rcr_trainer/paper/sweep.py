@@ -9,8 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_rcr.basics.section import Section
 from langchain_rcr.families import DEFAULT_FAMILY, family_names, get_family
-from langchain_rcr.section import Section
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
 from rcr_trainer.evaluation import EvaluationReport, read_picks
@@ -20,7 +20,7 @@ from rcr_trainer.llm.ledger import Estimate
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import origin, split_settings
 from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of
-from rcr_trainer.runs import Run
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import DataSettings, Settings, SFTSettings
 from rcr_trainer.tasks import divide, load_split, open_language_model
 

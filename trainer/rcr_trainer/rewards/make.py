@@ -72,7 +72,7 @@ def make_reward(
 
 def _executor(database: str | None, execute: str | Execute | None, timeout_s: float, max_rows: int) -> Execute:
     if database is not None and execute is None:
-        from langchain_rcr.databases import open_database
+        from langchain_rcr.databases.database import open_database
 
         return open_database(database, timeout_s=timeout_s, max_rows=max_rows, patience_s=_PATIENCE_S)
     if execute is None or database is not None:

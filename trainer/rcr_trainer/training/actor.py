@@ -16,9 +16,9 @@ from torch import Tensor
 
 from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.policy import TriEncoder
-from rcr_trainer.coverage import row_blocks
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example
+from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
 
 IntArray = NDArray[np.int64]

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from torch import Tensor
 
 from langchain_rcr.families.base import PARTS
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.training.state import Result
 
 _Judge = Callable[[float], str]

@@ -7,11 +7,11 @@ from functools import cached_property
 
 import numpy as np
 
+from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.items import Item, readable
-from langchain_rcr.selection import greedy
-from rcr_trainer.folds import HeldOut, own_positions, taken_from
+from langchain_rcr.policy.selection import greedy
+from rcr_trainer.data.held_out import HeldOut, own_positions, taken_from
 from rcr_trainer.training.runner import Job
 from rcr_trainer.training.supervision import IntArray, Supervision
 

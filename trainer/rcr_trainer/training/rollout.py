@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from langchain_rcr.state import State
+from langchain_rcr.families.state import State
 
 _NEVER = float("-inf")
 

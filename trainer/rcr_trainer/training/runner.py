@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import nn
 
+from langchain_rcr.basics.progress import bar
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.progress import bar
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.training.processes import Processes

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from langchain_rcr.section import Section
+from langchain_rcr.basics.section import Section
 
 Share = Annotated[float, Field(ge=0, le=1)]
 

@@ -14,9 +14,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from langchain_rcr.basics.files import atomic_directory, write_text
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.files import atomic_directory, write_text
-from langchain_rcr.manifest import seal, verify
+from langchain_rcr.policy.manifest import seal, verify
 
 Figures = dict[str, float]
 

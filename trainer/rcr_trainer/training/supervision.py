@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 from scipy import sparse
 
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.coverage import greedy_coverage, recall_by_step, row_blocks, structure_matrices
 from rcr_trainer.data import Example
+from rcr_trainer.data.coverage import greedy_coverage, recall_by_step, row_blocks, structure_matrices
+from rcr_trainer.data.okapi import BM25Scorer
 from rcr_trainer.errors import DataError
-from rcr_trainer.okapi import BM25Scorer
 
 FloatArray = NDArray[np.float32]
 IntArray = NDArray[np.int64]

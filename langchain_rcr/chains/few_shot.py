@@ -20,7 +20,7 @@ from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnabl
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.prompt import APPENDIX_D, Prompt, renamed
+from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, renamed
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-from langchain_rcr.constraints import TOKENIZERS, token_counter
 from langchain_rcr.errors import InputError
-from langchain_rcr.filters import joined
+from langchain_rcr.index.filters import joined
+from langchain_rcr.policy.constraints import TOKENIZERS, token_counter
 
 Order = Literal["picked", "reversed", "relevance"]
 """The order of the picks in a prompt."""

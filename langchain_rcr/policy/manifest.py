@@ -15,8 +15,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.files import read_json, write_json
 
 MANIFEST = "manifest.json"
 CARD = "README.md"

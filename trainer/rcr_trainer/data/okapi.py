@@ -11,7 +11,7 @@ import numpy as np
 from rank_bm25 import BM25Okapi
 from scipy import sparse
 
-from langchain_rcr.items import WORD
+from langchain_rcr.basics.items import WORD
 
 _TOKEN = re.compile(rf"{WORD}|[^\w\s]")
 

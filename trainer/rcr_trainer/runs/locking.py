@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TextIO
 
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.provenance import now
+from rcr_trainer.runs.provenance import now
 
 logger = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
-from langchain_rcr.chains import SemanticParsingChain, semantic_parsing_chain
-from langchain_rcr.databases import is_postgresql, open_database
+from langchain_rcr.chains.few_shot import prompt_for
+from langchain_rcr.chains.semantic_parsing import SemanticParsingChain, semantic_parsing_chain
+from langchain_rcr.databases.database import is_postgresql, open_database
 from langchain_rcr.errors import InputError, ProgramError
-from langchain_rcr.prompt import Prompt
-from langchain_rcr.prompting import prompt_for
+from langchain_rcr.policy.prompt import Prompt
 
 _SQLITE = """
 SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' ORDER BY rowid

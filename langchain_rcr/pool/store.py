@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from langchain_rcr.basics.files import atomic_directory
+from langchain_rcr.basics.items import copied, made
+from langchain_rcr.basics.rows import FloatArray
+from langchain_rcr.basics.section import printable
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
-from langchain_rcr.explaining import Explanation, Structures, explain
-from langchain_rcr.files import atomic_directory
-from langchain_rcr.filters import Filter
 from langchain_rcr.index.base import Row
+from langchain_rcr.index.filters import Filter
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
-from langchain_rcr.items import copied, made
-from langchain_rcr.manifest import inside, seal, verify
-from langchain_rcr.pool import Example, ExamplePool, changed, check_text, earlier, read_jsonl, write_jsonl
-from langchain_rcr.rows import FloatArray
-from langchain_rcr.section import printable
-from langchain_rcr.selection import Hit, Options, select
+from langchain_rcr.policy.explanation import Explanation, Structures, explain
+from langchain_rcr.policy.manifest import inside, seal, verify
+from langchain_rcr.policy.selection import Hit, Options, select
+from langchain_rcr.pool.examples import Example, ExamplePool, changed, check_text, earlier, read_jsonl, write_jsonl
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from langchain_rcr.index.base import CandidateIndex
-    from langchain_rcr.policy import TriEncoder
+    from langchain_rcr.policy.triencoder import TriEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -235,7 +235,7 @@ class ExampleStore:
         runner_ups: int = 3,
         structures: Structures | None = None,
     ) -> Explanation:
-        """Pick examples for a question, and say why. Arguments: see `select` and `langchain_rcr.explaining.explain`."""
+        """Pick examples for a question, and say why. Arguments: see `select` and `explanation.explain`."""
         vectors = self._queries([query], [draft])
         item = self.schema.item
 

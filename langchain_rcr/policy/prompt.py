@@ -9,9 +9,9 @@ from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.errors import InputError
-from langchain_rcr.items import Item
-from langchain_rcr.section import OneOf, Section, contradiction, show
 
 T = TypeVar("T")
 _SQL = "Write one SQL query that answers the last question. Answer with the query alone. The database:\n\n{schema}"

@@ -14,7 +14,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.items import Item
+from langchain_rcr.basics.items import Item
 from langchain_rcr.programs import ProgramSpec
 
 FOLDS = 5

@@ -17,13 +17,8 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, R
 from langchain_core.runnables.base import coerce_to_runnable
 from pydantic import ConfigDict, Field
 
-from langchain_rcr.answers import Reading, candidates, read_answer
-from langchain_rcr.batching import resolved
-from langchain_rcr.errors import InputError, ProgramError
-from langchain_rcr.index.base import InThisThread
-from langchain_rcr.programs import ProgramParser, get_parser
-from langchain_rcr.prompt import APPENDIX_D, Prompt
-from langchain_rcr.prompting import (
+from langchain_rcr.chains.answers import Reading, candidates, read_answer
+from langchain_rcr.chains.few_shot import (
     PICKED,
     PickedExamples,
     chat_few_shot_prompt,
@@ -34,6 +29,11 @@ from langchain_rcr.prompting import (
     prompt_keys,
     with_picks,
 )
+from langchain_rcr.errors import InputError, ProgramError
+from langchain_rcr.index.base import InThisThread
+from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
+from langchain_rcr.pool.batching import resolved
+from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 _LONGEST_QUOTE = 2000

@@ -25,7 +25,7 @@ from urllib.parse import unquote
 
 from langchain_rcr.errors import InputError, MissingExtraError, ProgramError
 
-_WORKER = Path(__file__).with_name("query_worker.py")
+_WORKER = Path(__file__).with_name("worker.py")
 _START_S = 60.0
 """Seconds that a process may take to start and connect, on a busy machine."""
 

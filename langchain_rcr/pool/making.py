@@ -11,15 +11,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from langchain_rcr.arguments import check_fields
 from langchain_rcr.errors import InputError
-from langchain_rcr.hub import fetched, push
 from langchain_rcr.index.vectorstore import VectorStoreIndex
-from langchain_rcr.policy import TriEncoder
-from langchain_rcr.pool import Example, ExamplePool, pool_of
+from langchain_rcr.policy.hub import fetched, push
+from langchain_rcr.policy.triencoder import TriEncoder
+from langchain_rcr.pool.arguments import check_fields
+from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
+from langchain_rcr.pool.store import ExampleStore, checkpoint_folder, stored_pool
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from langchain_rcr.programs.languages import unknown
-from langchain_rcr.store import ExampleStore, checkpoint_folder, stored_pool
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings

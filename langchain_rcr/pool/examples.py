@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.files import write_text
+from langchain_rcr.basics.items import Item, copied, made
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.files import write_text
-from langchain_rcr.folds import text_hash
-from langchain_rcr.items import Item, copied, made
+from langchain_rcr.families.folds import text_hash
+from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.remembering import remembered
-from langchain_rcr.prompt import APPENDIX_D
 
 Example = Mapping[str, Any]
 """One example: a question under the source key, its program under the target key, any other fields beside them."""

@@ -17,20 +17,20 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
+from langchain_rcr.basics.files import atomic_directory, digest, read_json, write_json, write_text
+from langchain_rcr.basics.items import Item, readable
+from langchain_rcr.basics.section import printable
 from langchain_rcr.errors import CheckpointError, InputError, RCRError
 from langchain_rcr.families import Family, ModelSettings, get_family
 from langchain_rcr.families.backbone import Backbone, RememberingBackbone, open_backbone
 from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS
 from langchain_rcr.families.encoder import Encoder, Features
-from langchain_rcr.files import atomic_directory, digest, read_json, write_json, write_text
-from langchain_rcr.hub import fetched, model_card, push
+from langchain_rcr.families.state import State, make_state
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.items import Item, readable
-from langchain_rcr.manifest import CARD, inside, seal, verify
+from langchain_rcr.policy.hub import fetched, model_card, push
+from langchain_rcr.policy.manifest import CARD, inside, seal, verify
+from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import TOKENS, ProgramSpec
-from langchain_rcr.prompt import Prompt
-from langchain_rcr.section import printable
-from langchain_rcr.state import State, make_state
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings

@@ -7,8 +7,8 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import get_parser
-from langchain_rcr.prompt import APPENDIX_D
 
 # Chat templates often open the thoughts in the prompt, so that the answer has the closing tag alone.
 _THOUGHTS = re.compile(r"\A(?:.*</think(?:ing)?>|\s*<think(?:ing)?>.*)", re.DOTALL)

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.families.encoder import Features
-from langchain_rcr.folds import ALONE, Folds
-from langchain_rcr.items import Item, readable
-from langchain_rcr.policy import TriEncoder
+from langchain_rcr.families.folds import ALONE, Folds
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 

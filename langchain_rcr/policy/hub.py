@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.base import DEFAULT_BASE, get_family
-from langchain_rcr.manifest import FILES
+from langchain_rcr.policy.manifest import FILES
 
 if TYPE_CHECKING:
     from langchain_rcr.families import ModelSettings

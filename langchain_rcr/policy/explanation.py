@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import FloatArray
+from langchain_rcr.basics.section import printable
+from langchain_rcr.families.state import State
 from langchain_rcr.index.base import Reader, Search
-from langchain_rcr.items import Item
-from langchain_rcr.rows import FloatArray
-from langchain_rcr.section import printable
-from langchain_rcr.selection import Options, select
-from langchain_rcr.state import State
+from langchain_rcr.policy.selection import Options, select
 
 Structures = Callable[[str], Collection[str]]
 """The local structures of a program; none where it doesn't parse."""

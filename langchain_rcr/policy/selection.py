@@ -12,14 +12,14 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.constraints import DifferentPrograms
+from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.errors import InputError
+from langchain_rcr.families.state import State
 from langchain_rcr.index.base import PoolVectors, Reader, Row, Search
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import Followed, MatrixTable
 from langchain_rcr.index.ranking import blocks, checked_exclude
-from langchain_rcr.rows import FloatArray, IntArray
-from langchain_rcr.state import State
+from langchain_rcr.policy.constraints import DifferentPrograms
 
 _NONE = np.empty(0, dtype=np.int64)
 _SHORTLIST = 8

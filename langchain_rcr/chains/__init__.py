@@ -1,0 +1,1 @@
+"""Few-shot prompts and chains for semantic parsing and text-to-SQL."""
