@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 10
+FORMAT_VERSION = 11
 """To be raised whenever what is saved would mean something else: a weight, a constant that was fitted with."""
 FEWEST = 20
 """Programs that `TriEncoder.fitted` predicts structures from."""
