@@ -84,7 +84,7 @@ def test_sft_then_evaluate(capsys, here):
 
 def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(capsys, here):
     script = (
-        "import os, signal, sys\nfrom rcr_trainer import cli, runs\n"
+        "import os, signal, sys\nfrom rcr_trainer import cli\nfrom rcr_trainer.runs import folder as runs\n"
         "log = runs.Run.log\n"
         "def kill(self, stage, step, metrics):\n"
         "    log(self, stage, step, metrics)\n"

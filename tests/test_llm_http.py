@@ -489,6 +489,9 @@ def test_a_server_that_ignores_echo_is_held_to_the_text_by_a_grammar(program: st
         assert [request.body.get("echo") for request in server.requests] == [True, None, None]  # the rest is kept
         sent = server.requests[-1].body
         assert (sent["prompt"], sent["max_tokens"]) == ("x", len(text.encode()) + 1)
+        with model(server, "completion", tmp_path / "kept.sqlite") as llm:  # what is kept doesn't tell the way
+            assert llm.log_likelihoods(["x", "new"], [text] * 2) == found
+        assert [request.body.get("echo") for request in server.requests[3:]] == [True, None]
 
 
 @pytest.mark.parametrize(

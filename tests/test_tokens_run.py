@@ -114,7 +114,7 @@ def test_the_checkpoint_serves_by_tokens(here):
 @pytest.mark.parametrize("stage", ["data", "sft"])
 def test_a_run_killed_in_between_is_resumed_by_tokens(capsys, here, stage):
     script = (
-        "import os, signal\nfrom rcr_trainer import cli, runs\n"
+        "import os, signal\nfrom rcr_trainer import cli\nfrom rcr_trainer.runs import folder as runs\n"
         "save = runs.Run._save\n"
         "def kill(self):\n"
         "    save(self)\n"

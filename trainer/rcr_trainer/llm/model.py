@@ -156,12 +156,16 @@ class LanguageModel:
             LLMError: as `generate`.
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
-        if requests and self._scores is not True:
-            self._try(requests[0])
+        if self._scores is not True:
+            keys = [self._backend.key(request) for request in requests]
+            kept = self._cache.get(keys)
+            asked = next((one for key, one in zip(keys, requests, strict=True) if key not in kept), None)
+            if asked is not None:
+                self._try(asked)
         return self._score(requests)
 
     def _try(self, request: Scored) -> None:
-        """Score the first text; by which way, and that a server can't, is known from then on."""
+        """Score a text of which nothing is kept; by which way, and that a server can't, is known from then on."""
         if isinstance(self._scores, UnscoredError):
             raise self._scores
         for self._backend.scoring in WAYS:
