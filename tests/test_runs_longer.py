@@ -66,7 +66,8 @@ def test_a_finished_run_goes_on_to_more_epochs(capsys, here):
 
 def test_a_run_that_was_killed_goes_on_to_more_epochs(here):
     kill = (
-        "import os, signal, sys\nfrom rcr_trainer import cli\nfrom rcr_trainer.runs import folder as runs\nfrom rcr_trainer.training import state\n"
+        "import os, signal, sys\nfrom rcr_trainer import cli\nfrom rcr_trainer.runs import folder as runs\n"
+        "from rcr_trainer.training import state\n"
         "state.SAVE_EVERY_S = 0\nlog = runs.Run.log\n"
         "def die(self, stage, step, figures):\n"
         "    log(self, stage, step, figures)\n"

@@ -42,8 +42,8 @@ IN_DRAFT = (0.6, 0.02)
 """How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
 were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
 SURE = 0.65
-"""The least likelihood by phrases that counts; a word of the one question that needs a label says 2/3. With 0, 0.5, 0.7,
-0.8, 0.9 and 1 (no phrases) a model answered 91, 90, 89, 91, 76 and 59 % of 100 test questions of COVR's split 100
+"""The least likelihood by phrases that counts; a word of the one question that needs a label says 2/3. With 0, 0.5,
+0.7, 0.8, 0.9 and 1 (no phrases) a model answered 91, 90, 89, 91, 76 and 59 % of 100 test questions of COVR's split 100
 right, and 85, 88, 92, 92, 92 and 88 % of a held-out cluster. On held-out GeoQuery questions 0.5 to 0.8 gained half a
 point of the gold program's probability."""
 NEW_LABEL = 3.0
