@@ -4,9 +4,10 @@
 
 Each {data set × model × row} is a cell. Rows are selectors by their names, `none` (no examples), and `rcr`, ours as
 `SequentialCompositionalRetriever.from_examples` fits it; behind a colon settings, `rcr:fade=2,order=picked` or
-`random:k=16`. Every selector is shown in the order that serves it best: the likest question, or the first pick, last.
-`MODEL=local:FOLDER` is one that transformers loads (covr-parser). Probabilities are of the gold program and the line
-break behind it, from servers that tell them (`rcr_trainer.llm.scoring`).
+`random:k=16`, or a checkpoint, `rcr:run=runs/mine/checkpoint`. Every selector is shown in the order that serves it
+best: the likest question, or the first pick, last. `MODEL=local:FOLDER` is one that transformers loads (covr-parser).
+Probabilities are of the gold program and the line break behind it, from servers that tell them
+(`rcr_trainer.llm.scoring`).
 
 A prompt is asked once: answers and probabilities are kept in runs/answers/answers.sqlite, the file of results is
 written after each cell, and a benchmark that was interrupted goes on where it stopped. The file maps data set → model →
@@ -126,7 +127,8 @@ class Picker:
         from langchain_rcr.policy.triencoder import TriEncoder
 
         items = [each.item for each in self.pool]
-        model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
+        run = given.get("run")
+        model = TriEncoder.from_pretrained(run) if run else TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
         index = MatrixTable(model.encode_pool(items))
         vectors = model.encode_queries([each.source for each in asked])
         return greedy(vectors, index, model.state(), k).positions, model.config.order
