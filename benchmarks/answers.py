@@ -127,8 +127,10 @@ class Picker:
         from langchain_rcr.policy.triencoder import TriEncoder
 
         items = [each.item for each in self.pool]
-        run = given.get("run")
-        model = TriEncoder.from_pretrained(run) if run else TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
+        if "run" in given:
+            model = TriEncoder.from_pretrained(str(given["run"]))
+        else:
+            model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
         index = MatrixTable(model.encode_pool(items))
         vectors = model.encode_queries([each.source for each in asked])
         return greedy(vectors, index, model.state(), k).positions, model.config.order
