@@ -1,10 +1,10 @@
-"""Frozen text encoders, which encoders of several families read through: text → unit vector."""
+"""Frozen text encoders that several families read through: text → unit vector."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,20 +13,21 @@ from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.base import ModelSettings
-from langchain_rcr.families.bounds import refusing
+from langchain_rcr.families.encoder import Backbone
 from langchain_rcr.families.pooled import Pooling, TransformerEncoder
+from langchain_rcr.families.untrusted import refusing
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
-_PROBE = "what is the number of states that border the largest one ?"
-"""Embedded when saving and when loading: if the name now means another model, every vector would be wrong, silently."""
+    from langchain_rcr.families.base import ModelSettings
 
+_PROBE = "what is the number of states that border the largest one ?"
+"""Embedded when saving and when loading: if the name now means another model, every vector would be silently wrong."""
 _LARGEST = 1e15
-"""Numbers below can be squared and added up in single precision."""
+"""Smaller numbers can be squared and summed in single precision."""
 _INSIDE = "checkpoint:backbone"
-"""The base of a model that lies in the checkpoint, in the folder backbone/."""
+"""The base of a model that is stored in the checkpoint itself, in the folder backbone/."""
 
 Known = dict[tuple[bool, str], NDArray[np.float32]]
 """(is a query, text) → its frozen vector (d,)."""
@@ -34,70 +35,38 @@ Read = tuple[NDArray[np.float32], list[NDArray[np.float32]]]
 """Unit vectors (N, d) of texts, and the vectors (T, d) of each one's tokens."""
 
 
-class Backbone(Protocol):
-    """A frozen text encoder: text → unit vector."""
-
-    dim: int
-    symmetric: bool
-    """Whether a query and a pool entry with the same text get the same vector."""
-
-    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """(N, d) float32, each of length 1. `queries`: the texts are queries, not pool entries."""
-        ...
-
-    def describe(self, folder: Path) -> dict[str, Any]:
-        """JSON values from which `load_backbone` restores it; may write files into `folder`."""
-        ...
-
-
 class TransformerBackbone:
-    """A local or hub transformer, frozen.
-
-    Args:
-        base: hub name, local folder or `package:NAME`.
-        pooling: mean or CLS.
-        max_length: tokens read of a text.
-        saved: it is the model in a checkpoint, see `PooledTransformer`.
-    """
+    """A frozen transformer; for the arguments see `PooledTransformer`."""
 
     symmetric = True
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
         encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, normalize=True, saved=saved)
         if Path(base).is_dir() and not saved:
-            encoder.text.check_storable()  # as `describe` copies it
+            encoder.text.check_storable()  # since `describe` copies it
         self._encoder = encoder.eval().requires_grad_(False)
         self.dim = encoder.dim
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """(N, d) unit vectors."""
+        """See `Backbone.embed`."""
         return self._encoder.encode([Item(text) for text in texts])
 
     def read(self, texts: Sequence[str]) -> Read:
-        """What `embed` gives, and for each text the vectors (T, d) of its tokens in their context, in one pass."""
+        """What `embed` returns and, from the same pass, the vectors (T, d) of each text's tokens in context."""
         vectors, tokens = self._encoder.text.read(texts)
         return _unit(vectors), tokens
 
     def describe(self, folder: Path) -> dict[str, Any]:
-        """Its settings; a model from a local folder is copied into the checkpoint, others are named."""
-        base = self._encoder.text.base
+        """See `Backbone.describe`: a model from a local folder is copied into the checkpoint, any other is named."""
+        text, base = self._encoder.text, self._encoder.text.base
         if Path(base).is_dir():
-            self._encoder.text.save(folder / "backbone")
+            text.save(folder / "backbone")
             base = _INSIDE
-        return {
-            "kind": "transformer",
-            "base": base,
-            "pooling": self._encoder.text.pooling,
-            "max_length": self._encoder.text.max_length,
-        }
+        return {"kind": "transformer", "base": base, "pooling": text.pooling, "max_length": text.max_length}
 
 
 class LangChainBackbone:
-    """Any LangChain `Embeddings`, frozen. Texts that repeat within a call are embedded once.
-
-    Args:
-        embeddings: the LangChain object.
-    """
+    """Any LangChain `Embeddings`, frozen. A text that repeats within a call is embedded once."""
 
     def __init__(self, embeddings: Embeddings) -> None:
         self._embeddings = embeddings
@@ -105,11 +74,11 @@ class LangChainBackbone:
         self.dim = query.shape[1]
         if not query.any() or not entry.any():
             raise InputError(f"embeddings returned a vector of zeros for '{_PROBE}', which can't tell texts apart")
-        # Most embeddings read both in the same way: then questions, too, can be sent in batches.
+        # Most embeddings treat both alike: then questions can go in batches, too.
         self.symmetric = entry.shape == query.shape and bool(np.allclose(query, entry, atol=1e-3))
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """(N, d) unit vectors; queries go through `embed_query`, pool entries through `embed_documents`."""
+        """See `Backbone.embed`; queries go through `embed_query`, pool entries through `embed_documents`."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
         distinct = list(dict.fromkeys(texts))
@@ -123,16 +92,16 @@ class LangChainBackbone:
         return _unit(vectors[[number[text] for text in texts]])
 
     def describe(self, folder: Path) -> dict[str, Any]:
-        """Its class, for the error message if `embeddings` is missing at loading."""
+        """See `Backbone.describe`; the class is only named in the error message if `embeddings` is missing later."""
         return {"kind": "langchain", "class": type(self._embeddings).__name__}
 
 
 class RememberingBackbone:
-    """Embeds each text once, for training, whose stages embed the same texts.
+    """Embeds each text once: the stages of a training run embed the same texts.
 
     Args:
-        backbone: embeds what is not known yet.
-        known: a cache shared with another wrapper of the same model; None: a new one.
+        backbone: embeds what isn't known yet.
+        known: a cache shared with other wrappers of the same model; None: a new one.
     """
 
     def __init__(self, backbone: Backbone, known: Known | None = None) -> None:
@@ -142,7 +111,7 @@ class RememberingBackbone:
         self.dim, self.symmetric = backbone.dim, backbone.symmetric
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """(N, d) unit vectors, from the cache if possible."""
+        """See `Backbone.embed`."""
         role = queries and not self.symmetric
         fresh = [text for text in dict.fromkeys(texts) if (role, text) not in self._known]
         for text, vector in zip(fresh, self._backbone.embed(fresh, queries=queries), strict=True):
@@ -167,12 +136,12 @@ class RememberingBackbone:
         return remembered
 
     def describe(self, folder: Path) -> dict[str, Any]:
-        """The inner backbone's description."""
+        """See `Backbone.describe`."""
         return self._backbone.describe(folder)
 
 
 def open_backbone(settings: ModelSettings, embeddings: Embeddings | None = None) -> Backbone:
-    """LangChain's embeddings where there are any, else the frozen transformer that the settings name.
+    """The LangChain embeddings if there are any, else the transformer that the settings name.
 
     Raises:
         InputError: it can't be loaded, or the embeddings' vectors can't be used.
@@ -184,11 +153,8 @@ def open_backbone(settings: ModelSettings, embeddings: Embeddings | None = None)
 
 def save_backbone(backbone: Backbone, folder: Path) -> None:
     """Write backbone.json: how to restore it, and its vectors of a probe text."""
-    value = backbone.describe(folder) | {
-        "dim": backbone.dim,
-        "probe": [round(float(x), 6) for x in _probe(backbone)],
-    }
-    write_json(folder / "backbone.json", value)
+    probe = [round(float(x), 6) for x in _probe(backbone)]
+    write_json(folder / "backbone.json", backbone.describe(folder) | {"dim": backbone.dim, "probe": probe})
 
 
 def load_backbone(
@@ -199,10 +165,10 @@ def load_backbone(
     Args:
         folder: the checkpoint.
         embeddings: the LangChain object, if the checkpoint was trained over one.
-        trust: which models from elsewhere may be loaded, see `TriEncoder.from_pretrained`.
+        trust: which models from elsewhere may be loaded; see `TriEncoder.from_pretrained`.
 
     Raises:
-        CheckpointError: it can't be loaded, or is not the model of the training.
+        CheckpointError: it can't be loaded, or isn't the model that was trained over.
     """
     file = folder / "backbone.json"
     value = read_json(file, ("kind", "dim", "probe"))
@@ -216,20 +182,18 @@ def load_backbone(
     else:
         value = read_json(file, ("dim", "probe", "base", "pooling", "max_length"))
         base = str(value["base"])
-        if base == _INSIDE:
+        inside = base == _INSIDE
+        if inside:
             base = str(folder / "backbone")
         elif not base.startswith("package:") and not (trust is True or (trust and base in trust)):
             raise CheckpointError(
                 f"{folder} reads texts with the model {show(base)}, which it names but doesn't contain: trust=True "
                 "loads it, from the Hugging Face hub or from that folder"
             )
-        try:
-            with refusing(f"{folder}"):
-                length, saved = int(value["max_length"]), value["base"] == _INSIDE
-                backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=length, saved=saved)
-                probe = _probe(backbone)
-        except InputError as error:
-            raise CheckpointError(str(error)) from None
+        with refusing(f"{folder}", CheckpointError):
+            length = int(value["max_length"])
+            backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=length, saved=inside)
+            probe = _probe(backbone)
     if backbone.dim != value["dim"] or not _matches(probe, value["probe"]):
         raise CheckpointError(
             f"{folder} was trained over another embedding model than the one given: its vectors differ"
@@ -238,7 +202,7 @@ def load_backbone(
 
 
 def _probe(backbone: Backbone) -> NDArray[np.float32]:
-    """The beginning of the probe's vectors as a pool entry and as a question."""
+    """The first numbers of the probe's vectors as a pool entry and as a question."""
     entry = backbone.embed([_PROBE])[0]
     question = entry if backbone.symmetric else backbone.embed([_PROBE], queries=True)[0]
     return np.concatenate([entry[:32], question[:32]])
@@ -253,15 +217,11 @@ def _matches(probe: NDArray[np.float32], saved: Any) -> bool:
 
 
 def _vectors(rows: Any, count: int, dim: int | None = None) -> NDArray[np.float32]:
-    """What embeddings returned for `count` texts, as an array (count, dim).
-
-    Raises:
-        InputError: it is something else.
-    """
+    """What LangChain embeddings returned for `count` texts, as an array (count, dim); an `InputError` if it is none."""
     try:
         found = np.asarray(rows)
         sound = found.ndim == 2 and found.dtype.kind in "fiu"
-    except (TypeError, ValueError):  # rows of several lengths
+    except (TypeError, ValueError):  # rows of different lengths
         sound = False
     if not sound:
         raise InputError("embeddings must return vectors of real numbers, all of one length")

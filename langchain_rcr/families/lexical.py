@@ -1,9 +1,10 @@
-"""The `lexical` family: n-gram bags trained from scratch. Nothing to download; the floor for every other family."""
+"""The `lexical` family: n-gram bags trained from scratch. Nothing to download; the baseline of every other family."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import Field, model_validator
 
@@ -12,10 +13,7 @@ from langchain_rcr.basics.section import contradiction
 from langchain_rcr.families.base import Family, ModelSettings
 
 if TYPE_CHECKING:
-    from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.base import Encoders
-    from langchain_rcr.families.linear import LinearEncoder
-    from langchain_rcr.programs import ProgramSpec
 
 
 class LexicalSettings(ModelSettings):
@@ -49,22 +47,11 @@ class LexicalFamily(Family):
         "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
     }
 
-    def build(
-        self,
-        items: Sequence[Item],
-        settings: LexicalSettings,
-        *,
-        backbone: Backbone | None = None,
-        spec: ProgramSpec,
-        seed: int,
-    ) -> Encoders:
-        """See `Family.build`; the three share their start vectors."""
+    def build(self, items: Sequence[Item], settings: LexicalSettings, *, seed: int, **_: Any) -> Encoders:
+        """See `Family.build`; the three start out with the same vectors."""
         from langchain_rcr.families.linear import LinearEncoder
         from langchain_rcr.families.ngrams import NgramVocabulary
 
         vocabulary = NgramVocabulary.fit(items, settings.ngrams)
-
-        def encoder(scale: float) -> LinearEncoder:
-            return LinearEncoder(None, vocabulary, dim=settings.dim, ngram_init=1.0, scale=scale, seed=seed)
-
-        return encoder(settings.scale), encoder(settings.context_init * settings.scale), encoder(1.0)
+        encoder = partial(LinearEncoder, None, vocabulary, dim=settings.dim, ngram_init=1.0, seed=seed)
+        return encoder(scale=settings.scale), encoder(scale=settings.context_init * settings.scale), encoder()

@@ -1,4 +1,4 @@
-"""Encoders of the `embeddings` and `lexical` families: frozen vectors through a small trainable head, and n-grams."""
+"""The encoder of the `embeddings` and `lexical` families: frozen vectors through a trained head, and n-gram vectors."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.backbone import Backbone
-from langchain_rcr.families.encoder import Encoder
+from langchain_rcr.families.encoder import Backbone, Encoder
 from langchain_rcr.families.ngrams import NgramEmbedding, NgramVocabulary
 
 
 @dataclass(frozen=True, slots=True)
 class FrozenVectors:
-    """N frozen vectors (N, d), and the n-gram bags of the same items where they are read."""
+    """Frozen vectors (N, d) and, if n-grams are read, the bags of the same items."""
 
     vectors: NDArray[np.float32]
     bags: SparseRows | None
@@ -38,15 +37,16 @@ class LinearEncoder(Encoder):
     """scale · (W · frozen(source) + Σ n-gram vectors); either part may be left out.
 
     Args:
-        backbone: the frozen text encoder; it reads the question, whose wording a query shares. None: n-grams alone.
-        vocabulary: the n-grams; None for none.
-        dim: D; None for the backbone's own.
+        backbone: the frozen text encoder; it reads only the question, since that is all a query has. None: n-grams
+            alone.
+        vocabulary: the n-grams; None: no n-grams.
+        dim: D; None: the backbone's own.
         init: W starts as init · I (init · a fixed random projection where D ≠ d), the n-gram vectors as init · a
             shared random draw. E_z starts with a negative value: what is picked is needed less.
         ngram_init: scale of the n-gram vectors at the start, relative to the frozen vectors.
-        scale: a constant factor on the vectors; the product of those of E_x and E_c sets how sharp the first policy is.
+        scale: a constant factor on the vectors; the product of E_x's and E_c's sets how sharp the first policy is.
         queries: whether it reads queries (E_x), which some embedding models treat differently.
-        seed: seed of the random parts; the three encoders of a retriever share it.
+        seed: of the random parts; the three encoders of a policy share it.
 
     Raises:
         InputError: neither `dim` nor a backbone says how long the vectors are.
@@ -68,33 +68,31 @@ class LinearEncoder(Encoder):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.backbone, self.vocabulary, self.queries = backbone, vocabulary, queries
-        self.scale = scale
+        self.backbone, self.vocabulary, self.queries, self.scale = backbone, vocabulary, queries, scale
         width = 0 if backbone is None else backbone.dim
         self.dim = dim or width
         if not self.dim:
             raise InputError("dim: must be given where there is no frozen text encoder")
         generator = torch.Generator().manual_seed(seed)
-        self.head = nn.Linear(width, self.dim, bias=False) if width else None
-        if self.head is not None:
-            if self.dim == width:
-                start = torch.eye(self.dim)
-            else:
-                start = torch.randn(self.dim, width, generator=generator) / self.dim**0.5
+        self.head: nn.Linear | None = None
+        self.ngrams: NgramEmbedding | None = None
+        if width:
+            self.head = nn.Linear(width, self.dim, bias=False)
+            projected = self.dim != width
+            start = torch.randn(self.dim, width, generator=generator) / self.dim**0.5 if projected else torch.eye(width)
             self.head.weight = nn.Parameter(init * start)
-        self.ngrams = (
-            NgramEmbedding(len(vocabulary), self.dim, init * ngram_init, generator) if vocabulary is not None else None
-        )
+        if vocabulary is not None:
+            self.ngrams = NgramEmbedding(len(vocabulary), self.dim, init * ngram_init, generator)
 
     def featurize(self, items: Sequence[Item]) -> FrozenVectors:
-        """Frozen vectors of the questions, and n-gram bags."""
+        """See `Encoder.featurize`."""
         vectors = np.zeros((len(items), 0), dtype=np.float32)
         if self.backbone is not None:
             vectors = self.backbone.embed([item.source for item in items], queries=self.queries)
         return FrozenVectors(vectors, None if self.vocabulary is None else self.vocabulary.bags(items))
 
     def forward(self, features: FrozenVectors) -> Tensor:
-        """(N, D)."""
+        """See `Encoder.forward`."""
         out: Any = 0.0
         if self.head is not None:
             out = self.head(torch.from_numpy(features.vectors).to(self.head.weight.device))
@@ -104,6 +102,6 @@ class LinearEncoder(Encoder):
         return vectors
 
     def reads(self) -> tuple[Any, ...]:
-        """Backbone and role, and the vocabulary."""
+        """See `Encoder.reads`."""
         role = self.queries and self.backbone is not None and not self.backbone.symmetric
         return (id(self.backbone), role, None if self.vocabulary is None else self.vocabulary.digest)

@@ -19,20 +19,20 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.families.encoder import Vocabulary
 
 _TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+")
-"""Words and operators. Brackets, commas and quotes are left out, so that `answer ( city (` has the bigram of a call and
-its argument, `answer city`."""
-_MOST = 16
-"""The longest n-gram and the widest gap of a saved vocabulary: settings allow 5, and the time is in proportion."""
-_LARGEST = 1e6
-"""Of the inverse document frequencies, which are logarithms."""
+"""Words and operators, but no brackets, commas and quotes: so `answer ( city (` has the bigram of a call and its
+argument, `answer city`."""
+_MAX_LENGTH = 16
+"""The longest n-gram and widest gap that a saved vocabulary may have; settings allow 5."""
+_MAX_IDF = 1e6
+"""A generous bound: inverse document frequencies are logarithms."""
 _MAX_TOKENS = 2048
 """Tokens read of one text: a pasted document must not stall a query."""
 
 
 def ngrams(item: Item, longest: int, gap: int = 0) -> Iterator[str]:
-    """The n-grams (n = 1 … longest) of an item, lower case; those of the program start with "⇒".
+    """The n-grams (n = 1 … longest) of an item in lower case, those of the program with "⇒" in front.
 
-    With a gap, also pairs of words with 1 … gap others between them, and the first and the last word as such.
+    With a gap, also pairs of words with 1 … gap others in between, and the first and the last word marked as such.
     """
     for mark, text in (("", item.source), ("⇒", item.target)):
         tokens = _TOKEN.findall(text[: 16 * _MAX_TOKENS].lower())[:_MAX_TOKENS]
@@ -48,12 +48,12 @@ def ngrams(item: Item, longest: int, gap: int = 0) -> Iterator[str]:
 
 
 class NgramVocabulary(Vocabulary):
-    """The n-grams seen in training and their inverse document frequencies.
+    """The n-grams seen in training with their inverse document frequencies.
 
     Args:
-        idf: n-gram → weight, in order of their numbers.
+        idf: n-gram → weight, in the order of the bags' columns.
         longest: the longest n-gram.
-        gap: the most words between two that count as a pair; 0: no such pairs.
+        gap: most words between two that count as a pair; 0: no such pairs.
     """
 
     def __init__(self, idf: dict[str, float], longest: int, gap: int = 0) -> None:
@@ -64,7 +64,7 @@ class NgramVocabulary(Vocabulary):
 
     @classmethod
     def fit(cls, items: Iterable[Item], longest: int, max_size: int = 20_000, *, gap: int = 0) -> NgramVocabulary:
-        """The `max_size` n-grams of the items that occur in the most of them, with idf = log(1 + N / df)."""
+        """The `max_size` n-grams that most of the items have, with idf = log(1 + N / df)."""
         frequency: Counter[str] = Counter()
         count = 0
         for item in items:
@@ -82,11 +82,9 @@ class NgramVocabulary(Vocabulary):
         return np.fromiter((" " not in ngram for ngram in self.idf), dtype=np.bool_, count=len(self))
 
     def bags(self, items: Sequence[Item]) -> SparseRows:
-        """(N, V) known n-grams of each item, weighted by log-scaled count × idf, rows scaled to length 1."""
-        rows = []
-        for item in items:
-            known = Counter(self._number[g] for g in ngrams(item, self.longest, self.gap) if g in self._number)
-            rows.append(known)
+        """(N, V) known n-grams of each item, weighted by (1 + log count) · idf, each row scaled to length 1."""
+        number = self._number
+        rows = [Counter(number[g] for g in ngrams(item, self.longest, self.gap) if g in number) for item in items]
         lengths = [len(row) for row in rows]
         columns = np.fromiter((g for row in rows for g in row), dtype=np.int32, count=sum(lengths))
         counts = np.fromiter((c for row in rows for c in row.values()), dtype=np.float32, count=sum(lengths))
@@ -103,29 +101,27 @@ class NgramVocabulary(Vocabulary):
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> NgramVocabulary:
-        """See `Vocabulary.from_json`.
-
-        Raises:
-            InputError: n-grams longer, or of words further apart, than any that this package writes.
-        """
+        """See `Vocabulary.from_json`; values that this package never writes are an `InputError`."""
         longest, gap = int(value["longest"]), int(value["gap"])
-        if not (1 <= longest <= _MOST and 0 <= gap <= _MOST):
-            raise InputError(f"n-grams of up to {show(longest)} words, with gaps of {show(gap)}: at most {_MOST} each")
+        if not (1 <= longest <= _MAX_LENGTH and 0 <= gap <= _MAX_LENGTH):
+            raise InputError(
+                f"n-grams of up to {show(longest)} words, with gaps of {show(gap)}: at most {_MAX_LENGTH} each"
+            )
         idf = {str(k): float(v) for k, v in value["idf"].items()}
-        if not all(0 <= weight < _LARGEST for weight in idf.values()):
+        if not all(0 <= weight < _MAX_IDF for weight in idf.values()):
             raise InputError("an n-gram's weight is no inverse document frequency")
         return cls(idf, longest, gap)
 
 
 class NgramEmbedding(nn.Module):
-    """A trainable vector for every n-gram of a vocabulary; an item's vector is the weighted sum over its bag.
+    """A trainable vector per n-gram; an item's vector is the weighted sum over its bag.
 
     Args:
         size: how many n-grams.
         dim: D.
-        init: standard deviation of the start values, as a share of 1/√D (1.0: two items' inner product starts near
-            the cosine of their tf-idf bags; 0.0: the bag starts at zero).
-        generator: fixes the start values; three encoders that share a seed start with the same vectors.
+        init: standard deviation of the start values, in units of 1/√D. With 1 the inner product of two items starts
+            near the cosine of their tf-idf bags.
+        generator: draws the start values.
     """
 
     def __init__(self, size: int, dim: int, init: float, generator: torch.Generator) -> None:

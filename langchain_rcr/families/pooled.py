@@ -10,7 +10,7 @@ from functools import cached_property
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
@@ -22,24 +22,26 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.bounds import refusing
-from langchain_rcr.families.encoder import Encoder, check_digest
-from langchain_rcr.families.saved_model import SPECIAL_TOKENS, check_kind, check_saved_model, check_tokenizer
-
-if TYPE_CHECKING:
-    from langchain_rcr.families.backbone import Backbone
+from langchain_rcr.families.encoder import Backbone, Encoder, check_digest
+from langchain_rcr.families.untrusted import (
+    SPECIAL_TOKENS,
+    check_kind,
+    check_saved_model,
+    check_tokenizer,
+    refusing,
+)
 
 Pooling = Literal["mean", "cls"]
 _MAX_CHARACTERS = 64
-"""A generous bound on the characters per token: longer texts are cut before the tokeniser, which then cuts exactly."""
-_ABOUT = ("model_max_length", "truncation_side")
-"""What a saved tokenizer's settings say beside its special tokens."""
-_ONE_BY_ONE = Lock()
+"""A generous bound on characters per token: what is beyond never reaches the tokenizer, which then cuts exactly."""
+_LIMITS = ("model_max_length", "truncation_side")
+"""Settings of a tokenizer that are saved, beside its special tokens."""
+_LOADING = Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """N token sequences of their own lengths; padding happens batch by batch."""
+    """N token sequences, each of its own length; a batch is padded when it is read."""
 
     ids: list[list[int]]
 
@@ -52,12 +54,10 @@ class Tokens:
 
 
 def model_folder(base: str) -> str:
-    """What to pass to `AutoModel.from_pretrained` for a base as users write it.
+    """What `AutoModel.from_pretrained` takes for a base as users write it.
 
-    Args:
-        base: a hub name, a local folder, or `package:NAME` for the model that the installed distribution of this name
-            carries, in its package of this name. The name may come from a checkpoint: so nothing is imported, and a
-            folder that just lies on `sys.path`, in the working directory say, is none.
+    `package:NAME` stands for the model inside the installed distribution of this name. The name may come from a
+    checkpoint: so nothing is imported, and a folder that only happens to be on `sys.path` doesn't count.
 
     Raises:
         InputError: the distribution is not installed, or its list of files has no model.
@@ -84,11 +84,8 @@ def model_folder(base: str) -> str:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Be alone with transformers, without its progress bars; then restore the user's setting.
-
-    Two threads that both make a process's first use of transformers fail at its lazy imports.
-    """
-    with _ONE_BY_ONE:
+    """Use transformers without its progress bars, and in one thread at a time: its lazy imports fail in two at once."""
+    with _LOADING:
         from transformers.utils import logging
 
         shown = logging.is_progress_bar_enabled()
@@ -101,27 +98,27 @@ def undisturbed() -> Iterator[None]:
 
 
 def _saved_tokenizer(folder: Path) -> Any:
-    """The tokenizer of a checkpoint's model: of its settings only those that `PooledTransformer.save` writes count."""
+    """The tokenizer in a checkpoint; of its settings only those that `PooledTransformer.save` writes count."""
     from transformers import PreTrainedTokenizerFast
 
     settings = read_json(folder / "tokenizer_config.json", ())
-    given = {name: settings[name] for name in (*_ABOUT, *SPECIAL_TOKENS) if settings.get(name) is not None}
+    given = {name: settings[name] for name in (*_LIMITS, *SPECIAL_TOKENS) if settings.get(name) is not None}
     known = {name: value["content"] if isinstance(value, dict) else value for name, value in given.items()}
     return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **known)
 
 
 class PooledTransformer(nn.Module):
-    """A pretrained transformer and its tokenizer as a function text → vector.
+    """A pretrained transformer with its tokenizer, as a function text → vector.
 
     Args:
         base: hub name, local folder or `package:NAME`.
         pooling: mean over the tokens, or the first token's vector.
-        max_length: tokens read of a text; what is longer is cut.
-        saved: it is the model in a checkpoint, which anybody may have written.
+        max_length: tokens read of a text; the rest is cut off.
+        saved: whether the folder is part of a checkpoint, which anybody may have written.
 
     Raises:
         InputError: the model can't be loaded.
-        CheckpointError: the saved one is none that a checkpoint can hold; see `check_saved_model`.
+        CheckpointError: the saved model fails `check_saved_model`.
     """
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
@@ -131,10 +128,9 @@ class PooledTransformer(nn.Module):
         self.base, self.pooling = base, pooling
         folder = model_folder(base)
         local = Path(folder).is_dir()
-        # A local model needs neither the hub nor the user's token for it, whatever it names.
+        # A local model needs neither the hub nor the user's token, whatever it refers to.
         options = {"trust_remote_code": False, "local_files_only": local, "token": False if local else None}
-        loading = f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME)"
-        with undisturbed(), refusing(loading):
+        with undisturbed(), refusing(f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME)"):
             from transformers import AutoModel, AutoTokenizer
 
             if saved:
@@ -144,12 +140,12 @@ class PooledTransformer(nn.Module):
                 self.tokenizer = AutoTokenizer.from_pretrained(folder, **options)
             self.model: Any = AutoModel.from_pretrained(folder, **options)
         limit = getattr(self.model.config, "max_position_embeddings", None) or max_length
-        # The tokenizer's own limit is the smaller one for models that keep positions for themselves (RoBERTa: 2).
+        # The tokenizer's limit is smaller for models that reserve positions (RoBERTa: 2).
         self.max_length = int(min(max_length, limit, self.tokenizer.model_max_length))
         self.dim = int(self.model.config.hidden_size)
 
-    # After a call with output_hidden_states a model has hooks that are local functions of transformers. They can't be
-    # pickled, and only building a model installs them: so its class, configuration and (live) tensors are pickled.
+    # A call with output_hidden_states leaves hooks on the model: closures, which can't be pickled and are only
+    # installed when a model is built. So we pickle class, configuration and tensors, and build the model again.
     def __getstate__(self) -> dict[str, Any]:
         tensors = [dict(self.model.named_parameters(remove_duplicate=False)), dict(self.model.named_buffers())]
         return {**self.__dict__, "_modules": {}, "_pickled": (type(self.model), self.model.config, tensors)}
@@ -167,34 +163,30 @@ class PooledTransformer(nn.Module):
 
     @cached_property
     def vocabulary(self) -> str:
-        """A digest of the tokenizer: its tokens, and the ids of a probe (lower case, special tokens)."""
+        """A digest of the tokenizer: its tokens, and the ids of a probe that shows casing and special tokens."""
         probe = self.tokenizer("What's the Größe of the 2nd-largest STATE?")["input_ids"]
         return digest([sorted(self.tokenizer.get_vocab().items()), probe])
 
     def check_storable(self) -> None:
-        """Refuse what a checkpoint couldn't be loaded with; see `check_saved_model`.
-
-        Raises:
-            InputError: what it is.
-        """
+        """Raise an `InputError` where `check_saved_model` would refuse what `save` writes."""
         with refusing(f"model '{self.base}' can't be kept in a checkpoint"):
             if not self.tokenizer.is_fast:
                 raise InputError("its tokenizer has no tokenizer.json")
             backend = self.tokenizer.backend_tokenizer
-            backend.no_truncation()  # `tokenize` leaves its limit there
+            backend.no_truncation()  # `tokenize` leaves its limit in it
             backend.no_padding()
             check_kind(self.model.config.to_dict())
             check_tokenizer(json.loads(backend.to_str()), self.model.config.vocab_size)
 
     def save(self, folder: Path) -> None:
-        """Model and tokenizer, as `AutoModel.from_pretrained` opens them."""
+        """Write model and tokenizer as `AutoModel.from_pretrained` opens them."""
         self.check_storable()
         with undisturbed():
-            self.model.save_pretrained(folder, max_shard_size="1TB")  # One file, see `check_saved_model`.
+            self.model.save_pretrained(folder, max_shard_size="1TB")  # one file, see `check_saved_model`
         self.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
         tokens = {name: token for name, token in self.tokenizer.special_tokens_map.items() if name in SPECIAL_TOKENS}
-        about = {name: getattr(self.tokenizer, name) for name in _ABOUT}
-        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **about, **tokens})
+        limits = {name: getattr(self.tokenizer, name) for name in _LIMITS}
+        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **limits, **tokens})
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Token ids, cut at `max_length`."""
@@ -219,22 +211,17 @@ class PooledTransformer(nn.Module):
 
     def _padded(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Ids and mask (N, T) on the model's device."""
-        longest = max([1, *(len(ids) for ids in tokens.ids)])
+        longest = max([1, *map(len, tokens.ids)])
         pad = self.tokenizer.pad_token_id or 0
-        ids = torch.full((len(tokens), longest), pad, dtype=torch.long)
-        mask = torch.zeros(len(tokens), longest, dtype=torch.long)
-        for row, sequence in enumerate(tokens.ids):
-            ids[row, : len(sequence)] = torch.tensor(sequence)
-            mask[row, : len(sequence)] = 1
+        ids = torch.tensor([sequence + [pad] * (longest - len(sequence)) for sequence in tokens.ids])
+        mask = torch.tensor([[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in tokens.ids])
         return ids.to(self.model.device), mask.to(self.model.device)
 
     @torch.inference_mode()
     def read(self, texts: Sequence[str], batch_size: int = 64) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
-        """Texts and their tokens in one pass.
+        """Vectors of texts (N, D) and, from the same pass, of each one's tokens (T, D) without the special ones.
 
-        Returns:
-            What `forward` gives (N, D), and for each text the vectors (T, D) of its tokens, special ones left out,
-            three quarters of the way up, where BERTScore reads BERT and DeBERTa (9 of 12 layers, 18 of 24).
+        Tokens are read three quarters of the way up, where BERTScore reads BERT and DeBERTa (layer 9 of 12, 18 of 24).
         """
         sequences = self.tokenize(texts).ids
         special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
@@ -254,14 +241,12 @@ class PooledTransformer(nn.Module):
 
 
 class TransformerEncoder(Encoder):
-    """A pretrained transformer, pooled, all of its weights trained.
+    """A pretrained transformer, pooled; all of its weights are trained.
+
+    The arguments are those of `PooledTransformer`, and:
 
     Args:
-        base: hub name, local folder or `package:NAME`.
-        pooling: mean or CLS.
-        max_length: tokens read of a text.
-        normalize: scale each vector to length 1 first (sentence encoders; the paper's BERT doesn't).
-        saved: as in `PooledTransformer`.
+        normalize: whether vectors are scaled to length 1, as sentence encoders do and the paper's BERT doesn't.
     """
 
     batch_size = 64
@@ -295,7 +280,7 @@ class TransformerEncoder(Encoder):
         return np.argsort([-len(ids) for ids in features.ids], kind="stable")
 
     def reads(self) -> tuple[Any, ...]:
-        """The tokenizer and its limit."""
+        """See `Encoder.reads`."""
         return (self.text.vocabulary, self.max_length)
 
     def settings(self) -> dict[str, Any]:
@@ -303,7 +288,7 @@ class TransformerEncoder(Encoder):
         return super().settings() | {"vocabulary": self.text.vocabulary}
 
     def save(self, folder: Path) -> None:
-        """A folder that `AutoModel.from_pretrained` opens, plus encoder.json."""
+        """Write encoder.json beside what `AutoModel.from_pretrained` opens."""
         self.text.save(folder)
         write_json(folder / "encoder.json", {"base": self.text.base, **self.settings()})
 
@@ -312,12 +297,9 @@ class TransformerEncoder(Encoder):
         """See `Encoder.load`."""
         arguments = read_json(folder / "encoder.json", ("base", "vocabulary"))
         base, vocabulary = arguments.pop("base"), arguments.pop("vocabulary")
-        try:
-            with refusing(f"{folder}"):
-                encoder = cls(str(folder), **arguments, saved=True)
-                encoder.encode([Item("?")])
-        except InputError as error:
-            raise CheckpointError(str(error)) from None
+        with refusing(f"{folder}", CheckpointError):
+            encoder = cls(str(folder), **arguments, saved=True)
+            encoder.encode([Item("?")])
         encoder.text.base = base
         check_digest(folder / "tokenizer.json", encoder.text.vocabulary, vocabulary)
         return encoder

@@ -1,6 +1,6 @@
 """How the picks compose into the vector that searches for the next one.
 
-To add a way, subclass `State` here: `compose`, a name and a summary are all it takes.
+To add a way, subclass `State` in this file: a name, a summary and `compose` are all it takes.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from langchain_rcr.errors import CheckpointError
 
 Array = TypeVar("Array")
 """numpy.ndarray while serving, torch.Tensor while training: states use plain arithmetic only."""
-
 STATES: dict[str, type[State[Any]]] = {}
 """The states by name."""
+_TINY = 1e-12
+"""Added under the root, whose slope at 0 is infinite."""
 
 
 class State(ABC, Generic[Array]):
@@ -43,19 +44,18 @@ class State(ABC, Generic[Array]):
 
     @abstractmethod
     def compose(self, query: Any, vector: Any, context: Any) -> Any:
-        """The vectors (B, D) after a pick, from E_x, the vectors before it and E_z of each row's pick, all (B, D)."""
+        """The vectors after a pick, from E_x, the vectors before it and E_z of each row's pick; all (B, D)."""
 
     def start(self, query: Array) -> Self:
-        """The state before the first pick; `query` is E_x(x), (B, D)."""
+        """The state before the first pick, from E_x(x) (B, D)."""
         state = type(self)(self.lam, self.fade)
         state._query = state._vector = query
         return state
 
     def update(self, context: Array) -> Self:
-        """The state after a pick; `context` is E_z of each row's pick, (B, D)."""
-        vector = self.compose(self._query, self.vector(), context)
-        state = self.start(vector)
-        state._query = self._query
+        """The state after a pick, from E_z (B, D) of each row's pick."""
+        state = type(self)(self.lam, self.fade)
+        state._query, state._vector = self._query, self.compose(self._query, self.vector(), context)
         return state
 
     def vector(self) -> Array:
@@ -80,11 +80,13 @@ class SaturatingState(State[Array]):
     """What a pick covers is needed less: x_t = x_{t−1} − λ · E_z(z_t) ⊙ (x_{t−1} − ρ_t · x_0), element by element.
 
     Coordinates stand for structures: E_x says how much each is needed, E_c and E_z which of them an example has (0 to
-    1). Of what pick z_t covers a share stays, ρ_t = cos(x_0⁺, E_z(z_t))^p: the more the pick is what is needed as a
-    whole, the more of it is worth showing again, in another question. Language models answer more questions right so
-    than with picks that cover next to nothing new. Where no program is like what is needed, hardly anything stays, and
-    with λ = 1 the inner product with E_c(c) is the need that c would newly cover: greedy decoding is greedy expected
-    coverage, as it is with p = None, by which nothing stays. With λ = 0 picks don't matter.
+    1). Of what pick z_t covers, the share ρ_t = cos(x_0⁺, E_z(z_t))^p stays needed: the closer the whole pick is to
+    what is needed, the more it pays to show it again, in another question. Language models answer more questions
+    right that way than if every pick only has to cover something new.
+
+    Where no program resembles what is needed, or p is None, hardly anything or nothing stays. With λ = 1 the inner
+    product with E_c(c) is then the need that c newly covers, and greedy decoding is greedy expected coverage. With
+    λ = 0 picks don't matter.
     """
 
     name = "saturating"
@@ -101,17 +103,8 @@ class SaturatingState(State[Array]):
         return vector - self.lam * context * (vector - share[..., None] * query)
 
 
-_TINY = 1e-12
-"""Added under the root, whose slope at 0 is infinite."""
-
-
 def make_state(name: str, lam: float, fade: float | None = None) -> State[Any]:
-    """A fresh state by the name that settings and checkpoints use.
-
-    Args:
-        name: one of `STATES`.
-        lam: λ.
-        fade: p.
+    """A fresh state, by the name in `STATES` that settings and checkpoints use.
 
     Raises:
         CheckpointError: this version has no such state.

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import model_validator
 
@@ -13,10 +14,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.families.base import Family, ModelSettings
 
 if TYPE_CHECKING:
-    from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.base import Encoders
-    from langchain_rcr.families.pooled import TransformerEncoder
-    from langchain_rcr.programs import ProgramSpec
 
 
 class TransformerSettings(ModelSettings):
@@ -44,15 +42,7 @@ class TransformerFamily(Family):
         "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
     }
 
-    def build(
-        self,
-        items: Sequence[Item],
-        settings: TransformerSettings,
-        *,
-        backbone: Backbone | None = None,
-        spec: ProgramSpec,
-        seed: int,
-    ) -> Encoders:
+    def build(self, items: Sequence[Item], settings: TransformerSettings, **_: Any) -> Encoders:
         """See `Family.build`."""
         from langchain_rcr.families.pooled import TransformerEncoder
 
@@ -61,10 +51,7 @@ class TransformerFamily(Family):
             raise InputError(
                 "the transformer family needs a model: set base to a hub name, a local folder or package:NAME"
             )
-
-        def encoder() -> TransformerEncoder:
-            return TransformerEncoder(base, pooling=settings.pooling, max_length=settings.max_length)
-
+        encoder = partial(TransformerEncoder, base, pooling=settings.pooling, max_length=settings.max_length)
         query = encoder()
         query.text.check_storable()
         return query, encoder(), encoder()

@@ -1,10 +1,11 @@
-"""The policy (section 2.2, Eq. 4): three encoders, a state, λ, τ; saved and loaded as one folder."""
+"""The policy (section 2.2, Eq. 4): three encoders, a state, λ and τ; saved and loaded as one folder."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
 import os
+import pkgutil
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -22,10 +23,11 @@ from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.basics.section import printable
 from langchain_rcr.errors import CheckpointError, InputError, RCRError
 from langchain_rcr.families import Family, ModelSettings, get_family
-from langchain_rcr.families.backbone import Backbone, RememberingBackbone, open_backbone
-from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS
-from langchain_rcr.families.encoder import Encoder, Features
+from langchain_rcr.families import backbone as backbones
+from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS, PARTS
+from langchain_rcr.families.encoder import Backbone, Encoder, Features
 from langchain_rcr.families.state import State, make_state
+from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.hub import fetched, model_card, push
 from langchain_rcr.policy.manifest import CARD, inside, seal, verify
@@ -38,25 +40,25 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FORMAT_VERSION = 11
-"""To be raised whenever what is saved would mean something else: a weight, a constant that was fitted with."""
+"""Raise it whenever what is saved would mean something else, be it a weight or a constant used in fitting."""
 FEWEST = 20
-"""Programs that `TriEncoder.fitted` predicts structures from."""
+"""The fewest programs from which `TriEncoder.fitted` learns structures."""
 
 
 class TriEncoder(nn.Module):
     """E_x, E_z and E_c with the state that composes them.
 
     Args:
-        query: E_x, of the question asked.
+        query: E_x, of the question.
         context: E_z, of an example already picked.
         candidate: E_c, of an example that may be picked.
-        config: the settings that they were built with: the family's name, λ, τ, the state, and the family's own.
-        spec: how programs are read; None: as by default.
+        config: the settings they were built with: λ, τ, the state, the family's name and its own settings.
+        spec: how programs are read; None: the default.
 
     Attributes:
-        card: the text of the checkpoint's README.md; empty: one that `save_pretrained` makes.
-        prompt: by which the language model was asked that taught or judged it; None: there was none.
-        group: the field, `db_id` say, of which questions and their examples had the same value; None: any examples.
+        card: the text of the checkpoint's README.md; empty: `save_pretrained` generates one.
+        prompt: the prompt of the language model that taught or judged it; None: there was none.
+        group: the field, such as `db_id`, in which examples had to match their question; None: there was none.
 
     Raises:
         InputError: the three encoders differ in the length of their vectors, or there is no such family.
@@ -97,7 +99,7 @@ class TriEncoder(nn.Module):
 
     @property
     def backbone(self) -> Backbone | None:
-        """The frozen text encoder that the three share; None where each has its own, or there is none."""
+        """The frozen text encoder that the three share; None if there is none."""
         return self.query.backbone
 
     @backbone.setter
@@ -111,7 +113,7 @@ class TriEncoder(nn.Module):
         return make_state(self.config.state, self.config.lam, self.config.fade)
 
     def vary(self, changes: Mapping[str, Any]) -> None:
-        """Change numbers that need no new fit, by the names of settings; vectors made before may not fit any more."""
+        """Change settings that need no new fit, such as λ; vectors made before may no longer fit."""
         self.config = self.family.vary(self.encoders, self.config, changes)
 
     def encode_queries(self, queries: Sequence[str], drafts: Sequence[str | None] | None = None) -> NDArray[np.float32]:
@@ -119,10 +121,10 @@ class TriEncoder(nn.Module):
 
         Args:
             queries: the questions.
-            drafts: for each a program that it may have, or None.
+            drafts: a guess at the program of each, or None.
 
         Raises:
-            InputError: there is a draft, and the family can't use any.
+            InputError: there is a draft, but the family can't use any.
         """
         features = self.query.featurize(readable(map(Item, queries)))
         if drafts is not None and any(draft is not None for draft in drafts):
@@ -131,11 +133,7 @@ class TriEncoder(nn.Module):
         return self.query.vectors(features)
 
     def check_drafts(self) -> None:
-        """Raise an error unless the family can use drafts.
-
-        Raises:
-            InputError: it can't.
-        """
+        """Raise an `InputError` unless the family can use drafts."""
         if not self.family.takes_drafts:
             raise InputError(
                 f"the {self.family.name} family can't use a draft: it doesn't predict which structures are needed"
@@ -150,24 +148,26 @@ class TriEncoder(nn.Module):
         return PoolVectors(self.candidate.rows(candidate), self.context.rows(context))
 
     def grow(self, items: Sequence[Item]) -> None:
-        """Let E_x know of examples that were added to a pool; vectors made before stay valid. No training."""
+        """Tell E_x about examples that were added to a pool, without training; vectors made before stay valid."""
         self.query.grow(readable(items))
 
     def featurize_pool(self, items: Sequence[Item]) -> tuple[Features, Features]:
-        """The features of examples for E_c and for E_z: made once where both read the same."""
+        """The features of examples for E_c and for E_z; made only once if both read the same."""
         items = readable(items)
         candidate = self.candidate.featurize(items)
         same = type(self.candidate) is type(self.context) and self.candidate.reads() == self.context.reads()
         return candidate, candidate if same else self.context.featurize(items)
 
     def fingerprint(self) -> str:
-        """SHA-256 over λ, p, state, spec, settings and weights: vectors made by another one don't fit this policy.
+        """SHA-256 of λ, p, state, spec, settings and weights: a policy can use vectors made under the same one.
 
-        Added examples take no part: vectors stay valid. Neither does a frozen backbone; a checkpoint tells it by what
-        it makes of a probe text.
+        Added examples don't count, as vectors stay valid. Nor does a frozen backbone, which a checkpoint recognises by
+        its vectors of a probe text.
         """
-        every = [(encoder.settings(), encoder.grown) for encoder in self.encoders]
-        settings = [{name: value for name, value in one.items() if name not in grown} for one, grown in every]
+        settings = [
+            {name: value for name, value in encoder.settings().items() if name not in encoder.grown}
+            for encoder in self.encoders
+        ]
         config = self.config
         policy = [self.family.name, self.dim, config.state, config.lam, config.fade, self.spec.to_json()]
         about = digest([*policy, settings])
@@ -195,20 +195,20 @@ class TriEncoder(nn.Module):
             family: the name of an installed family.
             items: the training pool, from which vocabularies and structures are read.
             backbone: a frozen encoder to use in place of `base`.
-            spec: how programs are read; None: as by default.
+            spec: how programs are read; None: the default.
             seed: of the random parts.
-            base: the pretrained model; None: none, unlike the family's default for `rcr-train`.
-            **settings: others of the family's settings (`get_family(name).Settings` describes them).
+            base: the pretrained model; None: none, whatever the family's default for `rcr-train` is.
+            **settings: the family's other settings, described in `get_family(name).Settings`.
 
         Raises:
-            InputError: no such family or setting, settings that contradict each other, a model is needed and none is
-                given, it can't be loaded, or the items don't have what the family reads.
+            InputError: unknown or contradictory settings, a model that is missing or can't be loaded, or items without
+                what the family reads.
         """
         items, kind = readable(items), get_family(family)
         config = kind.settings(base=base, **settings)
         spec = spec or ProgramSpec()
         if kind.frozen and backbone is None and config.pretrained is not None:
-            backbone = open_backbone(config)
+            backbone = backbones.open_backbone(config)
         return cls(*kind.build(items, config, backbone=backbone, spec=spec, seed=seed), config, spec)
 
     @classmethod
@@ -221,16 +221,16 @@ class TriEncoder(nn.Module):
         seed: int = 0,
         **settings: Any,
     ) -> TriEncoder:
-        """A policy fitted to examples in closed form, in seconds: the default family, without gradient descent on it.
+        """A policy of the default family, fitted to examples in closed form, within seconds.
 
-        Where fewer than `FEWEST` programs parse, nothing can be learned of structures: then picks go by the likeness
-        of questions (`FALLBACK_FAMILY` as it is before training).
+        With fewer than `FEWEST` programs that parse there is nothing to learn structures from: then picks go by
+        question similarity (`FALLBACK_FAMILY`, untrained).
 
         Args:
             items: the examples. If no program parses, all are read as `tokens`.
-            embeddings: LangChain's; None: the default model of the extra `offline`.
+            embeddings: LangChain embeddings; None: the default model of the extra `offline`.
             spec: how programs are read.
-            seed: of the sample of questions that a fit to many of them takes.
+            seed: of the questions that are sampled from a large pool.
             **settings: of the default family, where they differ from its defaults.
 
         Raises:
@@ -238,13 +238,13 @@ class TriEncoder(nn.Module):
         """
         items = readable(items)
         parsed = sum(bool(spec.structures(item.target)) for item in items)
-        if items and (len(items) < FEWEST or 0 < parsed < FEWEST):
+        too_few = len(items) < FEWEST or 0 < parsed < FEWEST
+        if items and too_few:
             logger.warning(
                 "%d examples, %d with a program that parses as '%s', are too few to learn structures from (%d): picks "
                 "go by the likeness of questions",
                 *(len(items), parsed, spec.language, FEWEST),
             )
-            spec = spec if parsed else replace(spec, language=TOKENS)
         elif items and not parsed:
             logger.warning(
                 "none of the %d programs parses as '%s' (the first is '%.80s'): token n-grams stand for structures",
@@ -252,25 +252,23 @@ class TriEncoder(nn.Module):
                 spec.language,
                 printable(" ".join(items[0].target.split())),
             )
-            spec, parsed = replace(spec, language=TOKENS), len(items)
-        fallback = parsed < FEWEST
-        name = FALLBACK_FAMILY if fallback else DEFAULT_FAMILY
-        settings = dict(FALLBACK_SETTINGS) if fallback else settings
-        config = get_family(name).settings(**settings)
-        backbone = open_backbone(config, embeddings)
-        remembered = RememberingBackbone(backbone)
-        model = cls.build(name, items, backbone=remembered, spec=spec, seed=seed, **settings)
+        if items and not parsed:
+            spec = replace(spec, language=TOKENS)
+        name, settings = (FALLBACK_FAMILY, dict(FALLBACK_SETTINGS)) if too_few else (DEFAULT_FAMILY, settings)
+        backbone = backbones.open_backbone(get_family(name).settings(**settings), embeddings)
+        remembering = backbones.RememberingBackbone(backbone)
+        model = cls.build(name, items, backbone=remembering, spec=spec, seed=seed, **settings)
         if model.family.fits:
-            logger.info("fitting to %d examples …", parsed)
+            logger.info("fitting to %d examples …", parsed or len(items))
             model.family.fit(model.query, items, seed=seed)
         model.backbone = backbone
         return model.eval()
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
-        """Write the checkpoint folder, whole or not at all; a checkpoint that is there is replaced as a whole.
+        """Write the checkpoint folder, whole or not at all; an earlier checkpoint there is replaced.
 
-        Layout: tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/, README.md (the model card),
-        manifest.json (sizes and digests) and, where there is a frozen encoder, backbone.json. Tensors are safetensors;
+        It holds tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/, README.md (the model card),
+        manifest.json (sizes and digests) and, if there is a frozen encoder, backbone.json. Tensors are safetensors;
         nothing is pickled.
 
         Raises:
@@ -283,7 +281,11 @@ class TriEncoder(nn.Module):
             self._write(path)
 
     def _write(self, path: Path) -> None:
-        self.family.save(self.encoders, path)
+        for part, encoder in zip(PARTS, self.encoders, strict=True):
+            (path / f"{part}_encoder").mkdir()
+            encoder.save(path / f"{part}_encoder")
+        if self.backbone is not None:
+            backbones.save_backbone(self.backbone, path)
         meta = {
             "format": "langchain-rcr tri-encoder",
             "format_version": FORMAT_VERSION,
@@ -304,11 +306,11 @@ class TriEncoder(nn.Module):
         seal(path)
 
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
-        """Upload the checkpoint, without any examples, to the Hugging Face hub, as you are logged in there.
+        """Upload the checkpoint, without any examples, to the Hugging Face hub, where you must be logged in.
 
         Args:
-            name: ORG/NAME; made if it isn't there.
-            private: whether only its owner sees a repository that is made now.
+            name: ORG/NAME; created if it doesn't exist.
+            private: whether a repository that is created now is private.
 
         Returns:
             The address of the repository; `from_pretrained("hub:ORG/NAME")` reads it.
@@ -332,13 +334,13 @@ class TriEncoder(nn.Module):
 
         Args:
             folder: what `save_pretrained` wrote, or `hub:ORG/NAME[@REVISION]`.
-            embeddings: the LangChain object, where the checkpoint was trained over one.
-            trust: whether a model that the checkpoint names and doesn't contain may be fetched from the Hugging Face
+            embeddings: the LangChain object, if the checkpoint was trained over one.
+            trust: whether a model that the checkpoint names but doesn't contain may be fetched from the Hugging Face
                 hub or opened in another folder; or the names of those that may.
 
         Raises:
-            CheckpointError: the folder is not a checkpoint, is incomplete or foreign, was written in another format or
-                by a family that is not installed, a file is not the one that was saved, or it needs `trust`.
+            CheckpointError: it is not a checkpoint, is damaged or incomplete, has another format or a family that is
+                not installed, or needs `trust`.
         """
         path = fetched(folder)
         meta = _read_meta(path)
@@ -348,15 +350,18 @@ class TriEncoder(nn.Module):
             spec = ProgramSpec(**meta["spec"])
         except (RCRError, TypeError) as error:
             raise CheckpointError(f"{path}: {' '.join(str(error).split())[:300]}") from error
-        try:
+        with refusing(f"{path} is damaged", CheckpointError):
             config = family.settings(**{**meta["settings"], "lam": meta["lam"], "tau": meta["tau"], "state": state})
-            model = cls(*family.load(path, embeddings=embeddings, trust=trust), config, spec)
+            backbone = None
+            if (path / "backbone.json").is_file():
+                backbone = backbones.load_backbone(path, embeddings, trust)
+            kinds: list[type[Encoder]] = list(map(pkgutil.resolve_name, family.encoders))
+            query, context, candidate = (
+                kind.load(path / f"{part}_encoder", backbone) for part, kind in zip(PARTS, kinds, strict=True)
+            )
+            model = cls(query, context, candidate, config, spec)
             model.prompt = None if meta.get("prompt") is None else Prompt.model_validate(meta["prompt"])
             model.group = None if meta.get("group") is None else str(meta["group"])
-        except CheckpointError:
-            raise
-        except Exception as error:  # a stranger's values may fail in any way
-            raise CheckpointError(f"{path} is damaged: {' '.join(str(error).split())[:300]}") from error
         if model.fingerprint() != meta["fingerprint"]:
             raise CheckpointError(
                 f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
@@ -367,7 +372,7 @@ class TriEncoder(nn.Module):
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """tri_encoder.json, once it is clear that this version reads it and that all files are as they were saved."""
+    """tri_encoder.json, after checking that this version reads it and that all files are as they were saved."""
     if not path.is_dir():
         raise CheckpointError(
             f"{path} is not a checkpoint: {'a file, not a folder' if path.exists() else 'no such folder'}"
@@ -385,14 +390,14 @@ def _read_meta(path: Path) -> dict[str, Any]:
         )
     verify(path)
     meta = read_json(file, ("family", "settings", "dim", "lam", "tau", "state", "spec", "fingerprint"))
-    for name, kind in (("settings", dict), ("spec", dict)):
-        if not isinstance(meta[name], kind):
-            raise CheckpointError(f"{file} is damaged: '{name}' is not a {kind.__name__}")
+    for name in ("settings", "spec"):
+        if not isinstance(meta[name], dict):
+            raise CheckpointError(f"{file} is damaged: '{name}' is not a dict")
     return meta
 
 
 def library_versions() -> dict[str, str]:
-    """Versions of what a checkpoint depends on, for the reader of a bug report."""
+    """Versions of what a checkpoint depends on, for bug reports."""
     versions = {"python": platform.python_version()}
     for package in ("langchain-rcr", "torch", "transformers", "numpy", "scipy", "langchain-core"):
         try:

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from langchain_rcr.families.backbone import Backbone
     from langchain_rcr.families.base import Encoders
+    from langchain_rcr.families.encoder import Backbone
     from langchain_rcr.families.folds import Folds
     from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
     from langchain_rcr.programs import ProgramSpec

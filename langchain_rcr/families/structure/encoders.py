@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.families.backbone import Backbone
-from langchain_rcr.families.encoder import Encoder
+from langchain_rcr.families.encoder import Backbone, Encoder
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues

@@ -9,13 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.families import get_family
-from langchain_rcr.families.backbone import (
-    Backbone,
-    RememberingBackbone,
-    TransformerBackbone,
-    open_backbone,
-)
+from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone, open_backbone
 from langchain_rcr.families.base import FALLBACK_FAMILY, FALLBACK_SETTINGS
+from langchain_rcr.families.encoder import Backbone
 from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec

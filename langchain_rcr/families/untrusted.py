@@ -1,25 +1,27 @@
-"""The transformers model in a checkpoint: what it may consist of.
+"""Checks on files that a stranger may have written: above all, the transformers model inside a checkpoint.
 
-transformers and tokenizers take a model's JSON for its owner's. A stranger's could have them fetch another repository
-with the user's token, build a model of any size, or let a text grow until memory is full. So each part is one that a
-text encoder needs, of a size that the checkpoint's own tensors bear out.
+transformers and tokenizers trust a model's JSON. A stranger's could make them fetch another repository with the
+user's token, build a model of any size, or let a text grow until memory is full. So a checkpoint may hold only the
+parts that a text encoder needs, in sizes that the checkpoint's own tensors bear out.
 """
 
 from __future__ import annotations
 
 import base64
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
+from torch.overrides import TorchFunctionMode
 
 from langchain_rcr.basics.files import read_json
 from langchain_rcr.basics.section import show
-from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.bounds import Bounded, refusing
+from langchain_rcr.errors import CheckpointError, InputError, RCRError
 
 _TYPES = """
 albert bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie eurobert
@@ -28,13 +30,13 @@ nystromformer rembert roberta roberta-prelayernorm roc_bert roformer squeezebert
 xlm-roberta-xl yoso
 """
 TEXT_ENCODERS = frozenset(_TYPES.split())
-"""The `model_type`s that a checkpoint may contain: encoders of text that need no second model."""
+"""The `model_type`s that a checkpoint may contain: text encoders that need no second model."""
 SPECIAL_TOKENS = ("bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token")
 _REACHING = (
     *("attn_implementation", "_attn_implementation", "auto_map", "experts_implementation", "quantization_config"),
     *("backbone", "fusion_config", "transformers_weights"),
 )
-"""Keys of a model's JSON by which transformers imports or fetches code, or opens other files."""
+"""Keys by which a model's JSON makes transformers import or fetch code, or open other files."""
 _PARTS = {
     "normalizer": "BertNormalizer Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend Replace Strip StripAccents",
     "pre_tokenizer": "BertPreTokenizer ByteLevel Digits Metaspace Punctuation Split Whitespace WhitespaceSplit",
@@ -42,31 +44,73 @@ _PARTS = {
     "decoder": "BPEDecoder ByteFallback ByteLevel Fuse Metaspace Replace Strip WordPiece",
     "model": "BPE Unigram WordLevel WordPiece",
 }
-"""What a text encoder's tokenizer consists of."""
-_SEVERAL = ("Prepend", "Replace", "Split", "Strip")
-"""Of these more than one may be there. Others are idempotent, or would let a text grow at every turn."""
+"""What the tokenizer of a text encoder is made of."""
+_REPEATABLE = ("Prepend", "Replace", "Split", "Strip")
+"""Parts that may occur more than once. The others are idempotent, or would make a text longer each time."""
 _PATTERNS = (r" {2,}", r"\n", r"\s+", r"\s{2,}|[\n\r\t]", r"[\n\r\t]")
-"""The regular expressions of transformers' own text encoders: others may take for ever, or panic."""
-_MOST_PARTS = 16
-_GROWTH = 8
-"""Characters for one, at most, that replacements make together."""
-_LONGEST_FORM = 128
-"""Bytes that a table of normal forms has for one character; Unicode's longest has 33."""
-_LONGEST_WORD = 1000
-"""Characters of a word that WordPiece cuts, in quadratic time."""
-_LARGEST = 1 << 20
-"""Of the numbers in a configuration; larger ones must be a size of the model's tensors."""
-_SPARE = 1 << 20
-"""Numbers that a model makes beside its saved ones, such as positions."""
+"""The regular expressions of transformers' own text encoders: others could run forever, or panic."""
+_MAX_PARTS = 16
+_MAX_GROWTH = 8
+"""Characters that all replacements together may make of one."""
+_MAX_FORM_BYTES = 128
+"""Bytes of the longest normal form of a character; Unicode's longest has 33."""
+_MAX_WORD_LENGTH = 1000
+"""Characters of a word that WordPiece splits, in quadratic time."""
+_PLAIN_SIZE = 1 << 20
+"""Numbers in a configuration that need no justification; larger ones must be a size of the model's tensors."""
+_UNSAVED = 1 << 20
+"""Numbers that a model may hold beside its saved ones, such as positions."""
+_FACTORIES = frozenset((torch.empty, torch.eye, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros))
+
+
+@contextmanager
+def refusing(what: str, kind: type[RCRError] = InputError) -> Iterator[None]:
+    """Turn whatever a library raises over bad data into a `kind` of one line: `what`, and why.
+
+    A `CheckpointError` passes through: it already says where it comes from.
+    """
+    try:
+        yield
+    except (CheckpointError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic in Rust is no Exception
+        # PyTorch appends its stack to the first line.
+        why = " ".join(str(error).partition("\nException raised from")[0].split()) or type(error).__name__
+        raise kind(f"{what}: {why[:300]}") from error
+
+
+class Bounded(TorchFunctionMode):
+    """Limits what this thread does with PyTorch while it is entered; beyond them an `InputError` is raised.
+
+    Args:
+        size: numbers in a tensor; tensors on the meta device, which take no memory, don't count.
+        calls: calls of PyTorch; None: any number.
+    """
+
+    def __init__(self, size: int, calls: int | None = None) -> None:
+        super().__init__()
+        self._size, self._calls = size, calls
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """See the class."""
+        kwargs = kwargs or {}
+        if self._calls is not None:
+            self._calls -= 1
+            if self._calls < 0:
+                raise InputError("it has more parts than the weights beside it")
+        if func in _FACTORIES and kwargs.get("device") is None:
+            shape = args[0] if args and not isinstance(args[0], int) else kwargs.get("size", args)
+            size = math.prod(shape if func is not torch.eye or len(shape) > 1 else (*shape, *shape))
+            if size > self._size:
+                raise InputError(f"it has a tensor of {size:,} numbers, which doesn't fit the weights beside it")
+        return func(*args, **kwargs)
 
 
 def check_saved_model(folder: Path) -> None:
-    """Refuse the model folder of a checkpoint if it would have transformers do more than open this text encoder.
-
-    `PooledTransformer.save` writes nothing of the kind.
+    """Check that opening a checkpoint's model does no more than open a text encoder.
 
     Raises:
-        CheckpointError: naming the file, and what it names or how large it is.
+        CheckpointError: the message names the file, and what it refers to or how large it is.
     """
     for name in ("adapter_config.json", "model.safetensors.index.json"):
         if (folder / name).exists():
@@ -80,24 +124,14 @@ def check_saved_model(folder: Path) -> None:
             if inner and (key in _REACHING or str(key).endswith("_file")):
                 raise CheckpointError(f"{folder / name} has '{key}': {show(inner)}, which a checkpoint may not name")
     tokenizer = read_json(folder / "tokenizer.json", ("model",))
-    try:
-        with refusing(f"{folder}"):
-            check_kind(config)
-            check_tokenizer(tokenizer, config["vocab_size"])
-            _check_size(folder, config)
-    except InputError as error:
-        raise CheckpointError(str(error)) from None
+    with refusing(f"{folder}", CheckpointError):
+        check_kind(config)
+        check_tokenizer(tokenizer, config["vocab_size"])
+        _check_size(folder, config)
 
 
 def check_kind(config: Mapping[str, Any]) -> None:
-    """Refuse what isn't a text encoder.
-
-    Args:
-        config: of the model.
-
-    Raises:
-        InputError: naming its `model_type`, or that of a configuration within.
-    """
+    """Raise an `InputError` unless a model's config.json, nested ones included, describes a text encoder."""
     for key, kind in _entries(config):
         if key == "model_type" and kind not in TEXT_ENCODERS:
             known = ", ".join(sorted(TEXT_ENCODERS))
@@ -105,14 +139,14 @@ def check_kind(config: Mapping[str, Any]) -> None:
 
 
 def check_tokenizer(value: Mapping[str, Any], size: int) -> None:
-    """Refuse a tokenizer with parts that text encoders don't need, or whose texts or tokens grow beyond measure.
+    """Check that a tokenizer has only parts that text encoders need, and lets neither texts nor tokens explode.
 
     Args:
-        value: of tokenizer.json.
-        size: tokens that the model knows.
+        value: the content of tokenizer.json.
+        size: how many tokens the model knows.
 
     Raises:
-        InputError: naming the part.
+        InputError: the message names the part.
     """
     for name in ("padding", "truncation"):
         if value.get(name) is not None:
@@ -123,8 +157,8 @@ def check_tokenizer(value: Mapping[str, Any], size: int) -> None:
         strange = [kind for kind in kinds if not isinstance(kind, str) or kind not in known.split()]
         if strange:
             raise InputError(f"tokenizer.json has a {place} {show(strange[0])}, which no text encoder needs")
-        repeated = [kind for kind, count in kinds.items() if count > 1 and kind not in _SEVERAL]
-        if repeated or len(parts) > _MOST_PARTS:
+        repeated = [kind for kind, count in kinds.items() if count > 1 and kind not in _REPEATABLE]
+        if repeated or len(parts) > _MAX_PARTS:
             raise InputError(f"tokenizer.json has {kinds[repeated[0]] if repeated else len(parts)} parts {place} alike")
         _check_growth(parts)
     model = value.get("model") or {}
@@ -135,7 +169,7 @@ def check_tokenizer(value: Mapping[str, Any], size: int) -> None:
         raise InputError(f"tokenizer.json has tokens beyond the {show(size)} that the model knows")
     if not all(isinstance(token.get("content"), str) and token["content"] for token in added):
         raise InputError("tokenizer.json adds a token without text")
-    if model.get("dropout") or not _at_most(model.get("max_input_chars_per_word", 0), _LONGEST_WORD):
+    if model.get("dropout") or not _at_most(model.get("max_input_chars_per_word", 0), _MAX_WORD_LENGTH):
         raise InputError("tokenizer.json has a model with dropout, or that cuts words of any length")
 
 
@@ -143,17 +177,17 @@ def _check_size(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse a model that would take much more memory than its weights."""
     with refusing("model.safetensors"), safe_open(folder / "model.safetensors", framework="pt") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dict
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    largest = max([_LARGEST, *(size for shape, count in zip(shapes, sizes, strict=True) if count for size in shape)])
+    sizes = [math.prod(shape) for shape in shapes]
+    largest = max([_PLAIN_SIZE, *(side for shape, size in zip(shapes, sizes, strict=True) if size for side in shape)])
     for key, number in _entries(config):
         if isinstance(number, int) and not _at_most(abs(number), largest):
             raise InputError(f"config.json: {key} = {show(number)} doesn't fit the weights beside it")
     from transformers import AutoConfig, AutoModel
 
-    with refusing("config.json"), Bounded(_SPARE, 10_000 + 200 * len(sizes)), torch.device("meta"):
+    with refusing("config.json"), Bounded(_UNSAVED, 10_000 + 200 * len(sizes)), torch.device("meta"):
         model = AutoModel.from_config(AutoConfig.for_model(**config))
     described = sum(parameter.numel() for parameter in model.parameters())
-    if described > 2 * sum(sizes) + _SPARE:  # tied weights are saved once
+    if described > 2 * sum(sizes) + _UNSAVED:  # tied weights are saved once
         raise InputError(f"config.json describes a model of {described:,} numbers, and its weights have {sum(sizes):,}")
 
 
@@ -168,15 +202,15 @@ def _check_growth(parts: list[Any]) -> None:
         table = part.get("precompiled_charsmap")
         if table is not None and not _is_table(table):
             raise InputError("tokenizer.json has a damaged precompiled_charsmap")
-    if growth > _GROWTH:
+    if growth > _MAX_GROWTH:
         raise InputError(f"tokenizer.json makes of one character {growth:,.0f}")
 
 
 def _is_table(encoded: str) -> bool:
-    """Whether a sentencepiece table holds what its first four bytes say, and no form that is too long."""
+    """Whether a sentencepiece table is as long as its first four bytes say, and no normal form is too long."""
     table = base64.b64decode(encoded)
     size = int.from_bytes(table[:4], "little")
-    return size <= len(table) - 4 and max(map(len, table[4 + size :].split(b"\0"))) <= _LONGEST_FORM
+    return size <= len(table) - 4 and max(map(len, table[4 + size :].split(b"\0"))) <= _MAX_FORM_BYTES
 
 
 def _at_most(number: Any, most: int) -> bool:
@@ -184,19 +218,18 @@ def _at_most(number: Any, most: int) -> bool:
 
 
 def _flat(part: Any) -> Iterator[Any]:
-    """The parts of a tokenizer's normalizer, say: itself, or those in it, one after the other."""
+    """The parts of a tokenizer's normalizer, say, with nested sequences unpacked."""
     found = [] if part is None else [part]
     while found:
         part = found.pop()
         if isinstance(part, dict) and part.get("type") == "Sequence":
-            inner = [value for value in part.values() if isinstance(value, list)]
-            found += [one for several in inner for one in several]
+            found += [one for value in part.values() if isinstance(value, list) for one in value]
         else:
             yield part
 
 
 def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every key of a JSON value and what it has, however deep."""
+    """All keys of a JSON value with their values, at any depth."""
     found = [value]
     while found:
         inside = found.pop()
