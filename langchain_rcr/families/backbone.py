@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -109,6 +109,8 @@ class RememberingBackbone:
         self._known = known if known is not None else {}
         self._tokens: dict[str, NDArray[np.float32]] = {}
         self.dim, self.symmetric = backbone.dim, backbone.symmetric
+        self.read = None if getattr(backbone, "read", None) is None else self._read
+        """`TransformerBackbone.read` with the cache; None if the inner backbone has no token vectors."""
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """See `Backbone.embed`."""
@@ -120,20 +122,12 @@ class RememberingBackbone:
             return np.empty((0, self.dim), dtype=np.float32)
         return np.stack([self._known[role, text] for text in texts])
 
-    @property
-    def read(self) -> Callable[[Sequence[str]], Read] | None:
-        """`TransformerBackbone.read` with the cache; None if the inner backbone has no token vectors."""
-        inner = getattr(self._backbone, "read", None)
-        if inner is None:
-            return None
-
-        def remembered(texts: Sequence[str]) -> Read:
-            fresh = [text for text in dict.fromkeys(texts) if text not in self._tokens]
-            for text, vector, tokens in zip(fresh, *inner(fresh), strict=True):
-                self._known[False, text], self._tokens[text] = vector, tokens
-            return self.embed(texts), [self._tokens[text] for text in texts]
-
-        return remembered
+    def _read(self, texts: Sequence[str]) -> Read:
+        fresh = [text for text in dict.fromkeys(texts) if text not in self._tokens]
+        inner: Any = self._backbone
+        for text, vector, tokens in zip(fresh, *inner.read(fresh), strict=True):
+            self._known[False, text], self._tokens[text] = vector, tokens
+        return self.embed(texts), [self._tokens[text] for text in texts]
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """See `Backbone.describe`."""

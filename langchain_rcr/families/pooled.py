@@ -243,35 +243,25 @@ class PooledTransformer(nn.Module):
 class TransformerEncoder(Encoder):
     """A pretrained transformer, pooled; all of its weights are trained.
 
-    The arguments are those of `PooledTransformer`, and:
-
     Args:
         normalize: whether vectors are scaled to length 1, as sentence encoders do and the paper's BERT doesn't.
+        **options: see `PooledTransformer`.
     """
 
     batch_size = 64
     arguments = ("pooling", "max_length", "normalize")
 
-    def __init__(
-        self,
-        base: str,
-        *,
-        pooling: Pooling = "mean",
-        max_length: int = 256,
-        normalize: bool = False,
-        saved: bool = False,
-    ) -> None:
+    def __init__(self, base: str, *, normalize: bool = False, **options: Any) -> None:
         super().__init__()
-        self.text = PooledTransformer(base, pooling=pooling, max_length=max_length, saved=saved)
-        self.dim, self.pooling, self.max_length = self.text.dim, pooling, self.text.max_length
-        self.normalize = normalize
+        self.text, self.normalize = PooledTransformer(base, **options), normalize
+        self.dim, self.pooling, self.max_length = self.text.dim, self.text.pooling, self.text.max_length
 
     def featurize(self, items: Sequence[Item]) -> Tokens:
-        """The items' token ids."""
+        """See `Encoder.featurize`."""
         return self.text.tokenize([item.text for item in items])
 
     def forward(self, features: Tokens) -> Tensor:
-        """(N, D)."""
+        """See `Encoder.forward`."""
         out: Tensor = self.text(features)
         return nn.functional.normalize(out, dim=-1) if self.normalize else out
 

@@ -43,6 +43,8 @@ FORMAT_VERSION = 11
 """Raise it whenever what is saved would mean something else, be it a weight or a constant used in fitting."""
 FEWEST = 20
 """The fewest programs from which `TriEncoder.fitted` learns structures."""
+_TOP_LEVEL = ("lam", "tau", "state")
+"""Settings that stand beside the others in tri_encoder.json."""
 
 
 class TriEncoder(nn.Module):
@@ -59,9 +61,6 @@ class TriEncoder(nn.Module):
         card: the text of the checkpoint's README.md; empty: `save_pretrained` generates one.
         prompt: the prompt of the language model that taught or judged it; None: there was none.
         group: the field, such as `db_id`, in which examples had to match their question; None: there was none.
-
-    Raises:
-        InputError: the three encoders differ in the length of their vectors, or there is no such family.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class TriEncoder(nn.Module):
         self.card = ""
         self.prompt: Prompt | None = None
         self.group: str | None = None
-        get_family(config.family)
 
     @property
     def family(self) -> Family:
@@ -117,15 +115,7 @@ class TriEncoder(nn.Module):
         self.config = self.family.vary(self.encoders, self.config, changes)
 
     def encode_queries(self, queries: Sequence[str], drafts: Sequence[str | None] | None = None) -> NDArray[np.float32]:
-        """E_x of questions, (B, D).
-
-        Args:
-            queries: the questions.
-            drafts: a guess at the program of each, or None.
-
-        Raises:
-            InputError: there is a draft, but the family can't use any.
-        """
+        """E_x of questions, (B, D); `drafts` has a guess at the program of each, or None."""
         features = self.query.featurize(readable(map(Item, queries)))
         if drafts is not None and any(draft is not None for draft in drafts):
             self.check_drafts()
@@ -169,9 +159,8 @@ class TriEncoder(nn.Module):
             for encoder in self.encoders
         ]
         config = self.config
-        policy = [self.family.name, self.dim, config.state, config.lam, config.fade, self.spec.to_json()]
-        about = digest([*policy, settings])
-        total = hashlib.sha256(about.encode())
+        policy = [self.family.name, self.dim, config.state, config.lam, config.fade, self.spec.to_json(), settings]
+        total = hashlib.sha256(digest(policy).encode())
         for name, tensor in sorted(self.state_dict().items()):
             total.update(f"{name} {list(tensor.shape)}".encode())
             total.update(tensor.detach().float().cpu().numpy().tobytes())
@@ -278,32 +267,27 @@ class TriEncoder(nn.Module):
         if there.is_dir() and any(there.iterdir()) and not (there / "tri_encoder.json").is_file():
             raise InputError(f"{folder} holds other files and no checkpoint: give a new or an empty folder")
         with atomic_directory(folder) as path:
-            self._write(path)
-
-    def _write(self, path: Path) -> None:
-        for part, encoder in zip(PARTS, self.encoders, strict=True):
-            (path / f"{part}_encoder").mkdir()
-            encoder.save(path / f"{part}_encoder")
-        if self.backbone is not None:
-            backbones.save_backbone(self.backbone, path)
-        meta = {
-            "format": "langchain-rcr tri-encoder",
-            "format_version": FORMAT_VERSION,
-            "family": self.family.name,
-            "settings": self.config.model_dump(mode="json", exclude={"family", "lam", "tau", "state"}),
-            "dim": self.dim,
-            "lam": self.config.lam,
-            "tau": self.config.tau,
-            "state": self.config.state,
-            "spec": self.spec.to_json(),
-            "prompt": None if self.prompt is None else self.prompt.model_dump(),
-            "group": self.group,
-            "fingerprint": self.fingerprint(),
-            "versions": library_versions(),
-        }
-        write_json(path / "tri_encoder.json", meta)
-        write_text(path / CARD, self.card or model_card(self.config, self.spec))
-        seal(path)
+            for part, encoder in zip(PARTS, self.encoders, strict=True):
+                (path / f"{part}_encoder").mkdir()
+                encoder.save(path / f"{part}_encoder")
+            if self.backbone is not None:
+                backbones.save_backbone(self.backbone, path)
+            meta = {
+                "format": "langchain-rcr tri-encoder",
+                "format_version": FORMAT_VERSION,
+                "family": self.family.name,
+                "settings": self.config.model_dump(mode="json", exclude={"family", *_TOP_LEVEL}),
+                "dim": self.dim,
+                **self.config.model_dump(include=set(_TOP_LEVEL)),
+                "spec": self.spec.to_json(),
+                "prompt": None if self.prompt is None else self.prompt.model_dump(),
+                "group": self.group,
+                "fingerprint": self.fingerprint(),
+                "versions": library_versions(),
+            }
+            write_json(path / "tri_encoder.json", meta)
+            write_text(path / CARD, self.card or model_card(self.config, self.spec))
+            seal(path)
 
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
         """Upload the checkpoint, without any examples, to the Hugging Face hub, where you must be logged in.
@@ -345,20 +329,18 @@ class TriEncoder(nn.Module):
         path = fetched(folder)
         meta = _read_meta(path)
         try:
-            family, state = get_family(str(meta["family"])), str(meta["state"])
-            make_state(state, 0.0)
+            family = get_family(str(meta["family"]))
+            make_state(str(meta["state"]), 0.0)
             spec = ProgramSpec(**meta["spec"])
         except (RCRError, TypeError) as error:
             raise CheckpointError(f"{path}: {' '.join(str(error).split())[:300]}") from error
         with refusing(f"{path} is damaged", CheckpointError):
-            config = family.settings(**{**meta["settings"], "lam": meta["lam"], "tau": meta["tau"], "state": state})
-            backbone = None
-            if (path / "backbone.json").is_file():
-                backbone = backbones.load_backbone(path, embeddings, trust)
+            config = family.settings(**meta["settings"], **{name: meta[name] for name in _TOP_LEVEL})
+            there = (path / "backbone.json").is_file()
+            backbone = backbones.load_backbone(path, embeddings, trust) if there else None
             kinds: list[type[Encoder]] = list(map(pkgutil.resolve_name, family.encoders))
-            query, context, candidate = (
-                kind.load(path / f"{part}_encoder", backbone) for part, kind in zip(PARTS, kinds, strict=True)
-            )
+            parts = zip(PARTS, kinds, strict=True)
+            query, context, candidate = (kind.load(path / f"{part}_encoder", backbone) for part, kind in parts)
             model = cls(query, context, candidate, config, spec)
             model.prompt = None if meta.get("prompt") is None else Prompt.model_validate(meta["prompt"])
             model.group = None if meta.get("group") is None else str(meta["group"])
@@ -389,11 +371,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
             f"format {FORMAT_VERSION}: {advice}"
         )
     verify(path)
-    meta = read_json(file, ("family", "settings", "dim", "lam", "tau", "state", "spec", "fingerprint"))
-    for name in ("settings", "spec"):
-        if not isinstance(meta[name], dict):
-            raise CheckpointError(f"{file} is damaged: '{name}' is not a dict")
-    return meta
+    return read_json(file, ("family", "settings", "dim", *_TOP_LEVEL, "spec", "fingerprint"))
 
 
 def library_versions() -> dict[str, str]:
