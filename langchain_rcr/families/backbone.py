@@ -154,12 +154,7 @@ def save_backbone(backbone: Backbone, folder: Path) -> None:
 def load_backbone(
     folder: Path, embeddings: Embeddings | None = None, trust: bool | Collection[str] = False
 ) -> Backbone:
-    """Load the backbone of a checkpoint.
-
-    Args:
-        folder: the checkpoint.
-        embeddings: the LangChain object, if the checkpoint was trained over one.
-        trust: which models from elsewhere may be loaded; see `TriEncoder.from_pretrained`.
+    """Load the backbone of a checkpoint; for the arguments see `TriEncoder.from_pretrained`.
 
     Raises:
         CheckpointError: it can't be loaded, or isn't the model that was trained over.

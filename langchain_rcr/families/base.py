@@ -156,16 +156,7 @@ class Family(ABC):
         """Fit E_x in place, in closed form, to training questions with their programs; before any gradient descent."""
 
     def vary(self, encoders: Encoders, settings: Any, changes: Mapping[str, Any]) -> Any:
-        """Change numbers of a policy that need no new fit, such as λ; encoders are changed in place.
-
-        Args:
-            encoders: E_x, E_z and E_c.
-            settings: the current settings.
-            changes: new values by the names of settings.
-
-        Returns:
-            The settings with the changes.
-        """
+        """Change settings of a policy that need no new fit, such as λ: the encoders in place; returns new settings."""
         return self.settings(**{**settings.model_dump(), **changes})
 
     def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Features:

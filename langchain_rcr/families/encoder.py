@@ -125,12 +125,7 @@ class Encoder(nn.Module, ABC):
         """Take in examples that were added to a pool, without training; for an encoder that can."""
 
     def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
-        """Features of questions, given a draft of each one's program; for a family that `takes_drafts`.
-
-        Args:
-            features: those without drafts.
-            drafts: one program per question, which may be wrong; None: no draft.
-        """
+        """Features of questions with a draft of each one's program, which may be wrong; for families that take them."""
         raise NotImplementedError
 
     def logged(self) -> dict[str, float]:
@@ -158,11 +153,7 @@ class Encoder(nn.Module, ABC):
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
-        """Read an encoder back.
-
-        Args:
-            folder: what `save` wrote.
-            backbone: the frozen text encoder that the three encoders share, if there is one.
+        """Read an encoder back, over the frozen text encoder that it shares with the other two, if there is one.
 
         Raises:
             CheckpointError: a file is missing or doesn't fit.

@@ -48,13 +48,7 @@ def ngrams(item: Item, longest: int, gap: int = 0) -> Iterator[str]:
 
 
 class NgramVocabulary(Vocabulary):
-    """The n-grams seen in training with their inverse document frequencies.
-
-    Args:
-        idf: n-gram → weight, in the order of the bags' columns.
-        longest: the longest n-gram.
-        gap: most words between two that count as a pair; 0: no such pairs.
-    """
+    """The n-grams (see `ngrams`) seen in training; `idf` has their weights, in the order of the bags' columns."""
 
     def __init__(self, idf: dict[str, float], longest: int, gap: int = 0) -> None:
         self.idf = idf
@@ -114,14 +108,10 @@ class NgramVocabulary(Vocabulary):
 
 
 class NgramEmbedding(nn.Module):
-    """A trainable vector per n-gram; an item's vector is the weighted sum over its bag.
+    """A trainable vector (D,) per n-gram; an item's vector is the weighted sum over its bag.
 
-    Args:
-        size: how many n-grams.
-        dim: D.
-        init: standard deviation of the start values, in units of 1/√D. With 1 the inner product of two items starts
-            near the cosine of their tf-idf bags.
-        generator: draws the start values.
+    The start values have a standard deviation of init/√D: with init = 1 the inner product of two items starts near the
+    cosine of their tf-idf bags.
     """
 
     def __init__(self, size: int, dim: int, init: float, generator: torch.Generator) -> None:

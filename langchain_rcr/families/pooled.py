@@ -114,11 +114,10 @@ class PooledTransformer(nn.Module):
         base: hub name, local folder or `package:NAME`.
         pooling: mean over the tokens, or the first token's vector.
         max_length: tokens read of a text; the rest is cut off.
-        saved: whether the folder is part of a checkpoint, which anybody may have written.
+        saved: whether the folder is part of a checkpoint, which anybody may have written (`check_saved_model`).
 
     Raises:
         InputError: the model can't be loaded.
-        CheckpointError: the saved model fails `check_saved_model`.
     """
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:

@@ -80,11 +80,9 @@ def refusing(what: str, kind: type[RCRError] = InputError) -> Iterator[None]:
 
 
 class Bounded(TorchFunctionMode):
-    """Limits what this thread does with PyTorch while it is entered; beyond them an `InputError` is raised.
+    """While entered, raises an `InputError` at a new tensor of more than `size` numbers, or after `calls` calls.
 
-    Args:
-        size: numbers in a tensor; tensors on the meta device, which take no memory, don't count.
-        calls: calls of PyTorch; None: any number.
+    Tensors on the meta device take no memory and don't count.
     """
 
     def __init__(self, size: int, calls: int | None = None) -> None:
@@ -107,11 +105,7 @@ class Bounded(TorchFunctionMode):
 
 
 def check_saved_model(folder: Path) -> None:
-    """Check that opening a checkpoint's model does no more than open a text encoder.
-
-    Raises:
-        CheckpointError: the message names the file, and what it refers to or how large it is.
-    """
+    """Raise a `CheckpointError` if opening a checkpoint's model could do more than open a text encoder."""
     for name in ("adapter_config.json", "model.safetensors.index.json"):
         if (folder / name).exists():
             raise CheckpointError(
@@ -139,14 +133,9 @@ def check_kind(config: Mapping[str, Any]) -> None:
 
 
 def check_tokenizer(value: Mapping[str, Any], size: int) -> None:
-    """Check that a tokenizer has only parts that text encoders need, and lets neither texts nor tokens explode.
+    """Raise an `InputError` if a tokenizer.json has parts that no text encoder needs, or lets texts or tokens explode.
 
-    Args:
-        value: the content of tokenizer.json.
-        size: how many tokens the model knows.
-
-    Raises:
-        InputError: the message names the part.
+    `size` is the number of tokens that the model knows.
     """
     for name in ("padding", "truncation"):
         if value.get(name) is not None:
