@@ -4,6 +4,7 @@ import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,15 @@ def doors() -> list[Door]:
 
 def test_every_import_goes_through_a_door_of_the_design(doors: list[Door]) -> None:
     assert offences(doors) == []
+
+
+def test_the_files_of_families_import_each_other_in_no_circle(doors: list[Door]) -> None:
+    graph: dict[str, set[str]] = {}
+    for door in doors:  # those of typing and within functions, too
+        if Path(door.file).parent.as_posix() == "langchain_rcr/families":
+            graph.setdefault(door.file, set()).add(f"{door.module.replace('.', '/')}.py")
+    assert "langchain_rcr/families/encoder.py" in graph["langchain_rcr/families/pooled.py"]
+    TopologicalSorter(graph).prepare()  # raises an error at a circle
 
 
 @pytest.mark.parametrize("file", ARRAYS_ONLY)
