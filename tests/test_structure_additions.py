@@ -10,6 +10,7 @@ import pytest
 from langchain_rcr import Item, PoolError, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import get_family
+from langchain_rcr.families.structure import encoders
 from langchain_rcr.families.structure.additions import MISSED
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.kernel import RIDGE, Landmarks
@@ -69,14 +70,13 @@ def test_a_new_label_has_columns_of_its_own():
 
 def test_questions_that_need_a_new_label_are_shown_it(retriever):
     questions = [row["source"] for row in rows()]
-    before = [programs(found) for found in retriever.batch(questions)]
     assert "purple" not in programs(retriever.invoke(ASKED))
     retriever.add_examples(NEW[:3])
     assert "purple" in programs(retriever.invoke(ASKED))
     assert "purple" in programs(retriever.invoke("how many are there of the purple mouse"))
     after = [programs(found) for found in retriever.batch(questions)]
     assert not any("purple" in shown for shown in after)
-    assert after == before
+    assert all(row["target"] in shown for row, shown in zip(rows(), after, strict=True))
 
 
 def test_vectors_of_before_stay_valid(retriever):
@@ -89,17 +89,50 @@ def test_vectors_of_before_stay_valid(retriever):
     np.testing.assert_array_equal(old.context, again.context)
 
 
-def test_an_example_without_new_labels_changes_no_need(retriever):
+def test_an_added_question_needs_what_its_program_has(retriever):
+    """Known words that mean something new."""
+    model = retriever.store.encoder.query
+    added = {"source": "are there of the", "target": "exists(find(cat))"}
+    names = np.array(model.inventory.names)
+
+    def likely():
+        return model.likelihoods(model.featurize([Item(added["source"])])).detach().numpy()[0]
+
+    before = likely()
+    retriever.add_example(added)
+    assert before[names == "cat"] < 0.5 < likely()[names == "cat"]
+    assert retriever.invoke(added["source"])[-1].metadata["target"] == added["target"]
+
+
+def test_added_in_parts_or_at_once_is_the_same(retriever):
+    twins = [{**row, "source": f"tell me , {row['source']}"} for row in rows()[:7]] + NEW
+    other = copy.deepcopy(retriever)
+    retriever.add_examples(twins)
+    for example in twins:
+        other.add_example(example)
+    for asked in (ASKED, "tell me , is there a brown dog"):
+        vectors = [each.store.encoder.encode_queries([asked]) for each in (retriever, other)]
+        np.testing.assert_allclose(*vectors, rtol=1e-2, atol=1e-3)
+
+
+def test_only_so_many_are_learnt(retriever, monkeypatch, caplog):
+    monkeypatch.setattr(encoders, "MOST", 4)
+    retriever.add_examples([{**row, "source": f"tell me , {row['source']}"} for row in rows()[:5]] + NEW[:3])
+    assert [item.source for item in retriever.store.encoder.query.additions.items[:3]] == [
+        row["source"] for row in NEW[:3]
+    ]
+    assert "4 examples were added since the fit" in caplog.text
+    before = retriever.store.encoder.encode_queries([ASKED])
+    retriever.add_example(NEW[3])
+    np.testing.assert_array_equal(retriever.store.encoder.encode_queries([ASKED]), before)
+
+
+def test_examples_of_training_teach_nothing_new(retriever):
     model = retriever.store.encoder
     before = model.encode_queries([ASKED])
-    retriever.add_example({"source": "is there a cat", "target": "exists(find(cat))"})
+    retriever.add_examples(rows()[:5])
+    assert model.query.additions is None
     np.testing.assert_array_equal(model.encode_queries([ASKED]), before)
-    retriever.add_example(NEW[0])
-    again, known = model.encode_queries([ASKED]), len(model.query.inventory)
-    assert (again[:, :known] == before[:, :known]).all()
-    words = again[:, known + SPARE :] / before[:, known + SPARE :].max()  # they count for what is needed, which is more
-    expected = words.max() * before[:, known + SPARE :] / before[:, known + SPARE :].max()
-    np.testing.assert_allclose(words, expected, rtol=1e-5)
 
 
 def test_examples_given_at_the_start_count_too(retriever):
@@ -148,29 +181,31 @@ def test_added_questions_become_landmarks(retriever):
     retriever.add_examples(new)
     encoder = retriever.store.encoder.query
     asked = [Item(question) for question in ("of the zebra of the", "is there a zebra", "how many are of the white")]
-    views = encoder.views(asked)
     every = items(rows()) + items(new)
     landmarks = Landmarks(encoder.views(every))
     matrix = landmarks.likeness(landmarks.views) + RIDGE * np.eye(len(every))
-    wanted = np.array([0.0] * len(rows()) + [1.0] * 3)
-    near = landmarks.likeness(views)
-    said = near @ np.linalg.solve(matrix, wanted - wanted.mean()) + wanted.mean()
-    left_out = []
+    targets = np.asarray(encoder.inventory.rows([item.target for item in every], spare=True))
+    mean = np.concatenate([encoder.mean.numpy(), np.zeros(SPARE)])
+    near = landmarks.likeness(encoder.views(asked))
+    said = near @ np.linalg.solve(matrix, targets - mean) + mean
+    features = encoder.featurize(asked)
+    np.testing.assert_allclose(features.raw, said[:, :-SPARE], atol=1e-3)
+
+    place = encoder.inventory.spare(new[0]["target"])["owner"][0] - SPARE
+    wanted, left_out = targets[:, place], []
     for row in range(len(every)):
         kept = np.arange(len(every)) != row
-        dual = np.linalg.solve(matrix[np.ix_(kept, kept)], (wanted - wanted.mean())[kept])
-        left_out.append(matrix[row, kept] @ dual + wanted.mean())
-    low, high = np.array(left_out[: len(rows())]), np.array(left_out[len(rows()) :])
+        left_out.append(matrix[row, kept] @ np.linalg.solve(matrix[np.ix_(kept, kept)], wanted[kept]))
+    low, high = np.array(left_out)[wanted == 0], np.array(left_out)[wanted > 0]
     costs = {value: (low > value).mean() + MISSED * (high <= value).mean() for value in low}
     chance = np.clip(min(value for value, cost in costs.items() if cost == min(costs.values())), 0, 0.9)
-    expected = ((said - chance) / (1 - chance)).clip(0, 1)
+    expected = ((said[:, place] - chance) / (1 - chance)).clip(0, 1)
     assert expected[0] > 0.5
 
-    labels = encoder.new_labels()
+    _, labels, _ = encoder._with_additions()
     labels.weights[:] = 0  # what phrases say
-    likely = labels.likelihoods([item.source for item in asked], views, encoder.landmarks.likeness(views))
-    places = encoder.inventory.spare(new[0]["target"])["owner"]
-    np.testing.assert_allclose(likely[:, places], np.tile(expected[:, None], len(places)), atol=1e-3)
+    likely = labels.likelihoods([item.source for item in asked], said[:, -SPARE:].astype(np.float32))
+    np.testing.assert_allclose(likely[:, place], expected, atol=1e-3)
 
 
 def test_a_program_that_does_not_parse_is_added_with_a_warning(retriever, caplog):

@@ -121,8 +121,13 @@ class Encoder(nn.Module, ABC):
     def forward(self, features: Any) -> Tensor:
         """Vectors (N, D) float32 of featurised items; gradients reach the trainable parameters."""
 
-    def grow(self, items: Sequence[Item]) -> None:
-        """Take in examples that were added to a pool, without training; for an encoder that can."""
+    def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:
+        """Take in examples that were added to a pool, without training; for an encoder that can.
+
+        Args:
+            items: the examples.
+            labels_only: those alone that have labels which training had not.
+        """
 
     def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
         """Features of questions with a draft of each one's program, which may be wrong; for families that take them."""

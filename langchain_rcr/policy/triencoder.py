@@ -137,9 +137,9 @@ class TriEncoder(nn.Module):
         """E_c and E_z of featurised examples, (N, D) each."""
         return PoolVectors(self.candidate.rows(candidate), self.context.rows(context))
 
-    def grow(self, items: Sequence[Item]) -> None:
-        """Tell E_x about examples that were added to a pool, without training; vectors made before stay valid."""
-        self.query.grow(readable(items))
+    def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:
+        """Tell E_x about examples that were added to a pool (`Encoder.grow`); vectors made before stay valid."""
+        self.query.grow(readable(items), labels_only=labels_only)
 
     def featurize_pool(self, items: Sequence[Item]) -> tuple[Features, Features]:
         """The features of examples for E_c and for E_z; made only once if both read the same."""

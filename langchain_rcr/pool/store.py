@@ -105,7 +105,7 @@ class ExampleStore:
             new = pool.only(fresh, encoder.spec)
             if saved is None:
                 vectors = self.encoder.encode_pool(new.items())
-                self.encoder.grow(new.items())
+                self.encoder.grow(new.items(), labels_only=True)
             else:
                 vectors, programs = saved
                 new.programs = programs[fresh]
@@ -158,7 +158,7 @@ class ExampleStore:
     def add(self, examples: Sequence[Example], ids: Sequence[str] | None = None, *, replace: bool = False) -> list[str]:
         """Encode examples (only these) and add them; the next query can pick them.
 
-        The encoder takes labels in that training didn't have, for all stores that share it (`TriEncoder.grow`).
+        The encoder learns what their questions need, for all stores that share it (`TriEncoder.grow`).
 
         Args:
             examples: mappings with the two keys, and any other fields.

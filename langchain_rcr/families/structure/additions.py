@@ -1,10 +1,11 @@
-"""Labels that came in after training, with examples added to a pool: which questions need them.
+"""What examples teach that were added after training, without a new fit.
+
+Their questions become landmarks beside those of training: ridge regression over all of them, by the inverse of a block
+matrix. So an added question is known to need what its own program has.
 
 A label that no training program has takes a few of the columns that every vector keeps spare; its name decides which.
-So processes that share a pool agree without exchanging anything, and vectors already stored stay valid. How likely a
-question needs the label is predicted by two fits to the added questions, which need it, and to the training questions,
-which don't: a noisy-OR over phrases as in `cues`, which knows new words, and the kernel, where the added questions
-become landmarks beside those of training, by the inverse of a block matrix. No gradient descent.
+Processes that share a pool agree on them without a word, and vectors that are stored stay valid. The kernel predicts
+these columns as it does the others; beside it a noisy-OR over phrases (`cues`) knows words that training never saw.
 """
 
 from __future__ import annotations
@@ -14,24 +15,28 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, vstack
+from scipy.sparse import vstack
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.families.encoder import Vocabulary
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
-from langchain_rcr.families.structure.inventory import SPARE, Inventory
+from langchain_rcr.families.structure.inventory import SPARE
 from langchain_rcr.families.structure.kernel import RIDGE, Landmarks, Views
 
+MOST = 1000
+"""Added questions that become landmarks; memory grows with the square of all landmarks. Later ones still teach new
+labels."""
 MISSED = 30.0
 """What it costs to take a question that needs a new label for one that doesn't, in units of the converse: an answer is
 wrong without the label; an example shown for nothing takes the place of one of k. With 3, 16 and 23 of 100 questions of
 scholar (SQL) that needed one of two new labels weren't shown it, with 30 3 and 4 (test questions, the others' coverage
 the same)."""
+_Floats = NDArray[np.float32]
 
 
 class Additions(Vocabulary):
-    """The added examples with labels that training had not.
+    """The added examples that E_x has taken in.
 
     Args:
         items: the examples.
@@ -50,93 +55,102 @@ class Additions(Vocabulary):
         return cls([Item(str(source), str(target)) for source, target in value["examples"]])
 
 
-class NewLabels:
-    """What phrases and the kernel say of the L labels of A added examples; fitted when made.
+class Joined:
+    """Ridge regression over M training questions and A added ones.
 
     Args:
-        additions: the examples.
-        inventory: the structures of training.
-        vocabulary: the n-grams of training.
-        landmarks: M training questions, none of which needs a new label.
-        inverse: (M, M) their `Landmarks.inverse`.
-        views: of the added questions.
+        landmarks: the training questions.
+        inverse: (M + A, M + A) the inverse G of the kernel plus the ridge.
+        dual: (M + A, C) weights of the columns, the spare ones last.
+        mean: (C,) what is predicted where nothing is near.
+        views: the added questions; None: there are none yet.
     """
 
     def __init__(
-        self,
-        additions: Additions,
-        inventory: Inventory,
-        vocabulary: NgramVocabulary,
-        landmarks: Landmarks,
-        inverse: NDArray[np.float32],
-        views: Views,
+        self, landmarks: Landmarks, inverse: _Floats, dual: _Floats, mean: _Floats, views: Views | None = None
     ) -> None:
-        labels = [inventory.spare(item.target) for item in additions.items]
-        self.columns = {label: columns for row in labels for label, columns in row.items()}
-        questions = [Item(item.source) for item in additions.items]
-        self._phrases = NgramVocabulary.fit(questions, vocabulary.longest, cues.MOST, gap=vocabulary.gap)
+        self.landmarks, self.inverse, self.dual, self.mean, self.views = landmarks, inverse, dual, mean, views
+        self.added = None if views is None else Landmarks(views)
+
+    def likeness(self, views: Views) -> _Floats:
+        """(N, M + A)."""
+        near = self.landmarks.likeness(views)
+        return near if self.added is None else np.concatenate([near, self.added.likeness(views)], axis=1)
+
+    def joined(self, views: Views, targets: _Floats) -> Joined:
+        """The regression with further questions, as if all had been fitted at once.
+
+        Args:
+            views: of the questions.
+            targets: (a, C) which columns their programs have.
+        """
+        near = self.likeness(views)
+        reach = near @ self.inverse
+        own = Landmarks(views).likeness(views) + RIDGE * np.eye(len(near), dtype=np.float32)
+        corner = np.linalg.inv((own - reach @ near.T).astype(np.float64)).astype(np.float32)
+        new = corner @ (targets - self.mean - near @ self.dual)
+        side = -reach.T @ corner
+        inverse = np.block([[self.inverse - side @ reach, side], [side.T, corner]])
+        dual = np.concatenate([self.dual - reach.T @ new, new])
+        return Joined(
+            self.landmarks, inverse, dual, self.mean, views if self.views is None else self.views.followed_by(views)
+        )
+
+    def without(self, targets: _Floats, columns: slice) -> _Floats:
+        """(M + A, c) what is predicted for each landmark when it is left out: y − α / G_ii (see `without_folds`).
+
+        Args:
+            targets: (M + A, c) of these columns.
+            columns: which.
+        """
+        found: _Floats = targets - self.dual[:, columns] / np.diag(self.inverse)[:, None]
+        return found
+
+
+class NewLabels:
+    """Who needs a label that came in after training, by column; fitted when made.
+
+    Args:
+        joined: the regression with the added questions.
+        targets: (A, SPARE) which spare columns each added program has.
+        questions: the A added questions.
+        vocabulary: the n-grams of training.
+    """
+
+    def __init__(self, joined: Joined, targets: _Floats, questions: Sequence[str], vocabulary: NgramVocabulary) -> None:
+        trained = len(joined.dual) - len(targets)
+        every = np.concatenate([np.zeros((trained, SPARE), dtype=np.float32), targets])
+        without = joined.without(every, slice(-SPARE, None))
+        chances = [_threshold(of[has == 0], of[has > 0]) for of, has in zip(without.T, every.T, strict=True)]
+        self.chance = np.clip(np.array(chances, dtype=np.float32), 0, 0.9)
+        # Phrases of the questions that need one: what others say is no reason.
+        needing = [question for question, has in zip(questions, targets.any(axis=1), strict=True) if has]
+        items = [Item(question) for question in needing]
+        self._phrases = NgramVocabulary.fit(items, vocabulary.longest, cues.MOST, gap=vocabulary.gap)
         number = {phrase: at for at, phrase in enumerate(self._phrases.idf)}
         column = np.array([number.get(phrase, -1) for phrase in vocabulary.idf], dtype=np.int64)
-        bags = landmarks.views.bags
-        targets = np.zeros((len(bags) + len(labels), len(self.columns)), dtype=np.float32)
-        for row, has in enumerate(labels, start=len(bags)):
-            targets[row] = [label in has for label in self.columns]
-        present = vstack([cues.incidence(bags, column, len(number)), self._present(questions)]).tocsr()
-        self.weights = cues.fit(present, targets)
-        self.inverse = inverse
-        self._join(landmarks, views, targets[len(bags) :])
+        known = cues.incidence(joined.landmarks.views.bags, column, len(number))
+        self.weights = cues.fit(vstack([known, self._present(questions)]).tocsr(), every)
 
-    def _join(self, landmarks: Landmarks, views: Views, targets: NDArray[np.float32]) -> None:
-        """Ridge regression over training and added questions, by the block inverse of its matrix.
-
-        Questions left out one by one are predicted as y_i − α_i / G_ii (see `without_folds`). The value that best tells
-        added from training questions there counts as 0.
-        """
-        self._added = Landmarks(views)
-        near = landmarks.likeness(views)
-        reach = near @ self.inverse
-        own = self._added.likeness(views) + RIDGE * np.eye(len(near), dtype=np.float32)
-        corner = np.linalg.inv((own - reach @ near.T).astype(np.float64)).astype(np.float32)
-        self._mean = targets.sum(axis=0) / (len(self.inverse) + len(near))
-        added = corner @ (targets - self._mean + reach.sum(axis=1)[:, None] * self._mean)
-        known = -self.inverse.sum(axis=1)[:, None] * self._mean - reach.T @ added
-        self._dual = np.concatenate([known, added]).astype(np.float32)
-        diagonal = np.diag(self.inverse) + ((corner @ reach) * reach).sum(axis=0)
-        without = -known / diagonal[:, None], targets - added / np.diag(corner)[:, None]
-        each = [
-            _threshold(low, high[has > 0]) for low, high, has in zip(*(a.T for a in (*without, targets)), strict=True)
-        ]
-        self._chance = np.clip(np.array(each, dtype=np.float32), 0, 0.9)
-
-    def likelihoods(self, questions: Sequence[str], views: Views, likeness: NDArray[np.float32]) -> NDArray[np.float32]:
-        """How likely each question needs a label of each column.
+    def likelihoods(self, questions: Sequence[str], predicted: _Floats) -> _Floats:
+        """(N, SPARE) how likely each question needs each column: what the kernel says or the phrases, if that is more.
 
         Args:
             questions: N questions.
-            views: of them.
-            likeness: (N, M) how like they are to the training questions.
-
-        Returns:
-            (N, SPARE); the likelier of what the phrases say and what the kernel says.
+            predicted: (N, SPARE) what the kernel predicts.
         """
-        phrases = self._present([Item(question) for question in questions])
-        near = np.concatenate([likeness, self._added.likeness(views)], axis=1)
-        kernel = (near @ self._dual + self._mean - self._chance) / (1 - self._chance)
-        likely = np.maximum(cues.likelihoods(phrases, self.weights), kernel.clip(0, 1))
-        out = np.zeros((len(questions), SPARE), dtype=np.float32)
-        for column, places in zip(likely.T, self.columns.values(), strict=True):
-            out[:, places] = np.maximum(out[:, places], column[:, None])
-        return out
+        kernel = (predicted - self.chance) / (1 - self.chance)
+        return np.maximum(cues.likelihoods(self._present(questions), self.weights), kernel.clip(0, 1))
 
-    def _present(self, questions: Sequence[Item]) -> csr_array:
+    def _present(self, questions: Sequence[str]) -> Any:
         """(N, F + 1) which of the added questions' phrases these have; see `cues.incidence`."""
         count = len(self._phrases)
-        return cues.incidence(self._phrases.bags(questions), np.arange(count), count)
+        return cues.incidence(self._phrases.bags([Item(each) for each in questions]), np.arange(count), count)
 
 
-def _threshold(low: NDArray[np.float32], high: NDArray[np.float32]) -> float:
+def _threshold(low: _Floats, high: _Floats) -> float:
     """The least value of `low` beyond which few of it, and enough of `high`, lie; see `MISSED`. 0: there are none."""
-    if not len(low):  # E_x has not been fitted
+    if not len(low) or not len(high):
         return 0.0
     low, high = np.sort(low), np.sort(high)
     wrong = 1 - np.searchsorted(low, low, side="right") / len(low)

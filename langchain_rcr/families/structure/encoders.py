@@ -9,12 +9,13 @@ with the one that is asked count beside.
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -28,7 +29,7 @@ from langchain_rcr.families.encoder import Backbone, Encoder
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
-from langchain_rcr.families.structure.additions import Additions, NewLabels
+from langchain_rcr.families.structure.additions import MOST, Additions, Joined, NewLabels
 from langchain_rcr.families.structure.inventory import MARKS, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views
 from langchain_rcr.families.structure.parts import Parts
@@ -50,6 +51,7 @@ NEW_LABEL = 3.0
 _FULL_LENGTH = 5.0
 """Norm of the structures of a program that counts fully, whatever the length penalty: the scale of the logits alone."""
 _GROWING = RLock()
+logger = logging.getLogger(__name__)
 LEAST = 1e-6
 """Numbers below count as this: a power of 0 has no slope, and 0 no logarithm."""
 
@@ -121,6 +123,10 @@ class ProgramEncoder(Encoder):
         return (self.inventory.digest,)
 
 
+_Grown: TypeAlias = tuple[Joined, NewLabels | None, Sequence[Item]]
+"""The landmarks with the added questions, who needs a new label, and the added examples."""
+
+
 @dataclass(frozen=True, slots=True)
 class Needs:
     """N featurised questions. What is None is as for questions that E_x was not fitted to.
@@ -128,8 +134,8 @@ class Needs:
     Args:
         likeness: (N, M) how like each is to each of M training questions.
         local: (N, C) what its phrases say of each column of `Inventory.small`.
-        raw: (N, D) likelihoods that take the place of those predicted, for training questions: predicted without
-            their folds, as those of a held-out question are.
+        raw: (N, D) likelihoods that take the place of those predicted by the landmarks alone: for training questions
+            without their folds, as those of a held-out question are; for others with added questions as landmarks.
         together: (N, S) as in `NeedEncoder`, without its fold.
         shift: (N, S) what a draft adds to the log-odds of each structure.
         new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
@@ -176,7 +182,7 @@ class NeedEncoder(Encoder):
         backbone: a frozen text encoder; None: n-grams alone.
         scale: a constant factor on the vectors.
         words: ω, what all words of a question together count for, in units of a program that is just what it needs.
-        additions: examples with new labels that were added after training; None: there are none.
+        additions: examples that were added after training; None: there are none.
     """
 
     batch_size = 128
@@ -191,7 +197,7 @@ class NeedEncoder(Encoder):
     phrases: Tensor
     speaks: Tensor
     rarity: Tensor
-    _new_labels: NewLabels | None
+    _grown: _Grown | None
 
     def __init__(
         self,
@@ -205,7 +211,7 @@ class NeedEncoder(Encoder):
     ) -> None:
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
-        self.additions, self._new_labels = additions, None
+        self.additions, self._grown = additions, None
         columns, self.dim = len(inventory), len(inventory) + SPARE + WORDS
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((0, width), dtype=np.float32)
@@ -282,10 +288,11 @@ class NeedEncoder(Encoder):
         if read is not None and items:
             self.token_bags = TokenBags(read([item.source for item in items])[1]).to(self.mean.device)
         self.landmarks = Landmarks(self.views(items)).to(self.mean.device)
-        self._new_labels = None  # fitted to other landmarks
         self.dual = nn.Parameter(self.mean.new_zeros(len(items), len(self.inventory)))
         self.learnt = torch.from_numpy(self._names(items)).to(self.mean.device)
         self.rarity = torch.from_numpy(rarity([item.source for item in items])).to(self.mean.device)
+        rest = self._unknown(self.additions.items) if self.additions else []
+        self.additions, self._grown = Additions(rest) if rest else None, None
 
     def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N,): which landmark each example is, by its question and its program; -1: none."""
@@ -300,41 +307,69 @@ class NeedEncoder(Encoder):
 
     def featurize(self, items: Sequence[Item]) -> Needs:
         """Likeness to the landmarks, what phrases say of the small structures, new labels, and the words."""
-        views = self.views(items)
-        likeness = self.landmarks.likeness(views)
-        labels = self.new_labels()
-        new = None if labels is None else labels.likelihoods([item.source for item in items], views, likeness)
-        words = np.asarray(word_rows([item.source for item in items]))
-        return Needs(likeness, self.local(views.bags), new=new, words=words)
+        views, questions = self.views(items), [item.source for item in items]
+        local, words = self.local(views.bags), np.asarray(word_rows(questions))
+        grown = self._with_additions()
+        if grown is None:
+            return Needs(self.landmarks.likeness(views), local, words=words)
+        joined, labels, _ = grown
+        likeness = joined.likeness(views)
+        predicted = likeness @ joined.dual + joined.mean
+        raw, spare = predicted[:, :-SPARE], predicted[:, -SPARE:]
+        new = None if labels is None else labels.likelihoods(questions, spare)
+        return Needs(likeness[:, : len(self.learnt)], local, raw=raw, new=new, words=words)
 
     def save(self, folder: Path) -> None:
         """See `Encoder.save`; examples that come in meanwhile wait."""
         with _GROWING:
             super().save(folder)
 
-    def grow(self, items: Sequence[Item]) -> None:
-        """See `Encoder.grow`: labels that training had not are known from now on, for the questions that need them."""
+    def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:
+        """See `Encoder.grow`: what an added question needs is known from now on, and who needs a new label."""
         with _GROWING:
             known = self.additions.items if self.additions else ()
-            new = [item for item in items if self.inventory.spare(item.target)]
-            additions = Additions(list(dict.fromkeys([*known, *new])))
-            if len(additions.items) > len(known):
-                labels = self._fit_new(additions)
-                self.additions, self._new_labels = additions, labels
+            if len(known) >= MOST:
+                return
+            new = [item for item in dict.fromkeys(items) if self.inventory.spare(item.target)]
+            new = list(dict.fromkeys([*new, *([] if labels_only else self._unknown(items))]))
+            new = [item for item in new if item not in {*known}][: MOST - len(known)]
+            if new:
+                self._grown = self._joined(self._with_additions(), new)
+                self.additions = Additions([*known, *new])
+            if len(known) + len(new) == MOST:
+                logger.warning(
+                    "%d examples were added since the fit: further ones can be picked, but teach nothing until the "
+                    "next fit",
+                    MOST,
+                )
 
-    def new_labels(self) -> NewLabels | None:
-        """What is known of labels that training had not; None: nothing."""
-        if self.additions is not None and self._new_labels is None:  # after loading
+    def _unknown(self, items: Sequence[Item]) -> list[Item]:
+        """Of these examples those that are no landmarks and have a structure or a label."""
+        unknown = [item for item, row in zip(items, self.landmark_of(items), strict=True) if row < 0]
+        read = self.inventory.rows([item.target for item in unknown], spare=True)
+        return [item for item, count in zip(unknown, np.diff(read.starts), strict=True) if count]
+
+    def _with_additions(self) -> _Grown | None:
+        """The landmarks with the added questions; None: there are none."""
+        if self.additions is not None and self._grown is None:  # after loading, or another fit
             with _GROWING:
-                self._new_labels = self._fit_new(self.additions)
-        return self._new_labels
+                self._grown = self._joined(None, self._unknown(self.additions.items))
+        return self._grown
 
-    def _fit_new(self, additions: Additions) -> NewLabels:
-        known = None if self._new_labels is None else self._new_labels.inverse
-        inverse = self.landmarks.inverse().astype(np.float32) if known is None else known
-        return NewLabels(
-            additions, self.inventory, self.vocabulary, self.landmarks, inverse, self.views(additions.items)
-        )
+    def _joined(self, grown: _Grown | None, new: Sequence[Item]) -> _Grown:
+        """With further added examples."""
+        if grown is None:
+            weights, spare = self.dual.detach().cpu().numpy(), np.zeros((len(self.learnt), SPARE), dtype=np.float32)
+            inverse = self.landmarks.inverse().astype(np.float32)
+            mean = np.concatenate([self.mean.cpu().numpy(), spare[0] if len(spare) else np.zeros(SPARE, np.float32)])
+            grown = Joined(self.landmarks, inverse, np.concatenate([weights, spare], axis=1), mean), None, []
+        joined, labels, before = grown
+        items = [*before, *new]
+        targets = np.asarray(self.inventory.rows([item.target for item in items], spare=True))
+        joined = joined.joined(self.views(new), targets[len(before) :])
+        if targets[:, -SPARE:].any():
+            labels = NewLabels(joined, targets[:, -SPARE:], [item.source for item in items], self.vocabulary)
+        return joined, labels, items
 
     def drafted(self, features: Needs, drafts: Sequence[str | None]) -> Needs:
         """See `Encoder.drafted`; a draft that doesn't parse, or has no known structure, changes nothing."""

@@ -36,6 +36,20 @@ class Views:
     tokens: NDArray[np.float32]
     bags: SparseRows
 
+    def followed_by(self, others: Views) -> Views:
+        """These questions and then the others."""
+        mine, theirs = self.bags, others.bags
+        return Views(
+            np.concatenate([self.vectors, others.vectors]),
+            np.concatenate([self.tokens, others.tokens]),
+            SparseRows(
+                np.concatenate([mine.starts, mine.starts[-1] + theirs.starts[1:]]),
+                np.concatenate([mine.columns, theirs.columns]),
+                np.concatenate([mine.values, theirs.values]),
+                mine.dim,
+            ),
+        )
+
 
 class Landmarks(nn.Module):
     """M training questions: frozen vectors, token bags and n-gram bags.
