@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from langchain_rcr.policy.prompt import APPENDIX_D
-from langchain_rcr.programs import get_parser
+from langchain_rcr.programs import about, get_parser
+from langchain_rcr.programs.languages import About
 
 # Chat templates often open the thoughts in the prompt, so that the answer has the closing tag alone.
 _THOUGHTS = re.compile(r"\A(?:.*</think(?:ing)?>|\s*<think(?:ing)?>.*)", re.DOTALL)
@@ -24,22 +25,13 @@ _LEAD = re.compile(
     r"response|solution|translation|sql\w*|json)\b[^\n:;(){}\[\]<>=\"]{0,200}:\**\s*"
 )
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
-_VERBS = "SELECT|WITH|INSERT|UPDATE|DELETE|MERGE|REPLACE|CREATE|ALTER|DROP"
-# Prose has them with a capital letter, or elsewhere.
-_STATEMENT = re.compile(rf"(?:^[ \t(*>-]*|[:.]\**\s+|\bis\s+)((?:{_VERBS}|{_VERBS.lower()})\s)", re.MULTILINE)
 _BRACKET = re.compile(r"[\[{]")
 _FIELDS = frozenset({"sql", "query", "sql_query", "program", "code", "answer", "final_answer", "target"})
 _LONGEST_PROSE = 1 << 14
 """Characters of a text in which programs amid prose are looked for; a longer one is parsed as it is."""
-_PARAGRAPHS = 4
-"""Paragraphs at an answer's end at which statements are looked for; all before count as one."""
 _TRIED = 64
 """Fences, labels, and brackets that begin no JSON value, of which no more are tried: a garbled answer has no end of
 them."""
-
-_ON_ONE_LINE = frozenset({"functional", "sexpr", "json"})
-_STARTS_WITH_ANY_WORD = frozenset({"python", "tokens", None})
-"""Languages in which a program may look like prose before a colon."""
 
 
 class Reading(NamedTuple):
@@ -119,33 +111,27 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
 
 
 def _candidates(answer: str, language: str | None, labels: tuple[str, str]) -> Iterator[str]:
+    known = about(language)
     text = answer[_thoughts(answer) :].strip()
     if labels[0]:
         text = text.split(f"\n{labels[0]}", 1)[0]
-    fences = [(tag or word, inner) for tag, word, inner in _FENCE.findall(text)[: -_TRIED - 1 : -1]]
-    if len(fences) > 1:
-        fences.sort(key=lambda fence: not _is_own(fence[0].lower(), language))
+    fences = [((tag or word).lower(), inner) for tag, word, inner in _FENCE.findall(text)[: -_TRIED - 1 : -1]]
+    if known.fences:  # those of another language last
+        fences.sort(key=lambda fence: fence[0] != "" and not any(part in fence[0] for part in known.fences))
     seen = {""}
     for place in [inner for _, inner in fences] or [text]:
         texts = [place]
         if "]" in place or ">" in place:
             tagged = [inner for _, _, inner in reversed(_TAG.findall(place))]
             texts = [*tagged, _END_TAG.split(place, maxsplit=1)[0], place]  # a tag may be a part of a literal
-            if language in _ON_ONE_LINE:
+            if known.on_one_line:
                 texts = texts[: len(tagged) or 1]
         for inner in texts:
-            for part in _parts(inner, language, labels):
+            for part in _parts(inner, known, labels):
                 bare = _bare(part)
                 if bare not in seen:
                     seen.add(bare)
                     yield bare
-
-
-def _is_own(tag: str, language: str | None) -> bool:
-    """Whether a fence's tag may stand before programs of a language."""
-    family, _, dialect = (language or "").partition(":")
-    strict = family in ("sql", "python", "json")
-    return not tag or not strict or family in tag or tag in (dialect, "py" if family == "python" else "postgres")
 
 
 def cut(answer: str, stop: Sequence[str]) -> tuple[str, bool]:
@@ -168,7 +154,7 @@ def _thoughts(answer: str) -> int:
     return found.end() if found else 0
 
 
-def _parts(text: str, language: str | None, labels: tuple[str, str]) -> Iterator[str]:
+def _parts(text: str, known: About, labels: tuple[str, str]) -> Iterator[str]:
     question, program = labels
     texts = [text]
     if program:
@@ -179,34 +165,18 @@ def _parts(text: str, language: str | None, labels: tuple[str, str]) -> Iterator
             continue
         lead = _LEAD.match(each)
         own = [each] if lead is None else [each[lead.end() :], each]
-        if language in _STARTS_WITH_ANY_WORD:
+        if known.like_prose:
             own.reverse()
         for one in own:
             line, paragraph = one.split("\n", 1)[0], _BLANK_LINE.split(one, maxsplit=1)[0]
-            if language in _ON_ONE_LINE:
+            if known.on_one_line:
                 yield line
             yield one
-            if (language or "").startswith("sql") and len(one) <= _LONGEST_PROSE:
-                yield from _statements(one)
+            if len(one) <= _LONGEST_PROSE:
+                yield from known.in_prose(one)
             yield from (paragraph, line)
         for value in _values(each) if "{" in each and len(each) <= _LONGEST_PROSE else ():
-            yield from (value[0],) if language == "json" else _programs_in(value[1])
-
-
-def _statements(text: str) -> Iterator[str]:
-    """The statements of SQL amid prose, the last first, each as long as can be."""
-    ends = [*(match.start() for match in _BLANK_LINE.finditer(text)), len(text)][-_PARAGRAPHS:]
-    starts = []
-    for begin, end in zip([0, *ends], ends, strict=False):
-        found = _STATEMENT.search(text, begin, end)
-        # Within brackets it is a part of a program that doesn't parse.
-        if found and text.count("(", 0, found.start(1)) == text.count(")", 0, found.start(1)):
-            starts.append(found.start(1))
-    for end in reversed(ends):
-        for start in starts:
-            if start < end:
-                yield from (text[start:end], text[start:end].split(";\n", 1)[0])
-    yield from (text[start:].split("\n", 1)[0] for start in reversed(starts))
+            yield from (value[0],) if known.is_json else _programs_in(value[1])
 
 
 def _values(text: str) -> list[tuple[str, Any]]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.base import DEFAULT_BASE, get_family
 from langchain_rcr.policy.manifest import FILES
+from langchain_rcr.programs import about
 
 if TYPE_CHECKING:
     from langchain_rcr.families import ModelSettings
@@ -107,8 +108,7 @@ def push(folder: Path, name: str, *, private: bool = True, message: str = "langc
 
 def requirement(base: str | None, spec: ProgramSpec) -> str:
     """What has to be installed where a checkpoint is served, as pip takes it."""
-    needed = {"offline": base == DEFAULT_BASE, "sql": spec.language.partition(":")[0] == "sql"}
-    extras = ",".join(name for name, wanted in needed.items() if wanted)
+    extras = ",".join(filter(None, ("offline" if base == DEFAULT_BASE else "", about(spec.language).extra)))
     return f"langchain-rcr[{extras}]" if extras else "langchain-rcr"
 
 
@@ -136,13 +136,13 @@ def model_card(
     from huggingface_hub import EvalResult, ModelCardData
 
     base = config.pretrained
-    about: dict[str, Any] = {"base_model": base} if base is not None and _is_hub_name(base) else {}
+    details: dict[str, Any] = {"base_model": base} if base is not None and _is_hub_name(base) else {}
     # It is named in the checkpoint, not contained.
-    trust = ", trust=True" if "base_model" in about and get_family(config.family).frozen else ""
+    trust = ", trust=True" if "base_model" in details and get_family(config.family).frozen else ""
     dataset = datasets[0] if datasets else "unnamed"
     if metrics:
-        about["metrics"] = list(metrics)
-        about["eval_results"] = [
+        details["metrics"] = list(metrics)
+        details["eval_results"] = [
             EvalResult("few-shot-example-selection", dataset, measured_on or dataset, metric, round(value, 2))
             for metric, value in metrics.items()
         ]
@@ -153,7 +153,7 @@ def model_card(
         model_name=name or "rcr",
         family=config.family,
         program_language=spec.language,
-        **about,
+        **details,
     )
     card = _CARD.format(
         metadata=data.to_yaml(),

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize
-from langchain_rcr.programs.implied import implied_values
-from langchain_rcr.programs.languages import LANGUAGES, TOKENS, ProgramParser, get_parser, parse
+from langchain_rcr.programs.languages import LANGUAGES, TOKENS, ProgramParser, about, get_parser, parse
 from langchain_rcr.programs.spec import ProgramSpec
 from langchain_rcr.programs.structures import local_structures
 from langchain_rcr.programs.tree import Tree
+from langchain_rcr.programs.values import COVR_CLASSES, anonymize, implied_values
 
 __all__ = [
     "COVR_CLASSES",
@@ -16,6 +15,7 @@ __all__ = [
     "ProgramParser",
     "ProgramSpec",
     "Tree",
+    "about",
     "anonymize",
     "get_parser",
     "implied_values",

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import re
 
+from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree
 
 _QUOTED = r"""'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*\""""
@@ -28,6 +29,8 @@ _IS_QUOTED = re.compile(_QUOTED, re.DOTALL)
 
 class FunctionalParser:
     """Parses FunQL, COVR and other programs of nested calls (see the module's grammar)."""
+
+    about = About(on_one_line=True)
 
     def parse(self, text: str) -> Tree | None:
         """Return the program's tree, or None for what is not one program."""

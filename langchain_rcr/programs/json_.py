@@ -16,6 +16,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
 
+from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree, unfold
 
 # The keys of a call's name and of its arguments.
@@ -41,6 +42,8 @@ class _Key(NamedTuple):
 
 class JsonParser:
     """Parses one JSON value (see the module's rules)."""
+
+    about = About(on_one_line=True, is_json=True, fences=("json",))
 
     def parse(self, text: str) -> Tree | None:
         """Return the value's tree, or None for what is not one JSON value, or too deep for the JSON reader."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import pkgutil
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, runtime_checkable
 
@@ -12,17 +13,18 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.programs.tree import Tree
 
 PARSERS = {
-    "functional": "langchain_rcr.programs.functional:FunctionalParser",
-    "json": "langchain_rcr.programs.json_:JsonParser",
-    "python": "langchain_rcr.programs.python_:PythonParser",
-    "sexpr": "langchain_rcr.programs.sexpr:SExpressionParser",
     "sql": "langchain_rcr.programs.sql:SqlParser",
+    "json": "langchain_rcr.programs.json_:JsonParser",
+    "functional": "langchain_rcr.programs.functional:FunctionalParser",
+    "sexpr": "langchain_rcr.programs.sexpr:SExpressionParser",
+    "python": "langchain_rcr.programs.python_:PythonParser",
     "tokens": "langchain_rcr.programs.tokens:TokensParser",
 }
-"""Language → module:class of its parser."""
+"""Language → module:class of its parser. Of those that read equally many programs the first is meant: functional reads
+simple SQL and JSON, too, and python reads most functional programs."""
 
 TOKENS = "tokens"
-"""The language of any text: a chain of tokens, whose local structures are n-grams."""
+"""The language that reads any text: a chain of tokens, whose local structures are n-grams."""
 
 LANGUAGES = PARSERS.keys()
 """The known languages; `sql` may name a dialect of sqlglot, as in `sql:postgres`."""
@@ -30,11 +32,36 @@ LANGUAGES = PARSERS.keys()
 
 @runtime_checkable
 class ProgramParser(Protocol):
-    """Reads one program language."""
+    """Parses one program language. An attribute `about` says in what the language differs from the defaults."""
 
     def parse(self, text: str) -> Tree | None:
         """Return the program's tree, or None for what is not a program; no text makes it raise."""
         ...
+
+
+@dataclass(frozen=True)
+class About:
+    """What has to be known of a language beside how to parse it.
+
+    Attributes:
+        extra: this distribution's extra that the parser needs.
+        on_one_line: programs have one line each.
+        like_prose: a program may begin with any words and a colon.
+        inner_values: nodes with children may be values, too.
+        is_json: programs are JSON, which is only a wrapping around those of other languages.
+        fences: parts of the tags of Markdown fences around programs; none: any tag will do.
+        in_prose: finds programs amid prose, the likeliest first.
+        is_ordered: whether the rows that a program gives have an order.
+    """
+
+    extra: str = ""
+    on_one_line: bool = False
+    like_prose: bool = False
+    inner_values: bool = False
+    is_json: bool = False
+    fences: tuple[str, ...] = ()
+    in_prose: Callable[[str], Iterable[str]] = lambda text: ()
+    is_ordered: Callable[[Tree], bool] = lambda tree: False
 
 
 @cache
@@ -42,17 +69,26 @@ def get_parser(language: str = "functional") -> ProgramParser:
     """Return the parser of a language.
 
     Args:
-        language: one of LANGUAGES, or `sql:` and the name of a dialect of sqlglot.
+        language: one of LANGUAGES; one that has dialects may be followed by `:` and a dialect, as in `sql:postgres`.
 
     Raises:
         InputError: the language or dialect is unknown; the message suggests the nearest one.
         MissingExtraError: SQL without sqlglot.
     """
     name, _, dialect = language.partition(":")
-    if name not in PARSERS or (dialect and name != "sql"):
+    made = pkgutil.resolve_name(PARSERS[name]) if name in PARSERS else None
+    if made is None or (dialect and not getattr(made, "has_dialects", False)):
         raise InputError(f"language: {unknown(language, LANGUAGES)}")
-    made: ProgramParser = pkgutil.resolve_name(PARSERS[name])(*[dialect] if dialect else [])
-    return made
+    parser: ProgramParser = made(dialect) if dialect else made()
+    return parser
+
+
+def about(language: str | None) -> About:
+    """Return what is known of a language; None: unknown, a parser of the user's."""
+    if language is None:
+        return About(like_prose=True)
+    found: About = getattr(get_parser(language), "about", About())
+    return found
 
 
 def parse(text: str, language: str = "functional") -> Tree | None:

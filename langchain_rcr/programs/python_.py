@@ -19,6 +19,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree, unfold
 
 logger = logging.getLogger(__name__)
@@ -28,22 +29,13 @@ _MAX_FIELDS = 8_000  # of f-strings: Python up to 3.11 takes time by their squar
 _F_STRING = re.compile(r"""(?<!\w)(?:[fF][rR]?|[rR][fF])['"]""")
 
 
-def _sign(op: Any) -> str:
-    """An operator as Python writes it."""
-    x = ast.Name("x")
-    if isinstance(op, ast.unaryop):
-        return ast.unparse(ast.UnaryOp(op, x)).removesuffix("x").strip()
-    if isinstance(op, ast.boolop):
-        written = ast.unparse(ast.BoolOp(op, [x, x]))
-    elif isinstance(op, ast.cmpop):
-        written = ast.unparse(ast.Compare(x, [op], [x]))
-    else:
-        written = ast.unparse(ast.BinOp(x, op, x))
-    return written[1:-1].strip()
-
-
-_KINDS = (ast.operator, ast.unaryop, ast.boolop, ast.cmpop)
-_SIGNS: dict[type[ast.AST], str] = {op: _sign(op()) for kind in _KINDS for op in kind.__subclasses__()}
+_SIGNS: dict[type[ast.AST], str] = {
+    **{ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.MatMult: "@", ast.Div: "/", ast.FloorDiv: "//", ast.Mod: "%"},
+    **{ast.Pow: "**", ast.LShift: "<<", ast.RShift: ">>", ast.BitOr: "|", ast.BitXor: "^", ast.BitAnd: "&"},
+    **{ast.UAdd: "+", ast.USub: "-", ast.Invert: "~", ast.Not: "not", ast.And: "and", ast.Or: "or"},
+    **{ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="},
+    **{ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"},
+}
 
 # What `unfold` carries: a piece of syntax, or a (label, pieces) pair for a node that ast doesn't have.
 _Piece = ast.AST | tuple[str, Sequence[Any]]
@@ -51,6 +43,8 @@ _Piece = ast.AST | tuple[str, Sequence[Any]]
 
 class PythonParser:
     """Parses Python expressions and statements (see the module's rules)."""
+
+    about = About(like_prose=True, fences=("py",))
 
     def parse(self, text: str) -> Tree | None:
         """Return the program's tree, or None for what is not Python, or more than Python's own parser takes."""

@@ -3,14 +3,15 @@
 A list is a node: its head, if an atom, is the label and the rest are the children, in order. A list that is empty or
 begins with a list or a string gets the label `<list>` and keeps all its elements as children. Lispress's reader mark
 `#( … )` reads as the plain list, a quoted list `'( … )` as `(quote ( … ))`. A string ("…", backslash escapes) keeps its
-quotes; keywords such as `:output` are atoms like any other. A comment, from a `;` that no atom goes on with to the end
-of the line, is a blank.
+quotes; keywords such as `:output` are atoms like any other. A comment runs from a `;` that doesn't continue an atom to
+the end of the line.
 """
 
 from __future__ import annotations
 
 import re
 
+from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree
 
 LIST = "<list>"
@@ -24,32 +25,30 @@ _IS_STRING = re.compile(_STRING, re.DOTALL)
 class SExpressionParser:
     """Parses one s-expression (see the module's rules)."""
 
+    about = About(on_one_line=True)
+
     def parse(self, text: str) -> Tree | None:
         """Return the expression's tree, or None for what is not one expression."""
         tokens: list[str] = [token for token in _TOKEN.findall(text) if token[0] != ";"]
         if not tokens or (tokens[-1][0] == '"' and not _IS_STRING.fullmatch(tokens[-1])):
             return None
-        heads: list[str] = []  # of the open lists
-        starts: list[int] = []  # where each one's elements begin
-        quoted: list[bool] = []
+        open_lists: list[tuple[int, bool]] = []  # where each one's elements begin, whether it is quoted
+        heads: list[str] = []
         elements: list[Tree] = []
         just_opened = False
         for lexeme in tokens:
             if lexeme[-1] == "(":
+                open_lists.append((len(elements), lexeme[0] == "'"))
                 heads.append(LIST)
-                starts.append(len(elements))
-                quoted.append(lexeme[0] == "'")
-                just_opened = True
-                continue
-            if lexeme == ")":
+            elif lexeme == ")":
                 if not heads:
                     return None
-                start = starts.pop()
+                start, is_quoted = open_lists.pop()
                 tree = Tree(heads.pop(), tuple(elements[start:]))
-                elements[start:] = [Tree("quote", (tree,)) if quoted.pop() else tree]
+                elements[start:] = [Tree("quote", (tree,)) if is_quoted else tree]
             elif just_opened and lexeme[0] != '"':
                 heads[-1] = lexeme
             else:
                 elements.append(Tree(lexeme))
-            just_opened = False
+            just_opened = lexeme[-1] == "("
         return elements[0] if not heads and len(elements) == 1 else None

@@ -7,11 +7,11 @@ from sys import intern
 from typing import Any, Literal
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.programs.anonymize import COVR_CLASSES, anonymize, values
-from langchain_rcr.programs.languages import TOKENS, get_parser
+from langchain_rcr.programs.languages import about, get_parser
 from langchain_rcr.programs.remembering import remembered
 from langchain_rcr.programs.structures import local_structures
 from langchain_rcr.programs.tree import Tree
+from langchain_rcr.programs.values import COVR_CLASSES, anonymize, values
 
 LARGEST = 8
 """Of `max_size`: time and memory grow with its square."""
@@ -24,7 +24,7 @@ class ProgramSpec:
     Attributes:
         language: the program language, see `get_parser`.
         anonymize: replace strings, numbers and `_` by constants (section 3); "names": those of tables and columns, too,
-            in a language whose parser can tell them (sql), for pools of several databases.
+            in a language that has them (sql), for pools of several databases.
         covr_classes: while anonymising, also replace COVR's symbols by their classes (appendix B).
         max_size: the size of the largest local structures, the paper's l = 4; 1 to 8.
         implied: values that stay, since no question names them; see `implied_values`.
@@ -71,12 +71,12 @@ class ProgramSpec:
         if tree is None or not self.anonymize:
             return tree
         classes = COVR_CLASSES if self.covr_classes else None
-        return anonymize(tree, classes, everywhere=self.language == TOKENS, kept=frozenset(self.implied))
+        return anonymize(tree, classes, everywhere=about(self.language).inner_values, kept=frozenset(self.implied))
 
     def values(self, text: str) -> set[str]:
-        """Return the strings and numbers of a program, in quotes or not as they are written there."""
+        """Return the strings and numbers of a program as they are written there, quotes included."""
         tree = self._parsed(text)
-        return set() if tree is None else values(tree, everywhere=self.language == TOKENS)
+        return set() if tree is None else values(tree, everywhere=about(self.language).inner_values)
 
     def _parsed(self, text: str) -> Tree | None:
         return _parsed(self.language, self.anonymize == "names", text)
@@ -93,7 +93,7 @@ class ProgramSpec:
         return _key(self, text)
 
 
-# Programs are read by more than one spec, with implied values and without.
+# Shared by specs with implied values and without.
 @remembered(1 << 25)
 def _parsed(language: str, shape: bool, text: str) -> Tree | None:
     parser: Any = get_parser(language)
@@ -101,7 +101,7 @@ def _parsed(language: str, shape: bool, text: str) -> Tree | None:
     return tree
 
 
-# Fitting, holding out and encoding ask for the same programs. Names are interned, as programs share most of theirs.
+# Fitting, holding out and encoding ask for the same programs. Names are interned: programs share most of theirs.
 @remembered(1 << 28)
 def _structures(spec: ProgramSpec, text: str) -> frozenset[str]:
     tree = spec.tree(text)

@@ -1,9 +1,8 @@
 """SQL statements, read by sqlglot; `sql_tree` says what their trees look like.
 
 Several statements are the children of `statements`; EXPLAIN and CALL have what they explain and call below them. Of
-Jinja, `{{ … }}` stands for a name or a value and is a leaf, as it is written; a block or macro call that stands for
-none (`{% if … %}`, `{{ config(…) }}` at the beginning) is a leaf beside the statements, which are read as if it said
-nothing.
+Jinja, `{{ … }}` stands for a name or a value and is a leaf, as it is written; a block, or a macro call that stands for
+neither (`{% if … %}`, `{{ config(…) }}` at the beginning), is a leaf beside the statements, which are read without it.
 """
 
 from __future__ import annotations
@@ -11,10 +10,11 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any
 
 from langchain_rcr.errors import InputError, MissingExtraError
-from langchain_rcr.programs.languages import unknown
+from langchain_rcr.programs.languages import About, unknown
 from langchain_rcr.programs.tree import Tree
 
 try:
@@ -54,6 +54,12 @@ _JINJA = re.compile(
     r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(\{\{.*?(?:\}\}|\Z)|\{%.*?(?:%\}|\Z)|\{\#.*?(?:\#\}|\Z))""", re.DOTALL
 )
 _LEAF = re.compile(rf"{PLACEHOLDER}([0-9]{{1,3}})__")
+_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_VERBS = "SELECT|WITH|INSERT|UPDATE|DELETE|MERGE|REPLACE|CREATE|ALTER|DROP"
+# Prose has them with a capital letter, or elsewhere.
+_BEGINNING = re.compile(rf"(?:^[ \t(*>-]*|[:.]\**\s+|\bis\s+)((?:{_VERBS}|{_VERBS.lower()})\s)", re.MULTILINE)
+_PARAGRAPHS = 4
+"""Last paragraphs of a text in which statements are looked for; all before count as one."""
 
 
 class SqlParser:
@@ -66,12 +72,16 @@ class SqlParser:
         InputError: sqlglot knows no such dialect.
     """
 
+    has_dialects = True
+
     def __init__(self, dialect: str = "") -> None:
         known = {member.value for member in Dialects}
         if dialect not in known:
             raise InputError(f"language: sql dialect: {unknown(dialect, known - {''})}")
         self._dialect = Dialect.get_or_raise(dialect)
         self._double_quotes_are_strings = dialect in ("", "sqlite")
+        fences = ("sql", "postgres", dialect) if dialect else ("sql", "postgres")
+        self.about = About(extra="sql", fences=fences, in_prose=_statements_in, is_ordered=_has_order)
 
     def parse(self, text: str) -> Tree | None:
         """Return the tree of a statement, or of several; None for what is none, or is too long or deep."""
@@ -82,20 +92,19 @@ class SqlParser:
         return self._tree(text, names=False)
 
     def _tree(self, text: str, *, names: bool) -> Tree | None:
-        template = _template(text)
-        if template is None or not _is_tractable(template.text):
-            return None
-        expander = SqlExpander(self._dialect, self._double_quotes_are_strings, names=names)
         try:
-            statements = self._statements(template.text)
+            template = _Template(text)
+            if not _is_tractable(template.sql):
+                return None
+            statements = self._statements(template.sql)
             if not statements:
                 return None
-            if not template.leaves and not template.blocks:
-                return expander.tree(statements[0] if len(statements) == 1 else ("statements", statements))
+            expander = SqlExpander(self._dialect, self._double_quotes_are_strings, names=names)
             tree = template.filled(expander.tree(("statements", statements)), names)
             return tree if len(tree.children) > 1 else tree.children[0]
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
-            # A syntax tree that only odd input has, or a caller that left less stack than _MAX_DEPTH allows for.
+            # Jinja that isn't closed, a syntax tree that only odd input has, or a caller that left less stack than
+            # _MAX_DEPTH allows for.
             return None
 
     def _statements(self, text: str) -> list[Any]:
@@ -137,21 +146,47 @@ class SqlParser:
             _quiet.active = False
 
 
-class _Template(NamedTuple):
-    """SQL without Jinja.
+class _Template:
+    """A text with its Jinja taken out.
 
     Attributes:
-        text: with a name in the place of each `{{ … }}`.
-        leaves: what the names stand for.
-        blocks: what was taken out.
+        sql: the text, with a name in the place of each `{{ … }}`.
+        leaves: what these names stand for.
+        blocks: what was left out.
+
+    Raises:
+        ValueError: Jinja that isn't closed, or too much of it.
     """
 
-    text: str
-    leaves: list[str]
-    blocks: list[str]
+    def __init__(self, text: str) -> None:
+        self.leaves: list[str] = []
+        self.blocks: list[str] = []
+        self._at, self._begins = 0, True  # nothing but blanks, comments and blocks so far
+        has_jinja = "{{" in text or "{%" in text or "{#" in text
+        self.sql = _JINJA.sub(self._taken_out, text) if has_jinja else text
+        if len(self.blocks) > _MAX_JINJA:
+            raise ValueError("too much Jinja")
+
+    def _taken_out(self, match: re.Match[str]) -> str:
+        before, block = match.string[self._at : match.start()], match[1]
+        self._at = match.end()
+        self._begins = self._begins and not before.strip() and match[0][0] not in "'\""
+        if block is None:
+            return match[0]
+        is_closed = len(block) >= 4 and block[-2:] == {"{": "}}", "%": "%}", "#": "#}"}[block[1]]
+        if not is_closed or len(self.leaves) >= _MAX_JINJA:
+            raise ValueError("Jinja that isn't closed, or too much")
+        said = " ".join(block.split())
+        if block[1] == "{" and not self._begins:
+            self.leaves.append(said)
+            return f"{PLACEHOLDER}{len(self.leaves) - 1}__"
+        self.blocks += [] if block[1] == "#" else [said]
+        return " "
 
     def filled(self, tree: Tree, names: bool) -> Tree:
-        """The tree with its names replaced, and beside the statements what was taken out or isn't in them."""
+        """The tree of `statements` with the names replaced, and beside them what was left out or isn't in them."""
+        if not self.leaves and not self.blocks:
+            return tree
         seen: set[int] = set()
 
         def leaf(match: re.Match[str]) -> str:
@@ -162,34 +197,6 @@ class _Template(NamedTuple):
         tree = tree.fold(lambda label, below: Tree(_LEAF.sub(leaf, label), tuple(below)))
         others = [text for number, text in enumerate(self.leaves) if names and number not in seen]
         return Tree(tree.label, (*map(Tree, self.blocks), *tree.children, *map(Tree, others)))
-
-
-def _template(text: str) -> _Template | None:
-    """Take the Jinja out of a text; None if it isn't closed, or too much."""
-    leaves: list[str] = []
-    blocks: list[str] = []
-    parts: list[str] = []
-    if "{{" not in text and "{%" not in text and "{#" not in text:
-        return _Template(text, leaves, blocks)
-    at, begins = 0, True  # nothing but blanks, comments and blocks so far
-    for match in _JINJA.finditer(text):
-        block, before = match[1], text[at : match.start()]
-        parts.append(before)
-        at = match.end()
-        begins = begins and not before.strip() and match[0][0] not in "'\""
-        if block is None:
-            parts.append(match[0])
-            continue
-        if len(block) < 4 or block[-2:] != {"{": "}}", "%": "%}", "#": "#}"}[block[1]] or len(leaves) >= _MAX_JINJA:
-            return None
-        said = " ".join(block.split())
-        if block[1] == "{" and not begins:
-            parts.append(f"{PLACEHOLDER}{len(leaves)}__")
-            leaves.append(said)
-        else:
-            parts.append(" ")
-            blocks += [] if block[1] == "#" else [said]
-    return _Template("".join([*parts, text[at:]]), leaves, blocks) if len(blocks) <= _MAX_JINJA else None
 
 
 def _is_tractable(text: str) -> bool:
@@ -224,6 +231,26 @@ def _is_tractable(text: str) -> bool:
             return False
         last = token
     return True
+
+
+def _statements_in(text: str) -> Iterator[str]:
+    """The statements amid prose, the last first, each as long as can be."""
+    ends = [*(match.start() for match in _BLANK_LINE.finditer(text)), len(text)][-_PARAGRAPHS:]
+    starts = []
+    for begin, end in zip([0, *ends], ends, strict=False):
+        found = _BEGINNING.search(text, begin, end)
+        # Within brackets it is a part of a program that doesn't parse.
+        if found and text.count("(", 0, found.start(1)) == text.count(")", 0, found.start(1)):
+            starts.append(found.start(1))
+    for end in reversed(ends):
+        for start in starts:
+            if start < end:
+                yield from (text[start:end], text[start:end].split(";\n", 1)[0])
+    yield from (text[start:].split("\n", 1)[0] for start in reversed(starts))
+
+
+def _has_order(tree: Tree) -> bool:
+    return any(child.label == "order" and child.children for child in tree.children)
 
 
 class _Quiet(threading.local, logging.Filter):

@@ -26,9 +26,9 @@ from typing import Any
 
 from sqlglot import exp
 
-from langchain_rcr.programs.anonymize import ANON_COLUMN, ANON_TABLE
 from langchain_rcr.programs.tree import Tree, unfold
 
+ANON_TABLE, ANON_COLUMN = "ANON_TABLE", "ANON_COLUMN"
 PLACEHOLDER = "__jinja"
 """What a name begins with that stands for something else than a column or table."""
 _COMPARISONS = ("eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "glob", "is", "in", "between")

@@ -1,10 +1,10 @@
-"""Any text as a chain of tokens: for programs in a language that has no parser here.
+"""Any text as a chain of tokens: for programs in a language that has no parser of its own.
 
 Each token is the only child of the one before it, so the local structures of the chain are the text's n-grams of up to
 `max_size` tokens, and those that begin the text, after `<root>`. The tokens:
 
 - a quoted string ('…' or "…") with its quotes; inside, a backslash or a doubled quote escapes. A quote right after a
-  letter or digit is an apostrophe and opens no string. After a quote that is never closed there are no more strings;
+  letter or digit is an apostrophe. After a quote that is never closed there are no more strings;
 - a number, such as 12, 0.5 or 1e-3, without a sign;
 - a word: letters, digits and underscores;
 - any other character by itself, save for white space, which only separates.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 
+from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree
 
 _QUOTED = r"""(?<!\w)(?:'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*")"""
@@ -29,6 +30,8 @@ _WITHOUT_STRINGS = re.compile(_PLAIN)
 
 class TokensParser:
     """Reads any text that isn't blank (see the module's rules)."""
+
+    about = About(like_prose=True, inner_values=True)
 
     def parse(self, text: str) -> Tree | None:
         """Return the chain of the text's tokens, or None for a blank text."""

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 _SOURCES = ("source", "question", "utterance", "sentence", "nl", "text", "input", "instruction", "prompt", "query")
 _TARGETS = ("target", "sql", "program", "code", "logical_form", "query", "lf", "mrl", "output", "completion", "answer")
 """What data sets call the two fields, the plainest names first."""
-_LANGUAGES = ("sql", "json", "functional", "sexpr", "python")
-"""Of those that read equally many programs the first is meant: functional reads simple SQL and JSON, too, and python
-reads most functional programs."""
 _SAMPLE = 200
 """Rows from which keys and language are guessed."""
 _WIDTH = 100
@@ -124,10 +121,11 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
     Returns:
         The language, `tokens` where fewer than half parse as any, and in words how many parse as each.
     """
-    from langchain_rcr.programs.languages import TOKENS, parse
+    from langchain_rcr.programs.languages import LANGUAGES, TOKENS, parse
 
     sample = programs[:: max(1, len(programs) // _SAMPLE)]
-    counts = {name: sum(parse(text, name) is not None for text in sample) for name in _LANGUAGES}
+    languages = [name for name in LANGUAGES if name != TOKENS]
+    counts = {name: sum(parse(text, name) is not None for text in sample) for name in languages}
     best = max(counts, key=lambda name: counts[name])
     names = sorted((name for name in counts if counts[name]), key=lambda name: -counts[name])
     told = ", ".join(f"{counts[name]} as {name}" for name in names[1:])

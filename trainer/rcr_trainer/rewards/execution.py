@@ -12,7 +12,7 @@ from numbers import Integral, Real
 from typing import Any
 
 from langchain_rcr.errors import ProgramError
-from langchain_rcr.programs import ProgramSpec, get_parser
+from langchain_rcr.programs import ProgramSpec, about, get_parser
 from rcr_trainer.data import Example
 from rcr_trainer.rewards.reward import Reward
 
@@ -43,8 +43,8 @@ def execution(execute: Execute, spec: ProgramSpec) -> Reward:
         spec: its language tells whether order matters (SQL).
     """
     result = lru_cache(maxsize=_REMEMBERED)(lambda program: _outcome(execute, program))
-    parser, is_sql = get_parser(spec.language), spec.language.partition(":")[0] == "sql"
-    ordered = lru_cache(maxsize=_REMEMBERED)(lambda program: is_sql and _has_order(parser.parse(program)))
+    parse, is_ordered = get_parser(spec.language).parse, about(spec.language).is_ordered
+    ordered = lru_cache(maxsize=_REMEMBERED)(lambda program: (tree := parse(program)) is not None and is_ordered(tree))
 
     def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
         gold = result(reference)
@@ -118,7 +118,3 @@ def _outcome(execute: Execute, program: str) -> Result | None:
         return Result.of(execute(program))
     except ProgramError:
         return None
-
-
-def _has_order(tree: Any) -> bool:
-    return tree is not None and any(child.label == "order" and child.children for child in tree.children)

@@ -1,21 +1,23 @@
-"""Replaces values by constants: which city a question names has no bearing on the structure of its program (section 3).
+"""The values in programs: which are replaced by constants, and which stay.
 
-Only leaves are values: the function `round` stays, the shape `round` is replaced. In a chain of tokens any may be.
+Which city a question names has no bearing on the structure of its program (section 3), and can be copied. A value that
+the question implies without naming it (1200 and 1800 for the afternoon) has to be shown to the language model, like any
+symbol of the program.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
+from langchain_rcr.basics.progress import track
 from langchain_rcr.programs.tree import Tree
 
-ANON_STRING = "ANON_STRING"
-ANON_NUMBER = "ANON_NUMBER"
-ANON_VALUE = "ANON_VALUE"
-ANON_TABLE = "ANON_TABLE"
-ANON_COLUMN = "ANON_COLUMN"
+if TYPE_CHECKING:
+    from langchain_rcr.programs.spec import ProgramSpec
 
 COVR_CLASSES: Mapping[str, str] = MappingProxyType(
     dict.fromkeys(("black", "white", "brown", "gray", "round", "square", "triangle"), "ANON_TYPE_VALUE")
@@ -25,8 +27,15 @@ COVR_CLASSES: Mapping[str, str] = MappingProxyType(
 )
 """The classes of COVR's symbols: the first three as in the paper's appendix B; it names none for color and shape."""
 
+FEWEST = 3
+"""Programs that an implied value must be in; in fewer it may be an accident."""
+MOST = 4000
+"""Pairs that are read for implied values; of more, an even sample."""
+
 # Possessive: a long run of digits in something else costs one scan.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[lL]?")
+_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+_BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 
 def anonymize(
@@ -34,7 +43,8 @@ def anonymize(
 ) -> Tree:
     """Return the tree with its values replaced; doing it twice changes nothing more.
 
-    A leaf that is a string (in quotes) becomes ANON_STRING, a number ANON_NUMBER, `_` ANON_VALUE.
+    A leaf that is a string (in quotes) becomes ANON_STRING, a number ANON_NUMBER, `_` ANON_VALUE. Inner nodes stay: the
+    function `round` is no value, the shape `round` is.
 
     Args:
         tree: the program.
@@ -71,7 +81,44 @@ def values(tree: Tree, *, everywhere: bool = False) -> set[str]:
 
 def _constant(label: str) -> str:
     if label == "_":
-        return ANON_VALUE
+        return "ANON_VALUE"
     if len(label) > 1 and label[0] in "'\"" and label[-1] == label[0]:
-        return ANON_STRING
-    return ANON_NUMBER if _NUMBER.fullmatch(label) else label
+        return "ANON_STRING"
+    return "ANON_NUMBER" if _NUMBER.fullmatch(label) else label
+
+
+def implied_values(pairs: Sequence[tuple[str, str]], spec: ProgramSpec) -> tuple[str, ...]:
+    """The values that most of the questions to whose programs they belong don't name.
+
+    Args:
+        pairs: questions and their programs; a pair that is repeated counts once.
+        spec: how programs are read.
+
+    Returns:
+        The values as `ProgramSpec.values` has them, sorted; none if nothing is anonymised.
+    """
+    if not spec.anonymize:
+        return ()
+    found: Counter[str] = Counter()
+    named: Counter[str] = Counter()
+    read = min(len(pairs), MOST)
+    chosen = dict.fromkeys(pairs[at * len(pairs) // read] for at in range(read))
+    for question, program in track([*chosen], "reading values"):
+        text = _words(question)
+        present = spec.values(program)
+        found.update(present)
+        named.update(value for value in present if _names(text, value))
+    return tuple(sorted(value for value, count in found.items() if count >= FEWEST and 2 * named[value] < count))
+
+
+def _names(text: str, value: str) -> bool:
+    """Whether a question has the words of a value; a long last word may go on, as in a plural."""
+    words = _words(value)
+    last = words.split()[-1:]
+    if last and last[0].isalpha() and len(last[0]) > 3:
+        words = words.rstrip()
+    return bool(last) and words in text
+
+
+def _words(text: str) -> str:
+    return f" {_BETWEEN_WORDS.sub(' ', _THOUSANDS.sub('', text.casefold())).strip()} "
