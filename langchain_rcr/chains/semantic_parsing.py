@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
@@ -37,7 +37,7 @@ from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 _LONGEST_QUOTE = 2000
-"""Characters of a bad answer that are quoted to the model: the user has paid for a rambling answer once already."""
+"""Characters of a bad answer that are quoted to the model: a rambling answer was paid for once already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,17 +94,15 @@ def semantic_parsing_chain(
         parser: a language (see `langchain_rcr.programs.get_parser`; note that "functional" and "sexpr" accept nearly
             any words, and "tokens" any text), an object with `parse`, or a function. If it raises, or returns None or
             False, the text is not a program.
-        prompt: a `Prompt`, or a LangChain prompt with a place for selected examples: `few_shot_prompt`,
-            `chat_few_shot_prompt`, or one made of LangChain's classes; the picks replace those of its selector. None:
-            the one that the retriever's checkpoint was trained with; without one, that of the paper's appendix D, or
-            two messages an example for a chat model.
+        prompt: a `Prompt`, or a LangChain prompt with a place for selected examples, whose selector the picks replace.
+            None: the one that the retriever's checkpoint was trained with; without one, that of the paper's appendix D,
+            or two messages an example for a chat model.
         execute: runs a program, such as `open_database("books.sqlite")`; what it gives is the answer's `result`. If it
             raises a `ProgramError`, the model is asked again with the message; any other exception propagates.
         retries: how many times to ask again, at most, after an answer that is not a program: a chat model gets the
             reason in a further message, a completion model in a note before the prompt.
-        drafts: how many times to take a program that the model gave for a draft (`retriever.invoke(…, draft=…)`), pick
-            examples again and ask again, where they are others. Each costs one more call; needs our retriever, with a
-            family that predicts structures.
+        drafts: how many times to take the model's program for a draft (`retriever.invoke(…, draft=…)`), pick again, and
+            ask again if the picks are others. Needs our retriever, with a family that predicts structures.
         source_key: see `few_shot_prompt`; also used with your own `prompt`.
         target_key: see `few_shot_prompt`.
         query_key: the prompt variable with the question; None: as in `few_shot_prompt`, or the only variable of
@@ -233,7 +231,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         options: dict[str, Any],
         batch_of: Callable[[Runnable[Any, Any]], Callable[..., Any]],
     ) -> list[Any]:
-        """Answer questions in step: those that wait for the same runnable go through it as one batch.
+        """Answer questions in step: each runnable is called once for all that need it.
 
         Args:
             inputs: the questions.
@@ -244,83 +242,85 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         Returns:
             For each question its `ParsedProgram`, or the exception that ended it.
         """
-        picker, reader = self.retriever, RunnableLambda(self._read, name="parse_program")
+
+        async def call(runnable: Runnable[Any, Any], pairs: _Pairs, **more: Any) -> _Pairs:
+            """What a runnable gives for questions, each with an input. A failure ends its question."""
+            if not pairs:
+                return []
+            where = [question.config for question, _ in pairs]
+            outputs = batch_of(runnable)([given for _, given in pairs], where, return_exceptions=True, **more)
+            done = [(question, output) for (question, _), output in zip(pairs, await resolved(outputs), strict=True)]
+            for question, output in done:
+                question.error = output if isinstance(output, Exception) else None
+            return [(question, output) for question, output in done if question.error is None]
+
+        reader = RunnableLambda(self._read, name="parse_program")
+        questions = [self._question(*each, options) for each in zip(inputs, configs, strict=True)]
+        going = [question for question in questions if question.error is None]
+        for _ in range(self.drafts + 1):
+            going = await self._pick(going, call)
+            asked = await call(self.prompt, [(each, {**each.variables, PICKED: each.shown}) for each in going])
+            for question, prompt in asked:
+                question.prompt, question.failures = prompt, []
+            going = []
+            for left in range(self.retries, -1, -1):
+                again = []
+                for question, (answer, reading, result) in await call(reader, await call(self.llm, asked)):
+                    question.answers += (answer,)
+                    if reading.program is None and left:
+                        question.failures.append((answer, reading.complaint))
+                        again.append((question, _asked_again(question.prompt, question.failures)))
+                    elif reading.program is None and question.parsed is not None:  # the draft remains
+                        question.parsed = replace(question.parsed, answers=question.answers)
+                    else:
+                        made = (reading.program, reading.tree, question.picks, question.answers, reading.complaint)
+                        question.parsed = ParsedProgram(*made, result)
+                        going += [question] if question.parsed.ok else []
+                asked = again
+        return [question.error or question.parsed for question in questions]
+
+    def _question(self, given: Any, config: RunnableConfig, options: dict[str, Any]) -> _Question:
+        """A question, or what is wrong with it."""
+        question = _Question(config)
+        try:
+            question.variables = question.query = self._variables(given)
+            if isinstance(self.retriever, Runnable):
+                question.query = " ".join(question.variables[key] for key in self._input_keys())
+            question.options = options
+            ours = innermost(self.retriever)
+            # Beside what the call, `bind` and the retriever as configured say: it replaces nothing.
+            if isinstance(ours, SequentialCompositionalRetriever) and ours.picks_within in question.variables:
+                question.options = {**options, **ours.options_for(question.variables)}
+        except InputError as error:
+            question.error = error
+        return question
+
+    async def _pick(self, questions: list[_Question], call: Callable[..., Awaitable[_Pairs]]) -> list[_Question]:
+        """Pick examples; the questions that come back have others than before."""
+        picker = self.retriever
         if not isinstance(picker, Runnable):
             picker = RunnableLambda(picker.select_examples, picker.aselect_examples, type(picker).__name__)
-        going = [self._question(given, options, picker, reader) for given in inputs]
-        results: list[Any] = [None] * len(inputs)
-        waiting: dict[int, _Call] = {}
-
-        def go_on(at: int, output: Any) -> None:
-            try:
-                failed = isinstance(output, Exception)
-                waiting[at] = going[at].throw(output) if failed else going[at].send(output)
-            except StopIteration as end:
-                results[at] = end.value
-            except Exception as error:
-                results[at] = error
-
-        for at in range(len(inputs)):
-            go_on(at, None)
-        while waiting:
-            turn = min(call.turn for call in waiting.values())
-            batches: dict[str, list[int]] = {}
-            drafts_of: dict[Any, list[str]] = {}
-            for at, call in waiting.items():
-                if call.turn == turn:
-                    key = f"{id(call.runnable)} {call.options!r}"
-                    if call.draft is not None:
-                        # A question that is asked twice has a draft each: the second goes into another batch.
-                        others = drafts_of.setdefault(call.given, [])
-                        others += [] if call.draft in others else [call.draft]
-                        key += f" {others.index(call.draft)}"
-                    batches.setdefault(key, []).append(at)
-            for members in batches.values():
-                calls = [waiting.pop(at) for at in members]
-                drafts = {call.given: call.draft for call in calls if call.draft is not None}
-                arguments = {**calls[0].options, **({"drafts": drafts} if drafts else {})}
-                batch = batch_of(calls[0].runnable)
-                given, where = [call.given for call in calls], [configs[at] for at in members]
-                outputs = await resolved(batch(given, where, return_exceptions=True, **arguments))
-                for at, output in zip(members, outputs, strict=True):
-                    go_on(at, output)
-        return results
-
-    def _question(
-        self, given: Any, options: dict[str, Any], picker: Runnable[Any, Any], reader: Runnable[Any, Any]
-    ) -> Generator[_Call, Any, ParsedProgram]:
-        """One question from beginning to end: yields what has to be called, and is sent what that returned."""
-        variables = self._variables(given)
-        asked_for: Any = variables
-        if picker is self.retriever:
-            asked_for = " ".join(variables[key] for key in self._input_keys())
-        ours = innermost(self.retriever)
-        # Beside what the call, `bind` and the retriever as configured say: it replaces nothing.
-        if isinstance(ours, SequentialCompositionalRetriever) and ours.picks_within in variables:
-            options = {**options, **ours.options_for(variables)}
-        answers: tuple[str, ...] = ()
-        draft: ParsedProgram | None = None
-        turn = 0
-        while True:
-            picks = _checked((yield _Call(turn, picker, asked_for, options, draft.program if draft else None)))
-            if draft is not None and _ids(picks) == _ids(draft.picks):
-                return draft
-            shown = [pick.metadata if isinstance(pick, Document) else pick for pick in picks]
-            prompt = asked = yield _Call(turn, self.prompt, {**variables, PICKED: shown})
-            for left in range(self.retries, -1, -1):
-                output = yield _Call(turn, self.llm, asked)
-                answer, reading, result = yield _Call(turn, reader, output)
-                answers += (answer,)
-                if reading.program is not None:
-                    break
-                if left:
-                    asked = _asked_again(prompt, asked, answer, reading.complaint)
-            if reading.program is None and draft is not None:
-                return replace(draft, answers=answers)
-            draft = ParsedProgram(reading.program, reading.tree, picks, answers, reading.complaint, result)
-            if not draft.ok or turn == self.drafts:
-                return draft
-            turn += 1
+        batches: dict[str, list[_Question]] = {}
+        twins: Counter[str] = Counter()
+        for question in questions:
+            key = repr(question.options)
+            if question.parsed is not None:  # A question that is asked twice has a draft each: not in one batch.
+                key += f" {twins[question.query]}"
+                twins[question.query] += 1
+            batches.setdefault(key, []).append(question)
+        going = []
+        for batch in batches.values():
+            drafts = {question.query: question.parsed.program for question in batch if question.parsed is not None}
+            options = {**batch[0].options, **({"drafts": drafts} if drafts else {})}
+            for question, picks in await call(picker, [(question, question.query) for question in batch], **options):
+                try:
+                    question.picks = _checked(picks)
+                except InputError as error:
+                    question.error = error
+                    continue
+                if question.parsed is None or _ids(question.picks) != _ids(question.parsed.picks):
+                    going.append(question)
+        return going
 
     def _variables(self, given: Any) -> dict[str, Any]:
         """The prompt's variables in a question or a mapping.
@@ -362,22 +362,42 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             return answer, Reading(None, None, f"it can't be run: {error}"), None
 
 
-class _Call(NamedTuple):
-    """What one question waits for.
+@dataclass(slots=True)
+class _Question:
+    """A question on its way through the chain.
 
     Attributes:
-        turn: calls of a later turn, with another draft, wait for all calls of this one.
-        runnable: what to call.
-        given: its input.
-        options: its keyword arguments.
-        draft: a program that the question may have, for a retriever.
+        config: of its run.
+        variables: of the prompt.
+        query: what the retriever is asked: a text, or the variables where it is a plain selector.
+        options: for the retriever.
+        picks: the examples in its prompt.
+        prompt: what the model is asked first.
+        failures: the answers to that which are no programs, each with the reason.
+        answers: of the model, so far.
+        parsed: its result, which the next turn takes for a draft.
+        error: what ended it.
     """
 
-    turn: int
-    runnable: Runnable[Any, Any]
-    given: Any
-    options: Mapping[str, Any] = MappingProxyType({})
-    draft: str | None = None
+    config: RunnableConfig
+    variables: dict[str, Any] = field(default_factory=dict)
+    query: Any = None
+    options: dict[str, Any] = field(default_factory=dict)
+    picks: tuple[Document | dict[str, Any], ...] = ()
+    prompt: Any = None
+    failures: list[tuple[str, str]] = field(default_factory=list)
+    answers: tuple[str, ...] = ()
+    parsed: ParsedProgram | None = None
+    error: Exception | None = None
+
+    @property
+    def shown(self) -> list[dict[str, Any]]:
+        """The picked examples."""
+        return [pick.metadata if isinstance(pick, Document) else pick for pick in self.picks]
+
+
+_Pairs = list[tuple[_Question, Any]]
+"""Questions, each with an input or an output of a runnable."""
 
 
 def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:
@@ -391,16 +411,18 @@ def _ids(picks: Sequence[Any]) -> list[str | None]:
     return [pick.id for pick in picks]
 
 
-def _asked_again(prompt: PromptValue, asked: PromptValue, answer: str, complaint: str) -> PromptValue:
-    """The prompt of the next attempt, after an answer that is not a program."""
-    said, complaint = _quoted(answer), _quoted(complaint)
+def _asked_again(prompt: PromptValue, failures: list[tuple[str, str]]) -> PromptValue:
+    """The prompt of the next attempt, after answers that are no programs, each with the reason."""
     if isinstance(prompt, StringPromptValue):
         # In front: the model continues the end of the prompt.
+        said, complaint = map(_quoted, failures[-1])
         note = f"The last question below was answered with this, which is not a program ({complaint}):\n{said}\n"
         return StringPromptValue(text=f"{note}Answer with a program alone.\n\n{prompt.text}")
-    turn: list[BaseMessage] = [AIMessage(said)] if said else []  # servers refuse blank messages
-    turn.append(HumanMessage(f"That is not a program: {complaint}. Answer with the program alone."))
-    return ChatPromptValue(messages=[*asked.to_messages(), *turn])
+    messages = prompt.to_messages()
+    for said, complaint in (map(_quoted, failure) for failure in failures):
+        messages += [AIMessage(said)] if said else []  # servers refuse blank messages
+        messages += [HumanMessage(f"That is not a program: {complaint}. Answer with the program alone.")]
+    return ChatPromptValue(messages=messages)
 
 
 def _quoted(text: str) -> str:
@@ -411,11 +433,10 @@ def _quoted(text: str) -> str:
 def _parse_function(parser: object) -> Callable[[str], Any]:
     if isinstance(parser, str):
         return get_parser(parser).parse
-    if not isinstance(parser, type):
-        if isinstance(parser, ProgramParser):
-            return parser.parse
-        if callable(parser):
-            return parser
+    if isinstance(parser, ProgramParser) and not isinstance(parser, type):
+        return parser.parse
+    if callable(parser) and not isinstance(parser, type):
+        return parser
     raise InputError(f"parser must be a language, an object with parse(text), or a function, not {parser!r}")
 
 
