@@ -8,9 +8,11 @@ import warnings
 import pytest
 from rcr_trainer.settings import ProgramSettings
 
+from langchain_rcr.chains.answers import candidates
 from langchain_rcr.errors import InputError
+from langchain_rcr.policy.hub import requirement
 from langchain_rcr.programs import LANGUAGES, ProgramParser, ProgramSpec, Tree, get_parser, parse
-from langchain_rcr.programs.languages import PARSERS
+from langchain_rcr.programs.languages import PARSERS, About
 
 SEXPR = {
     '(Yield :output (CreateEvent :subject "x" #(Number 3)))': 'Yield(:output, CreateEvent(:subject, "x", Number(3)))',
@@ -227,6 +229,22 @@ class Reversed:
         for word in text.split():
             tree = Tree(word, () if tree is None else (tree,))
         return tree
+
+
+class Shouted(Reversed):
+    """Another: what is told of it beside its parser is used wherever it matters."""
+
+    about = About(
+        extra="sql", on_one_line=True, inner_values=True, fences=("loud",), in_prose=lambda text: [text.upper()]
+    )
+
+
+def test_what_is_known_of_a_language_is_on_its_parser(monkeypatch):
+    monkeypatch.setitem(PARSERS, "shouted", f"{__name__}:Shouted")
+    assert ProgramSpec("shouted").key("3 4 f") == "f(ANON_NUMBER(ANON_NUMBER))"
+    assert candidates("a b\nc", "shouted") == ["a b", "a b\nc", "A B\nC"]
+    assert candidates("```loud\na\n```\n```sql\nb\n```", "shouted")[0] == "a"
+    assert requirement(None, ProgramSpec("shouted")) == "langchain-rcr[sql]"
 
 
 def test_a_new_language_is_a_file_and_a_line_of_the_registry(monkeypatch):

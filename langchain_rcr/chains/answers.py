@@ -38,28 +38,31 @@ class Reading(NamedTuple):
     """What an answer says.
 
     Attributes:
-        program: the likeliest text in the answer that parses; None if none does.
+        program: the first of its `candidates` that parses; None if none does.
         tree: what the parser made of it.
-        complaint: why the most likely text is not a program; None if there is a program.
+        complaint: why the likeliest text is not a program; None if there is a program.
+        likeliest: the first candidate, whether it parses or not; None if there is none.
     """
 
     program: str | None
     tree: Any
     complaint: str | None
+    likeliest: str | None = None
 
 
 def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.labels) -> str | None:
-    """The program in an answer; None if there is no text that could be one.
-
-    If nothing parses, it is the most likely text: the database may accept what the parser doesn't.
+    """The program in an answer, or the likeliest text if nothing parses: the database may accept it all the same.
 
     Args:
         answer: what the model wrote.
         language: the programs' language, see `langchain_rcr.programs.get_parser`.
         labels: what precedes a question and a program in the prompt (`Prompt.labels`).
+
+    Returns:
+        None if no text could be a program.
     """
-    program = read_answer(answer, get_parser(language).parse, language, labels).program
-    return program or next(_candidates(answer, language, labels), None)
+    reading = read_answer(answer, get_parser(language).parse, language, labels)
+    return reading.program or reading.likeliest
 
 
 def read_answer(
@@ -77,16 +80,18 @@ def read_answer(
         labels: as in `program_of`.
     """
     complaint = ""
+    likeliest: str | None = None
     for text in _candidates(answer, language, labels):
+        likeliest = likeliest or text
         try:
             tree = parse(text)
         except Exception as error:  # a user's parser may raise anything
             complaint = complaint or f"{type(error).__name__}: {error}"
             continue
         if tree is not None and tree is not False:
-            return Reading(text, tree, None)
+            return Reading(text, tree, None, likeliest)
         complaint = complaint or f"it can't be parsed{f' as {language}' if language else ''}"
-    return Reading(None, None, complaint or "it is empty")
+    return Reading(None, None, complaint or "it is empty", likeliest)
 
 
 def candidates(answer: str, language: str | None = None, labels: tuple[str, str] = APPENDIX_D.labels) -> list[str]:

@@ -1,4 +1,4 @@
-"""A `Prompt` as LangChain's prompts, one text or the messages of a chat, and the place for examples in any of these."""
+"""A `Prompt` as LangChain's prompts, of one text or of chat messages, and the place for examples in any of these."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnabl
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, renamed
+from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, escaped, renamed
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"
@@ -35,11 +35,7 @@ class FewShotPrompt(FewShotPromptTemplate):
     """
 
     def format(self, **kwargs: Any) -> str:
-        """The prompt as a string; `kwargs` are its variables.
-
-        Raises:
-            InputError: an example lacks a key that the prompt shows.
-        """
+        """The prompt as a string; an InputError if an example lacks a key that the prompt shows."""
         variables = self._merge_partial_and_user_variables(**kwargs)
         return self._compose(self._shown(self._get_examples(**variables)), variables)
 
@@ -49,9 +45,9 @@ class FewShotPrompt(FewShotPromptTemplate):
         return self._compose(self._shown(await self._aget_examples(**variables)), variables)
 
     def partial(self, **kwargs: Any) -> Self:
-        """A copy with some variables set: to strings, or to functions that are called at each use."""
+        """A copy with some variables set, to strings or to functions that are called at each use."""
         left = [name for name in self.input_variables if name not in kwargs]
-        # LangChain's own passes on what it caches beside the fields, which the constructor refuses.
+        # LangChain's own passes on what is cached beside the fields, which the constructor refuses.
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         filled = {"input_variables": left, "partial_variables": {**self.partial_variables, **kwargs}}
         return type(self)(**fields | filled)
@@ -113,14 +109,13 @@ def few_shot_prompt(
 
     Args:
         selector: any LangChain example selector.
-        prompt: how it is written. None: as the selector's checkpoint was trained with, if it was with one, otherwise as
-            in the paper's appendix D: lines of "Source: …" and "Target: …" for each example, then "Source: " with the
-            question, then "Target:".
-        source_key: the key of an example's question; None for the retriever's own, if it has exactly one, "source" for
-            other selectors.
-        target_key: the key of its program; None for the retriever's own, "target" for other selectors.
-        query_key: the prompt variable with the question; None for the selector's input key, if it has exactly one,
-            otherwise the source key.
+        prompt: how it is written. None: as the selector's checkpoint was trained with, or else as in the paper's
+            appendix D: lines of "Source: …" and "Target: …" for each example, then "Source: " with the question, then
+            "Target:".
+        source_key: the key of an example's question; None: the retriever's own, "source" for other selectors.
+        target_key: the key of its program; None: the retriever's own, "target" for other selectors.
+        query_key: the prompt variable with the question; None: the selector's input key, if it has exactly one, else
+            the source key.
         prefix: takes the place of the prompt's.
 
     Returns:
@@ -152,8 +147,8 @@ def chat_few_shot_prompt(
 
     Args:
         selector: any LangChain example selector.
-        prompt: how it is written. None: as the selector's checkpoint was trained with, if it was with one, otherwise
-            two messages for each example, then the question.
+        prompt: how it is written. None: as the selector's checkpoint was trained with, or else two messages for each
+            example, then the question.
         system: takes the place of the prompt's: a template for a system message in front (literal braces doubled).
         source_key: see `few_shot_prompt`.
         target_key: see `few_shot_prompt`.
@@ -170,7 +165,7 @@ def chat_few_shot_prompt(
     keys = prompt_keys(selector, source_key, target_key, query_key)
     system = prompt.system if system is None else system
     if prompt.form == "text":
-        system = _braced(prompt.instruction) if system is None else system
+        system = escaped(prompt.instruction) if system is None else system
         asked: list[Any] = [HumanMessagePromptTemplate(prompt=_text(prompt, selector, keys))]
     else:
         shown = [("human", renamed(prompt.question, {"source": keys.source}))]
@@ -191,14 +186,14 @@ def prompt_of(selector: object) -> Prompt | None:
 
 
 def _text(prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str = "") -> FewShotPrompt:
-    """The one text of a prompt, after what is said first to a completion model."""
+    """The prompt as one text, after the system message of a completion model."""
     example = f"{renamed(prompt.question, {'source': keys.source})}\n{renamed(prompt.answer, {'target': keys.target})}"
     before = f"{system}\n\n{prompt.prefix}" if prompt.prefix else f"{system}\n"
     return FewShotPrompt(
         example_selector=_asked_by(selector, keys.query),
         example_prompt=PromptTemplate.from_template(example),
         prefix=before if system else prompt.prefix,
-        suffix=f"{_asked(prompt, keys)}\n{_braced(prompt.cue)}",
+        suffix=f"{_asked(prompt, keys)}\n{escaped(prompt.cue)}",
         example_separator="\n",
         input_variables=[keys.query, *prompt.variables],
         partial_variables=_known(prompt),
@@ -216,19 +211,10 @@ def _known(prompt: Prompt) -> dict[str, Any]:
     return {"schema": prompt.db_schema} if prompt.db_schema else {}
 
 
-def _braced(text: str) -> str:
-    """A template of this text."""
-    return text.replace("{", "{{").replace("}", "}}")
-
-
 def prompt_keys(
     selector: object, source_key: str | None = None, target_key: str | None = None, query_key: str | None = None
 ) -> PromptKeys:
-    """The keys of a prompt over what a selector picks; see `few_shot_prompt` for what None stands for.
-
-    Raises:
-        InputError: one can't be the name of a template variable, or the question has several, none of which was named.
-    """
+    """The keys of a prompt over a selector's picks; for None and errors see `few_shot_prompt`."""
     own = getattr(selector, "source_keys", ())
     if source_key is None and len(own) > 1:
         several = ", ".join(map(repr, own))
@@ -246,7 +232,7 @@ def prompt_keys(
 
 
 def _asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelector:
-    """The selector; one of ours learns which of the prompt's variables is the question, unless it knows that."""
+    """The selector; one of ours is told which variable is the question, unless it knows that."""
     if not isinstance(selector, BaseExampleSelector):
         raise InputError(f"selector must be a LangChain example selector, not {type(selector).__name__}")
     if not isinstance(selector, SequentialCompositionalRetriever):
@@ -271,7 +257,7 @@ def _as_many(selector: BaseExampleSelector) -> str:
 
 
 def prompt_for(llm: Any, retriever: object, text: str, chat: str) -> Prompt:
-    """The prompt that a retriever's checkpoint was trained with, else the one of the name for this kind of model."""
+    """The prompt that a retriever's checkpoint was trained with, else the one of the name `text` or `chat`."""
     return prompt_of(innermost(retriever)) or Prompt(name=text if completes(llm) else chat)
 
 
@@ -282,21 +268,20 @@ def completes(llm: Any) -> bool:
 
 def innermost(runnable: object) -> object:
     """The model or retriever inside its wrappings."""
-    while True:
-        if isinstance(runnable, RunnableBindingBase):
-            runnable = runnable.bound
-        elif isinstance(runnable, RunnableSequence):
-            runnable = runnable.first
-        elif isinstance(runnable, RunnableWithFallbacks):
-            runnable = runnable.runnable
-        elif isinstance(runnable, DynamicRunnable):
-            runnable = runnable.default
-        else:
-            return runnable
+    inside = {
+        RunnableBindingBase: "bound",
+        RunnableSequence: "first",
+        RunnableWithFallbacks: "runnable",
+        DynamicRunnable: "default",
+    }
+    for wrapping, attribute in inside.items():
+        if isinstance(runnable, wrapping):
+            return innermost(getattr(runnable, attribute))
+    return runnable
 
 
 class PickedExamples(BaseExampleSelector):
-    """Passes the examples that were already picked, one of the prompt's variables, to the prompt."""
+    """Selects what was picked before, which is one of the prompt's variables."""
 
     def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The examples under `PICKED`."""

@@ -17,7 +17,7 @@ from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, R
 from langchain_core.runnables.base import coerce_to_runnable
 from pydantic import ConfigDict, Field
 
-from langchain_rcr.chains.answers import Reading, candidates, read_answer
+from langchain_rcr.chains.answers import Reading, read_answer
 from langchain_rcr.chains.few_shot import (
     PICKED,
     PickedExamples,
@@ -188,35 +188,19 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         self,
         inputs: list[str | dict[str, Any]],
         config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[ParsedProgram]:
         """Answer several questions; see `semantic_parsing_chain`."""
-        return self._batch_with_config(
-            self._batch,  # type: ignore[arg-type]
-            inputs,
-            config,
-            return_exceptions=return_exceptions,
-            **kwargs,
-        )
+        return self._batch_with_config(self._batch, inputs, config, **kwargs)  # type: ignore[arg-type]
 
     async def abatch(
         self,
         inputs: list[str | dict[str, Any]],
         config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
         **kwargs: Any,
     ) -> list[ParsedProgram]:
         """`batch`, awaited."""
-        return await self._abatch_with_config(
-            self._abatch,  # type: ignore[arg-type]
-            inputs,
-            config,
-            return_exceptions=return_exceptions,
-            **kwargs,
-        )
+        return await self._abatch_with_config(self._abatch, inputs, config, **kwargs)  # type: ignore[arg-type]
 
     def _batch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
         return InThisThread().run(self._together(inputs, config, options, lambda runnable: runnable.batch))
@@ -237,7 +221,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             inputs: the questions.
             configs: one for each.
             options: for the retriever.
-            batch_of: a runnable's `batch`, and then nothing here waits, or its `abatch`.
+            batch_of: gives a runnable's `batch`, and then nothing here waits, or its `abatch`.
 
         Returns:
             For each question its `ParsedProgram`, or the exception that ended it.
@@ -259,7 +243,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         going = [question for question in questions if question.error is None]
         for _ in range(self.drafts + 1):
             going = await self._pick(going, call)
-            asked = await call(self.prompt, [(each, {**each.variables, PICKED: each.shown}) for each in going])
+            asked = await call(self.prompt, [(each, {**each.variables, PICKED: _shown(each.picks)}) for each in going])
             for question, prompt in asked:
                 question.prompt, question.failures = prompt, []
             going = []
@@ -323,11 +307,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         return going
 
     def _variables(self, given: Any) -> dict[str, Any]:
-        """The prompt's variables in a question or a mapping.
-
-        Raises:
-            InputError: there is no question.
-        """
+        """The prompt's variables in a question or a mapping."""
         variables = {self.query_key: given} if isinstance(given, str) else given
         if not isinstance(variables, Mapping):
             raise InputError(
@@ -350,11 +330,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         """The answer, the program in it, and what running that gave."""
         answer = _text(output)
         reading = read_answer(answer, self.parse, self.language, self.labels)
-        if self.execute is None:
-            return answer, reading, None
-        # The database may accept what the parser doesn't.
-        program = reading.program or next(iter(candidates(answer, self.language, self.labels)), None)
-        if program is None:
+        program = reading.program or reading.likeliest  # the database may accept what the parser doesn't
+        if self.execute is None or program is None:
             return answer, reading, None
         try:
             return answer, Reading(program, reading.tree, None), self.execute(program)
@@ -364,36 +341,18 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
 
 @dataclass(slots=True)
 class _Question:
-    """A question on its way through the chain.
-
-    Attributes:
-        config: of its run.
-        variables: of the prompt.
-        query: what the retriever is asked: a text, or the variables where it is a plain selector.
-        options: for the retriever.
-        picks: the examples in its prompt.
-        prompt: what the model is asked first.
-        failures: the answers to that which are no programs, each with the reason.
-        answers: of the model, so far.
-        parsed: its result, which the next turn takes for a draft.
-        error: what ended it.
-    """
+    """A question on its way through the chain."""
 
     config: RunnableConfig
     variables: dict[str, Any] = field(default_factory=dict)
-    query: Any = None
-    options: dict[str, Any] = field(default_factory=dict)
+    query: Any = None  # for the retriever: a text, or the variables if it is a plain selector
+    options: dict[str, Any] = field(default_factory=dict)  # for the retriever
     picks: tuple[Document | dict[str, Any], ...] = ()
     prompt: Any = None
-    failures: list[tuple[str, str]] = field(default_factory=list)
+    failures: list[tuple[str, str]] = field(default_factory=list)  # answers to it that are no programs, and why
     answers: tuple[str, ...] = ()
-    parsed: ParsedProgram | None = None
-    error: Exception | None = None
-
-    @property
-    def shown(self) -> list[dict[str, Any]]:
-        """The picked examples."""
-        return [pick.metadata if isinstance(pick, Document) else pick for pick in self.picks]
+    parsed: ParsedProgram | None = None  # the result, which the next turn takes for a draft
+    error: Exception | None = None  # what ended it
 
 
 _Pairs = list[tuple[_Question, Any]]
@@ -405,6 +364,10 @@ def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:
     if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
         raise InputError(f"the retriever must return a list of documents or examples, not {type(picks).__name__}")
     return tuple(pick if isinstance(pick, Document) else dict(pick) for pick in picks)
+
+
+def _shown(picks: Sequence[Any]) -> list[dict[str, Any]]:
+    return [pick.metadata if isinstance(pick, Document) else pick for pick in picks]
 
 
 def _ids(picks: Sequence[Any]) -> list[str | None]:

@@ -28,21 +28,17 @@ from langchain_rcr.errors import InputError, MissingExtraError, ProgramError
 _WORKER = Path(__file__).with_name("worker.py")
 _START_S = 60.0
 """Seconds that a process may take to start and connect, on a busy machine."""
-
 _GRACE = 1.25
 """Times the limit after which a process is ended that hasn't stopped its query by itself."""
-
-_LOOK_S = 0.2
-"""Seconds between looks at whether a query may begin, while there are as many as there may be."""
-
+_POLL_S = 0.2
+"""Seconds between checks whether the server has ended an overrun query, while no other may begin."""
 _KEPT = re.compile("SYSTEMROOT|LD_LIBRARY_PATH|TZ")
 _KEPT_FOR_POSTGRESQL = re.compile(f"{_KEPT.pattern}|HOME|APPDATA|(PG|KRB5|SSL_CERT_).*")
 """Variables of the environment that a process gets: what Python needs to start, and libpq's own."""
-
 _CONNINFO = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 _PASSWORD = re.compile(r"(?i)((?:password|passwd|pwd)\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s;&]+)|(:)[^@\s]+(?=@)")
 
-# Who was given the number of a backend that has ended is younger.
+# A backend that reuses the number of one that has ended is younger.
 _STILL_RUNNING = """
 SELECT pid FROM pg_catalog.pg_stat_activity JOIN (VALUES {}) AS overrun (pid, age) USING (pid)
 WHERE clock_timestamp() - backend_start > make_interval(secs => age - 1)
@@ -50,14 +46,13 @@ WHERE clock_timestamp() - backend_start > make_interval(secs => age - 1)
 
 
 class Database:
-    """Runs queries, each within limits, and reads only.
+    """Runs queries read-only, each within limits.
 
-    Queries run in processes of their own, one for each call at a time, that are kept for the next query. A process is
-    ended and replaced if it overruns: SQLite can't interrupt a function that computes one value. Other limits are those
-    of the process (memory) and of what it passes on (rows, bytes). May be called from any thread, and used as a context
-    manager. On Windows only the time limits that the databases keep by themselves hold, and none of memory.
+    Each query runs in a process of its own, which is kept for the next one, or killed if the query overruns: SQLite
+    can't interrupt a function that computes one value. May be called from any thread, and used as a context manager. On
+    Windows only the time limits that the databases keep by themselves hold, and none of memory.
 
-    PostgreSQL's server can't interrupt every function either. A query that is still computed there counts as one of
+    PostgreSQL's server can't interrupt every function either. A query that it is still computing counts as one of
     `max_processes` until it ends; if all are such, further queries are refused. Give PostgreSQL a role that may only
     SELECT: a query can call any function that the role may.
 
@@ -121,7 +116,7 @@ class Database:
             InputError: the database can't be read any more, or the server still computes too many earlier queries.
         """
         until = time.monotonic() + self._patience_s
-        while not self._places.acquire(timeout=_LOOK_S):
+        while not self._places.acquire(timeout=_POLL_S):
             self._forget_ended()
             if len(self._overruns) >= self._max_processes and time.monotonic() > until:
                 what = f"computes {self._max_processes} queries that took longer than {self._settings['timeout_s']:g} s"
@@ -131,38 +126,39 @@ class Database:
         try:
             process = self._process()
             reply = process.ask(program)
-        finally:  # such as Ctrl-C: the next query must not get this one's rows
+        finally:  # also on Ctrl-C: the next query must not get this one's rows
             if process is not None and "ended" in reply and process.backend is not None:
                 self._overruns.append(process.backend)
             else:
                 self._places.release()
-            self._put_back(process, reply)
+            if process is not None:
+                self._put_back(process, reply)
         if "fault" in reply:
-            raise InputError(f"{self._complaint}{' '.join(reply['fault'].split())}")
+            raise self._fault(reply["fault"])
         if "refused" in reply:
             raise ProgramError(reply["refused"])
         return [tuple(row) for row in reply["rows"]]
 
-    def _put_back(self, process: _Process | None, reply: Mapping[str, Any]) -> None:
+    def _fault(self, said: str) -> InputError:
+        return InputError(f"{self._complaint}{' '.join(said.split())}")
+
+    def _put_back(self, process: _Process, reply: Mapping[str, Any]) -> None:
         """Keep a process for the next query, or end it."""
-        if process is not None and "ended" in reply:
+        if "ended" in reply:
             process.close()
-        elif process is not None:
+        else:
             self._idle.append(process)
 
     def _forget_ended(self) -> None:
-        """Give the places back of queries that the server has stopped computing."""
+        """Give back the places of queries that the server has stopped computing."""
         with self._looking:
-            overruns = list(self._overruns)
-            if not overruns:
+            if not self._overruns:
                 return
-            now = time.monotonic()
+            now, overruns = time.monotonic(), list(self._overruns)
             process = self._process()
             reply = process.ask(_STILL_RUNNING.format(", ".join(f"({pid}, {now - since})" for pid, since in overruns)))
             self._put_back(process, reply)
-            if "rows" not in reply:  # not known: they count
-                return
-            for overrun in overruns:
+            for overrun in overruns if "rows" in reply else ():  # if that isn't known, they count
                 if [overrun[0]] not in reply["rows"]:
                     self._overruns.remove(overrun)
                     self._places.release()
@@ -179,30 +175,29 @@ class Database:
         self.close()
 
     def _process(self) -> _Process:
-        """One that waits for a query, or a new one."""
-        with suppress(IndexError):
-            while True:
+        """A process that waits for a query."""
+        while self._idle:
+            with suppress(IndexError):  # another thread took it
                 process = self._idle.pop()
                 if process.is_alive():
                     return process
                 process.close()
         process = _Process(self._settings)
         reply = process.receive(_START_S)
-        if "ready" in reply:
-            return process
-        process.close()
-        fault = reply.get("fault", "the process that runs queries does not start")
-        raise InputError(f"{self._complaint}{' '.join(fault.split())}")
+        if "ready" not in reply:
+            process.close()
+            raise self._fault(reply.get("fault", "the process that runs queries does not start"))
+        return process
 
 
 class _Process:
     """A process that runs queries."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self._settings, self._tag = settings, secrets.token_hex(8)
         self.backend: tuple[int, float] | None = None
-        self._rest = b""
-        self._read = reader(self._tag)
+        self._settings, self._rest = settings, b""
+        tag = secrets.token_hex(8)
+        self._read = reader(tag)
         kept = _KEPT_FOR_POSTGRESQL if settings["postgres"] else _KEPT
         self._process = subprocess.Popen(  # noqa: S603 — our own file
             [sys.executable, "-I", "-S", str(_WORKER)],
@@ -215,14 +210,13 @@ class _Process:
         )
         self.close = weakref.finalize(self, _end, self._process)
         # The address may hold a password: it isn't passed as an argument, which everybody can see.
-        self._send({**settings, "tag": self._tag})
+        self._send({**settings, "tag": tag})
 
     def is_alive(self) -> bool:
-        """Whether it still runs."""
         return self._process.poll() is None
 
     def ask(self, program: str) -> dict[str, Any]:
-        """Run a program; `backend` is then the server's process for it, if there is one, and when it began."""
+        """Run a program; sets `backend`: the server's process for it, if there is one, and when it began."""
         self.backend = None
         limit = _GRACE * self._settings["timeout_s"]
         self._send(program)
@@ -237,7 +231,7 @@ class _Process:
             cast("IO[bytes]", self._process.stdin).write(f"{json.dumps(message)}\n".encode())
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        """The next message, or that it ended: by itself, or for having none in time."""
+        """The next message; or that the process ended, or sent none in time."""
         output = cast("IO[bytes]", self._process.stdout).fileno()
         deadline = time.monotonic() + seconds
         pieces = [self._rest]
@@ -262,11 +256,11 @@ _MADE: dict[str, Any] = {
     "timedelta": lambda parts: timedelta(*parts),
     "str": str,
 }
-"""How values are made that JSON doesn't have."""
+"""Makes values that JSON doesn't have."""
 
 
 def reader(tag: str) -> Callable[[str], dict[str, Any]]:
-    """What reads a line of the other process.
+    """A function that reads a line of the other process.
 
     Args:
         tag: the key of JSON objects that stand for values which JSON doesn't have.
@@ -282,10 +276,9 @@ def reader(tag: str) -> Callable[[str], dict[str, Any]]:
 
     def read(line: str) -> dict[str, Any]:
         try:
-            message: dict[str, Any] = decode(line)
+            return cast("dict[str, Any]", decode(line))
         except (RecursionError, ValueError, ArithmeticError) as error:  # JSON that is nested deeply, a long number
             return {"refused": f"a value that can't be read: {error}"}
-        return message
 
     return read
 
@@ -304,7 +297,7 @@ def address_of(database: str | Path) -> tuple[str, bool]:
             takes it: `postgresql+psycopg://…`, `sqlite:///relative/path`, `sqlite:////path`.
 
     Raises:
-        InputError: it is a database of another kind, or none that another process can read.
+        InputError: it is of another kind, or in memory, where another process can't read it.
     """
     text = str(database)
     scheme = re.match(r"(?i)\s*([a-z][\w.:-]*)(\+\w+)?://", text)

@@ -1,7 +1,7 @@
-"""The process in which `databases` runs queries, with limits on its memory and CPU time.
+"""The process in which `Database` runs queries, with limits on its memory and CPU time.
 
-It reads a line of JSON with what to open, then one for each program, and answers each with a line of JSON. Nothing is
-imported but the standard library and psycopg: it starts in some 50 ms, and its limits leave the memory to the query.
+It reads a line of JSON that says what to open, then one per program, and answers each with a line of JSON. It imports
+only the standard library and psycopg, so it starts in some 50 ms and leaves its memory to the query.
 """
 
 from __future__ import annotations
@@ -26,29 +26,21 @@ except ImportError:  # Windows
 
 _LONGEST = 1 << 20
 """Bytes of a value or a statement in SQLite."""
-
 _MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
-
 _INNOCUOUS, _DIRECTONLY = 0x200000, 0x80000
 """SQLite's flags of functions that are harmless, and of those that it refuses outside of top-level SQL."""
-
 _SEARCH = frozenset("match snippet highlight bm25 offsets matchinfo".split())  # noqa: SIM905 — one of them is a baseline
 """Functions of full-text search, which only read: SQLite flags neither these nor those that write or take pointers."""
-
 _NEVER = {"load_extension", "fts3_tokenizer", "sqlite_log"}
-
 _OWN_FAULT = (
     *("SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_PROTOCOL"),
     *("SQLITE_PERM", "SQLITE_READONLY_"),  # plain SQLITE_READONLY is a program that writes
 )
-"""Errors that say something about the database, not about the program."""
-
+"""Errors that are the database's, not the program's."""
 _SERVERS_FAULT = ("55P03", "58030", "XX001", "XX002")
 """PostgreSQL's errors of that kind: a table is locked, the disk fails, data or an index are damaged."""
-
 _REST_S = 0.1
 """Seconds without a query after which a connection is closed while others write."""
-
 _AT_ONCE = 100
 """Rows that are read at a time."""
 
@@ -62,15 +54,15 @@ class RefusedError(Exception):
 
 
 class AgainError(Exception):
-    """Something changed meanwhile, and the program is to be run again; its argument is what to raise next time."""
+    """Something changed meanwhile: run the program again. The argument is what to raise if that fails, too."""
 
 
 class SQLite:
-    """Gives a program's rows, some at a time, in a SQLite file, which is opened for reading only.
+    """Yields a program's rows in batches, from a SQLite file that is opened for reading only.
 
-    A file in WAL mode is opened as immutable if no write-ahead log is there: it is complete then, and SQLite would
-    leave -wal and -shm beside it. It is opened anew after a change, and a result is dropped if it changed meanwhile.
-    While others write, the connection is closed at rest, so that the last of them can remove the log.
+    A file in WAL mode without a write-ahead log is complete and is opened as immutable, since SQLite would leave -wal
+    and -shm beside it. It is reopened after a change, and a result is dropped if the file changed meanwhile. While
+    others write, an idle connection is closed, so that the last of them can remove the log.
     """
 
     def __init__(self, path: str, timeout: float) -> None:
@@ -103,7 +95,7 @@ class SQLite:
             raise fault from None
 
     def rest(self) -> None:
-        """Close the connection if others write and nothing is asked for a moment."""
+        """Close the connection if others write and no query comes for a moment."""
         if self._connection is None or not self._seen[0]:
             return
         # On Windows pipes can't be waited for.
@@ -111,7 +103,7 @@ class SQLite:
             self._close()
 
     def _state(self) -> tuple[bool, int, int, int]:
-        """Whether there is a write-ahead log, which file it is, and what changes with what is in it."""
+        """Whether there is a write-ahead log; the file's inode, size and time."""
         try:
             found = os.stat(self._path)  # noqa: PTH116 — pathlib takes longer, and long to import
         except OSError as error:
@@ -123,7 +115,7 @@ class SQLite:
         return log, found.st_ino, found.st_size, found.st_mtime_ns
 
     def _changed(self) -> bool:
-        """Whether the file has to be opened anew: SQLite itself notices what is written, unless it is immutable."""
+        """Whether to reopen the file: SQLite itself notices what is written, unless it is immutable."""
         state = self._state()
         return state != self._seen if self._immutable else state[:2] != self._seen[:2]
 
@@ -170,7 +162,7 @@ class SQLite:
 
 
 def harmless_functions(connection: sqlite3.Connection) -> frozenset[str]:
-    """The functions that a program may call, by SQLite's own flags; none if it doesn't list them."""
+    """The functions that a program may call, by SQLite's own flags."""
     listed = [(row[0].lower(), row[1], row[-1]) for row in connection.execute("PRAGMA function_list")]
     never = _NEVER.union(name for name, _, flags in listed if flags & _DIRECTONLY)
     fine = (name for name, builtin, flags in listed if builtin or flags & _INNOCUOUS or name in _SEARCH)
@@ -178,7 +170,7 @@ def harmless_functions(connection: sqlite3.Connection) -> frozenset[str]:
 
 
 def open_virtual_tables(connection: sqlite3.Connection) -> None:
-    """Have SQLite set up virtual tables, which takes more than a query may do: the database's, json_each, json_tree."""
+    """Open the database's virtual tables, json_each and json_tree: the first use does more than a query may."""
     found = connection.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'create virtual table%'").fetchall()
     for name in ("json_each", "json_tree", *(name.replace('"', '""') for (name,) in found)):
         with suppress(sqlite3.Error):  # such as one of a module that isn't there
@@ -186,10 +178,9 @@ def open_virtual_tables(connection: sqlite3.Connection) -> None:
 
 
 def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]:
-    """What gives a program's rows, some at a time, in a PostgreSQL database.
+    """A function that yields a program's rows in batches, from a PostgreSQL database.
 
-    Each program has a connection of its own, which no setting and no advisory lock outlives, and its transaction may
-    only read.
+    Each program gets a read-only transaction on a connection of its own, which no setting or advisory lock outlives.
     """
     import psycopg
 
@@ -252,11 +243,7 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
 
 
 def table(rows: Iterable[list[Any]], encode: Callable[[Any], str], max_rows: int, max_bytes: int) -> str:
-    """Rows as JSON.
-
-    Raises:
-        RefusedError: there are too many.
-    """
+    """Rows as JSON; refused if there are too many."""
     written: list[str] = []
     count = size = 0
     for some in rows:
@@ -271,7 +258,7 @@ def table(rows: Iterable[list[Any]], encode: Callable[[Any], str], max_rows: int
 
 
 def again(rows: Callable[[], str]) -> str:
-    """What a call gives, at the second attempt if something changed during the first."""
+    """The result of a call, which is repeated once if something changed meanwhile."""
     try:
         return rows()
     except AgainError:
@@ -282,12 +269,12 @@ def again(rows: Callable[[], str]) -> str:
 
 
 def encoder(tag: str) -> Callable[[Any], str]:
-    """What writes rows as JSON; the only key of an object that stands for another value is the tag."""
+    """A function that writes rows as JSON; what JSON doesn't have is an object whose only key is the tag."""
     return json.JSONEncoder(default=lambda value: {tag: plain(value)}).encode
 
 
 def plain(value: Any) -> list[Any]:
-    """A value that JSON doesn't have, as a type and what to make it from."""
+    """A value that JSON doesn't have: its type, and what to make it from."""
     if isinstance(value, bytes | bytearray | memoryview):
         return ["bytes", bytes(value).hex()]
     if isinstance(value, Decimal):
@@ -301,13 +288,13 @@ def plain(value: Any) -> list[Any]:
 
 
 def say(message: dict[str, Any] | str) -> None:
-    """Write a line."""
+    """Write a line to the other process."""
     sys.stdout.write((message if isinstance(message, str) else json.dumps(message)) + "\n")
     sys.stdout.flush()
 
 
 def limit(name: str, value: int) -> None:
-    """Limit a resource of this process, where the system can."""
+    """Limit a resource of this process, if the system can."""
     if resource is None:
         return
     _, hard = resource.getrlimit(getattr(resource, name))
@@ -327,7 +314,7 @@ def serve(
     max_bytes: int,
     max_memory: int,
 ) -> None:
-    """Answer until there is no more input, or memory is short."""
+    """Answer until there is no more input, or memory runs out."""
     sys.path.extend(packages)
     limit("RLIMIT_CORE", 0)
     try:
@@ -343,7 +330,7 @@ def serve(
         line = sys.stdin.readline()
         if not line:
             return None
-        # Should the other process be gone, nobody else would stop this one.
+        # If the other process is gone, nothing else stops this one.
         limit("RLIMIT_CPU", int(time.process_time() + 2 * timeout_s) + 1)
         program = json.loads(line)
 

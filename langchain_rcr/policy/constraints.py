@@ -1,4 +1,4 @@
-"""What a set of picks must keep to beside its logits: different programs, different questions, room in the prompt."""
+"""Rules for a set of picks: different programs, different questions, room in the prompt."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class DifferentQuestions:
     """No two picks whose questions share almost all words, while others are left.
 
     Args:
-        question: the question of an example.
-        overlap: the largest Jaccard similarity of two picks' word sets (lower case) that is still let through, below 1.
+        question: gives the question of an example.
+        overlap: the largest Jaccard similarity that is allowed between two picks' word sets (lower case), below 1.
     """
 
     soft = True
@@ -52,8 +52,8 @@ class TokenBudget:
 
     Args:
         max_tokens: for all picks, the line break after each included.
-        count: tokens of a text.
-        text: the text of an example in a prompt.
+        count: counts the tokens of a text.
+        text: gives the text of an example in a prompt.
     """
 
     soft = False
@@ -73,7 +73,7 @@ class TokenBudget:
 
 
 def token_counter(tokenizer: Any) -> Callable[[str], int]:
-    """How many tokens a text has, by whatever the user has at hand.
+    """A function that counts the tokens of a text.
 
     Args:
         tokenizer: a LangChain model (its `get_num_tokens`), a tokenizer with `encode` (transformers, tiktoken), or a

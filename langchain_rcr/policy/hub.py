@@ -1,7 +1,7 @@
-"""A checkpoint on the Hugging Face hub: its model card, how it gets there, and how it is fetched.
+"""A checkpoint on the Hugging Face hub: its model card, how it is pushed and fetched.
 
-A name of the hub is asked for by its prefix, `hub:ORG/NAME`: a folder that isn't there is not looked for on the
-network. Only the files of a checkpoint are fetched and pushed, none of which holds code.
+Only `hub:ORG/NAME` is looked for on the network; a folder that is missing isn't. Only the files of a checkpoint are
+fetched and pushed, none of which holds code.
 """
 
 from __future__ import annotations
@@ -51,12 +51,11 @@ The examples in `pool.jsonl`, where there is one, are picked from; pass `example
 
 
 def fetched(where: str | os.PathLike[str]) -> Path:
-    """The local folder of a checkpoint: the path as it is, or the hub's `hub:ORG/NAME`, downloaded to the hub's cache.
-
-    `hub:ORG/NAME@REVISION` names a branch, a tag or a commit. Under HF_HUB_OFFLINE the cache alone is looked at.
+    """The local folder of a checkpoint, downloaded to the hub's cache if need be.
 
     Args:
-        where: a path, or a name of the hub with its prefix.
+        where: a path; or `hub:ORG/NAME` or `hub:ORG/NAME@REVISION` (a branch, a tag or a commit). With HF_HUB_OFFLINE
+            only the cache is searched.
 
     Raises:
         CheckpointError: there is no such name, or it can't be downloaded.
@@ -81,9 +80,9 @@ def push(folder: Path, name: str, *, private: bool = True, message: str = "langc
     """Upload a checkpoint folder to the hub, in one commit that replaces an earlier checkpoint.
 
     Args:
-        folder: of the checkpoint.
-        name: ORG/NAME; made if it isn't there.
-        private: whether only its owner sees a repository that is made now.
+        folder: the checkpoint.
+        name: ORG/NAME; created if it is missing.
+        private: whether a repository that is created now is.
         message: of the commit.
 
     Returns:
@@ -107,7 +106,7 @@ def push(folder: Path, name: str, *, private: bool = True, message: str = "langc
 
 
 def requirement(base: str | None, spec: ProgramSpec) -> str:
-    """What has to be installed where a checkpoint is served, as pip takes it."""
+    """What pip has to install where a checkpoint is served."""
     extras = ",".join(filter(None, ("offline" if base == DEFAULT_BASE else "", about(spec.language).extra)))
     return f"langchain-rcr[{extras}]" if extras else "langchain-rcr"
 
@@ -127,11 +126,11 @@ def model_card(
     Args:
         config: the policy's settings.
         spec: how it reads programs.
-        name: of the run.
+        name: the run's.
         datasets: what it was trained on.
-        k: picks that the metrics are for.
-        metrics: by name, in %; None: not measured.
-        measured_on: of what the metrics are, in words.
+        k: number of picks that the metrics are for.
+        metrics: in %, by name; None: not measured.
+        measured_on: what the metrics were measured on, in words.
     """
     from huggingface_hub import EvalResult, ModelCardData
 

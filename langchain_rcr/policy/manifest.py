@@ -1,10 +1,8 @@
-"""What a checkpoint folder consists of: manifest.json has the size and SHA-256 of every file, and is written last.
+"""The manifest of a checkpoint folder, of a run's data or of a training state: each file's size and SHA-256.
 
-A run's data and training states have one, too.
-
-So half-written files and flipped bits are noticed before they are used. It is not a signature: whoever changes a file
-can change the manifest, too. That is why nothing that a checkpoint names is imported, fetched, or opened outside its
-folder (SECURITY.md), whatever the digests say.
+It is written last, so that half-written files and flipped bits are noticed before they are used. It is no signature:
+whoever changes a file can change the manifest, too. That is why nothing that a checkpoint names is imported, fetched or
+opened outside its folder (SECURITY.md), whatever the digests say.
 """
 
 from __future__ import annotations
@@ -24,13 +22,13 @@ CARD = "README.md"
 FILES = ("*.json", "*.jsonl", "*.safetensors", "*.txt", "*.model", CARD)
 """What a checkpoint consists of, tokenizers included (vocab.txt, a sentencepiece model); never *.py, *.bin or *.pkl."""
 _LONGEST_NAME = 255
-"""Bytes: a file system takes no longer one."""
+"""Bytes that a file system allows."""
 _POOL, _VECTORS = "pool.*", "pool.safetensors"
 """The examples and their vectors; without these the examples are encoded again."""
 
 
 def seal(folder: Path) -> None:
-    """Write the manifest of a checkpoint folder. What an earlier manifest lists is taken from there."""
+    """Write the manifest of a folder. Entries of an earlier one are kept."""
     known = _listed(folder) if (folder / MANIFEST).is_file() else {}
     for name in sorted(_present(folder) - known.keys()):
         with (folder / name).open("rb") as file:
@@ -46,8 +44,7 @@ def verify(folder: Path, *, pool: bool = False) -> None:
         pool: check the examples and their vectors, if there are any, rather than everything else.
 
     Raises:
-        CheckpointError: a file is missing, damaged, of another checkpoint, outside the folder, or none that a
-            checkpoint consists of; the message names it.
+        CheckpointError: a file is missing, damaged, outside the folder, or doesn't belong to the checkpoint.
     """
     listed = _listed(folder)
     for name in sorted(_present(folder) - listed.keys()):
@@ -75,7 +72,7 @@ def inside(folder: Path, name: str) -> Path:
     """The path of a checkpoint's file.
 
     Raises:
-        CheckpointError: it is outside the folder, by its name or by a symbolic link, or of no kind that we write.
+        CheckpointError: it is outside the folder, by its name or by a symbolic link, or of a kind that we don't write.
     """
     path, real = folder / name, folder.resolve()
     # In the hub's cache a file is a link to one of the repository's blobs.
@@ -105,7 +102,7 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def _present(folder: Path) -> set[str]:
-    """The names of all files that a digest belongs to, hidden ones left out."""
+    """The files that need a digest; hidden ones don't."""
     found = set()
     for at, folders, files in os.walk(folder):
         folders[:] = [name for name in folders if not name.startswith(".")]

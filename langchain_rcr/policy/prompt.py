@@ -27,11 +27,9 @@ PROMPTS: Mapping[str, Mapping[str, str]] = {
     },
     "sql_chat": {"form": "chat", "system": _SQL, "question": "{source}", "answer": "{target}"},
 }
-"""Name → what it sets of the fields of `Prompt`; the first is the default."""
-
+"""Name → the fields of `Prompt` that it sets; the first is the default."""
 _BY_NAME: Any = None
-"""The default of what the named prompt sets."""
-
+"""Default of a field that the named prompt sets."""
 _ABOUT = {
     "appendix_d": "the paper's, Source: and Target: (appendix D)",
     "chat": "a human and an AI message for each example",
@@ -41,7 +39,7 @@ _ABOUT = {
 
 
 def _names(template: str) -> Iterator[str]:
-    """The names in a template: plain ones, as an attribute or a format could do more than show a text."""
+    """The names in a template. They must be plain: an attribute or a format could do more than show a text."""
     for _, name, spec, conversion in string.Formatter().parse(template):
         if name is not None:
             if not name.isidentifier() or spec or conversion:
@@ -57,12 +55,7 @@ def _around(template: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat model is asked.
-
-    Args:
-        system: the system message; empty: none.
-        turns: a human message, an AI message, …, a human message.
-    """
+    """What a chat model is asked: a system message (empty: none), then a human one, an AI one, …, a human one."""
 
     system: str
     turns: tuple[str, ...]
@@ -73,7 +66,7 @@ class Conversation:
 
 
 Request: TypeAlias = str | Conversation
-"""A prompt for one question. A text leaves it to what kind of model is asked whether an instruction precedes it."""
+"""A prompt for one question. Whether an instruction precedes a text depends on the kind of model."""
 
 
 class Prompt(Section):
@@ -84,7 +77,7 @@ class Prompt(Section):
     template.
 
     Raises:
-        ValidationError: a template that can't be.
+        ValidationError: a template can't be used.
     """
 
     name: Annotated[str, OneOf(lambda: _ABOUT)] = Field(
@@ -109,7 +102,7 @@ class Prompt(Section):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
-        """Where a field is left out or null, the named prompt's value goes in."""
+        """Fill in what is left out or null from the named prompt."""
         if not isinstance(values, Mapping):
             return values
         texts = dict.fromkeys(("prefix", "suffix", "db_schema"), "")
@@ -137,7 +130,7 @@ class Prompt(Section):
 
     @property
     def variables(self) -> list[str]:
-        """The names of fields that it wants of a question, beside the question itself; sorted."""
+        """The further fields of a question that it shows, sorted."""
         templates = (self.system or "", self.prefix, self.suffix)
         names = {name for template in templates for name in _names(template)}
         return sorted(names - ({"schema"} if self.db_schema else set()))
@@ -149,7 +142,7 @@ class Prompt(Section):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Where a completion model's answer ends: without it, the model continues with questions that it invents.
+        """Where a completion model's answer ends: it would go on with questions that it invents.
 
         A line break alone would cut a model's thoughts, or a program of several lines.
         """
@@ -158,7 +151,7 @@ class Prompt(Section):
 
     @property
     def instruction(self) -> str:
-        """What a chat model is told before one text, since it doesn't go on with a text by itself."""
+        """What a chat model is told before one text, which it wouldn't just continue."""
         asked, answered = (repr(label) if label else "on a line of its own" for label in self.labels)
         return (
             f"The text shows questions, each after {asked}, and their programs, each after {answered}. "
@@ -174,11 +167,8 @@ class Prompt(Section):
 
         Args:
             picks: the examples, first to last.
-            question: the question.
-            fields: its further fields.
-
-        Raises:
-            InputError: a field is missing.
+            question: what is asked.
+            fields: its further fields; one that is missing is an InputError.
         """
         before = [self._filled("prefix", fields)] if self.prefix else []
         return "\n".join([*before, *map(self.shown, picks), self._asked(question, fields), self.cue])
@@ -194,9 +184,9 @@ class Prompt(Section):
         return Conversation(system or "", (*turns, self._asked(question, fields)))
 
     def continuation(self, program: str) -> str:
-        """What makes a text complete: the rest of the program's lines, and the line break that ends it.
+        """What completes a text: the rest of the program's lines, and the line break that ends it.
 
-        Of a stop sequence no more: many a model ends where another one goes on with a further question.
+        No more of a stop sequence: some models end where others go on with a further question.
         """
         return self.answer.format(target=program)[len(self.cue) :] + "\n"
 
@@ -223,23 +213,20 @@ class Prompt(Section):
 
 
 def arranged(picks: Sequence[T], order: str) -> list[T]:
-    """Picks, given in the order of picking, as a prompt shows them.
-
-    Args:
-        picks: the first pick first.
-        order: "reversed": the first pick last, next to the question; "picked": as they are.
-    """
-    return [*(reversed(picks) if order == "reversed" else picks)]
+    """Picks as a prompt shows them: "reversed" has the first pick last, next to the question; "picked" as they are."""
+    return list(reversed(picks)) if order == "reversed" else list(picks)
 
 
 APPENDIX_D = Prompt()
 """The prompt of the paper: `Source: …` and `Target: …` for each example, then the question."""
 
 
+def escaped(text: str) -> str:
+    """A template of this text."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def renamed(template: str, names: Mapping[str, str]) -> str:
     """A template with some of its names replaced."""
-    parts = []
-    for text, name, _, _ in string.Formatter().parse(template):
-        parts.append(text.replace("{", "{{").replace("}", "}}"))
-        parts += [] if name is None else [f"{{{names.get(name, name)}}}"]
-    return "".join(parts)
+    parts = string.Formatter().parse(template)
+    return "".join(escaped(text) + ("" if name is None else f"{{{names.get(name, name)}}}") for text, name, *_ in parts)

@@ -81,16 +81,21 @@ class ProgramSpec:
     def _parsed(self, text: str) -> Tree | None:
         return _parsed(self.language, self.anonymize == "names", text)
 
+    # Fitting, holding out and encoding ask for the same programs. Names are interned: programs share most of theirs.
+    @remembered(1 << 28)
     def structures(self, text: str) -> frozenset[str]:
         """Return the program's local structures; none if it doesn't parse."""
-        return _structures(self, text)
+        tree = self.tree(text)
+        return frozenset() if tree is None else frozenset(map(intern, local_structures(tree, self.max_size)))
 
+    @remembered(1 << 25)
     def key(self, text: str) -> str:
         """Return a canonical form, the same for texts that are the same program up to its values, implied ones too.
 
         A text that doesn't parse is its own key, with runs of whitespace as one space.
         """
-        return _key(self, text)
+        tree = replace(self, implied=()).tree(text)
+        return " ".join(text.split()) if tree is None else str(tree)
 
 
 # Shared by specs with implied values and without.
@@ -99,16 +104,3 @@ def _parsed(language: str, shape: bool, text: str) -> Tree | None:
     parser: Any = get_parser(language)
     tree: Tree | None = parser.shape(text) if shape else parser.parse(text)
     return tree
-
-
-# Fitting, holding out and encoding ask for the same programs. Names are interned: programs share most of theirs.
-@remembered(1 << 28)
-def _structures(spec: ProgramSpec, text: str) -> frozenset[str]:
-    tree = spec.tree(text)
-    return frozenset() if tree is None else frozenset(map(intern, local_structures(tree, spec.max_size)))
-
-
-@remembered(1 << 25)
-def _key(spec: ProgramSpec, text: str) -> str:
-    tree = replace(spec, implied=()).tree(text)
-    return " ".join(text.split()) if tree is None else str(tree)

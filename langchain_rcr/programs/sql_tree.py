@@ -137,34 +137,42 @@ class SqlExpander:
             "star": lambda node, scope: ("*", self._star(node, scope)),
             "var": lambda node, _: (node.name.lower(), []),
             "datatype": self._data_type,
-            "anonymous": lambda node, scope: (node.name.lower(), _worded(node, self._rest(node, scope, "this"))),
+            "anonymous": lambda node, scope: (node.name.lower(), self._below(node, scope, "this")),
             "escape": self._escape,
             "ordered": self._ordered,
             "pivot": self._pivot,
             "and": self._connector,
             "or": self._connector,
-            **dict.fromkeys(_COMPARISONS, self._comparison),
+            **dict.fromkeys(_COMPARISONS, lambda node, scope: (node.key, self._compared(node, scope))),
             **dict.fromkeys(_QUERIES, self._query),
         }
-        if type(dialect).__name__ == "SQLite":  # where IS compares anything, which newer sqlglot reads as below
+        if type(dialect).__name__ == "SQLite":  # where IS compares anything: newer sqlglot calls it null-safe
             self._rules["nullsafeeq"] = lambda node, scope: ("is", self._compared(node, scope))
             self._rules["nullsafeneq"] = lambda node, scope: ("not", [("is", self._compared(node, scope))])
 
     def tree(self, statement: Any) -> Tree:
-        """Return the tree of a statement, or of a label with what is below it: statements and labels in turn."""
-        return unfold(_within_label(statement), self._expand)
+        """Return the tree of a statement, or of a label with the statements and labels below it."""
+        return unfold((statement, _Scope()), self._expand)
 
     def _expand(self, piece: _Piece) -> _Node:
-        if isinstance(piece[0], str):
-            return piece
-        node, scope = _bare(piece[0]), piece[1]
+        node, scope = piece
+        if isinstance(node, str):
+            return node, scope
+        if isinstance(node, tuple):
+            return node[0], [(each, _Scope()) for each in node[1]]
+        node = _bare(node)
         rule = self._rules.get(node.key)
         expanded = rule(node, scope) if rule else (node.key, self._below(node, scope))
         # NOT LIKE is a LIKE with this argument to sqlglot, a NOT with LIKE below it to older versions.
         return ("not", [expanded]) if node.args.get("negate") else expanded
 
-    def _below(self, node: Any, scope: _Scope) -> list[_Piece]:
-        return _worded(node, self._rest(node, scope))
+    def _below(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
+        """What is below a node, but for some arguments, with the units and formats of a date function as words."""
+        below = self._rest(node, scope, *taken)
+        name = (node.name if node.key == "anonymous" else node.key).replace("_", "").lower()
+        if _DATED.fullmatch(name) or isinstance(node, exp.TimeUnit):
+            return [(word, []) if (word := _word(piece[0])) else piece for piece in below]
+        return below
 
     def _rest(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
         """What is below a node, but for some arguments."""
@@ -190,7 +198,7 @@ class SqlExpander:
             return []
         if name in ("joins", "laterals"):
             return [] if id(node) in self._flattened else self._joined(_flattened(_joins(node, name)), scope)
-        return [(value, scope)] if _is_node(value) else _pieces(value, scope, f"{node.key}.{name}")
+        return _pieces(value, scope, f"{node.key}.{name}")
 
     def _column_node(self, node: Any, scope: _Scope) -> _Node:
         below = self._star(node.this, scope)
@@ -260,9 +268,6 @@ class SqlExpander:
             else:
                 tables.append((relation, scope))
         return [("from", tables), *joins] if tables else joins
-
-    def _comparison(self, node: Any, scope: _Scope) -> _Node:
-        return node.key, self._compared(node, scope)
 
     def _compared(self, node: Any, scope: _Scope) -> list[_Piece]:
         subject, *others = self._below(node, scope)
@@ -416,12 +421,6 @@ def _arguments(kind: Any) -> tuple[str, ...]:
     return tuple(name for name in names if not {name, f"{kind.key}.{name}"} & _NOT_SAID)
 
 
-def _within_label(statement: Any) -> _Piece:
-    if isinstance(statement, tuple):
-        return statement[0], [_within_label(each) for each in statement[1]]
-    return statement, _Scope()
-
-
 def _within(names: ChainMap[str, _Source]) -> ChainMap[str, _Source]:
     # Without the maps that are empty: in a chain of 3,000 unions, all but a query's own.
     return ChainMap({}, *filter(None, names.maps))
@@ -494,14 +493,6 @@ def _flattened(relations: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]
                 yield relation, join
                 break
             relation = relation.this
-
-
-def _worded(node: Any, below: list[_Piece]) -> list[_Piece]:
-    """What is below a node, with the units and formats of a date function as words."""
-    name = (node.name if node.key == "anonymous" else node.key).replace("_", "").lower()
-    if not _DATED.fullmatch(name) and not isinstance(node, exp.TimeUnit):
-        return below
-    return [(_word(piece[0]), []) if _word(piece[0]) else piece for piece in below]
 
 
 def _word(node: Any) -> str:

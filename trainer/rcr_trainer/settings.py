@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, family_names, get_family
 from langchain_rcr.policy.prompt import Prompt
+from langchain_rcr.programs import get_parser
 from rcr_trainer import baselines
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.llm.settings import LLMSettings
@@ -111,7 +112,7 @@ class ProgramSettings(Section):
             raise contradiction(
                 "program.covr_classes", True, "program.anonymize", False, "classes are a part of anonymising"
             )
-        if self.anonymize == "names" and self.language.partition(":")[0] != "sql":
+        if self.anonymize == "names" and not hasattr(get_parser(self.language), "shape"):
             advice = "its programs have no tables and columns"
             raise contradiction("program.anonymize", "names", "program.language", self.language, advice)
         if self.covr_classes and self.language != "functional":
