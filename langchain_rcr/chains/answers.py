@@ -30,8 +30,7 @@ _FIELDS = frozenset({"sql", "query", "sql_query", "program", "code", "answer", "
 _LONGEST_PROSE = 1 << 14
 """Characters of a text in which programs amid prose are looked for; a longer one is parsed as it is."""
 _TRIED = 64
-"""Fences, labels, and brackets that begin no JSON value, of which no more are tried: a garbled answer has no end of
-them."""
+"""Fences, labels, and brackets without a JSON value that are tried: a garbled answer has no end of them."""
 
 
 class Reading(NamedTuple):
@@ -51,15 +50,12 @@ class Reading(NamedTuple):
 
 
 def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.labels) -> str | None:
-    """The program in an answer, or the likeliest text if nothing parses: the database may accept it all the same.
+    """The program in an answer, or the likeliest text if nothing parses, since a database may accept that.
 
     Args:
         answer: what the model wrote.
         language: the programs' language, see `langchain_rcr.programs.get_parser`.
         labels: what precedes a question and a program in the prompt (`Prompt.labels`).
-
-    Returns:
-        None if no text could be a program.
     """
     reading = read_answer(answer, get_parser(language).parse, language, labels)
     return reading.program or reading.likeliest
@@ -71,13 +67,9 @@ def read_answer(
     language: str | None = None,
     labels: tuple[str, str] = APPENDIX_D.labels,
 ) -> Reading:
-    """The program in an answer with what a parser makes of it, or why there is none.
+    """The program in an answer with what a parser makes of it, or why there is none; see `candidates`.
 
-    Args:
-        answer: what the model wrote.
-        parse: raises any exception, or returns None or False, if a text is not a program.
-        language: the programs' language, see `candidates`.
-        labels: as in `program_of`.
+    `parse` raises any exception, or returns None or False, if a text is not a program.
     """
     complaint = ""
     likeliest: str | None = None
@@ -97,12 +89,11 @@ def read_answer(
 def candidates(answer: str, language: str | None = None, labels: tuple[str, str] = APPENDIX_D.labels) -> list[str]:
     """The texts in an answer that may be its program, most likely first; the first that parses is the program.
 
-    Dropped are a model's thoughts before the answer, whatever follows it (a next "Source:"), a leading "Target:" or
-    "Here is the query:", and backticks. If there are code fences, or tags such as `[SQL]…[/SQL]` and `<tool_call>`,
-    only their content counts, the last first (a draft precedes what it becomes), those of another language last. Where
-    programs may have several lines (SQL, Python, tokens, unknown), all of a text comes first, then its first paragraph,
-    then its first line; elsewhere the first line comes before those. At the end come statements (SQL) and values (JSON)
-    amid prose, again the last first, and the field `sql`, `query` and the like of a JSON object.
+    Dropped are the model's thoughts before the answer, what follows it (a next "Source:"), a leading "Target:" or "Here
+    is the query:", and backticks. If there are code fences, or tags such as `[SQL]…[/SQL]` and `<tool_call>`, only what
+    they hold counts, the last first (a draft precedes what it becomes), those of another language last. All of a text
+    comes before its first paragraph and its first line, but the line first where programs have one. At the end come
+    programs amid prose, again the last first, and the field `sql`, `query` and the like of a JSON object.
 
     Args:
         answer: what the model wrote.
@@ -140,12 +131,7 @@ def _candidates(answer: str, language: str | None, labels: tuple[str, str]) -> I
 
 
 def cut(answer: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """The answer up to the first stop sequence after the model's thoughts, and whether there was one.
-
-    Args:
-        answer: what the model wrote; blanks around it are dropped.
-        stop: sequences that end an answer, as in a request to a server.
-    """
+    """The answer without blanks around it, up to the first stop sequence after its thoughts; whether there was one."""
     answer = answer.lstrip()
     begin = _thoughts(answer)
     begin += len(answer[begin:]) - len(answer[begin:].lstrip())

@@ -260,11 +260,7 @@ _MADE: dict[str, Any] = {
 
 
 def reader(tag: str) -> Callable[[str], dict[str, Any]]:
-    """A function that reads a line of the other process.
-
-    Args:
-        tag: the key of JSON objects that stand for values which JSON doesn't have.
-    """
+    """A function that reads a line of the other process; `tag` marks objects in place of what JSON doesn't have."""
 
     def value(found: dict[str, Any]) -> Any:
         if tag not in found:

@@ -25,9 +25,7 @@ class DifferentPrograms:
 class DifferentQuestions:
     """No two picks whose questions share almost all words, while others are left.
 
-    Args:
-        question: gives the question of an example.
-        overlap: the largest Jaccard similarity that is allowed between two picks' word sets (lower case), below 1.
+    `overlap` is the largest Jaccard similarity that is allowed between their sets of words (lower case), below 1.
     """
 
     soft = True
@@ -48,13 +46,7 @@ class DifferentQuestions:
 
 
 class TokenBudget:
-    """The picks' texts fit into a number of tokens, together and whole. What doesn't fit is passed over.
-
-    Args:
-        max_tokens: for all picks, the line break after each included.
-        count: counts the tokens of a text.
-        text: gives the text of an example in a prompt.
-    """
+    """The picks' texts, each with a line break, fit whole into `max_tokens`. What doesn't fit is passed over."""
 
     soft = False
 

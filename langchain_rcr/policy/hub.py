@@ -77,13 +77,7 @@ def fetched(where: str | os.PathLike[str]) -> Path:
 
 
 def push(folder: Path, name: str, *, private: bool = True, message: str = "langchain-rcr checkpoint") -> str:
-    """Upload a checkpoint folder to the hub, in one commit that replaces an earlier checkpoint.
-
-    Args:
-        folder: the checkpoint.
-        name: ORG/NAME; created if it is missing.
-        private: whether a repository that is created now is.
-        message: of the commit.
+    """Upload a checkpoint folder to ORG/NAME, which is created if need be, in one commit that replaces an earlier one.
 
     Returns:
         The address of the repository.
@@ -123,14 +117,7 @@ def model_card(
 ) -> str:
     """The README.md of a checkpoint: metadata for the hub, what it is, how to load it, how well it does.
 
-    Args:
-        config: the policy's settings.
-        spec: how it reads programs.
-        name: the run's.
-        datasets: what it was trained on.
-        k: number of picks that the metrics are for.
-        metrics: in %, by name; None: not measured.
-        measured_on: what the metrics were measured on, in words.
+    `metrics` are in % and for k picks; `measured_on` says in words what they were measured on.
     """
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -172,7 +159,7 @@ def model_card(
 
 
 def _is_hub_name(base: str) -> bool:
-    """Whether a base names a model of the hub; not a folder, whose path says nothing to others."""
+    """Whether a base is a model of the hub, and no folder, whose path says nothing to others."""
     return re.fullmatch(r"\w[\w.\-]*(/[\w.\-]+)?", base) is not None and not Path(base).exists()
 
 

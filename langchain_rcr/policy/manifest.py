@@ -37,11 +37,7 @@ def seal(folder: Path) -> None:
 
 
 def verify(folder: Path, *, pool: bool = False) -> None:
-    """Check that the files of a checkpoint are those that were saved.
-
-    Args:
-        folder: the checkpoint.
-        pool: check the examples and their vectors, if there are any, rather than everything else.
+    """Check that the files of a checkpoint are those that were saved: with `pool` the pool's, else all others.
 
     Raises:
         CheckpointError: a file is missing, damaged, outside the folder, or doesn't belong to the checkpoint.

@@ -163,12 +163,10 @@ class Prompt(Section):
         return f"{self.question.format(source=item.source)}\n{self.answer.format(target=item.target)}"
 
     def text(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None = None) -> str:
-        """The whole as one text, without `system`.
+        """The whole as one text, without `system`; `fields` are the question's further ones.
 
-        Args:
-            picks: the examples, first to last.
-            question: what is asked.
-            fields: its further fields; one that is missing is an InputError.
+        Raises:
+            InputError: a field is missing.
         """
         before = [self._filled("prefix", fields)] if self.prefix else []
         return "\n".join([*before, *map(self.shown, picks), self._asked(question, fields), self.cue])
