@@ -57,21 +57,14 @@ def test_one_phrase_and_one_structure_by_hand():
     assert cues.likelihoods(sparse([[1], [0]]), weights).ravel().tolist() == pytest.approx([6 / 8.5, 0], abs=1e-5)
 
 
-@pytest.mark.parametrize("labels", [None, (True, False, True), (True, True, False)])
-def test_fitting_phrases_equals_a_plain_loop(labels, monkeypatch):
-    monkeypatch.setattr(cues, "LEAST", 10)
-    monkeypatch.setattr(cues, "RARE", 10)
+def test_fitting_phrases_equals_a_plain_loop():
     rng = np.random.default_rng(0)
     have = (rng.random((20, 5)) < 0.4).astype(float)
     have[:, 4] = 1
     wanted = (rng.random((20, 3)) < 0.5).astype(float)
     count = [sum(row[f] for row in have) for f in range(5)]
-    asked = [sum(row[s] for row in wanted) for s in range(3)]
-    assert (count, asked) == ([5, 10, 4, 9, 20], [10, 10, 9])
-    speaks = [[labels is None or count[f] >= 10 or (labels[s] and asked[s] < 10) for s in range(3)] for f in range(5)]
     weights = [
-        [0.3 * speaks[f][s] * sum(have[n, f] * wanted[n, s] for n in range(20)) / (count[f] + 0.5) for s in range(3)]
-        for f in range(5)
+        [0.3 * sum(have[n, f] * wanted[n, s] for n in range(20)) / (count[f] + 0.5) for s in range(3)] for f in range(5)
     ]
     for _ in range(4):
         likely = [[1 - np.exp(-sum(have[n, f] * weights[f][s] for f in range(5))) for s in range(3)] for n in range(20)]
@@ -82,7 +75,7 @@ def test_fitting_phrases_equals_a_plain_loop(labels, monkeypatch):
             ]
             for f in range(5)
         ]
-    found = cues.fit(sparse(have.tolist()), wanted.astype(np.float32), rounds=4, labels=labels and np.array(labels))
+    found = cues.fit(sparse(have.tolist()), wanted.astype(np.float32), rounds=4)
     np.testing.assert_allclose(found, weights, rtol=1e-4)
     assert (found >= 0).all()
 
@@ -98,19 +91,9 @@ def test_phrases_and_incidence_by_hand(monkeypatch):
     rows = [[0, 2, 4], [0, 2], [0, 4], [0, 2, 3], []]
     flat = np.array([number for row in rows for number in row])
     bags = SparseRows(np.cumsum([0, *map(len, rows)]), flat, np.ones(len(flat), np.float32), 5)
-    words = np.array([True, True, False, True, True])
-    often = np.float32([[1, 0]] * 3 + [[0, 0]] * 2)
-    # 4, a word of two questions, speaks for a label that three need; 3's question needs none.
-    assert cues.phrases(bags, words, often).tolist() == [0, -1, 1, -1, 2]
-    monkeypatch.setattr(cues, "RARE", 3)
-    assert cues.phrases(bags, words, often).tolist() == [0, -1, 1, -1, -1]  # those in three questions or more
-    once = np.float32([[1, 0], [1, 0], [1, 0], [0, 1], [0, 0]])  # 3 is a word of the one question that has a structure
-    assert cues.phrases(bags, words, once).tolist() == [0, -1, 1, 2, -1]
-    assert cues.phrases(bags, words & False, once).tolist() == [0, -1, 1, -1, -1]
-    monkeypatch.setattr(cues, "MOST", 2)  # a third of it is none
-    assert cues.phrases(bags, words, once).tolist() == [0, -1, 1, -1, -1]
+    assert cues.phrases(bags).tolist() == [0, -1, 1, -1, -1]  # those in three questions or more
     monkeypatch.setattr(cues, "MOST", 1)
-    assert cues.phrases(bags, words, often).tolist() == [0, -1, -1, -1, -1]
+    assert cues.phrases(bags).tolist() == [0, -1, -1, -1, -1]
     present = cues.incidence(bags, np.array([-1, -1, 0, -1, 1]), 2)
     assert present.toarray().tolist() == [[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]]
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.basics.items import WORD, Item
@@ -69,11 +68,6 @@ class NgramVocabulary(Vocabulary):
 
     def __len__(self) -> int:
         return len(self.idf)
-
-    @property
-    def words(self) -> NDArray[np.bool_]:
-        """(V,) which n-grams are single words."""
-        return np.fromiter((" " not in ngram for ngram in self.idf), dtype=np.bool_, count=len(self))
 
     def bags(self, items: Sequence[Item]) -> SparseRows:
         """(N, V) known n-grams of each item, weighted by (1 + log count) · idf, each row scaled to length 1."""

@@ -17,12 +17,8 @@ ROUNDS = 25
 """Of expectation maximisation; the trials that chose the method took 20 to 30."""
 LEAST = 3
 """Questions that a phrase must occur in."""
-RARE = 6
-"""A label that fewer questions need is spoken for by single words that fewer than `LEAST` have, too: otherwise, with
-some hundred questions or varied wordings, it would be expected of none. In trials with fifty made-up pairs amid
-chit-chat, all labels were shown to 61 % of questions with 3, 66 with 6, 68 with 10; SQL and GeoQuery hardly changed."""
 MOST = 3000
-"""Phrases: the rare words, up to a third, and the most frequent others."""
+"""The most phrases; the most frequent are kept."""
 _START = 0.3
 """Of P(s|f), the weights that fitting starts from."""
 _PRIOR = 0.5
@@ -30,20 +26,11 @@ _PRIOR = 0.5
 _FLOOR = 1e-9
 
 
-def phrases(bags: SparseRows, words: NDArray[np.bool_], labels: NDArray[np.float32]) -> NDArray[np.int64]:
-    """(V,) the column of each n-gram that is a phrase; −1: it is none. See `LEAST`, `RARE` and `MOST`.
-
-    Args:
-        bags: (N, V) of the questions.
-        words: (V,) which n-grams are single words.
-        labels: (N, L) 0 or 1, which labels each question's program has.
-    """
+def phrases(bags: SparseRows) -> NDArray[np.int64]:
+    """(V,) the column of each n-gram of the questions (N, V) that is a phrase; −1: it is none."""
     counts = np.bincount(bags.columns, minlength=bags.dim)
-    has_rare = labels[:, labels.sum(axis=0) < RARE].max(axis=1, initial=0) > 0
-    near_rare = np.bincount(bags.columns[has_rare[bags.owner]], minlength=bags.dim) > 0
     order = np.argsort(-counts, kind="stable")
-    rare = order[words[order] & near_rare[order] & (counts[order] < LEAST)][: MOST // 3]
-    chosen = np.sort(np.concatenate([rare, order[counts[order] >= LEAST]])[:MOST])
+    chosen = np.sort(order[counts[order] >= LEAST][:MOST])
     column = np.full(bags.dim, -1)
     column[chosen] = np.arange(len(chosen))
     return column
@@ -64,17 +51,13 @@ def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> csr_ar
     return csr_array((ones, (rows, columns)), shape=(len(bags), count + 1))
 
 
-def fit(
-    present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS, *, labels: NDArray[np.bool_] | None = None
-) -> NDArray[np.float32]:
+def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:
     """Weights (F + 1, S) ≥ 0 of the noisy-OR, by multiplicative expectation maximisation.
 
     Args:
         present: (N, F + 1) of `incidence`.
         targets: (N, S) 0 or 1, which structures each question's program has.
         rounds: how often the weights are updated.
-        labels: (S,) which structures are labels: then phrases in fewer than `LEAST` questions speak for those labels
-            alone that fewer than `RARE` have. None: all speak for all.
     """
     size, count = targets.shape[1], present.sum(axis=0)
     rows, columns = np.nonzero(targets)
@@ -84,9 +67,6 @@ def fit(
     ends = np.cumsum(lengths)
     places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(present.indptr[rows] - ends + lengths, lengths)
     said, of = present.indices[places], np.repeat(columns, lengths)
-    if labels is not None:
-        speaks = (count[said] >= LEAST) | (labels & (targets.sum(axis=0) < RARE))[of]
-        said, of, ends = said[speaks], of[speaks], np.concatenate([[0], np.cumsum(speaks)])[ends]
     cells = said.astype(np.int64) * size + of
     taken = np.zeros(present.shape[1] * size, dtype=bool)
     taken[cells] = True

@@ -82,15 +82,14 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
     dual = encoder.landmarks.inverse() @ (targets - mean)
     bags = encoder.landmarks.views.bags
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
-    labels = _labels(encoder.inventory)
-    phrases = cues.phrases(bags, encoder.vocabulary.words, small[:, labels])
+    phrases = cues.phrases(bags)
     present = cues.incidence(bags, phrases, phrases.max(initial=-1) + 1)
     with torch.no_grad():
         encoder.dual.copy_(torch.from_numpy(dual))
         encoder.mean.copy_(torch.from_numpy(mean))
         encoder.together.copy_(torch.from_numpy(_together(encoder.inventory, targets)[-1]))
         encoder.phrases.copy_(torch.from_numpy(phrases))
-        encoder.speaks = torch.from_numpy(cues.fit(present, small, labels=labels)).to(encoder.mean.device)
+        encoder.speaks = torch.from_numpy(cues.fit(present, small)).to(encoder.mean.device)
     _weigh(encoder, targets)
 
 
@@ -139,7 +138,6 @@ def _left_out(
     Phrases, which can't learn that structures exclude each other, are refitted without folds of programs for clusters.
     """
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
-    labels = _labels(encoder.inventory)
     numbers = folds.of_hashes(encoder.learnt.tolist())
     local: dict[int, _Floats] = {}
     left_out: dict[int, LeftOut] = {}
@@ -153,7 +151,7 @@ def _left_out(
             without, folds_of_phrases = _numbered(numbers[:, by])
             for number in track(range(folds_of_phrases), "leaving out each fold"):
                 mine, others = without == number, without != number
-                weights = cues.fit(present[others], small[others], labels=labels)
+                weights = cues.fit(present[others], small[others])
                 local[by][mine] = cues.likelihoods(present[mine], weights)
         raw = without_folds(inverse, dual, targets, fold)
         left_out[way] = LeftOut(fold, raw, local[by], _together(encoder.inventory, targets, fold))
@@ -165,11 +163,6 @@ def _numbered(folds: _Ints) -> tuple[_Ints, int]:
     numbered = np.full(len(folds), -1)
     numbered[folds >= 0] = np.unique(folds[folds >= 0], return_inverse=True)[1]
     return numbered, int(numbered.max(initial=-1)) + 1
-
-
-def _labels(inventory: Inventory) -> NDArray[np.bool_]:
-    """(C,) which of the columns of small structures have a label."""
-    return np.isin(inventory.small, inventory.owner[inventory.lengths == 1])
 
 
 def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: _Floats, fold: _Ints) -> _Floats:
