@@ -15,7 +15,7 @@ import torch
 from answering import Composing
 from rcr_trainer.data import covr_split
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.ledger import Answer, AnswerCache, Use
+from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings

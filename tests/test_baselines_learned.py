@@ -315,7 +315,7 @@ def test_iterr_picks_by_a_recurrent_state_and_learns_what_is_rewarded():
 @pytest.fixture(scope="module")
 def parser():
     """A language model of 0.9 million parameters that parses COVR; behind a cache, as in a run."""
-    from rcr_trainer.llm.opening import open_llm
+    from rcr_trainer.llm.model import open_llm
     from rcr_trainer.llm.settings import LLMSettings
 
     folder = Path(__file__).parent.parent / "examples" / "models" / "covr-parser"

@@ -15,7 +15,7 @@ import pytest
 import warm
 from rcr_trainer import cli
 from rcr_trainer.layers import load_config, settings
-from rcr_trainer.llm.ledger import Answer, AnswerCache
+from rcr_trainer.llm.cache import Answer, AnswerCache
 from rcr_trainer.settings import Settings
 
 TINY = """

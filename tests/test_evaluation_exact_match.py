@@ -10,8 +10,8 @@ import pytest
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, evaluate, write_table
+from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import AccessError, BudgetExceeded, LLMError, TooLongError
-from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.rewards import ProgramError, execution
 from reports import report as report_on

@@ -9,7 +9,7 @@ from rcr_trainer import cli
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import Answerer, evaluate, read_picks, write_picks
-from rcr_trainer.llm.ledger import Answer
+from rcr_trainer.llm.cache import Answer
 
 from langchain_rcr.programs import ProgramSpec
 

@@ -12,8 +12,8 @@ from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import EvaluationReport, read_picks, resources, stage
 from rcr_trainer.layers import load_config
+from rcr_trainer.llm.cache import AnswerCache
 from rcr_trainer.llm.faults import AccessError
-from rcr_trainer.llm.ledger import AnswerCache
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.runs.folder import Run

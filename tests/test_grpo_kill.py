@@ -23,8 +23,8 @@ from typing import Any
 import pytest
 from answering import answering
 from openai_server import OpenAIServer
-from rcr_trainer.llm.ledger import AnswerCache
-from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.cache import AnswerCache
+from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.runs.folder import Run
 from warm import REST, THIRD_PARTY
@@ -220,7 +220,7 @@ def test_what_a_killed_run_has_written_is_not_asked_again(nursery: Nursery) -> N
     assert len(server.paid) == len(prompts) > 60
     server.requests.clear()
     with open_llm(LLMSettings(model="m", base_url=server.base_url), None) as llm:
-        keys = {llm._backend.key(prompt): prompt for prompt in prompts}
+        keys = {llm._client.key(prompt): prompt for prompt in prompts}
     written: list[tuple[int, set[str]]] = []
     for number in range(1, kills + 1):
         goal = number * len(prompts) // (kills + 2)

@@ -9,8 +9,8 @@ import torch
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.grpo import calls_at_most
+from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded
-from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.rewards import RewardError, make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module

@@ -10,8 +10,7 @@ from answering import Composing
 from openai_server import OpenAIServer
 from rcr_trainer.data import covr_split
 from rcr_trainer.grpo import _GRPO, calls_at_most
-from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings

@@ -11,7 +11,7 @@ import pytest
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
-from rcr_trainer.llm.backend import answer_of
+from rcr_trainer.llm.client import answer_of
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 

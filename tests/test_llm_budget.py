@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from rcr_trainer.llm.ledger import Estimate, Ledger, Stats, Use
+from rcr_trainer.llm.cache import Budget, Estimate, Stats, Use
 from rcr_trainer.llm.settings import LLMSettings
 
 PRICES = LLMSettings(price_prompt=2.0, price_completion=10.0)
@@ -30,20 +30,11 @@ def test_money() -> None:
         ({"budget_calls": 4, "budget_tokens": 65}, False),
     ],
 )
-def test_spent_pending_reserved_and_the_next_call_count(budget: dict[str, Any], fits: bool) -> None:
-    ledger = Ledger(LLMSettings(price_prompt=2.0, price_completion=10.0, **budget), spent=Use(1, 10, 1))
-    ledger.pending, ledger.reserved = Use(1, 15, 2), Use(1, 14, 4)
+def test_spent_reserved_and_the_next_call_count(budget: dict[str, Any], fits: bool) -> None:
+    found = Budget(LLMSettings(price_prompt=2.0, price_completion=10.0, **budget), spent=Use(2, 25, 3))
+    found.reserved = Use(1, 14, 4)
     # 4 calls; 54 + 12 = 66 tokens; (54·2 + 12·10) / 10⁶ = 0.000228 dollars.
-    assert ledger.fits(Use(1, 15, 5)) is fits
-
-
-def test_booking_moves_what_was_pending() -> None:
-    ledger = Ledger(PRICES, Use(1, 1, 1))
-    ledger.pending = Use(3, 3, 3)
-    ledger.book(Use(1, 1, 1), None)
-    assert (ledger.spent, ledger.pending, ledger.total) == (Use(2, 2, 2), Use(2, 2, 2), Use(4, 4, 4))
-    ledger.book(Use(2, 2, 2), Use(9, 9, 9))
-    assert (ledger.spent, ledger.pending) == (Use(9, 9, 9), Use())
+    assert found.fits(Use(1, 15, 5)) is fits
 
 
 def test_an_estimate_says_whether_it_is_exact() -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.errors import DataError
-from rcr_trainer.llm.ledger import Answer, AnswerCache, Use
+from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 
 
 def test_answers_come_back_as_they_were_marked_as_cached(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import itertools
 import pytest
 from rcr_trainer.budget import longest_prompt
 from rcr_trainer.data import Example
-from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, open_language_model

@@ -16,11 +16,10 @@ from typing import Any
 import pytest
 from openai_server import OpenAIServer, each, prompts_of
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.cache import Answer
+from rcr_trainer.llm.client import LONGEST_BODY
 from rcr_trainer.llm.faults import AccessError, LLMError, RequestError, UnscoredError
-from rcr_trainer.llm.ledger import Answer
-from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.llm.openai_ import LONGEST_BODY
-from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from warm import Program
 
@@ -367,7 +366,7 @@ CHILD = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from openai_server import prompts_of
-from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 settings = {"kind": sys.argv[2], "model": "m", "base_url": sys.argv[3], "concurrency": 4, "timeout": 30}
 with open_llm(LLMSettings(**settings), sys.argv[4]) as llm:

@@ -11,7 +11,7 @@ import torch
 from openai_server import OpenAIServer, echo_of
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
-from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 

@@ -21,8 +21,8 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field
 from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.llm.cache import Answer, Use
 from rcr_trainer.llm.faults import BudgetExceeded, LLMError
-from rcr_trainer.llm.ledger import Answer, Use
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 

@@ -10,8 +10,8 @@ import pytest
 from langchain_core.language_models.fake import FakeListLLM
 from pydantic import BaseModel, ValidationError
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.backend import Backend
-from rcr_trainer.llm.opening import open_llm
+from rcr_trainer.llm.client import Client
+from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
 
@@ -24,10 +24,10 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def backend(**settings: Any) -> tuple[Backend, Any]:
+def backend(**settings: Any) -> tuple[Client, Any]:
     with open_llm(LLMSettings(**{"model": "m", "base_url": "http://127.0.0.1:1/v1", **settings}), None) as llm:
-        found = llm._backend
-        assert isinstance(found, Backend)
+        found = llm._client
+        assert isinstance(found, Client)
         return found, found._model
 
 
@@ -175,7 +175,7 @@ def test_two_schemas_of_one_name_share_no_answer() -> None:
 
     def key(format: Any) -> bytes:
         model = FakeListLLM(responses=["x"]).bind(response_format=format)
-        return Backend(model, LLMSettings(), identity={}).key("a")
+        return Client(model, LLMSettings(), identity={}).key("a")
 
     first = Format
     assert key(first) == key(Format)

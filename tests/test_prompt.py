@@ -8,7 +8,7 @@ from langchain_core.language_models import BaseLLM, FakeListChatModel, FakeListL
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult, Generation, LLMResult
 from pydantic import Field, ValidationError
-from rcr_trainer.llm.backend import Backend
+from rcr_trainer.llm.client import Client
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -55,13 +55,13 @@ def test_the_papers_prompt_byte_for_byte() -> None:
 )
 def test_answers_of_earlier_versions_are_found_in_the_cache(model: Any, answered: str, scored: str) -> None:
     text = APPENDIX_D.request([PICKS[0], Item("b\nc", "d")], "which one?")
-    backend = Backend(model, LLMSettings(), identity={"model": "m"})
+    backend = Client(model, LLMSettings(), identity={"model": "m"})
     assert backend.key(text).hex().startswith(answered)
     assert backend.key(Scored(str(text), APPENDIX_D.continuation("x"))).hex().startswith(scored)
 
 
 def test_another_system_message_or_turn_is_another_answer() -> None:
-    backend = Backend(FakeListChatModel(responses=["a"]), LLMSettings(), identity={"model": "m"})
+    backend = Client(FakeListChatModel(responses=["a"]), LLMSettings(), identity={"model": "m"})
     asked = ["a", Conversation("", ("a",)), Conversation("s", ("a",)), Conversation("", ("a", "b", "c"))]
     assert len({backend.key(each) for each in asked}) == 4
     assert backend.key(Conversation(backend.instruction, ("a",))) == backend.key("a")

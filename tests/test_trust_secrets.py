@@ -9,7 +9,7 @@ from openai_server import OpenAIServer
 from rcr_trainer import cli
 from rcr_trainer.evaluation import stage
 from rcr_trainer.layers import differences, hidden, load_config, to_yaml
-from rcr_trainer.llm.backend import Backend
+from rcr_trainer.llm.client import Client
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.redaction import HIDDEN, printable, redact, remember_key, secrets_in, without_secrets
 from rcr_trainer.settings import Settings
@@ -186,7 +186,7 @@ def test_secrets_of_a_model_given_as_an_object_are_known() -> None:
         base_url="http://me:hunter2@host/v1",
         default_headers={"X-Any": "header-of-mine"},
     )
-    backend = Backend(model, LLMSettings(), identity={"named": "x"})
+    backend = Client(model, LLMSettings(), identity={"named": "x"})
     said = backend.diagnose.redact("sk-one-of-mine hunter2 header-of-mine")
     assert said == " ".join([HIDDEN] * 3)
 

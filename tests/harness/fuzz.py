@@ -33,10 +33,9 @@ from fuzzing import Fuzz
 from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
-from rcr_trainer.llm.backend import Backend, answer_of, plain
+from rcr_trainer.llm.cache import Answer, AnswerCache, Use
+from rcr_trainer.llm.client import Client, answer_of, completed, identity_of, plain
 from rcr_trainer.llm.faults import MalformedResponseError
-from rcr_trainer.llm.ledger import Answer, AnswerCache, Use
-from rcr_trainer.llm.openai_ import completed, identity_of
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.rewards.execution import Result
 from safetensors.torch import load_file, save_file
@@ -302,9 +301,7 @@ def cache_keys(fuzz: Fuzz) -> str:
         known = [(LLMSettings(model="m", **given), plain(fuzz.one(*texts))) for given in (one, other)]
     except ValueError:
         return "no settings"
-    keys = [
-        Backend(FakeListLLM(responses=["x"]), given, identity=identity_of(given)).key(text) for given, text in known
-    ]
+    keys = [Client(FakeListLLM(responses=["x"]), given, identity=identity_of(given)).key(text) for given, text in known]
     same = sent(one, known[0][1]) == sent(other, known[1][1])
     assert (keys[0] == keys[1]) is same
     if has_secrets:

@@ -15,7 +15,7 @@ from rcr_trainer.tasks import Task, build_reward, open_language_model
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Example
-    from rcr_trainer.llm.ledger import Estimate
+    from rcr_trainer.llm.cache import Estimate
     from rcr_trainer.llm.model import LanguageModel
 
 

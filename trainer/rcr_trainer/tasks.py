@@ -336,8 +336,8 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         ConfigError: invalid settings.
         DataError: the file of answers can't be used.
     """
-    from rcr_trainer.llm.ledger import check_cache
-    from rcr_trainer.llm.opening import open_llm
+    from rcr_trainer.llm.cache import check_cache
+    from rcr_trainer.llm.model import open_llm
 
     check_hidden(config, "llm")
     cache = config.llm.cache or config.folder.parent / "answers.sqlite"

@@ -16,8 +16,8 @@ from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
 from rcr_trainer.evaluation.picks import Picks
 from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, SelectorScores
+from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
-from rcr_trainer.llm.ledger import Answer
 from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
 
 logger = logging.getLogger(__name__)

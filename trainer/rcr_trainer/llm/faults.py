@@ -1,4 +1,4 @@
-"""What a failed call means: repeat it (and when), go on without a program, or stop and say why.
+"""What a failed call means: repeat it (and when), go on without an answer, or stop and say why.
 
 Each message is one line that says what to do; none holds a key.
 """
@@ -15,22 +15,6 @@ from typing import Any
 from langchain_rcr.errors import RCRError
 from rcr_trainer.redaction import HIDDEN, redact
 
-_NO_MONEY = frozenset(
-    {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "insufficient_balance"}
-)
-_FILTERED = frozenset({"content_filter", "content_policy_violation", "invalid_prompt", "responsibleaipolicyviolation"})
-_TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")
-_NO_ACCESS = {
-    401: "the key is missing or wrong: check the environment variable that llm.api_key_env names",
-    403: "the key may not use this model: check the account's rights",
-    404: "no such model, or not at this address: check llm.model (its exact name), llm.base_url (most end in /v1) and "
-    "llm.kind (a chat model is not served as a completion model)",
-}
-_TRANSIENT = frozenset({408, 409, 425, 429})
-_WAITS = frozenset({429, 503})
-_TIMEOUTS = frozenset({"TimeoutError", "APITimeoutError", "ModelTimeoutError", "TimeoutException"})
-_CONNECTIONS = frozenset({"ConnectionError", "APIConnectionError", "ModelConnectionError", "TransportError"})
-_NEVER_ARRIVED = frozenset({"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout"})
 _LONGEST_MESSAGE = 300
 
 
@@ -43,7 +27,7 @@ class AccessError(LLMError):
 
 
 class UnscoredError(AccessError):
-    """The model tells no probabilities of texts."""
+    """The model doesn't tell how probable a text is."""
 
 
 class RequestError(LLMError):
@@ -67,10 +51,10 @@ class Fault:
     """A failed attempt.
 
     Attributes:
-        kind: "again", "unusable" (the answer is no program, for `reason`) or "stop".
+        kind: "again", "unusable" (there is no answer, for `reason`) or "stop".
         reason: in a word or two, for logs and counts.
-        error: what to raise if this was the last attempt, or at once for "stop".
-        wait: seconds that the server asks to wait; None: it says nothing.
+        error: what to raise after the last attempt, or at once for "stop".
+        wait: seconds that the server asks to wait; None: it doesn't say.
         charged: the provider may have charged it.
     """
 
@@ -79,6 +63,40 @@ class Fault:
     error: RCRError
     wait: float | None = None
     charged: bool = False
+
+
+_STOPS: dict[int | str, tuple[type[LLMError], str]] = {
+    "no_money": (
+        AccessError,
+        "the account has no quota or credit left: add credit or raise its limit, then resume the run",
+    ),
+    "redirect": (
+        AccessError,
+        "it redirects to {place}, where no key or prompt is sent: if that is right, set llm.base_url to it",
+    ),
+    401: (AccessError, "the key is missing or wrong: check the environment variable that llm.api_key_env names"),
+    403: (AccessError, "the key may not use this model: check the account's rights"),
+    404: (
+        AccessError,
+        "no such model, or not at this address: check llm.model (its exact name), llm.base_url (most end in /v1) and "
+        "llm.kind (a chat model is not served as a completion model)",
+    ),
+    "too_long": (
+        TooLongError,
+        "a prompt is longer than the model reads: fewer or shorter examples, or another model",
+    ),
+    "other": (RequestError, "the server refuses the request with status {status}: check the parameters under llm"),
+}
+"""What can't be mended by another attempt, by status or by what else tells it: the error, and what to do about it."""
+
+_NO_MONEY = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "insufficient_balance"}
+_FILTERED = {"content_filter", "content_policy_violation", "invalid_prompt", "responsibleaipolicyviolation"}
+_TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")
+_TRANSIENT = {408, 409, 425, 429}
+# By the names of their classes: each client has its own.
+_TIMEOUTS = {"TimeoutError", "APITimeoutError", "ModelTimeoutError", "TimeoutException"}
+_CONNECTIONS = {"ConnectionError", "APIConnectionError", "ModelConnectionError", "TransportError"}
+_NEVER_ARRIVED = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout"}
 
 
 class Diagnosis:
@@ -104,11 +122,10 @@ class Diagnosis:
             return Fault("stop", "error", error)
         # openai 2 raises a connection error from whatever its HTTP client raises.
         error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
-        names = {cls.__name__ for cls in type(error).__mro__}
-        said = self.redact(_message(error))
-        status = _status(error)
-        if status is not None:
+        said = self.redact(str(getattr(error, "message", None) or error) or type(error).__name__)
+        if status := _status(error):
             return self._by_status(error, status, said)
+        names = {cls.__name__ for cls in type(error).__mro__}
         if names & _TIMEOUTS:
             return self._again("timeout", "no answer in time", charged=True)
         if names & _CONNECTIONS or getattr(error, "is_retryable", False):
@@ -122,51 +139,40 @@ class Diagnosis:
             stopped.__cause__ = error
         return Fault("stop", "error", stopped)
 
+    def _by_status(self, error: Exception, status: int, said: str) -> Fault:
+        codes, headers = _codes(error), _headers(error)
+        if not codes.isdisjoint(_FILTERED):
+            return Fault("unusable", "refused", RequestError(f"{self.who} refused a prompt ({said})"))
+        which: int | str = status if status in _STOPS else "other"
+        if status == 402 or not codes.isdisjoint(_NO_MONEY):
+            which = "no_money"
+        elif status in _TRANSIENT or status >= 500:
+            wait = retry_after(headers) if status in (429, 503) else None
+            return self._again(str(status), f"status {status}: {said}", wait=wait)
+        elif status < 400:
+            which = "redirect"
+        elif which == "other" and any(sign in said.lower() or sign in codes for sign in _TOO_LONG):
+            which = "too_long"
+        kind, advice = _STOPS[which]
+        place = self.redact(headers.get("location", "another address").split("?")[0])
+        advice = advice.format(place=place, status=status)
+        return Fault("stop", str(which), kind(f"{self.who}: {advice} (the server says: {said})"))
+
+    def _again(self, reason: str, what: str, wait: float | None = None, charged: bool = False) -> Fault:
+        return Fault("again", reason, LLMError(f"{self.who} gave no answer: {what}"), wait, charged)
+
     def redact(self, text: str) -> str:
         """A text on one line, not long, and without secrets."""
         for secret in self._secrets:
             text = text.replace(secret, HIDDEN)
-        text = redact(text)
-        text = " ".join(text.split())
+        text = " ".join(redact(text).split())
         return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
-
-    def _again(self, reason: str, what: str, **details: Any) -> Fault:
-        return Fault("again", reason, LLMError(f"{self.who} gave no answer: {what}"), **details)
-
-    def _stop(self, reason: str, kind: type[LLMError], what: str, said: str) -> Fault:
-        return Fault("stop", reason, kind(f"{self.who}: {what} (the server says: {said})"))
-
-    def _by_status(self, error: Exception, status: int, said: str) -> Fault:
-        codes = _codes(error)
-        if codes & _NO_MONEY or status == 402:
-            advice = "the account has no quota or credit left: add credit or raise its limit, then resume the run"
-            return self._stop("insufficient_quota", AccessError, advice, said)
-        if codes & _FILTERED:
-            return Fault("unusable", "refused", RequestError(f"{self.who} refused a prompt ({said})"))
-        if status in _TRANSIENT or status >= 500:
-            wait = retry_after(_headers(error)) if status in _WAITS else None
-            return self._again(str(status), f"status {status}: {said}", wait=wait, charged=False)
-        if status < 400:
-            place = self.redact(_headers(error).get("location", "another address").split("?")[0])
-            advice = (
-                f"it redirects to {place}, where no key or prompt is sent: if that is right, set llm.base_url to it"
-            )
-            return self._stop(str(status), AccessError, advice, said)
-        if status in _NO_ACCESS:
-            return self._stop(str(status), AccessError, _NO_ACCESS[status], said)
-        if any(sign in said.lower() or sign in codes for sign in _TOO_LONG):
-            advice = "a prompt is longer than the model reads: fewer or shorter examples, or another model"
-            return self._stop("too_long", TooLongError, advice, said)
-        advice = f"the server refuses the request with status {status}: check the parameters under llm"
-        return self._stop(str(status), RequestError, advice, said)
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait by `retry-after-ms` or `Retry-After` (seconds or a date); None if they say nothing usable."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         value = str(headers.get(name) or "").strip()
-        if not value:
-            continue
         try:
             seconds = float(value) / scale
         except ValueError:
@@ -187,17 +193,13 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _message(error: Exception) -> str:
-    return str(getattr(error, "message", None) or error) or type(error).__name__
-
-
-def _status(error: Exception) -> int | None:
+def _status(error: Exception) -> int:
     for holder in (error, getattr(error, "response", None)):
         status = getattr(holder, "status_code", None)
         # A response of 200 is attached to errors in reading it.
         if isinstance(status, int) and status >= 300:
             return status
-    return None
+    return 0
 
 
 def _headers(error: Exception) -> Mapping[str, str]:
@@ -206,9 +208,8 @@ def _headers(error: Exception) -> Mapping[str, str]:
 
 
 def _codes(error: Exception) -> frozenset[str]:
-    """The machine-readable names of an error, lower case."""
     found = [getattr(error, "code", None), getattr(error, "type", None)]
-    body = getattr(error, "body", None)
+    body: Any = getattr(error, "body", None)
     if isinstance(body, Mapping):
         inner = body.get("error")
         for part in (body, inner if isinstance(inner, Mapping) else {}):

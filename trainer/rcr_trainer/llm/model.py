@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import random
+from collections import Counter
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias, TypeVar
 
 from langchain_rcr.basics.background import background
 from langchain_rcr.basics.progress import bar
@@ -23,25 +24,29 @@ from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
 from langchain_rcr.programs import get_parser
 from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.backend import Backend, Request
-from rcr_trainer.llm.caller import Batch, Caller
-from rcr_trainer.llm.faults import LLMError, RequestError, TooLongError, UnscoredError
-from rcr_trainer.llm.ledger import Answer, AnswerCache, Estimate, Ledger, Stats, Use
+from rcr_trainer.llm.cache import Answer, AnswerCache, Budget, Estimate, Stats, Use
+from rcr_trainer.llm.client import Client, Request, address_of, identity_of, make_model, public
+from rcr_trainer.llm.faults import Fault, LLMError, RequestError, TooLongError, UnscoredError
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
+T = TypeVar("T")
+_Answering: TypeAlias = "asyncio.Task[dict[bytes, Answer]]"
 
 _FIRST = 50
 """Different prompts after which a model is given up if over half of the answers hold no program that parses."""
 _QUOTED = 400
 """Characters of a prompt's end, and of an answer's beginning, that the error shows."""
 _SCORED_TOGETHER = 32
-"""Batches of texts that a local model scores before they are kept: it puts those side by side that begin alike."""
-
-
-class _MalformedScoreError(UnscoredError):
-    """The server scores, and what it says can't be used."""
+"""Batches of texts that a local model scores in one call: it puts those of similar length side by side."""
+_MALFORMED_ATTEMPTS = 3
+"""Attempts at a prompt whose responses are malformed; after that it has no program."""
+_ALL_MALFORMED = 10
+"""Prompts in a row with malformed responses alone after which a run stops: the server speaks another protocol."""
+_LONGEST_BACKOFF_S = 30.0
+_LONGEST_WAIT_S = 600.0
+"""Seconds that a server may ask to wait; a run that waits longer looks like one that hangs."""
 
 
 class LanguageModel:
@@ -50,10 +55,10 @@ class LanguageModel:
     `open_llm` makes one by settings.
 
     Args:
-        model: a `BaseLLM` or `BaseChatModel`, also `model.bind(…)`. What the settings say of temperature and longest
-            answer is not sent: the model is as it is.
-        settings: stop sequences, retries, concurrency, budget and prices; kind "local" for a model that computes on
-            this machine: one call at a time with `batch_size` prompts. A budget of tokens or money needs `max_tokens`
+        model: a `BaseLLM` or `BaseChatModel`, also `model.bind(…)`. The settings' temperature and longest answer are
+            not sent: the model is called as it is.
+        settings: stop sequences, retries, concurrency, budget and prices; kind "local" for a model on this machine,
+            which gets one call at a time with `batch_size` prompts. A budget of tokens or money needs `max_tokens`
             if the model doesn't have it.
         cache_path: the file with the answers, kept over runs; None: in memory. It needs `identity`.
         identity: a name, or a JSON object, that changes whenever the model or its parameters do.
@@ -61,7 +66,7 @@ class LanguageModel:
         prompt: how it is asked.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
             restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
-        **options: of `Backend`: the model's name, place and tokenizer.
+        **options: of `Client`: the model's name, place and tokenizer.
 
     Attributes:
         name: the model's.
@@ -90,36 +95,43 @@ class LanguageModel:
                 f"the answers of {type(model).__name__} can't be kept in a file without a name to tell it from other "
                 "models: pass identity='…', which changes whenever the model or its parameters do"
             )
-        settings = settings or LLMSettings()
+        self._settings = settings = settings or LLMSettings()
         known = identity if isinstance(identity, Mapping) else {"named": identity}
-        self._backend = backend = Backend(model, settings, identity=known, prompt=prompt, **options)
-        if backend.longest is None and (settings.budget_tokens is not None or settings.budget_money is not None):
-            raise ConfigError(f"a budget needs to know how long an answer of {backend.name!r} may get: give max_tokens")
-        self.name, self.prompt = backend.name, prompt
-        self.stats = Stats(settings)
+        self._client = client = Client(model, settings, identity=known, prompt=prompt, **options)
+        if client.longest is None and (settings.budget_tokens is not None or settings.budget_money is not None):
+            raise ConfigError(f"a budget needs to know how long an answer of {client.name!r} may get: give max_tokens")
+        self.name, self.prompt, self.stats = client.name, prompt, Stats(settings)
         self._cache, self._account = AnswerCache(cache_path), account
+        self._budget = Budget(settings, self._cache.spent(account) if account is not None else Use())
         # Answers to a group's prompts are often the same.
         self._program_of = remembered(1 << 26)(partial(program_of, language=language, labels=prompt.labels))
-        self._ledger = Ledger(settings, self._cache.spent(account) if account is not None else Use())
-        self._caller = Caller(backend, settings, self._ledger, self.stats, lambda used: self._write({}, used))
-        self._slots = asyncio.Semaphore(1 if settings.kind == "local" else settings.concurrency)
-        self._writing = asyncio.Lock()
         self._language, self._looked_at, self._useless = language, 0, 0
-        self._in_flight: dict[bytes, asyncio.Future[Answer]] = {}
+        self._scores: bool | UnscoredError | None = True if settings.kind == "local" else None
+
+        self._closed: LLMError | None = None
         self._seen: set[bytes] = set()
-        self._scores: bool | UnscoredError = settings.kind == "local"
-        self._workers: set[asyncio.Task[None]] = set()
+        self._asked: dict[bytes, _Answering] = {}
+        self._looking = asyncio.Lock()
+        self._settled = asyncio.Condition()
+        is_local = settings.kind == "local"
+        self._slots = asyncio.Semaphore(1 if is_local else settings.concurrency)
+        self._timeout = None if is_local else settings.timeout
+        self._running = 0
+        self._not_before = 0.0
+        self._malformed, self._well_formed = 0, False
+        # Not the global generator, whose state a training run owns.
+        self._jitter = random.Random()  # noqa: S311
 
     @property
     def spent(self) -> Use:
         """What counts against the budget so far."""
-        return self._ledger.total
+        return self._budget.spent
 
     def generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         """Answer prompts, in their order.
 
         Identical prompts are sent once: within the call, while another thread waits for the same, and ever, as long
-        as the cache file is kept. An answer is on disk before it is returned. May be called from several threads.
+        as the cache file is kept. An answer is on disk before it is returned. Thread-safe.
 
         Args:
             prompts: as `self.prompt` writes them, or any others.
@@ -133,8 +145,8 @@ class LanguageModel:
             TooLongError: the server says that a prompt is, or over half of the first prompts are too long for a model
                 in this process.
             LLMError: no answer in all attempts, or over half of the first answers hold no program that parses, of
-                which the message shows an example. In all cases the calls that were running have been finished,
-                and their answers are in the cache.
+                which the message shows an example. Whatever is raised, the calls that were running have been
+                finished, and their answers are in the cache.
             DataError: the cache can't be written.
         """
         answers: list[Answer] = []
@@ -157,45 +169,40 @@ class LanguageModel:
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
         if self._scores is not True:
-            keys = [self._backend.key(request) for request in requests]
+            keys = [self._client.key(request) for request in requests]
             kept = self._cache.get(keys)
-            asked = next((one for key, one in zip(keys, requests, strict=True) if key not in kept), None)
-            if asked is not None:
-                self._try(asked)
-        return self._score(requests)
+            new = [request for key, request in zip(keys, requests, strict=True) if key not in kept]
+            if new and self._scores is None:
+                self._scores = self._try_ways(new[0])
+            if new and isinstance(self._scores, UnscoredError):
+                raise self._scores
+        texts = [answer.text for answer in background().run(self._answers(requests))]
+        scores = [float(text) for text in texts if text is not None]
+        if len(scores) < len(texts):
+            raise self._malformed_scores()
+        return scores
 
-    def _try(self, request: Scored) -> None:
-        """Score a text of which nothing is kept; by which way, and that a server can't, is known from then on."""
-        if isinstance(self._scores, UnscoredError):
-            raise self._scores
-        for self._backend.scoring in WAYS:
+    def _try_ways(self, request: Scored) -> bool | UnscoredError:
+        """Whether the server scores, and by which way, found out with a text of which nothing is kept."""
+        failed = None
+        for self._client.scoring in WAYS:
             try:
-                self._score([request])
+                (answer,) = background().run(self._answers([request]))
+                return answer.text is not None or self._malformed_scores()
             except TooLongError:
                 raise
             except RequestError as error:
                 failed = UnscoredError(f"{self.name!r} can't score: {error}")
             except UnscoredError as error:
                 failed = error
-                if isinstance(error, _MalformedScoreError):
-                    break
-            else:
-                self._scores = True
-                return
-        self._scores = failed
-        raise failed
+        return failed or False
 
-    def _score(self, requests: Sequence[Scored]) -> list[float]:
-        texts = [answer.text for answer in background().run(self._generate(requests))]
-        if None in texts:
-            raise _MalformedScoreError(
-                f"the model {self.name!r} gave no probabilities of a text: the response is malformed"
-            )
-        return [float(text or "nan") for text in texts]
+    def _malformed_scores(self) -> UnscoredError:
+        return UnscoredError(f"the model {self.name!r} gave no probabilities of a text: the response is malformed")
 
     def count_tokens(self, prompt: str | Conversation) -> int:
-        """Tokens of a prompt with all that is sent along, at least as many as there are."""
-        return self._backend.count_tokens(prompt)
+        """Tokens of a prompt with all that is sent along, or somewhat more."""
+        return self._client.count_tokens(prompt)
 
     def estimate_calls(self, calls: int, longest_prompt: str | Conversation) -> Estimate:
         """What a number of calls costs at most, before the prompts are known. The model is not called.
@@ -207,17 +214,17 @@ class LanguageModel:
         Raises:
             ConfigError: how long an answer may get isn't known.
         """
-        longest = self._backend.longest
+        longest = self._client.longest
         if longest is None:
             raise ConfigError(f"how long an answer of {self.name!r} may get isn't known: give max_tokens")
         use = Use(calls, calls * self.count_tokens(longest_prompt), calls * longest)
-        money = self.stats.settings.money(use.prompt_tokens, use.completion_tokens)
-        return Estimate(use, money, self._backend.exact_tokens)
+        money = self._settings.money(use.prompt_tokens, use.completion_tokens)
+        return Estimate(use, money, self._client.exact_tokens)
 
     def close(self) -> None:
         """Wait for calls that are still running, so that what is paid for is kept; then close the model."""
-        if self._caller.closed is None:
-            self._caller.closed = LLMError(f"the model {self.name!r} is closed")
+        if self._closed is None:
+            self._closed = LLMError(f"the model {self.name!r} is closed")
             background().run(self._close())
             self._cache.close()
             if self.stats.nominal:
@@ -231,40 +238,19 @@ class LanguageModel:
     ) -> None:
         self.close()
 
-    async def _generate(self, prompts: Sequence[Request]) -> list[Answer]:
-        if self._caller.closed:
-            raise self._caller.closed
-        keys = [self._backend.key(prompt) for prompt in prompts]
-        self.stats.nominal += len(prompts)
-        self._seen.update(keys)
-        self.stats.distinct = len(self._seen)
-        batch = Batch()
-        mine = {each: prompt for each, prompt in zip(keys, prompts, strict=True) if each not in self._in_flight}
-        for each in mine:
-            self._in_flight[each] = asyncio.get_running_loop().create_future()
-        futures = {each: self._in_flight[each] for each in keys}
-        worker = asyncio.create_task(self._answer(mine, batch))
-        self._workers.add(worker)
-        worker.add_done_callback(self._workers.discard)
-        try:
-            with bar(f"{self.name} answers", len(futures)) as shown:
-                for future in futures.values():
-                    future.add_done_callback(lambda _: shown.update())
-                if futures:
-                    await asyncio.wait(futures.values())
-        except asyncio.CancelledError:
-            # The caller is gone (Ctrl-C). Calls that wait are dropped; those that run are paid for: let them end.
-            batch.error = batch.error or LLMError("interrupted")
-            raise
-        errors = [error for future in futures.values() if (error := future.exception()) is not None]
-        if errors:
-            raise batch.error or errors[0]
-        read = {each: future.result() for each, future in futures.items()}
-        self.stats.cached += sum(read[each].cached for each in keys)
-        if prompts and isinstance(prompts[0], Scored):
-            return [read[each] for each in keys]
-        programs = {each: self._read(answer) for each, answer in read.items()}
-        answers = [programs[each] for each in keys]
+    async def _close(self) -> None:
+        async with self._looking:
+            tasks = set(self._asked.values())
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+        await self._client.close()
+
+    # ------------------------------------------------------------------------------------------- programs in answers
+
+    async def _generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
+        answers = [self._read(answer) for answer in await self._answers(prompts)]
         self.stats.failures.update([answer.reason for answer in answers if answer.program is None])
         self._stop_if_useless(prompts, answers)
         logger.debug("%s: %s", self.name, self.stats)
@@ -280,87 +266,259 @@ class LanguageModel:
             return answer
         return replace(answer, program=program, reason=answer.reason if program else answer.reason or "empty")
 
-    def _stop_if_useless(self, prompts: Sequence[Request], answers: Sequence[Answer]) -> None:
+    def _stop_if_useless(self, prompts: Sequence[str | Conversation], answers: Sequence[Answer]) -> None:
         """Raise an error if over half of the first answers hold no program: a run would learn and compare nothing."""
         if self._looked_at >= _FIRST:
             return
         parse, distinct = get_parser(self._language).parse, dict(zip(prompts, answers, strict=True))
         useless = [pair for pair in distinct.items() if pair[1].program is None or parse(pair[1].program) is None]
         self._looked_at, self._useless = self._looked_at + len(distinct), self._useless + len(useless)
-        if self._looked_at >= _FIRST and 2 * self._useless > self._looked_at and useless:
-            prompt, answer = str(useless[-1][0]), useless[-1][1]
-            if all(each.reason == "too_long" for _, each in useless):
-                self._looked_at = self._useless = 0  # others may fit
-                raise TooLongError(
-                    f"most prompts, with an answer of llm.max_tokens, are longer than {self.name!r} reads: fewer or "
-                    f"shorter examples, or another model (one prompt has {answer.prompt_tokens} tokens)"
-                )
-            raise LLMError(
-                f"{self._useless} of the first {self._looked_at} answers of {self.name!r} hold no program that parses "
-                f"as '{self._language}': change the section prompt, llm.max_tokens, program.language or the model. The "
-                f"end of a prompt: {prompt[-_QUOTED:]!r}; its answer{f' ({answer.reason})' if answer.reason else ''}: "
-                f"{(answer.text or '')[:_QUOTED]!r}"
+        if self._looked_at < _FIRST or 2 * self._useless <= self._looked_at or not useless:
+            return
+        prompt, answer = str(useless[-1][0]), useless[-1][1]
+        if all(each.reason == "too_long" for _, each in useless):
+            self._looked_at = self._useless = 0  # others may fit
+            raise TooLongError(
+                f"most prompts, with an answer of llm.max_tokens, are longer than {self.name!r} reads: fewer or "
+                f"shorter examples, or another model (one prompt has {answer.prompt_tokens} tokens)"
             )
+        raise LLMError(
+            f"{self._useless} of the first {self._looked_at} answers of {self.name!r} hold no program that parses "
+            f"as '{self._language}': change the section prompt, llm.max_tokens, program.language or the model. The "
+            f"end of a prompt: {prompt[-_QUOTED:]!r}; its answer{f' ({answer.reason})' if answer.reason else ''}: "
+            f"{(answer.text or '')[:_QUOTED]!r}"
+        )
 
-    async def _answer(self, prompts: Mapping[bytes, Request], batch: Batch) -> None:
-        """Settle the futures of these prompts, from the cache or from the model."""
-        with self._outcome(prompts, batch):
-            known = await asyncio.to_thread(self._cache.get, list(prompts))
-            self._settle(known)
-            missing = [(each, prompt) for each, prompt in prompts.items() if each not in known]
-            size = self._backend.batch_size
-            if size > 1 and any(isinstance(prompt, Scored) for _, prompt in missing):
-                size *= _SCORED_TOGETHER
-            elif size > 1:
-                # Prompts of similar length need little padding.
-                missing.sort(key=lambda pair: len(str(pair[1])))
-            parts = [dict(missing[start : start + size]) for start in range(0, len(missing), size)]
-            await asyncio.gather(*[self._answer_part(part, batch) for part in parts])
+    # ------------------------------------------------------------------------------ from the cache, or from the model
 
-    async def _answer_part(self, prompts: Mapping[bytes, Request], batch: Batch) -> None:
-        with self._outcome(prompts, batch):
-            async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
-                answers, used = await self._caller.call(list(prompts.values()), batch)
-                found = dict(zip(prompts, answers, strict=True))
-                kept = {each: answer for each, answer in found.items() if self._is_final(answer, prompts[each])}
-                written = await self._write(kept, used)
-            self._settle({**found, **written})
+    async def _answers(self, requests: Sequence[Request]) -> list[Answer]:
+        """Answers to some requests, in their order; each distinct one is asked once, whoever else waits for it."""
+        keys = [self._client.key(request) for request in requests]
+        distinct = dict(zip(keys, requests, strict=True))
+        self._seen.update(keys)
+        self.stats.nominal += len(keys)
+        self.stats.distinct = len(self._seen)
+        with bar(f"{self.name} answers", len(distinct)) as shown:
+            try:
+                # At the first error, or once the caller is gone, those that haven't called the model are dropped.
+                async with asyncio.TaskGroup() as group:
+                    async with self._looking:  # one at a time: else two could miss the same answer, and both pay
+                        if self._closed:
+                            raise self._closed
+                        tasks = {key: self._asked[key] for key in distinct if key in self._asked}
+                        missing = {key: request for key, request in distinct.items() if key not in tasks}
+                        found = await asyncio.to_thread(self._cache.get, list(missing))
+                        tasks |= self._start({key: missing[key] for key in missing if key not in found}, group)
+                    shown.update(len(found))
+                    for task, count in Counter(tasks.values()).items():
+                        task.add_done_callback(lambda _, count=count: shown.update(count))
+                    if tasks:
+                        await asyncio.wait(tasks.values())
+            except BaseExceptionGroup as errors:
+                first = errors.exceptions[0]
+            else:
+                first = None
+        if first is not None:
+            raise first
+        for key, task in tasks.items():
+            if task.cancelled():
+                raise self._closed or LLMError("interrupted")
+            found[key] = task.result()[key]
+        self.stats.cached += sum(found[key].cached for key in keys)
+        return [found[key] for key in keys]
 
-    def _is_final(self, answer: Answer, prompt: Request) -> bool:
-        """Whether to keep an answer, so that no resume pays for it again.
+    def _start(self, requests: Mapping[bytes, Request], group: asyncio.TaskGroup) -> dict[bytes, _Answering]:
+        """For each request the task that answers it; a task is a call of the model."""
+        left, size = list(requests.items()), self._client.batch_size
+        if size > 1 and any(isinstance(request, Scored) for _, request in left):
+            size *= _SCORED_TOGETHER
+        elif size > 1:
+            # Prompts of similar length need little padding.
+            left.sort(key=lambda pair: len(str(pair[1])))
+        tasks: dict[bytes, _Answering] = {}
+        for start in range(0, len(left), size):
+            part = dict(left[start : start + size])
+            task = group.create_task(self._ask(part))
+            task.add_done_callback(partial(self._forget, part))
+            tasks |= dict.fromkeys(part, task)
+        self._asked |= tasks
+        return tasks
 
-        Malformed ones are kept where the server has answered others properly, so that it isn't a server of another
-        kind, and where a run can go on without them, as it can't without the probabilities of a text.
-        """
-        return answer.reason != "malformed" or (self._caller.well_formed and not isinstance(prompt, Scored))
+    def _forget(self, keys: Iterable[bytes], task: _Answering) -> None:
+        for key in keys:
+            del self._asked[key]
 
-    @contextmanager
-    def _outcome(self, prompts: Mapping[bytes, Request], batch: Batch) -> Iterator[None]:
-        """Pass an error on to those who wait for these prompts."""
+    async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
+        """Answers to requests that go into one call, in as many attempts as it takes."""
+        malformed, worst = 0, self._client.worst(list(requests.values()))
+        async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
+            for attempt in range(1, self._settings.attempts + 1):
+                await self._wait_for_server()
+                await self._reserve(worst)
+                outcome = await _to_the_end(self._attempt(requests, worst))
+                if not isinstance(outcome, Fault):
+                    return outcome
+                malformed += outcome.reason == "malformed"
+                if outcome.kind == "unusable" or malformed == _MALFORMED_ATTEMPTS:
+                    return await self._give_up(requests, outcome)
+                if outcome.kind == "stop":
+                    raise outcome.error
+                if attempt == self._settings.attempts:
+                    break
+                await self._back_off(outcome, attempt)
+        raise LLMError(f"{outcome.error}, in {attempt} attempts; answers so far are kept, so resume later")
+
+    async def _attempt(self, requests: Mapping[bytes, Request], worst: Use) -> dict[bytes, Answer] | Fault:
+        """Call the model once; when this returns, its answers are on disk, and what it cost is booked."""
+        self._running += 1
+        self.stats.peak = max(self.stats.peak, self._running)
         try:
-            yield
-        except BaseException as error:  # of whatever kind: goes to those who wait
-            batch.error = batch.error or error
-            for each in prompts:
-                future = self._in_flight.pop(each, None)
-                if future is not None and not future.done():
-                    future.set_exception(error if isinstance(error, Exception) else LLMError("interrupted"))
-                    future.exception()  # retrieved here: there may be no caller left that waits
+            async with asyncio.timeout(self._timeout):
+                given = await self._client.call(list(requests.values()))
+        except Exception as error:  # of whatever kind: diagnosed, and raised unless it passes
+            fault = self._client.diagnose(error)
+            await self._book({}, worst, worst if fault.charged else Use())
+            return fault
+        finally:
+            self._running -= 1
+        pairs = zip(requests.items(), given, strict=True)
+        answers = {key: self._counted(answer, request) for (key, request), answer in pairs}
+        read = sum(answer.prompt_tokens for answer in answers.values())
+        written = sum(answer.completion_tokens for answer in answers.values())
+        self.stats.paid += len(answers)
+        self._malformed, self._well_formed = 0, True
+        return await self._book(answers, worst, Use(len(answers), read, written))
 
-    def _settle(self, answers: Mapping[bytes, Answer]) -> None:
-        for each, answer in answers.items():
-            future = self._in_flight.pop(each, None)
-            if future is not None and not future.done():
-                future.set_result(answer)
+    async def _give_up(self, requests: Mapping[bytes, Request], fault: Fault) -> dict[bytes, Answer]:
+        """Empty answers, which are kept, so that no resumed run pays for them again.
 
-    async def _write(self, answers: Mapping[bytes, Answer], used: Use) -> dict[bytes, Answer]:
-        """Put answers and what they cost on disk; returns them as they are there."""
-        async with self._writing:  # one after the other: what the account has spent must not be an older sum
-            stored, spent = await asyncio.to_thread(self._cache.put, self.name, answers, self._account, used)
-            self._ledger.book(used, spent)
+        Not those that are malformed where the server hasn't answered anything properly, which may be one of another
+        kind, nor probabilities, without which a run can't go on.
+        """
+        answers = dict.fromkeys(requests, Answer(None, fault.reason))
+        if fault.reason == "malformed":
+            self._malformed += 1
+            if self._malformed >= _ALL_MALFORMED:
+                last = f"nor was any of the last {_ALL_MALFORMED} prompts answered"
+                raise LLMError(f"{fault.error}; {last}: check llm.base_url and llm.kind")
+            if not self._well_formed or any(isinstance(request, Scored) for request in requests.values()):
+                return answers
+        return await self._book(answers, Use(), Use())
+
+    def _counted(self, answer: Answer, request: Request) -> Answer:
+        read, written = answer.prompt_tokens, answer.completion_tokens
+        if read >= 0 and (written > 0 or (written == 0 and not answer.text)):
+            return answer
+        self.stats.counted += 1
+        if read < 0:
+            read = self._client.count_tokens(str(request))
+        if written <= 0:
+            written = 1 if isinstance(request, Scored) else self._client.count_tokens(answer.text or "")
+        return replace(answer, prompt_tokens=read, completion_tokens=written)
+
+    # ----------------------------------------------------------------------------------------------- budget and pauses
+
+    async def _reserve(self, worst: Use) -> None:
+        async with self._settled:
+            while not self._budget.fits(worst):
+                if not self._budget.reserved.calls:
+                    raise self._budget.exceeded(self.name)
+                # Running calls may turn out cheaper than their worst case.
+                await self._settled.wait()
+            self._budget.reserved += worst
+
+    async def _book(self, answers: Mapping[bytes, Answer], worst: Use, used: Use) -> dict[bytes, Answer]:
+        """Put answers on disk with what they cost, and end their reservation; returns them as they are there."""
+        stored = dict(answers)
+        async with self._settled:  # one after the other: what the account has spent must not be an older sum
+            self._budget.reserved -= worst
+            self._budget.spent += used
+            self.stats.used += used
+            self._settled.notify_all()
+            if answers or used.calls:
+                stored, spent = await asyncio.to_thread(self._cache.put, self.name, answers, self._account, used)
+                self._budget.spent = spent or self._budget.spent
         return stored
 
-    async def _close(self) -> None:
-        if self._workers:
-            await asyncio.wait(set(self._workers))
-        await self._backend.close()
+    async def _wait_for_server(self) -> None:
+        """Call nothing while the server asks for a pause."""
+        now = asyncio.get_running_loop().time
+        while (left := self._not_before - now()) > 0:
+            await asyncio.sleep(left + self._jitter.uniform(0, min(1.0, 0.1 * left)))
+
+    async def _back_off(self, fault: Fault, attempt: int) -> None:
+        wait = min(_LONGEST_BACKOFF_S, self._settings.backoff * 2 ** (attempt - 1)) * self._jitter.uniform(0.5, 1)
+        if fault.wait is not None:
+            if fault.wait > _LONGEST_WAIT_S:
+                raise LLMError(f"{fault.error}; it asks to wait {fault.wait:,.0f} s: resume the run after that")
+            # The limit is the account's: it holds for all calls.
+            self._not_before = max(self._not_before, asyncio.get_running_loop().time() + fault.wait)
+            wait = 0.0
+        self.stats.retries[fault.reason] += 1
+        which = f"attempt {attempt} of {self._settings.attempts}"
+        logger.info("%s: %s, %s, next in %.1f s", self.name, fault.reason, which, wait or fault.wait or 0.0)
+        await asyncio.sleep(wait)
+
+
+async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
+    """Await what must end once it has begun, since it is paid for; a cancellation takes effect after that."""
+    task, cancelled = asyncio.ensure_future(work), None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result = task.result()
+    if cancelled is not None:
+        raise cancelled
+    return result
+
+
+def open_llm(
+    settings: LLMSettings,
+    cache_path: str | os.PathLike[str] | None,
+    *,
+    language: str = "functional",
+    prompt: Prompt = APPENDIX_D,
+    account: str | None = None,
+) -> LanguageModel:
+    """The model that the settings name. Nothing is sent yet.
+
+    Args:
+        settings: kind completion, chat or local.
+        cache_path: the file with the answers, kept over runs; None: in memory.
+        language: of the programs in the answers.
+        prompt: how it is asked.
+        account: under which the file keeps what is spent; see `LanguageModel`.
+
+    Raises:
+        ConfigError: no model name; no API key for OpenAI's own server; no such folder.
+        DataError: the cache file can't be used.
+    """
+    if not settings.given:
+        raise ConfigError(
+            "llm.model is required: the name of a model that the server has, or of a local folder (there is no "
+            "default, since models come and go: OpenAI has shut down those that older programs name)"
+        )
+    # Written out, so that the longest answer counts as given.
+    settings = settings.model_copy(update={"max_tokens": settings.max_tokens})
+    identity: dict[str, Any] = {"kind": settings.kind, "max_tokens": settings.max_tokens}
+    options: dict[str, Any] = {"name": settings.model, "language": language, "prompt": prompt, "account": account}
+    model: Any
+    if settings.kind == "local":
+        from rcr_trainer.llm.local import LocalLM
+
+        model = LocalLM(
+            model=settings.model,
+            max_new_tokens=settings.max_tokens,
+            batch_size=settings.batch_size,
+            device=settings.device,
+            dtype=settings.dtype,
+        )
+        identity |= model.identity
+        options["count_tokens"] = model.count_tokens
+    else:
+        model = make_model(settings)
+        identity |= identity_of(settings)
+        options["place"] = public(address_of(settings))
+    return LanguageModel(model, settings, cache_path=cache_path, identity=identity, **options)

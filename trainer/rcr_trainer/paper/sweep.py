@@ -15,8 +15,8 @@ from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
 from rcr_trainer.evaluation import EvaluationReport, read_picks
 from rcr_trainer.layers import checked, load_config, merged
+from rcr_trainer.llm.cache import Estimate
 from rcr_trainer.llm.faults import UnscoredError
-from rcr_trainer.llm.ledger import Estimate
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import origin, split_settings
 from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of

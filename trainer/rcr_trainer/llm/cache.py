@@ -1,18 +1,16 @@
-"""What was paid for: answers on disk before they are used, and a budget that holds over runs and processes."""
+"""Answers on disk before they are used, and a budget that holds over runs and processes: one SQLite file has both."""
 
 from __future__ import annotations
 
-import json
 import os
 import sqlite3
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rcr_trainer.errors import DataError
 from rcr_trainer.llm.faults import BudgetExceeded
@@ -20,59 +18,34 @@ from rcr_trainer.llm.settings import LLMSettings
 
 _APPLICATION = 0x52435243  # "RCRC"
 _VERSION = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS answers (
-    key BLOB PRIMARY KEY, model TEXT NOT NULL, text TEXT, reason TEXT NOT NULL,
-    prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL
-) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS spent (
-    account TEXT PRIMARY KEY,
-    calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL
-) WITHOUT ROWID;
-"""
-_AT_ONCE = 500
-"""Keys in one query; SQLite takes at least 999 parameters."""
+_SCHEMA = (
+    """CREATE TABLE answers (
+        key BLOB PRIMARY KEY, model TEXT NOT NULL, text TEXT, reason TEXT NOT NULL,
+        prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    """CREATE TABLE spent (
+        account TEXT PRIMARY KEY,
+        calls INTEGER NOT NULL, prompt_tokens INTEGER NOT NULL, completion_tokens INTEGER NOT NULL
+    ) WITHOUT ROWID""",
+    f"PRAGMA application_id = {_APPLICATION}",
+    f"PRAGMA user_version = {_VERSION}",
+)
 _WAIT_S = 60.0
 """Seconds to wait for another process that writes."""
 
 
-_MOST_TOKENS = 10_000_000
-"""Tokens that no model reads or writes in one call; the longest contexts have a tenth to all of it."""
-
-
-def token_count(value: object) -> int:
-    """A number of tokens as a server reports it; −1 where that is missing or can't be true."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
-        return -1
-    return int(value)
-
-
-def canonical(value: object) -> str:
-    """What goes into a key of the cache: the same text for what is sent as the same JSON, another for anything else."""
-
-    def told(inner: Any) -> Any:
-        # A response's format: two classes of one name may ask for different things.
-        is_schema = isinstance(inner, type) and hasattr(inner, "model_json_schema")
-        return inner.model_json_schema() if is_schema else repr(inner)
-
-    try:
-        return json.dumps(value, sort_keys=True, default=told)
-    except TypeError:  # names of several types have no order until they are text
-        return json.dumps(json.loads(json.dumps(value, default=told)), sort_keys=True)
-
-
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One prompt's answer.
+    """The answer to a prompt.
 
     Attributes:
         text: what the model wrote; None: nothing.
-        reason: why `text` is no whole answer: "empty", "refused", "truncated" (cut off at the longest length allowed),
-            "malformed" (the server's response is no answer) or "too_long" (the prompt, for a local model).
+        reason: why `text` isn't a whole answer: "empty", "refused", "truncated" (it reached the length limit),
+            "malformed" (the response was no answer) or "too_long" (the prompt, for a local model).
         prompt_tokens: tokens read, as the server reports them, else counted.
         completion_tokens: tokens written, likewise.
         cached: it was on disk before this call.
-        program: the program in the text; None if there is none. Never on disk: it is parsed again each time.
+        program: the program in the text; None if there is none. Not stored, but parsed each time.
     """
 
     text: str | None
@@ -108,14 +81,12 @@ class Use:
 
 
 class AnswerCache:
-    """An SQLite file: the digest of model, parameters and prompt → answer; and what accounts have spent.
+    """An SQLite file with answers, by a digest of model, parameters and prompt, and with what each account has spent.
 
-    Several processes may share it, and it survives a kill at any moment. Prompts themselves aren't stored. All methods
-    may be called from any thread.
+    Several processes may share it, and it survives a kill at any moment. Prompts aren't stored. Thread-safe.
 
     Args:
-        path: the file, made if missing; None: in memory, for this object alone. Not on a network file system, whose
-            locks SQLite can't rely on.
+        path: created if missing; None: in memory. Not on a network file system, where SQLite can't rely on locks.
 
     Raises:
         DataError: the file is something else, or can't be opened.
@@ -124,54 +95,50 @@ class AnswerCache:
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = None if path is None else Path(path)
         self._lock = threading.Lock()
-        with self._errors():
+        with self._access():
             if self.path is not None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
             self._database = sqlite3.connect(
                 ":memory:" if self.path is None else self.path,
                 timeout=_WAIT_S,
-                isolation_level=None,
+                isolation_level="IMMEDIATE",
                 check_same_thread=False,
             )
-        try:
-            with self._errors():
+            try:
                 self._prepare()
-        except BaseException:
-            self._database.close()
-            raise
+            except BaseException:
+                self._database.close()
+                raise
 
     def _prepare(self) -> None:
-        # SQLite doesn't wait for another process that turns on the write-ahead log, but fails at once.
+        # SQLite fails at once, without waiting, while another process switches to the write-ahead log.
         until = time.monotonic() + _WAIT_S
         while True:
             try:
-                return self._make_tables()
+                return self._create_tables()
             except sqlite3.OperationalError as error:
                 if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                     raise
                 time.sleep(0.01)
 
-    def _make_tables(self) -> None:
-        # One process at a time: else the second finds the tables that the first has just made, and no mark yet.
-        with self._transaction():
-            application = self._pragma("application_id")
-            tables = self._database.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-            if application != _APPLICATION and (application or tables):
+    def _create_tables(self) -> None:
+        with self._database:
+            # Before looking: else a second process could find tables that don't have their mark yet.
+            self._database.execute("BEGIN IMMEDIATE")
+            application = self._number("PRAGMA application_id")
+            if application != _APPLICATION and (application or self._number("SELECT count(*) FROM sqlite_master")):
                 raise DataError(f"{self.path} is an SQLite file of another program: choose another path for the cache")
-            if self._pragma("user_version") > _VERSION:
+            if self._number("PRAGMA user_version") > _VERSION:
                 raise DataError(f"{self.path} was written by a newer version of langchain-rcr: choose another path")
-            if application != _APPLICATION:
-                for statement in _SCHEMA.split(";")[:-1]:
-                    self._database.execute(statement)
-                self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
-                self._database.execute(f"PRAGMA user_version = {_VERSION}")
+            for statement in _SCHEMA if application != _APPLICATION else ():
+                self._database.execute(statement)
         self._database.execute("PRAGMA journal_mode = WAL")
-        # FULL: an answer is on disk once its transaction ends, also after a power cut.
+        # FULL: an answer survives a power cut, too, once its transaction has ended.
         self._database.execute("PRAGMA synchronous = FULL")
 
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
+    def get(self, keys: Iterable[bytes]) -> dict[bytes, Answer]:
         """The answers that are there, marked as cached."""
-        with self._lock, self._errors():
+        with self._access():
             return self._select(keys)
 
     def put(
@@ -179,7 +146,7 @@ class AnswerCache:
     ) -> tuple[dict[bytes, Answer], Use | None]:
         """Write answers in one transaction; they are on disk when this returns.
 
-        Where another process was first, its answer stays, and both go on with the same one.
+        If another process was first, its answer stays, so that both go on with the same one.
 
         Args:
             model: its name, for people who look into the file.
@@ -194,12 +161,11 @@ class AnswerCache:
             (key, model, answer.text, answer.reason, answer.prompt_tokens, answer.completion_tokens)
             for key, answer in answers.items()
         ]
-        with self._lock, self._errors(), self._transaction():
-            before = self._database.total_changes
-            self._database.executemany("INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", rows)
-            stored = dict(answers)
-            if self._database.total_changes - before < len(rows):
-                stored |= self._select(list(answers))
+        with self._access(), self._database:
+            added = self._database.executemany(
+                "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", rows
+            )
+            stored = dict(answers) if added.rowcount == len(rows) else self._select(answers)
             if account is None:
                 return stored, None
             used = used or Use()
@@ -213,58 +179,45 @@ class AnswerCache:
 
     def spent(self, account: str) -> Use:
         """All that an account has spent, in earlier runs too."""
-        with self._lock, self._errors():
+        with self._access():
             return self._spent(account)
 
     def __len__(self) -> int:
-        with self._lock, self._errors():
-            return int(self._database.execute("SELECT count(*) FROM answers").fetchone()[0])
+        with self._access():
+            return self._number("SELECT count(*) FROM answers")
 
     def close(self) -> None:
         """Close the file."""
         with self._lock:
             self._database.close()
 
-    def _select(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
-        found: dict[bytes, Answer] = {}
-        columns = "key, text, reason, prompt_tokens, completion_tokens"
-        for start in range(0, len(keys), _AT_ONCE):
-            some = keys[start : start + _AT_ONCE]
-            marks = ", ".join("?" * len(some))
-            rows = self._database.execute(f"SELECT {columns} FROM answers WHERE key IN ({marks})", some)  # noqa: S608
-            found |= {row[0]: Answer(row[1], row[2], row[3], row[4], cached=True) for row in rows}
-        return found
+    def _select(self, keys: Iterable[bytes]) -> dict[bytes, Answer]:
+        query = "SELECT text, reason, prompt_tokens, completion_tokens FROM answers WHERE key = ?"
+        rows = ((key, self._database.execute(query, (key,)).fetchone()) for key in keys)
+        return {key: Answer(*row, cached=True) for key, row in rows if row is not None}
 
     def _spent(self, account: str) -> Use:
         query = "SELECT calls, prompt_tokens, completion_tokens FROM spent WHERE account = ?"
         return Use(*(self._database.execute(query, (account,)).fetchone() or ()))
 
-    def _pragma(self, name: str) -> int:
-        return int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
+    def _number(self, query: str) -> int:
+        return int(self._database.execute(query).fetchone()[0])
 
     @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
+    def _access(self) -> Iterator[None]:
+        """One thread at a time, whose errors name the file."""
         try:
-            yield
-        except BaseException:
-            self._database.execute("ROLLBACK")
-            raise
-        self._database.execute("COMMIT")
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        try:
-            yield
+            with self._lock:
+                yield
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"the cache of answers {self.path or 'in memory'} can't be used: {error}") from error
 
 
 def check_cache(path: str | os.PathLike[str]) -> None:
-    """Find now what `AnswerCache` would refuse later, without making a file.
+    """Find now what `AnswerCache` would refuse later, without creating a file.
 
     Raises:
-        DataError: the file is something else, or can't be opened or made.
+        DataError: the file is something else, or can't be opened or created.
     """
     if Path(path).exists():
         AnswerCache(path).close()
@@ -275,47 +228,36 @@ def check_cache(path: str | os.PathLike[str]) -> None:
         raise DataError(f"the cache of answers {path} can't be used: {there} {what}")
 
 
-class Ledger:
-    """The budget: sets aside the worst case of a call before it is made, and books what it cost after.
+class Budget:
+    """What may be spent: the worst case of a call is reserved before it is made.
 
     Args:
-        settings: budget and prices.
+        settings: limits and prices.
         spent: by the account before.
 
     Attributes:
-        spent: booked and on disk.
-        pending: used, but not yet on disk.
+        spent: so far.
         reserved: the worst case of the calls that are running.
     """
 
     def __init__(self, settings: LLMSettings, spent: Use) -> None:
-        self.settings, self.spent = settings, spent
-        self.pending = self.reserved = Use()
-
-    @property
-    def total(self) -> Use:
-        """All that was used, on disk or not."""
-        return self.spent + self.pending
-
-    def book(self, used: Use, total: Use | None) -> None:
-        """What was pending is on disk; `total` is what the account has spent by now, other processes' calls too."""
-        self.pending -= used
-        self.spent = self.spent + used if total is None else total
+        self._settings, self.spent = settings, spent
+        self.reserved = Use()
 
     def fits(self, worst: Use) -> bool:
-        """Whether a call that uses at most `worst` can't break the budget, whatever the running calls cost."""
-        total, limit = self.total + self.reserved + worst, self.settings
+        """Whether a call that uses at most `worst` can't exceed the budget, whatever the running calls cost."""
+        total, limit = self.spent + self.reserved + worst, self._settings
         money = limit.money(total.prompt_tokens, total.completion_tokens) or 0.0
         return not (
             (limit.budget_calls is not None and total.calls > limit.budget_calls)
             or (limit.budget_tokens is not None and total.tokens > limit.budget_tokens)
-            # With slack for rounding, so that sums of cents that come out even are even.
+            # Some slack for rounding, so that cents that add up to the limit fit.
             or (limit.budget_money is not None and money > limit.budget_money * (1 + 1e-9) + 1e-12)
         )
 
     def exceeded(self, name: str) -> BudgetExceeded:
-        """What to raise where the next call of the model `name` doesn't fit."""
-        limit, spent = self.settings, self.total
+        """What to raise if the next call of the model `name` doesn't fit."""
+        limit, spent = self._settings, self.spent
         limits = [
             f"{limit.budget_calls:,} calls" if limit.budget_calls is not None else "",
             f"{limit.budget_tokens:,} tokens" if limit.budget_tokens is not None else "",
@@ -334,10 +276,10 @@ class Estimate:
     """What calls cost at most.
 
     Attributes:
-        use: calls and tokens, every answer at its longest.
+        use: calls and tokens, with every answer at its longest.
         money: dollars; None without prices.
-        exact: prompt tokens come from the model's own tokenizer; else every byte counts as a token, which is an
-            upper bound, some three times what English text and programs come to.
+        exact: prompts were counted by the model's own tokenizer; else each byte counts as a token, which is about
+            three times what English text and programs come to.
     """
 
     use: Use
@@ -360,9 +302,9 @@ class Stats:
         nominal: prompts handed in.
         distinct: different ones among them.
         cached: prompts answered from disk.
-        paid: prompts that the model answered (one each, however often they were handed in at once).
-        used: what the paid ones read and wrote, and what failed attempts may have cost.
-        counted: answers without a token count of the server's, counted here.
+        paid: different prompts that the model answered.
+        used: what those read and wrote, and what failed attempts may have cost.
+        counted: answers whose tokens the server didn't report, so that they were counted here.
         retries: attempts that failed and were repeated, by reason.
         failures: prompts without a program, by reason (see `Answer.reason`); repeated prompts count each time.
         peak: most calls that ran at the same time.
@@ -390,7 +332,7 @@ class Stats:
         return self.distinct / self.nominal if self.nominal else 1.0
 
     def figures(self) -> dict[str, float]:
-        """All of it for a metrics file, by reason one by one (`no_program_truncated`); no money without prices."""
+        """All of it for a metrics file, with a figure for each reason (`no_program_truncated`)."""
         found: dict[str, float] = {
             "nominal_calls": self.nominal,
             "distinct_calls": self.distinct,

@@ -1,0 +1,454 @@
+"""One call of a LangChain model, whichever it is: what is sent, and what the response says.
+
+Models of langchain-openai are made from settings here, and called through an HTTP client that checks each response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
+from urllib.parse import urlsplit
+
+from langchain_core.caches import BaseCache
+from langchain_core.globals import get_llm_cache
+from langchain_core.language_models import BaseChatModel, BaseLanguageModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
+from langchain_core.runnables import RunnableBinding
+from pydantic import SecretStr
+
+from langchain_rcr.chains.answers import cut
+from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.cache import Answer, Use
+from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
+from rcr_trainer.llm.scoring import WAYS, Scored
+from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.redaction import HIDDEN, remember_key, secrets_in, without_secrets
+
+Request: TypeAlias = str | Conversation | Scored
+"""A prompt to answer, or a text to score."""
+
+LONGEST_BODY = 16 << 20
+"""Bytes of a response, decompressed; the log-probabilities of a prompt of 100,000 tokens take some 10 MB."""
+
+_FORMAT = 2
+"""Part of every key of the cache: raised if the text of an answer is ever stored in another form."""
+_TRUNCATED = {"length", "max_tokens", "max_output_tokens", "model_length"}
+_REFUSED = {"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content", "spii"}
+_REFUSED |= {"guardrail_intervened"}
+_LIMITS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_output_tokens", "num_predict")
+_LONGEST_TEXT = 1 << 20
+"""Characters of an answer that are read; the rest is cut off."""
+_MOST_TOKENS = 10_000_000
+"""Tokens that no model reads or writes in one call; the longest contexts have up to this many."""
+_MESSAGE_TOKENS = 16
+"""What the roles and separators of a chat add to a text, at most."""
+_OPENAI = "https://api.openai.com/v1"
+_COUNTS = ("prompt_tokens", "completion_tokens")
+
+
+class Client:
+    """A LangChain completion or chat model, called past LangChain's own cache and the client's own retries.
+
+    Args:
+        model: a `BaseLLM` or `BaseChatModel`, also with parameters bound (`model.bind(…)`).
+        settings: stop sequences, longest answer, batch size.
+        identity: what tells the model from others in the cache, without what is sent with each prompt.
+        prompt: how prompts are written: where answers end, and what a chat model is told first.
+        count_tokens: the model's tokenizer, text → number; None: an upper bound, the number of bytes.
+        name: the model's, for messages; None: its own.
+        place: where it is served, for messages; "" if unknown.
+
+    Attributes:
+        batch_size: prompts in a call; more than 1 for a model on this machine.
+        longest: most tokens of an answer; None if unknown.
+        exact_tokens: tokens are counted by the model's own tokenizer.
+        diagnose: tells what an exception of the model means.
+        scoring: how a server is asked how probable a text is.
+
+    Raises:
+        ConfigError: it is no LangChain model.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        settings: LLMSettings,
+        *,
+        identity: Mapping[str, Any],
+        prompt: Prompt = APPENDIX_D,
+        count_tokens: Callable[[str], int] | None = None,
+        name: str | None = None,
+        place: str = "",
+    ) -> None:
+        bound: dict[str, Any] = {}
+        while isinstance(model, RunnableBinding):
+            bound = {**model.kwargs, **bound}
+            model = model.bound
+        if not isinstance(model, BaseLanguageModel) or not callable(getattr(model, "agenerate_prompt", None)):
+            raise ConfigError(f"the model must be a LangChain LLM or chat model, not {type(model).__name__}")
+        self._is_chat = isinstance(model, BaseChatModel)
+        # A chat model ends by itself; models that think refuse stop sequences, or stop inside their thoughts.
+        stop = bound.pop("stop", None) or (() if self._is_chat else prompt.stop)
+        self.stop = list(stop if settings.stop is None else settings.stop)
+        self.instruction = prompt.instruction if self._is_chat else ""
+        self._bound, self._sent = bound, {"format": _FORMAT, **identity, "stop": self.stop, "bound": bound}
+        self._identity = lru_cache(maxsize=4)(self._identity_with)
+        self.batch_size = settings.batch_size if settings.kind == "local" else 1
+        self.longest = settings.max_tokens if "max_tokens" in settings.model_fields_set else _limit(model, bound)
+        self.exact_tokens = count_tokens is not None
+        self._count = count_tokens or (lambda text: len(text.encode("utf-8", "surrogatepass")))
+        self.name = name or str(getattr(model, "model_name", "") or getattr(model, "model", "") or type(model).__name__)
+        self._is_openai = any(cls.__module__.startswith("langchain_openai.") for cls in type(model).__mro__)
+        self.diagnose = Diagnosis(self.name, place, _secrets(model), self._is_openai)
+        self.scoring = WAYS[0]
+        self._http: Any = None
+        if self._is_openai:
+            model, self._http = _detached(model)
+        elif model.cache is not False and (isinstance(model.cache, BaseCache) or get_llm_cache() is not None):
+            # LangChain's cache leaves out the server's address, and would make old answers look paid for.
+            model = model.model_copy(update={"cache": False})
+        self._model: Any = model
+
+    async def call(self, requests: Sequence[Request]) -> list[Answer]:
+        """Answer some prompts, or score some texts, in one call of the model.
+
+        Token counts are −1 where the model reports none that can be true.
+
+        Raises:
+            UnscoredError: the server doesn't score.
+            ConfigError: this kind of model can't.
+        """
+        if isinstance(requests[0], Scored):
+            return await self._score([each for each in requests if isinstance(each, Scored)])
+        values = [self._prompt(each) for each in requests if not isinstance(each, Scored)]
+        result = await self._model.agenerate_prompt(values, stop=self.stop or None, **self._bound)
+        if len(result.generations) != len(values) or not all(result.generations):
+            raise MalformedResponseError("no choices")
+        whole = result.llm_output if len(values) == 1 else None
+        return [answer_of(row[0], self.stop, whole) for row in result.generations]
+
+    async def _score(self, requests: Sequence[Scored]) -> list[Answer]:
+        requests = [Scored(self._prompt(each.prompt).to_string(), plain(each.continuation)) for each in requests]
+        model = self._model
+        if hasattr(model, "log_likelihoods"):
+            texts = [each.prompt for each in requests], [each.continuation for each in requests]
+            found = await asyncio.to_thread(model.log_likelihoods, *texts)
+            return [Answer(repr(value), "", -1, -1) for value in found]
+        if self._is_chat or not self._is_openai:
+            raise ConfigError(
+                f"{self.name!r} tells no probabilities: scoring needs llm.kind: local, or completion with echo"
+            )
+        asked = self.scoring.asked(requests[0])
+        asked["extra_body"] |= model.extra_body or {}
+        body = await model.async_client.create(model=model.model_name, logprobs=1, temperature=0, **asked)
+        return [Answer(repr(self.scoring.read(body, requests[0])), "", *_counts(body["usage"]))]
+
+    def key(self, request: Request) -> bytes:
+        """The cache's key of a request."""
+        if isinstance(request, Scored):
+            identity, text = self._identity(self.instruction), f"{len(request.prompt)}:{request}"
+            marked = f"score:{len(identity)}:{identity}{text}"
+        else:
+            system, turns = self._parts(request)
+            identity, plainly = self._identity(system), len(turns) == 1 and not turns[0].startswith("chat:")
+            text = turns[0] if plainly else f"chat:{json.dumps(turns)}"
+            marked = f"{len(identity)}:{identity}{text}"
+        return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
+
+    def worst(self, requests: Sequence[Request]) -> Use:
+        """The most that a call uses; to score a text, a server may have to write, too."""
+        read = sum(self.count_tokens(str(each) if isinstance(each, Scored) else each) for each in requests)
+        written = sum(
+            self.scoring.asked(each)["max_tokens"] if isinstance(each, Scored) else self.longest or 0
+            for each in requests
+        )
+        return Use(len(requests), read, written)
+
+    def count_tokens(self, request: str | Conversation) -> int:
+        """Tokens of a prompt with all that is sent along, or somewhat more."""
+        system, turns = self._parts(request)
+        messages = len(turns) if self._is_chat else 0
+        if system:
+            messages, turns = messages + 1, (system, *turns)
+        return sum(map(self._count, turns)) + _MESSAGE_TOKENS * messages
+
+    async def close(self) -> None:
+        """Close the connections that were opened for this object."""
+        if self._http is not None:
+            await self._http.aclose()
+
+    def _parts(self, request: str | Conversation) -> tuple[str, tuple[str, ...]]:
+        """The system message ("": none) and the turns, as they can be sent."""
+        asked = request if isinstance(request, Conversation) else Conversation(self.instruction, (request,))
+        return plain(asked.system), tuple(map(plain, asked.turns))
+
+    def _identity_with(self, system: str) -> str:
+        return canonical({**self._sent, "instruction": system})
+
+    def _prompt(self, request: str | Conversation) -> PromptValue:
+        system, turns = self._parts(request)
+        if not self._is_chat or (len(turns) == 1 and not system):
+            return StringPromptValue(text=str(Conversation(system, turns)))
+        kinds: list[type[BaseMessage]] = [HumanMessage, AIMessage]
+        messages = [kinds[n % 2](turn) for n, turn in enumerate(turns)]
+        return ChatPromptValue(messages=[*([SystemMessage(system)] if system else []), *messages])
+
+
+def canonical(value: object) -> str:
+    """A text that is equal for what is the same JSON when it is sent, and for nothing else."""
+
+    def told(inner: Any) -> Any:
+        # A response's format: two classes of one name may ask for different things.
+        is_schema = isinstance(inner, type) and hasattr(inner, "model_json_schema")
+        return inner.model_json_schema() if is_schema else repr(inner)
+
+    try:
+        return json.dumps(value, sort_keys=True, default=told)
+    except TypeError:  # names of several types can't be sorted until they are text
+        return json.dumps(json.loads(json.dumps(value, default=told)), sort_keys=True)
+
+
+def plain(text: str) -> str:
+    """A text that has a UTF-8 form: surrogate pairs are joined, and half a pair becomes U+FFFD."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+def _secrets(model: BaseLanguageModel[Any]) -> frozenset[str]:
+    """The keys that a model holds, also in its address, headers and parameters."""
+    values = {name: getattr(model, name, None) for name in type(model).model_fields}
+    found = {value.get_secret_value() for value in values.values() if isinstance(value, SecretStr)}
+    return frozenset({secret for secret in found if len(secret) > 3}.union(secrets_in(values)))
+
+
+def _limit(model: BaseLanguageModel[Any], bound: Mapping[str, Any]) -> int | None:
+    """The most tokens of an answer, by the model's own parameters."""
+    extra = getattr(model, "extra_body", None) or {}
+    given = [place.get(name) for place in (bound, vars(model), extra) for name in _LIMITS]
+    return next((value for value in given if isinstance(value, int) and value > 0), None)
+
+
+# ------------------------------------------------------------------------------------------------------ responses
+
+
+def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, Any] | None = None) -> Answer:
+    """What a LangChain model generated for one prompt.
+
+    Args:
+        generation: a completion model's or a chat model's.
+        stop: the text ends before the first of these, whether or not the server heeds them.
+        whole: what the model reports of the whole call, if the call had this prompt alone.
+    """
+    counts = _usage(generation, whole or {})
+    info: dict[str, Any] = dict(generation.generation_info or {})
+    if isinstance(generation, ChatGeneration):
+        info = {**generation.message.response_metadata, **info}
+        if generation.message.additional_kwargs.get("refusal"):
+            return Answer(None, "refused", *counts)
+    ending = str(info.get("finish_reason") or info.get("stop_reason") or info.get("done_reason") or "").lower()
+    if ending in _REFUSED or ending == "too_long":
+        return Answer(None, "too_long" if ending == "too_long" else "refused", *counts)
+    text, stopped = cut(plain(generation.text[:_LONGEST_TEXT]), stop)
+    if (ending in _TRUNCATED or len(generation.text) > _LONGEST_TEXT) and not stopped:
+        return Answer(text or None, "truncated", *counts)
+    return Answer(text or None, "" if text else "empty", *counts)
+
+
+def _usage(generation: Generation, whole: Mapping[str, Any]) -> tuple[int, int]:
+    """Prompt and completion tokens as reported with a generation; −1 for what isn't, or can't be true."""
+    if isinstance(generation, ChatGeneration):
+        reported = getattr(generation.message, "usage_metadata", None)
+        if reported:
+            return _counts(reported, ("input_tokens", "output_tokens"))
+    for counts in (generation.generation_info or {}, whole.get("token_usage") or {}, whole.get("usage") or {}):
+        if isinstance(counts, Mapping) and "prompt_tokens" in counts:
+            return _counts(counts)
+    return -1, -1
+
+
+def _counts(reported: Mapping[str, Any], names: tuple[str, str] = _COUNTS) -> tuple[int, int]:
+    read, written = (_token_count(reported.get(name)) for name in names)
+    # No prompt has 0 tokens: LangChain writes 0 where the server said nothing.
+    return read or -1, written
+
+
+def _token_count(value: object) -> int:
+    """A number of tokens as reported; −1 where it is missing or can't be true."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
+        return -1
+    return int(value)
+
+
+# ------------------------------------------------------------------------------------------------ langchain-openai
+
+
+def address_of(settings: LLMSettings) -> str:
+    """Where a server's model is served."""
+    return settings.base_url or os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL") or _OPENAI
+
+
+def public(address: str) -> str:
+    """An address without user name, password and keys."""
+    return str(without_secrets(address)).replace(f"{HIDDEN}@", "").rstrip("/")
+
+
+def identity_of(settings: LLMSettings) -> dict[str, Any]:
+    """What tells a server's model from others: all that is sent except the key from the environment.
+
+    What looks like a secret may be a parameter (`eos_token`), so it counts. A password may be short enough to guess,
+    and files of answers are passed around, so it is hashed slowly.
+    """
+    address = address_of(settings).rstrip("/")
+    sent = {"place": address, "extra_body": settings.extra_body}
+    masked = {"place": public(address), "extra_body": without_secrets(settings.extra_body)}
+    if canonical(masked) != canonical(sent):
+        masked["hidden"] = hashlib.scrypt(canonical(sent).encode(), salt=b"langchain-rcr", n=1 << 14, r=8, p=1).hex()
+    return {"model": settings.model, "temperature": settings.temperature, **masked}
+
+
+def make_model(settings: LLMSettings) -> BaseLanguageModel[Any]:
+    """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") by settings.
+
+    Raises:
+        ConfigError: the environment variable with the key is not set, and the server is OpenAI's own.
+    """
+    from langchain_openai import ChatOpenAI, OpenAI
+
+    key, address = os.environ.get(settings.api_key_env, ""), address_of(settings)
+    remember_key(key)
+    is_openais_own = urlsplit(address).hostname == urlsplit(_OPENAI).hostname
+    if not key and is_openais_own:
+        raise ConfigError(
+            f"no API key: set the environment variable {settings.api_key_env} (llm.api_key_env), or llm.base_url for "
+            "a server of your own"
+        )
+    body = dict(settings.extra_body)
+    options: dict[str, Any] = {
+        "model": settings.model,
+        "base_url": address,
+        "api_key": key or "none",  # other servers take any, and the client insists on one
+        "timeout": settings.timeout,
+        "max_retries": 0,
+    }
+    if settings.temperature is not None:
+        options["temperature"] = settings.temperature
+    if settings.kind == "completion":
+        return OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
+    if is_openais_own:
+        options["max_tokens"] = settings.max_tokens
+    else:
+        # ChatOpenAI renames it max_completion_tokens, which other servers ignore, and then write without end.
+        body.setdefault("max_tokens", settings.max_tokens)
+    return ChatOpenAI(**options, extra_body=body or None, use_responses_api=False)
+
+
+def _detached(model: Any) -> tuple[BaseLanguageModel[Any], Any]:
+    """A copy of a langchain-openai model without retries, which would repeat `insufficient_quota` past the budget.
+
+    It has an HTTP client of its own (`_checking_client`), because langchain-openai shares one between models, and
+    connections belong to the event loop that opened them. An HTTP client that the user made stays as it is.
+
+    Returns:
+        The copy, and the HTTP client to close at the end (None: it is the user's).
+    """
+    chat = getattr(model, "root_async_client", None)
+    root = chat or model.async_client._client
+    http, proxy = None, getattr(model, "openai_proxy", None)
+    if proxy or getattr(model, "http_async_client", None) is None:
+        http = _checking_client(root.timeout, proxy)
+    client = root.with_options(max_retries=0, **({} if http is None else {"http_client": http}))
+    update: dict[str, Any] = {"cache": False, "async_client": _Completions(client)}
+    if chat is not None:
+        update |= {"root_async_client": client, "async_client": client.chat.completions}
+    return model.model_copy(update=update), http
+
+
+class _Completions:
+    """`client.completions` as langchain-openai calls it, without pydantic's warnings about odd fields."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+
+    async def create(self, **params: Any) -> dict[str, Any]:
+        body = (await self._client.completions.create(**params)).model_dump(warnings=False)
+        return {**body, "usage": body.get("usage") or {}}
+
+
+def _checking_client(timeout: Any, proxy: str | None) -> Any:
+    """An HTTP client that accepts only answers of OpenAI's protocol, of limited size.
+
+    It follows no redirects, which would take the prompt, and keys in the user's own headers, to another host.
+    """
+    import openai
+
+    class Checking(openai.DefaultAsyncHttpxClient):
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            # The HTTP client would also ask for encodings that it decodes without limit.
+            request.headers["Accept-Encoding"] = "gzip"
+            response = await super().send(request, stream=True, **options)
+            try:
+                content = await _body(response)
+            finally:
+                await response.aclose()
+            if response.is_success and not stream:
+                content = completed(content)
+            sent_as = ("content-encoding", "content-length", "transfer-encoding")
+            headers = [(name, value) for name, value in response.headers.multi_items() if name not in sent_as]
+            return type(response)(
+                response.status_code, headers=headers, content=content, request=request, extensions=response.extensions
+            )
+
+    return Checking(timeout=timeout, proxy=proxy, follow_redirects=False)
+
+
+async def _body(response: Any) -> bytes:
+    """A response's content, decompressed no further than `LONGEST_BODY`: 48 kB may unpack to gigabytes."""
+    encoding = response.headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("identity", "gzip"):
+        raise MalformedResponseError(f"encoded as {encoding[:60]!r}, where gzip was asked for")
+    unpacker = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
+    content, received = bytearray(), 0
+    async for chunk in response.aiter_raw():
+        received += len(chunk)
+        try:
+            content += unpacker.decompress(chunk, LONGEST_BODY + 1 - len(content)) if unpacker else chunk
+        except zlib.error as error:
+            raise MalformedResponseError(f"not gzip: {error}") from None
+        if max(received, len(content)) > LONGEST_BODY:
+            raise MalformedResponseError(f"over {LONGEST_BODY >> 20} MiB")
+    return bytes(content)
+
+
+def completed(content: bytes) -> bytes:
+    """The body of a response, checked, with what langchain-openai relies on.
+
+    Token counts that can't be true are left out, so that they are estimated; a text that is null becomes empty.
+
+    Raises:
+        MalformedResponseError: it is no answer.
+    """
+    try:
+        body = json.loads(content)
+    except (ValueError, RecursionError):  # no JSON, a number of over 4,300 digits, or nested too deeply
+        raise MalformedResponseError(f"not JSON: {content[:60]!r}") from None
+    if not isinstance(body, dict):
+        raise MalformedResponseError(f"no JSON object: {content[:60]!r}")
+    if body.get("error"):
+        raise MalformedResponseError(f"an error in place of an answer: {str(body['error'])[:200]}")
+    choices, usage = body.get("choices"), body.get("usage")
+    if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
+        raise MalformedResponseError("no choices")
+    for choice in choices:
+        if "message" not in choice:
+            choice["text"] = choice.get("text") or ""
+    counts = {name: _token_count(usage.get(name)) for name in _COUNTS} if isinstance(usage, dict) else {}
+    body["usage"] = {name: count for name, count in counts.items() if count >= 0}
+    return json.dumps(body).encode()
