@@ -236,16 +236,13 @@ def _limit(model: BaseLanguageModel[Any], bound: Mapping[str, Any]) -> int | Non
     return next((value for value in given if isinstance(value, int) and value > 0), None)
 
 
-# ------------------------------------------------------------------------------------------------------ responses
-
-
 def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, Any] | None = None) -> Answer:
     """What a LangChain model generated for one prompt.
 
     Args:
         generation: a completion model's or a chat model's.
         stop: the text ends before the first of these, whether or not the server heeds them.
-        whole: what the model reports of the whole call, if the call had this prompt alone.
+        whole: the call's `llm_output`, if the call had this prompt alone.
     """
     counts = _usage(generation, whole or {})
     info: dict[str, Any] = dict(generation.generation_info or {})
@@ -264,13 +261,12 @@ def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, A
 
 def _usage(generation: Generation, whole: Mapping[str, Any]) -> tuple[int, int]:
     """Prompt and completion tokens as reported with a generation; −1 for what isn't, or can't be true."""
-    if isinstance(generation, ChatGeneration):
-        reported = getattr(generation.message, "usage_metadata", None)
-        if reported:
-            return _counts(reported, ("input_tokens", "output_tokens"))
-    for counts in (generation.generation_info or {}, whole.get("token_usage") or {}, whole.get("usage") or {}):
-        if isinstance(counts, Mapping) and "prompt_tokens" in counts:
-            return _counts(counts)
+    message = getattr(generation, "message", None)
+    if reported := getattr(message, "usage_metadata", None):
+        return _counts(reported, ("input_tokens", "output_tokens"))
+    for reported in (generation.generation_info, whole.get("token_usage"), whole.get("usage")):
+        if isinstance(reported, Mapping) and "prompt_tokens" in reported:
+            return _counts(reported)
     return -1, -1
 
 
@@ -285,9 +281,6 @@ def _token_count(value: object) -> int:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
         return -1
     return int(value)
-
-
-# ------------------------------------------------------------------------------------------------ langchain-openai
 
 
 def address_of(settings: LLMSettings) -> str:
@@ -318,7 +311,7 @@ def make_model(settings: LLMSettings) -> BaseLanguageModel[Any]:
     """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") by settings.
 
     Raises:
-        ConfigError: the environment variable with the key is not set, and the server is OpenAI's own.
+        ConfigError: there is no key in the environment, and the server is OpenAI's own.
     """
     from langchain_openai import ChatOpenAI, OpenAI
 
@@ -356,8 +349,7 @@ def _detached(model: Any) -> tuple[BaseLanguageModel[Any], Any]:
     It has an HTTP client of its own (`_checking_client`), because langchain-openai shares one between models, and
     connections belong to the event loop that opened them. An HTTP client that the user made stays as it is.
 
-    Returns:
-        The copy, and the HTTP client to close at the end (None: it is the user's).
+    The HTTP client is returned, too, to be closed at the end (None: it is the user's).
     """
     chat = getattr(model, "root_async_client", None)
     root = chat or model.async_client._client

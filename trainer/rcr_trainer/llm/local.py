@@ -113,13 +113,13 @@ class LocalLM(BaseLLM):
     ) -> LLMResult:
         stop = stop or self.stop
         tokens = self._tokenizer(list(prompts), return_token_type_ids=False, verbose=False)["input_ids"]
-        found = [Generation(text="", generation_info=_info("too_long", len(ids), 0)) for ids in tokens]
+        found = [_generation("", "too_long", len(ids), 0) for ids in tokens]
         for rows in self._batches(tokens, self._longest - self.max_new_tokens):
-            answers = self._write([tokens[row] for row in rows], stop)
-            for row, answer in zip(rows, answers, strict=True):
-                text = cut(self._tokenizer.decode(answer.tokens, skip_special_tokens=True), stop)[0]
-                info = _info("stop" if answer.stopped else "length", len(tokens[row]), len(answer.tokens))
-                found[row] = Generation(text=text, generation_info=info)
+            written, ended = self._write([tokens[row] for row in rows], stop)
+            for row, answer, end in zip(rows, written, ended, strict=True):
+                text = cut(self._tokenizer.decode(answer[:end], skip_special_tokens=True), stop)[0]
+                reason = "length" if end is None else "stop"
+                found[row] = _generation(text, reason, len(tokens[row]), len(answer[:end]))
         return LLMResult(generations=[[generation] for generation in found])
 
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
@@ -157,27 +157,28 @@ class LocalLM(BaseLLM):
         for start in range(0, len(fitting), self.batch_size):
             yield fitting[start : start + self.batch_size]
 
-    def _write(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> list[_Answer]:
-        """What the model writes after prompts, greedily."""
+    def _write(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> tuple[list[list[int]], list[int | None]]:
+        """What the model writes after prompts, greedily, and how many tokens of it there are up to the answer's end."""
         ends, tokenizer = self._model.generation_config.eos_token_id, self._tokenizer
         ends = ends if ends is not None else tokenizer.eos_token_id
-        tokens = [] if ends is None else list(ends) if isinstance(ends, list) else [ends]
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (tokens or [0])[0]
-        answers = [_Answer(tokenizer, stop, tokens) for _ in prompts]
+        ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0]
+        read = self._padded(prompts, left=True)
+        begin = read["input_ids"].shape[1]
+        stopping = _Stopping(tokenizer, stop, ends, begin, len(prompts))
+        config = GenerationConfig(
+            do_sample=False,
+            max_new_tokens=self.max_new_tokens,
+            pad_token_id=pad,
+            eos_token_id=ends or None,
+            bos_token_id=tokenizer.bos_token_id,
+        )
         # One batch at a time: threads would only share the same cores.
         with self._lock, torch.inference_mode():
-            self._model.generate(
-                **self._padded(prompts, left=True),
-                generation_config=GenerationConfig(
-                    do_sample=False,
-                    max_new_tokens=self.max_new_tokens,
-                    pad_token_id=pad,
-                    eos_token_id=tokens or None,
-                    bos_token_id=tokenizer.bos_token_id,
-                ),
-                stopping_criteria=StoppingCriteriaList([_Stop(answers)]),
+            whole = self._model.generate(
+                **read, generation_config=config, stopping_criteria=StoppingCriteriaList([stopping])
             )
-        return answers
+        return whole[:, begin:].tolist(), stopping.ended
 
     def _padded(self, texts: Sequence[list[int]], *, left: bool) -> dict[str, torch.Tensor]:
         """Tokens and mask (B, longest), padded on one side."""
@@ -191,55 +192,33 @@ class LocalLM(BaseLLM):
         return {"input_ids": ids.to(self._model.device), "attention_mask": mask.to(self._model.device)}
 
 
-class _Answer:
-    """An answer that is being written.
-
-    It ends at a stop sequence behind something else than blanks and thoughts, or at an end of sequence.
-
-    Args:
-        tokenizer: reads its tokens.
-        stop: stop sequences.
-        ends: tokens that end a sequence.
+class _Stopping(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
+    """Ends each answer at a stop sequence, if it has more than blanks and thoughts before it, or at an end of sequence.
 
     Attributes:
-        tokens: of the answer so far.
-        stopped: whether it has come to its end.
+        ended: tokens up to each answer's end; None: it goes on.
     """
 
-    def __init__(self, tokenizer: Any, stop: Sequence[str], ends: Sequence[int]) -> None:
-        self.tokens: list[int] = []
-        self.stopped = False
-        self._tokenizer, self._stop, self._ends = tokenizer, stop, ends
+    def __init__(self, tokenizer: Any, stop: Sequence[str], ends: Sequence[int], begin: int, count: int) -> None:
+        self._tokenizer, self._stop, self._ends, self._begin = tokenizer, stop, ends, begin
         self._last = {sequence[-1] for sequence in stop if sequence}
+        self.ended: list[int | None] = [None] * count
 
-    def add(self, token: int) -> None:
-        """Write a token, unless the answer has ended."""
-        if self.stopped:
-            return
-        self.tokens.append(token)
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+        """Which rows of prompts and answers (B, T) have ended (B,)."""
+        for row, answer in enumerate(input_ids[:, self._begin :].tolist()):
+            if self.ended[row] is None and self._is_whole(answer):
+                self.ended[row] = len(answer)
+        return torch.tensor([end is not None for end in self.ended], device=input_ids.device)
+
+    def _is_whole(self, answer: list[int]) -> bool:
         # Decoding whole answers at every step would cost more than a small model does.
-        self.stopped = token in self._ends or (
-            not self._last.isdisjoint(self._tokenizer.decode([token]))
-            and cut(self._tokenizer.decode(self.tokens, skip_special_tokens=True), self._stop)[1]
+        return answer[-1] in self._ends or (
+            not self._last.isdisjoint(self._tokenizer.decode(answer[-1:]))
+            and cut(self._tokenizer.decode(answer, skip_special_tokens=True), self._stop)[1]
         )
 
 
-class _Stop(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
-    """Writes what transformers generates into answers, and ends each row by itself."""
-
-    def __init__(self, answers: Sequence[_Answer]) -> None:
-        self._answers = answers
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Which rows have ended (B,), once their last tokens (B, T)[:, −1] are written."""
-        for answer, token in zip(self._answers, input_ids[:, -1].tolist(), strict=True):
-            answer.add(token)
-        return torch.tensor([answer.stopped for answer in self._answers], device=input_ids.device)
-
-
-def _info(finish_reason: str, prompt_tokens: int, completion_tokens: int) -> dict[str, Any]:
-    return {
-        "finish_reason": finish_reason,
-        "prompt_tokens": prompt_tokens,
-        "completion_tokens": completion_tokens,
-    }
+def _generation(text: str, reason: str, read: int, written: int) -> Generation:
+    info = {"finish_reason": reason, "prompt_tokens": read, "completion_tokens": written}
+    return Generation(text=text, generation_info=info)

@@ -11,10 +11,9 @@ import logging
 import os
 import random
 from collections import Counter
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeAlias, TypeVar
 
 from langchain_rcr.basics.background import background
@@ -55,11 +54,10 @@ class LanguageModel:
     `open_llm` makes one by settings.
 
     Args:
-        model: a `BaseLLM` or `BaseChatModel`, also `model.bind(…)`. The settings' temperature and longest answer are
-            not sent: the model is called as it is.
-        settings: stop sequences, retries, concurrency, budget and prices; kind "local" for a model on this machine,
-            which gets one call at a time with `batch_size` prompts. A budget of tokens or money needs `max_tokens`
-            if the model doesn't have it.
+        model: a `BaseLLM` or `BaseChatModel`, also `model.bind(…)`, called as it is, whatever temperature and longest
+            answer the settings name.
+        settings: stop sequences, retries, concurrency, budget and prices. With kind "local", a call has `batch_size`
+            prompts. A budget of tokens or money needs `max_tokens` if the model doesn't have it.
         cache_path: the file with the answers, kept over runs; None: in memory. It needs `identity`.
         identity: a name, or a JSON object, that changes whenever the model or its parameters do.
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
@@ -67,11 +65,6 @@ class LanguageModel:
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
             restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
         **options: of `Client`: the model's name, place and tokenizer.
-
-    Attributes:
-        name: the model's.
-        prompt: how it is asked.
-        stats: counts since the model was opened.
 
     Raises:
         ConfigError: no LangChain model; a cache file without an identity; a budget without what it needs.
@@ -130,11 +123,8 @@ class LanguageModel:
     def generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         """Answer prompts, in their order.
 
-        Identical prompts are sent once: within the call, while another thread waits for the same, and ever, as long
-        as the cache file is kept. An answer is on disk before it is returned. Thread-safe.
-
-        Args:
-            prompts: as `self.prompt` writes them, or any others.
+        A prompt is sent once, whichever thread asks, as long as the cache file is kept. Its answer is on disk before
+        it is returned. Calls that are running when an error is raised are finished first, and their answers kept.
 
         Returns:
             An answer for each, with its program. Empty, refused, truncated and malformed ones have a reason.
@@ -142,11 +132,8 @@ class LanguageModel:
         Raises:
             BudgetExceeded: the next call could exceed the budget.
             AccessError: key, quota or model name: calling again can't help.
-            TooLongError: the server says that a prompt is, or over half of the first prompts are too long for a model
-                in this process.
-            LLMError: no answer in all attempts, or over half of the first answers hold no program that parses, of
-                which the message shows an example. Whatever is raised, the calls that were running have been
-                finished, and their answers are in the cache.
+            TooLongError: a prompt is too long for the server, or over half of the first ones for a local model.
+            LLMError: no answer in all attempts, or over half of the first answers hold no program that parses.
             DataError: the cache can't be written.
         """
         answers: list[Answer] = []
@@ -159,8 +146,7 @@ class LanguageModel:
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
         """See `Scorer.log_likelihoods`; kept, counted and paid for as answers are.
 
-        The first text that a server scores for this object goes alone: if the server can't score, that costs a call
-        for each way (`scoring.WAYS`).
+        The first text that a server scores goes alone: if the server can't, that costs a call for each of `WAYS`.
 
         Raises:
             UnscoredError: the server ignores or refuses each way, or a response has no usable probabilities.
@@ -183,8 +169,8 @@ class LanguageModel:
         return scores
 
     def _try_ways(self, request: Scored) -> bool | UnscoredError:
-        """Whether the server scores, and by which way, found out with a text of which nothing is kept."""
-        failed = None
+        """Find out whether the server scores, and by which way, with a text of which nothing is kept."""
+        failed: bool | UnscoredError = False
         for self._client.scoring in WAYS:
             try:
                 (answer,) = background().run(self._answers([request]))
@@ -195,7 +181,7 @@ class LanguageModel:
                 failed = UnscoredError(f"{self.name!r} can't score: {error}")
             except UnscoredError as error:
                 failed = error
-        return failed or False
+        return failed
 
     def _malformed_scores(self) -> UnscoredError:
         return UnscoredError(f"the model {self.name!r} gave no probabilities of a text: the response is malformed")
@@ -208,7 +194,7 @@ class LanguageModel:
         """What a number of calls costs at most, before the prompts are known. The model is not called.
 
         Args:
-            calls: nominal ones; all of them may turn out to be distinct.
+            calls: all of which may turn out to be distinct.
             longest_prompt: no prompt will have more tokens than this one.
 
         Raises:
@@ -233,9 +219,7 @@ class LanguageModel:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def _close(self) -> None:
@@ -246,8 +230,6 @@ class LanguageModel:
             if tasks:
                 await asyncio.wait(tasks)
         await self._client.close()
-
-    # ------------------------------------------------------------------------------------------- programs in answers
 
     async def _generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         answers = [self._read(answer) for answer in await self._answers(prompts)]
@@ -289,8 +271,6 @@ class LanguageModel:
             f"{(answer.text or '')[:_QUOTED]!r}"
         )
 
-    # ------------------------------------------------------------------------------ from the cache, or from the model
-
     async def _answers(self, requests: Sequence[Request]) -> list[Answer]:
         """Answers to some requests, in their order; each distinct one is asked once, whoever else waits for it."""
         keys = [self._client.key(request) for request in requests]
@@ -298,51 +278,52 @@ class LanguageModel:
         self._seen.update(keys)
         self.stats.nominal += len(keys)
         self.stats.distinct = len(self._seen)
+        found: dict[bytes, Answer] = {}
         with bar(f"{self.name} answers", len(distinct)) as shown:
-            try:
-                # At the first error, or once the caller is gone, those that haven't called the model are dropped.
-                async with asyncio.TaskGroup() as group:
-                    async with self._looking:  # one at a time: else two could miss the same answer, and both pay
-                        if self._closed:
-                            raise self._closed
-                        tasks = {key: self._asked[key] for key in distinct if key in self._asked}
-                        missing = {key: request for key, request in distinct.items() if key not in tasks}
-                        found = await asyncio.to_thread(self._cache.get, list(missing))
-                        tasks |= self._start({key: missing[key] for key in missing if key not in found}, group)
-                    shown.update(len(found))
-                    for task, count in Counter(tasks.values()).items():
-                        task.add_done_callback(lambda _, count=count: shown.update(count))
-                    if tasks:
-                        await asyncio.wait(tasks.values())
-            except BaseExceptionGroup as errors:
-                first = errors.exceptions[0]
-            else:
-                first = None
-        if first is not None:
-            raise first
-        for key, task in tasks.items():
-            if task.cancelled():
-                raise self._closed or LLMError("interrupted")
-            found[key] = task.result()[key]
+            while left := {key: request for key, request in distinct.items() if key not in found}:
+                # A second time, if another thread that asked for the same has been stopped.
+                found |= await self._look_up(left, shown)
         self.stats.cached += sum(found[key].cached for key in keys)
         return [found[key] for key in keys]
 
-    def _start(self, requests: Mapping[bytes, Request], group: asyncio.TaskGroup) -> dict[bytes, _Answering]:
-        """For each request the task that answers it; a task is a call of the model."""
+    async def _look_up(self, requests: Mapping[bytes, Request], shown: Any) -> dict[bytes, Answer]:
+        """Answers from the cache or from the model, without those that another thread has stopped asking for.
+
+        At the first error, or once the caller is gone, calls that haven't begun are dropped.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                async with self._looking:  # one at a time: else two could miss the same answer, and both pay
+                    if self._closed:
+                        raise self._closed
+                    tasks = {key: self._asked[key] for key in requests if key in self._asked}
+                    missing = [key for key in requests if key not in tasks]
+                    found = await asyncio.to_thread(self._cache.get, missing)
+                    for part in self._parts({key: requests[key] for key in missing if key not in found}):
+                        task = group.create_task(self._ask(part))
+                        tasks |= dict.fromkeys(part, task)
+                        self._asked |= dict.fromkeys(part, task)
+                        task.add_done_callback(partial(self._forget, part))
+                shown.update(len(found))
+                for task, count in Counter(tasks.values()).items():
+                    task.add_done_callback(lambda _, count=count: shown.update(count))
+                if tasks:
+                    await asyncio.wait(tasks.values())
+        except BaseExceptionGroup as errors:
+            error = errors.exceptions[0]
+            raise error from error.__cause__
+        return found | {key: task.result()[key] for key, task in tasks.items() if not task.cancelled()}
+
+    def _parts(self, requests: Mapping[bytes, Request]) -> Iterator[dict[bytes, Request]]:
+        """The requests of each call."""
         left, size = list(requests.items()), self._client.batch_size
         if size > 1 and any(isinstance(request, Scored) for _, request in left):
             size *= _SCORED_TOGETHER
         elif size > 1:
             # Prompts of similar length need little padding.
             left.sort(key=lambda pair: len(str(pair[1])))
-        tasks: dict[bytes, _Answering] = {}
         for start in range(0, len(left), size):
-            part = dict(left[start : start + size])
-            task = group.create_task(self._ask(part))
-            task.add_done_callback(partial(self._forget, part))
-            tasks |= dict.fromkeys(part, task)
-        self._asked |= tasks
-        return tasks
+            yield dict(left[start : start + size])
 
     def _forget(self, keys: Iterable[bytes], task: _Answering) -> None:
         for key in keys:
@@ -350,8 +331,8 @@ class LanguageModel:
 
     async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
         """Answers to requests that go into one call, in as many attempts as it takes."""
-        malformed, worst = 0, self._client.worst(list(requests.values()))
         async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
+            malformed, worst = 0, self._client.worst(list(requests.values()))
             for attempt in range(1, self._settings.attempts + 1):
                 await self._wait_for_server()
                 await self._reserve(worst)
@@ -415,8 +396,6 @@ class LanguageModel:
         if written <= 0:
             written = 1 if isinstance(request, Scored) else self._client.count_tokens(answer.text or "")
         return replace(answer, prompt_tokens=read, completion_tokens=written)
-
-    # ----------------------------------------------------------------------------------------------- budget and pauses
 
     async def _reserve(self, worst: Use) -> None:
         async with self._settled:
@@ -484,12 +463,7 @@ def open_llm(
 ) -> LanguageModel:
     """The model that the settings name. Nothing is sent yet.
 
-    Args:
-        settings: kind completion, chat or local.
-        cache_path: the file with the answers, kept over runs; None: in memory.
-        language: of the programs in the answers.
-        prompt: how it is asked.
-        account: under which the file keeps what is spent; see `LanguageModel`.
+    The other arguments are those of `LanguageModel`.
 
     Raises:
         ConfigError: no model name; no API key for OpenAI's own server; no such folder.
