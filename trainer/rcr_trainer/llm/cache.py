@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rcr_trainer.errors import DataError
@@ -144,15 +144,10 @@ class AnswerCache:
     def put(
         self, model: str, answers: Mapping[bytes, Answer], account: str | None = None, used: Use | None = None
     ) -> tuple[dict[bytes, Answer], Use | None]:
-        """Write answers in one transaction; they are on disk when this returns.
+        """Write answers, and what they cost an account, in one transaction; all is on disk when this returns.
 
-        If another process was first, its answer stays, so that both go on with the same one.
-
-        Args:
-            model: its name, for people who look into the file.
-            answers: by key.
-            account: who pays.
-            used: what it cost.
+        If another process was first, its answer stays, so that both go on with the same one. The model's name is for
+        people who look into the file.
 
         Returns:
             The answers as they are in the file now, and all that the account has spent (None without an account).
@@ -194,7 +189,7 @@ class AnswerCache:
     def _select(self, keys: Iterable[bytes]) -> dict[bytes, Answer]:
         query = "SELECT text, reason, prompt_tokens, completion_tokens FROM answers WHERE key = ?"
         rows = ((key, self._database.execute(query, (key,)).fetchone()) for key in keys)
-        return {key: Answer(*row, cached=True) for key, row in rows if row is not None}
+        return {key: replace(Answer(*row), cached=True) for key, row in rows if row is not None}
 
     def _spent(self, account: str) -> Use:
         query = "SELECT calls, prompt_tokens, completion_tokens FROM spent WHERE account = ?"
@@ -233,10 +228,9 @@ class Budget:
 
     Args:
         settings: limits and prices.
-        spent: by the account before.
+        spent: by the account so far.
 
     Attributes:
-        spent: so far.
         reserved: the worst case of the calls that are running.
     """
 
@@ -273,13 +267,11 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What calls cost at most.
+    """What calls cost at most, with every answer at its longest.
 
     Attributes:
-        use: calls and tokens, with every answer at its longest.
         money: dollars; None without prices.
-        exact: prompts were counted by the model's own tokenizer; else each byte counts as a token, which is about
-            three times what English text and programs come to.
+        exact: prompts were counted by the model's own tokenizer; else each byte counts as a token.
     """
 
     use: Use
@@ -298,7 +290,6 @@ class Stats:
     """Counts since a model was opened.
 
     Attributes:
-        settings: the prices.
         nominal: prompts handed in.
         distinct: different ones among them.
         cached: prompts answered from disk.

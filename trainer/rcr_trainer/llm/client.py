@@ -62,16 +62,13 @@ class Client:
         model: a `BaseLLM` or `BaseChatModel`, also with parameters bound (`model.bind(…)`).
         settings: stop sequences, longest answer, batch size.
         identity: what tells the model from others in the cache, without what is sent with each prompt.
-        prompt: how prompts are written: where answers end, and what a chat model is told first.
+        prompt: says where answers end, and what a chat model is told first.
         count_tokens: the model's tokenizer, text → number; None: an upper bound, the number of bytes.
-        name: the model's, for messages; None: its own.
+        name: for messages; None: the model's own.
         place: where it is served, for messages; "" if unknown.
 
     Attributes:
-        batch_size: prompts in a call; more than 1 for a model on this machine.
         longest: most tokens of an answer; None if unknown.
-        exact_tokens: tokens are counted by the model's own tokenizer.
-        diagnose: tells what an exception of the model means.
         scoring: how a server is asked how probable a text is.
 
     Raises:
@@ -119,9 +116,7 @@ class Client:
         self._model: Any = model
 
     async def call(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer some prompts, or score some texts, in one call of the model.
-
-        Token counts are −1 where the model reports none that can be true.
+        """Answer prompts, or score texts; token counts are −1 where the model reports none that can be true.
 
         Raises:
             UnscoredError: the server doesn't score.
@@ -423,9 +418,6 @@ def completed(content: bytes) -> bytes:
     """The body of a response, checked, with what langchain-openai relies on.
 
     Token counts that can't be true are left out, so that they are estimated; a text that is null becomes empty.
-
-    Raises:
-        MalformedResponseError: it is no answer.
     """
     try:
         body = json.loads(content)

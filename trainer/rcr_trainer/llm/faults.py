@@ -104,9 +104,9 @@ class Diagnosis:
 
     Args:
         name: the model's, for messages.
-        place: where it is served, for messages; "" if unknown.
+        place: where it is served, likewise; "" if unknown.
         secrets: texts that no message may hold.
-        openai: the model is langchain-openai's, whose errors of the kinds below mean a response that is no answer.
+        openai: it is langchain-openai's, whose errors of the kinds below mean a response that is no answer.
     """
 
     def __init__(self, name: str, place: str = "", secrets: frozenset[str] = frozenset(), openai: bool = False) -> None:

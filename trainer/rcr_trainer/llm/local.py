@@ -6,7 +6,7 @@ import hashlib
 import math
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from langchain_core.callbacks import CallbackManagerForLLMRun
 from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field, PrivateAttr
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from langchain_rcr.chains.answers import cut
@@ -29,14 +30,12 @@ _HASHED = 256 * 2**20
 class LocalLM(BaseLLM):
     """Greedy, batched decoding with a model folder that `AutoModelForCausalLM` opens.
 
-    Answers end at the first stop sequence behind a model's thoughts, at the model's end of sequence, or after
-    `max_new_tokens`. A prompt that doesn't fit into the model's positions with its answer gets the finish reason
-    "too_long" and no text.
+    Answers end at the first stop sequence after a model's thoughts, at the model's end of sequence, or after
+    `max_new_tokens`. A prompt that leaves no room for its answer gets the finish reason "too_long" and no text.
 
     Args:
         model: a local folder, or a hub name.
-        max_new_tokens: longest answer.
-        stop: stop sequences where a call names none.
+        stop: stop sequences for calls that name none.
         batch_size: prompts that are decoded together.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", "mps".
         dtype: numbers to compute with: "auto" (as the folder says), "float32", "bfloat16", "float16".
@@ -92,7 +91,7 @@ class LocalLM(BaseLLM):
 
     @cached_property
     def identity(self) -> dict[str, str]:
-        """What tells the model from others: a digest of its folder (or its hub name and commit), and its numbers."""
+        """What tells the model from others: a digest of its folder (or its hub name and commit), and its dtype."""
         folder = Path(self.model)
         if not folder.is_dir():
             weights = f"{self.model}@{getattr(self._model.config, '_commit_hash', None)}"
@@ -182,13 +181,9 @@ class LocalLM(BaseLLM):
 
     def _padded(self, texts: Sequence[list[int]], *, left: bool) -> dict[str, torch.Tensor]:
         """Tokens and mask (B, longest), padded on one side."""
-        longest = max(map(len, texts))
-        ids = torch.zeros(len(texts), longest, dtype=torch.long)
-        mask = torch.zeros_like(ids)
-        for row, own in enumerate(texts):
-            place = slice(longest - len(own), longest) if left else slice(len(own))
-            ids[row, place] = torch.tensor(own, dtype=torch.long)
-            mask[row, place] = 1
+        rows = [torch.tensor(own, dtype=torch.long) for own in texts]
+        pad = partial(pad_sequence, batch_first=True, padding_side="left" if left else "right")
+        ids, mask = pad(rows), pad([torch.ones_like(row) for row in rows])
         return {"input_ids": ids.to(self._model.device), "attention_mask": mask.to(self._model.device)}
 
 

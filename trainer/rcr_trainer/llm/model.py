@@ -305,8 +305,8 @@ class LanguageModel:
                         self._asked |= dict.fromkeys(part, task)
                         task.add_done_callback(partial(self._forget, part))
                 shown.update(len(found))
-                for task, count in Counter(tasks.values()).items():
-                    task.add_done_callback(lambda _, count=count: shown.update(count))
+                for task, number in Counter(tasks.values()).items():
+                    task.add_done_callback(partial(lambda number, _: shown.update(number), number))
                 if tasks:
                     await asyncio.wait(tasks.values())
         except BaseExceptionGroup as errors:
@@ -332,8 +332,10 @@ class LanguageModel:
     async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
         """Answers to requests that go into one call, in as many attempts as it takes."""
         async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
-            malformed, worst = 0, self._client.worst(list(requests.values()))
-            for attempt in range(1, self._settings.attempts + 1):
+            worst = self._client.worst(list(requests.values()))
+            attempt = malformed = 0
+            while True:
+                attempt += 1
                 await self._wait_for_server()
                 await self._reserve(worst)
                 outcome = await _to_the_end(self._attempt(requests, worst))
@@ -345,9 +347,8 @@ class LanguageModel:
                 if outcome.kind == "stop":
                     raise outcome.error
                 if attempt == self._settings.attempts:
-                    break
+                    raise LLMError(f"{outcome.error}, in {attempt} attempts; answers so far are kept, so resume later")
                 await self._back_off(outcome, attempt)
-        raise LLMError(f"{outcome.error}, in {attempt} attempts; answers so far are kept, so resume later")
 
     async def _attempt(self, requests: Mapping[bytes, Request], worst: Use) -> dict[bytes, Answer] | Fault:
         """Call the model once; when this returns, its answers are on disk, and what it cost is booked."""

@@ -25,7 +25,7 @@ _DIGITS = 12
 _EXACT = 1 << 53
 """Below it every whole number is a float, so that 2 and 2.0 can be told equal."""
 _LARGE = 300
-"""Digits from which on numbers are no floats, and whole ones are compared by their digits: Python refuses to write
+"""Digits from which on numbers don't fit a float, and whole ones are compared by their digits: Python refuses to write
 integers of more than 4,300."""
 _ALL_DIGITS = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 
@@ -60,11 +60,11 @@ def execution(execute: Execute, spec: ProgramSpec) -> Reward:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a program gave, as digests: a reward remembers many results, and some are long.
+    """What a program returned, as digests, since a reward remembers many results, and some are long.
 
     Args:
         in_order: of the result as it is.
-        rows: the same but for the order of a list.
+        rows: of its rows in any order.
     """
 
     in_order: str
@@ -113,7 +113,7 @@ def _digest(rows: Sequence[str]) -> str:
 
 
 def _outcome(execute: Execute, program: str) -> Result | None:
-    """None where the program can't be run, or its result not be compared."""
+    """None if the program can't be run, or its result can't be compared."""
     try:
         return Result.of(execute(program))
     except ProgramError:

@@ -37,7 +37,7 @@ def make_reward(
     timeout_s: float = 5.0,
     max_rows: int = 10_000,
 ) -> Reward:
-    """A reward.
+    """A reward by name, or from what the user gives.
 
     Args:
         reward: one of NAMES; `module:callable` (found in the working directory too) or the callable itself, called
@@ -81,17 +81,13 @@ def _executor(database: str | None, execute: str | Execute | None, timeout_s: fl
 
 
 def mixture(parts: Mapping[Reward, float]) -> Reward:
-    """The weighted sum of rewards; an answer that one of them can't score can't be scored.
-
-    Args:
-        parts: reward → weight, above 0.
+    """The weighted sum of rewards (reward → weight > 0); None for an answer that one of them can't score.
 
     Raises:
         ConfigError: no part, a weight that is not above 0, or a part that reads probabilities.
     """
     if not parts or not all(weight > 0 for weight in parts.values()):
         raise ConfigError(f"a mixed reward needs parts with weights above 0, not {sorted(parts.values())}")
-
     if any(reward.likelihood for reward in parts):
         raise ConfigError("reward 'likelihood' can't be mixed with others: name it alone")
 
@@ -114,14 +110,10 @@ def mixture(parts: Mapping[Reward, float]) -> Reward:
 
 
 def load(path: str, what: str) -> Callable[..., Any]:
-    """The callable that `module:name` names; the module may lie in the working directory.
-
-    Args:
-        path: `module:name`, the name dotted for an attribute of an object.
-        what: what to call it in an error.
+    """The callable that a path `module:name` names; the module may be in the working directory.
 
     Raises:
-        ConfigError: there is no such module, it can't be imported, or it has no such callable.
+        ConfigError: it can't be imported, or called; `what` is what it is called then.
     """
     here = str(Path.cwd())
     sys.path.insert(0, here)

@@ -17,10 +17,7 @@ def structure_coverage(spec: ProgramSpec) -> Reward:
     """The paper's reward (Eq. 7): Jaccard similarity of the local structures of answer and gold program.
 
     r = |LS(ŷ) ∩ LS(y)| / |LS(ŷ) ∪ LS(y)|. An answer that is no program has no structures and scores 0. A gold program
-    without structures can't be scored.
-
-    Args:
-        spec: how programs are read; names of tables and columns count in any case.
+    without structures can't be scored. Names of tables and columns count, whatever the spec says.
     """
     structures = _remembered(spec.named.structures)
 
@@ -37,11 +34,8 @@ def structure_coverage(spec: ProgramSpec) -> Reward:
 def correctness(spec: ProgramSpec) -> Reward:
     """Exact match (appendix F): 1 where answer and gold program are the same, else 0.
 
-    The same are two programs with equal parse trees, values included; where one of them doesn't parse, two texts that
-    are equal up to white space. An empty gold program can't be scored.
-
-    Args:
-        spec: its language; whether it anonymises doesn't matter.
+    Two programs are the same if their parse trees are equal, values included; if one of them doesn't parse, their texts
+    must be equal up to white space. An empty gold program can't be scored.
     """
     tree_of = _remembered(get_parser(spec.language).parse)
 
@@ -60,11 +54,8 @@ def context_coverage(spec: ProgramSpec) -> Reward:
     """Recall of the gold program's local structures by the union of the picks' programs. Needs no language model.
 
     It is what SFT and the dev coverage measure, not what the paper rewards: a policy that maximises it need not be
-    the one from whose picks a language model answers best. (The Jaccard of the picks would be no remedy: it is
-    highest for copies of one program.)
-
-    Args:
-        spec: how programs are read.
+    the one from whose picks a language model answers best. (The Jaccard of the picks wouldn't help: it is highest for
+    copies of one program.)
     """
     structures = _remembered(spec.structures)
 
@@ -81,7 +72,7 @@ def context_coverage(spec: ProgramSpec) -> Reward:
 def likelihood(spec: ProgramSpec) -> Reward:
     """The probability with which the language model writes the gold program, spacing and all (`Scorer`).
 
-    It tells picks apart where the answers are all right, or all wrong. Needs a local model, or a server with `echo`.
+    It tells picks apart if all answers are right, or all wrong. Needs a local model, or a server with `echo`.
     """
 
     def unused(*_: object, **__: object) -> list[float | None]:

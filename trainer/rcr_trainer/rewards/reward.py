@@ -32,11 +32,10 @@ class Reward:
     Args:
         name: for logs and messages.
         function: scores B answers, with the arguments of `__call__`.
-        needs_llm: whether it looks at `predictions`; with one that doesn't, a run needs no language model and calls
-            none for it.
+        needs_llm: it looks at `predictions`; a run with one that doesn't needs no language model.
         maximum: what the gold program earns.
         minimum: what no program earns.
-        likelihood: whether it is the probability with which the model writes the gold program; `function` isn't called.
+        likelihood: it is the probability with which the model writes the gold program; `function` isn't called.
     """
 
     name: str
@@ -57,21 +56,21 @@ class Reward:
         """Score B answers.
 
         Args:
-            predictions: the B programs that the language model wrote; None where it wrote none (an empty, refused,
-                truncated or malformed answer), which scores the minimum.
+            predictions: the programs that the language model wrote; None, which scores the minimum, for an empty,
+                refused, truncated or malformed answer.
             references: the gold programs.
             queries: the questions.
-            contexts: for each question the examples that were in its prompt, in order.
+            contexts: for each question the examples in its prompt, in order.
 
         Returns:
-            B scores. None: can't be scored, so that nothing is learned from it. An exception is a bug: it stops
-            the run.
+            B scores; None for what can't be scored, from which nothing is learned. An exception is a bug and stops the
+            run.
         """
         return list(self.function(predictions, references, queries=queries, contexts=contexts))
 
     @classmethod
     def of(cls, given: Callable[..., Any]) -> Reward:
-        """A callable of the user's own, whose attributes may say what a reward's other fields are."""
+        """From a user's callable, whose attributes may set the other fields."""
         name = getattr(given, "name", getattr(given, "__name__", type(given).__name__))
         said = {each: getattr(given, each) for each in ("needs_llm", "maximum", "minimum") if hasattr(given, each)}
         return cls(str(name), given, **said)
@@ -80,7 +79,7 @@ class Reward:
     def per_answer(
         cls, name: str, one: Callable[[str | None, str, Sequence[Example]], float | None], *, needs_llm: bool = True
     ) -> Reward:
-        """A reward that scores each answer by itself: `one` gets answer, gold program and the prompt's examples."""
+        """Scores each answer by itself: `one` gets the answer, the gold program and the prompt's examples."""
 
         def function(
             predictions: Sequence[str | None], references: Sequence[str], *, contexts: Any, **_: Any
@@ -96,7 +95,7 @@ def score(
     examples: Sequence[Example],
     contexts: Sequence[Sequence[Example]],
 ) -> NDArray[np.float64]:
-    """Call a reward, and make sure that what comes back are scores.
+    """Call a reward, and check that it returns scores.
 
     Args:
         reward: the reward.
@@ -108,8 +107,7 @@ def score(
         (B,) scores; NaN where the reward gave None.
 
     Raises:
-        RewardError: it raised, or gave something else than B finite numbers or None. Errors that the project itself
-            raises on purpose pass as they are.
+        RewardError: it raised an exception that isn't the project's own, or gave anything but B finite numbers or None.
     """
     try:
         targets, sources = [example.target for example in examples], [example.source for example in examples]
@@ -134,14 +132,10 @@ def score(
 
 
 def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool_]:
-    """Find out before training whether a reward tells right from wrong on the very examples that train.
+    """Check before training that a reward tells right from wrong on the training queries.
 
-    The gold program, with the example itself in the prompt, must earn the maximum; no program, an empty one, both
+    The gold program, with the example itself in the prompt, must earn the maximum; no program and an empty one, both
     without a prompt, must earn the minimum.
-
-    Args:
-        reward: the reward.
-        examples: the training queries.
 
     Returns:
         (Q,) bool; False for examples whose gold program the reward can't score (None).
