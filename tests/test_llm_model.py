@@ -146,6 +146,20 @@ def test_threads_that_want_the_same_pay_once() -> None:
     assert set(echo.asked.values()) == {1}
 
 
+def test_what_one_thread_stops_asking_for_another_still_gets() -> None:
+    echo = Echo(delay=0.3)
+    echo.fail["bad"] = RuntimeError("a bug")
+    with wrap(echo, concurrency=1) as llm, ThreadPoolExecutor(2) as pool:
+        failing = pool.submit(llm.generate, ["bad", "x"])
+        while not echo.asked:
+            time.sleep(0.01)
+        waiting = pool.submit(llm.generate, ["x"])
+        with pytest.raises(LLMError, match="a bug"):
+            failing.result()
+        assert texts(waiting.result()) == ["X"]
+    assert echo.asked == {"bad": 1, "x": 1}
+
+
 @pytest.mark.slow
 def test_calls_run_at_the_same_time_up_to_the_cap() -> None:
     echo = Echo(delay=0.2)
