@@ -124,8 +124,7 @@ class NewLabels:
         chances = [_threshold(of[has == 0], of[has > 0]) for of, has in zip(without.T, every.T, strict=True)]
         self.chance = np.clip(np.array(chances, dtype=np.float32), 0, 0.9)
         # Phrases of the questions that need one: what others say is no reason.
-        needing = [question for question, has in zip(questions, targets.any(axis=1), strict=True) if has]
-        items = [Item(question) for question in needing]
+        items = [Item(questions[row]) for row in np.flatnonzero(targets.any(axis=1)).tolist()]
         self._phrases = NgramVocabulary.fit(items, vocabulary.longest, cues.MOST, gap=vocabulary.gap)
         number = {phrase: at for at, phrase in enumerate(self._phrases.idf)}
         column = np.array([number.get(phrase, -1) for phrase in vocabulary.idf], dtype=np.int64)
@@ -140,7 +139,8 @@ class NewLabels:
             predicted: (N, SPARE) what the kernel predicts.
         """
         kernel = (predicted - self.chance) / (1 - self.chance)
-        return np.maximum(cues.likelihoods(self._present(questions), self.weights), kernel.clip(0, 1))
+        likely: _Floats = np.maximum(cues.likelihoods(self._present(questions), self.weights), kernel.clip(0, 1))
+        return likely
 
     def _present(self, questions: Sequence[str]) -> Any:
         """(N, F + 1) which of the added questions' phrases these have; see `cues.incidence`."""
