@@ -123,7 +123,6 @@ def outcome(name, processes, folder, *, stop=False):
     if stop:
         with contextlib.suppress(StopError):
             train(name, settings, processes, folder, build(name, processes.rank, folder), kill, state)
-        processes._stopped = False
     result = train(name, settings, processes, folder, model, log, state if stop else None)
     return last, dataclasses.asdict(result), rows
 
@@ -161,7 +160,6 @@ def check_exchanges(processes):
     assert processes.sum(np.array([1.5, rank])).tolist() == [3.0, 1.0]
     assert np.array_equal(processes.gather(rows[processes.part(5)], 5), rows)
     assert np.isnan(processes.gather(np.array([np.nan])[processes.part(1)], 1)).all()
-    assert processes.from_first(np.array([rank + 7])).tolist() == [7]
     assert processes.texts("ä" * rank) == ["", "ä"]
     fitted = torch.nn.BatchNorm1d(2)  # which has parameters, and buffers of two types
     torch.nn.init.constant_(fitted.weight, rank + 7)
@@ -180,8 +178,20 @@ def check_exchanges(processes):
     assert [None if p.grad is None else p.grad.tolist() for p in parameters] == [[3.0, 3.0], [1.0, 1.0], None]
 
 
+def check_gradients(processes):
+    """Gradients of all processes' losses go back through what each has encoded, if it has encoded anything."""
+    for count in (5, 1):
+        table = torch.arange(2.0 * count).reshape(count, 2).requires_grad_()
+        vectors = processes.share(lambda part, table=table: table[part], count)
+        assert torch.equal(vectors, table)
+        ((processes.rank + 1) * vectors * vectors).sum().backward()
+        expected = torch.zeros(count, 2)
+        expected[processes.part(count)] = (6 * table.detach())[processes.part(count)]
+        assert torch.equal(torch.zeros(count, 2) if table.grad is None else table.grad, expected)
+
+
 def check_errors(processes):
-    """What ends a block in one process, and what the other then raises."""
+    """What ends a block in one process, and what the other then raises at its next exchange."""
     for error, here in (
         (ConfigError("no such thing"), ProcessError),
         (KeyboardInterrupt(), KeyboardInterrupt),
@@ -189,12 +199,11 @@ def check_errors(processes):
     ):
         raised = None
         try:
-            # At different depths, as where one fails before the other begins an inner block.
             with processes.together():
                 if processes.rank:
                     raise error
-                with processes.together():
-                    pass
+                processes.wait()
+                raise AssertionError
         except BaseException as caught:
             raised = caught
         assert (raised is error) if processes.rank else (type(raised) is here), raised
@@ -236,6 +245,7 @@ def main(folder, *names):
     torch.set_num_threads(1)
     with join() as processes:
         check_exchanges(processes)
+        check_gradients(processes)
         check_errors(processes)
         check_fitted_policy(processes)
         check_cache(processes, folder)

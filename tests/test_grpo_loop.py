@@ -297,6 +297,21 @@ def test_queries_that_teach_nothing_are_replaced():
     assert most > more
 
 
+def test_nothing_is_replaced_where_every_query_teaches_something():
+    """Each query has sequences that earn something, and sequences that earn nothing."""
+    seen = []
+
+    def answer(prompt):
+        seen.append(question_of(prompt))
+        return Answer(GOLD[seen[-1]] if seen.count(seen[-1]) % 2 else "none")
+
+    llm, rows = Parrot(answer), []
+    config = FAST.model_copy(update={"resample": 2, "best_by": "coverage", "epochs": 1})
+    run(lexical(), config, make_reward("correctness", SPEC), llm=llm, log=lambda step, row: rows.append(row))
+    assert [row["no_signal"] for row in rows[1:]] == [0.0] * 3
+    assert len(llm.prompts) == 40 * 8
+
+
 def test_no_answer_is_no_program():
     llm = Parrot(lambda prompt: Answer(None, "refused") if len(prompt) % 2 else Answer("```"))
     rows = []

@@ -9,13 +9,14 @@ import torch
 from answering import Composing
 from openai_server import OpenAIServer
 from rcr_trainer.data import covr_split
-from rcr_trainer.grpo import _GRPO, calls_at_most
+from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.race import mildest, race
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
-from rcr_trainer.training.race import mildest, race
+from rcr_trainer.training.environment import Environment
 from training import train_grpo
 
 from langchain_rcr.basics.items import Item
@@ -77,16 +78,14 @@ def test_changes_that_earn_more_are_taken_and_stay_in_the_checkpoint(policy, cap
         learnt = {"label": model.query.logged()["labels ×"]}
         return {name: learnt.get(name, getattr(model.config, name, None)) for name in wanted}
 
-    def score(stage, queries, picks, reward=None):
+    def score(environment, queries, picks, reward=None):
         """Half a point for each number that is as wanted, and for the encoders that go by it."""
-        right = sum(
-            numbers(stage.model)[name] == pytest.approx(value) for name, value in wanted.items() if name != "order"
-        )
-        right += wanted.get("order") == stage.model.config.order
-        right -= stage.model.candidate.length_penalty != stage.model.config.length_penalty
+        right = sum(numbers(policy)[name] == pytest.approx(value) for name, value in wanted.items() if name != "order")
+        right += wanted.get("order") == policy.config.order
+        right -= policy.candidate.length_penalty != policy.config.length_penalty
         return np.full(len(queries), right / 2), {}
 
-    monkeypatch.setattr(_GRPO, "_score", score)
+    monkeypatch.setattr(Environment, "score", score)
     before, settings = weights(policy), policy.config
     with wants_labels() as llm, caplog.at_level(logging.INFO):
         reinforce(policy, RACE, llm)

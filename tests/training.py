@@ -1,9 +1,10 @@
-"""Both stages of training with the arguments that tests vary, one by one."""
+"""The stages of training with the arguments that tests vary, one by one."""
 
 from typing import Any
 
-from rcr_trainer import grpo, sft
+from rcr_trainer import grpo, race, sft
 from rcr_trainer.rewards import Reward
+from rcr_trainer.training.environment import Environment
 from rcr_trainer.training.runner import Job
 from rcr_trainer.training.state import Result
 
@@ -16,6 +17,9 @@ def train_sft(model: Any, pool: Any, queries: Any, dev: Any, spec: Any, config: 
 def train_grpo(
     model: Any, pool: Any, queries: Any, dev: Any, spec: Any, config: Any, reward: Any, llm: Any = None, **options: Any
 ) -> Result:
-    """`grpo.train`; the options are those of `Job`."""
+    """`race.run` and `grpo.train`; the options are those of `Job`."""
     reward = reward if isinstance(reward, Reward) else Reward.of(reward)
-    return grpo.train(Job(model, pool, queries, dev, spec, **options), config, reward, llm)
+    job, own = Job(model, pool, queries, dev, spec, **options), config.exclude_own_program
+    environment = Environment(job, reward, llm, k=config.k, exclude_own_program=own)
+    race.run(job, environment, config)
+    return grpo.train(job, environment, config)

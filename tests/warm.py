@@ -36,6 +36,7 @@ REST = (
     "rcr_trainer.llm.client",
     "rcr_trainer.llm.model",
     "rcr_trainer.pipeline",
+    "rcr_trainer.race",
     "rcr_trainer.rewards",
     "rcr_trainer.sft",
     "scipy.optimize",

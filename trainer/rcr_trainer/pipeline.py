@@ -1,6 +1,7 @@
-"""The stages of a run: data → SFT → GRPO (where it is enabled) → evaluation.
+"""The stages of a run: data → SFT → GRPO, after a race (if it is enabled) → evaluation.
 
-Each reads what the one before left in the run folder.
+Each reads what the one before left in the run folder. A stage of training keeps its state there until it is done, so
+that a killed run goes on from its last round.
 """
 
 from __future__ import annotations
@@ -79,17 +80,17 @@ def run(
     wanted = [name for name in STAGES[: STAGES.index(until) + 1] if name != "grpo" or config.grpo.enabled]
     with ExitStack() as holding:
         with join(config.device) as processes:
-            with processes.together():
-                if processes.first:
-                    # Bad data is found before there is a folder.
-                    split = None if (config.folder / "run.json").is_file() else load_checked(config)[0]
-                    names_in(config.folder)  # which refuses a foreign folder before a lock is left there
-                    holding.enter_context(hold(config.folder))
-                    current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
-                    check_files(current)
-                    _take(current, "data", lambda: write_split(current.data, split or load_checked(config)[0]))
-                    if "evaluation" in wanted and not current.done("evaluation"):
-                        try_scoring(config, divide(config, read_split(current.data)))
+            if processes.first:
+                # Bad data is found before there is a folder.
+                split = None if (config.folder / "run.json").is_file() else load_checked(config)[0]
+                names_in(config.folder)  # which refuses a foreign folder before a lock is left there
+                holding.enter_context(hold(config.folder))
+                current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
+                check_files(current)
+                _take(current, "data", lambda: write_split(current.data, split or load_checked(config)[0]))
+                if "evaluation" in wanted and not current.done("evaluation"):
+                    try_scoring(config, divide(config, read_split(current.data)))
+            processes.wait()
             if not processes.first:
                 current = Run.open(config.folder, config, writes=False)
             task = divide(config, read_split(current.data))
@@ -250,15 +251,7 @@ def _changed(config: Settings) -> tuple[list[str], list[str]]:
 
 
 def sft_stage(run: Run, task: Task, processes: Processes) -> None:
-    """Train a fresh policy, or take it as it is or from `sft.checkpoint`, and save it as the run's checkpoint.
-
-    The training state is kept in the run folder until then, so that a killed run goes on from its last epochs.
-
-    Args:
-        run: a run whose data stage is done.
-        task: its pool and queries.
-        processes: those that train together.
-    """
+    """Train a fresh policy, or take it as it is or from `sft.checkpoint`, and save it as the run's checkpoint."""
     from rcr_trainer import sft
 
     config = run.config
@@ -307,31 +300,29 @@ def _job(
 def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
     """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start.
 
-    The training state is kept in the run folder until then, so that a killed run goes on from its last steps.
-
-    Args:
-        run: a run whose SFT stage is done.
-        task: its pool and queries.
-        processes: those that train together.
-
     Raises:
         ConfigError: the reward fails its test, or a setting of it or of the language model is invalid.
         RewardError: the reward failed on an example, which is named.
         LLMError: the language model can't be asked, or its budget is spent.
     """
     from langchain_rcr.basics.files import atomic_directory
-    from rcr_trainer import grpo
+    from rcr_trainer import grpo, race
+    from rcr_trainer.training.environment import Environment
 
-    config, reward = run.config, build_reward(run.config, task.spec)
-    with processes.together():
-        if run.writes and not run.sft_checkpoint.is_dir():
-            # Before anything replaces it: after a crash this stage begins from SFT's policy again.
-            with atomic_directory(run.sft_checkpoint) as path:
-                shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
+    config, settings, reward = run.config, run.config.grpo, build_reward(run.config, task.spec)
+    if run.writes and not run.sft_checkpoint.is_dir():
+        # Before anything replaces it: after a crash this stage begins from SFT's policy again.
+        with atomic_directory(run.sft_checkpoint) as path:
+            shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
+    processes.wait()
     model = load_model(config, run.sft_checkpoint, run.vectors, trust=True)
     with open_language_model(config, task) if reward.needs_llm else nullcontext() as llm:
         more = dict if llm is None else partial(_use, llm, processes)
-        grpo.train(_job(run, "grpo", model, task, task.reinforced, processes, more), config.grpo, reward, llm)
+        job = _job(run, "grpo", model, task, task.reinforced, processes, more)
+        own = settings.exclude_own_program
+        environment = Environment(job, reward, llm, k=settings.k, exclude_own_program=own)
+        race.run(job, environment, settings)
+        grpo.train(job, environment, settings)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool, config)
 

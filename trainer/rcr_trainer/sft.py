@@ -9,7 +9,7 @@ Departures from the paper, each with the setting that undoes it:
 - gradients are clipped to a norm (`max_grad_norm: null`);
 - training stops early on development coverage (`patience: null`), whose best weights are kept (`keep: last`).
 
-Where the family has a closed-form fit of E_x (`Family.fit`), that comes first, and gradient descent goes on from there.
+If the family has a closed-form fit of E_x (`Family.fit`), that comes first, and gradient descent goes on from there.
 
 In several processes a batch of the listwise loss is one process's, as in gradient accumulation; one of InfoNCE, whose
 candidates are the batch's own, is as many times larger, and each process takes a share of its rows and candidates.
@@ -40,7 +40,6 @@ from rcr_trainer.settings import SFTSettings
 from rcr_trainer.training.batches import Batch, Negatives, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.training.development import Development, greedy_picks
 from rcr_trainer.training.losses import Targets
-from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import LOSSES
 from rcr_trainer.training.rollout import states
 from rcr_trainer.training.runner import Job, Runner
@@ -50,7 +49,7 @@ from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervisio
 logger = logging.getLogger(__name__)
 
 _PROBES = 200
-"""Training questions, held out, that the fit's coverage is told of where development questions are others, at most."""
+"""At most so many held-out training questions tell what a fit covers, if development questions are others."""
 
 
 def train(job: Job, config: SFTSettings) -> Result:
@@ -74,55 +73,49 @@ def train(job: Job, config: SFTSettings) -> Result:
 
 class _SFT:
     def __init__(self, job: Job, config: SFTSettings) -> None:
-        self.model, self.config, self.seed, self.processes = job.model, config, job.seed, job.processes
-        self.device, self.loss = next(job.model.parameters()).device, LOSSES[config.loss]
-        self.loss_function = self.loss.function
-        model, pool, queries, spec, processes = job.model, job.pool, job.queries, job.spec, job.processes
+        self.job, self.config, self.model, self.processes = job, config, job.model, job.processes
+        self.loss, self.device = LOSSES[config.loss], next(job.model.parameters()).device
+        self.queries, pool, spec, own = list(job.queries), job.pool, job.spec, config.exclude_own_program
 
-        own = config.exclude_own_program
-        self.job, self.queries = job, list(queries)
-        self.held_out = HeldOut(pool, queries, spec, new=float(own), seed=job.seed)
-        forbidden = own_positions(queries, pool, spec, same_program=own)
-        self.supervision = Supervision.build(queries, pool, spec, forbidden)
+        self.held_out = HeldOut(pool, self.queries, spec, new=float(own), seed=job.seed)
+        forbidden = own_positions(self.queries, pool, spec, same_program=own)
+        self.supervision = Supervision.build(self.queries, pool, spec, forbidden)
         self.dev = Development(job, self.held_out)
-        check_pool_size("sft", self.supervision.forbidden, len(pool), config.k)
-        self.sequences, self.sequence_gains = self.supervision.sequences(config.k)
-        self.trainable = np.flatnonzero(self.sequence_gains[:, 0] > 0)
+        check_pool_size("sft", forbidden, len(pool), config.k)
+        self.sequences, gains = self.supervision.sequences(config.k)
+        gaining = gains > 0
+        self.trainable = np.flatnonzero(gaining[:, 0])
         if not len(self.trainable):
             raise DataError(
-                f"none of the {len(queries)} training queries has a program that parses as '{spec.language}' and "
+                f"none of the {len(self.queries)} training queries has a program that parses as '{spec.language}' and "
                 "shares a structure with another example: set program.language (tokens reads any text), or check the "
                 "programs"
             )
-        gaining = self.sequence_gains > 0
         taught = np.broadcast_to(gaining[:, :1], gaining.shape) if config.zero_gain_steps else gaining
         self.steps = np.argwhere(taught)
         """(n, 2) query and step of the states that InfoNCE trains."""
         self.negatives: Negatives | None = None
         if self.loss.in_batch and config.bm25_worst:
-            sources = [e.source for e in queries], [e.source for e in pool]
+            sources = [e.source for e in self.queries], [e.source for e in pool]
             near = HardNegatives(self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst)
             self.negatives = near.draw
-
-        self.groups = None
-        if config.mask_duplicates:
-            self.groups = program_groups(spec, [e.target for e in pool])
-        self.candidates, self.contexts = model.featurize_pool([e.item for e in pool])
+        self.groups = program_groups(spec, [e.target for e in pool]) if config.mask_duplicates else None
+        self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
         self.fit()
 
         if self.loss.in_batch:  # single states, in batches of all processes together
-            self.batch_size, self.accumulation = config.batch_size * processes.size, config.gradient_accumulation
+            self.batch_size, self.accumulation = config.batch_size * self.processes.size, config.gradient_accumulation
             rows = len(self.steps)
         else:  # whole sequences of k states, in batches of one process each
             self.batch_size = max(1, config.batch_size // config.k)
-            self.accumulation = config.gradient_accumulation * processes.size
+            self.accumulation = config.gradient_accumulation * self.processes.size
             rows = len(self.trainable)
         self.runner = Runner(
             "sft",
             job,
             config,
-            {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad},
+            {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad},
             per_epoch=math.ceil(math.ceil(rows / self.batch_size) / self.accumulation),
             every=config.evaluate_every,
             best_by="dev_coverage",
@@ -131,36 +124,36 @@ class _SFT:
     # ------------------------------------------------------------------ the closed-form fit
 
     def fit(self) -> None:
-        """Fit E_x where its family can; to development queries, too, if they are training queries."""
+        """Fit E_x if its family can; to development queries, too, if they are training queries."""
+        family = self.model.family
         questions = [*self.queries, *(self.dev.queries if self.dev.are_training else ())]
-        if self.model.family.fits:
+        if family.fits:
             self._say("fitting to %d training questions …", len(questions))
-        self.model.family.fit(self.model.query, readable(query.item for query in questions), seed=self.seed)
+        family.fit(self.model.query, readable(query.item for query in questions), seed=self.job.seed)
         self.processes.broadcast(self.model)
-        if self.model.family.fits:
-            self._say_how_far()
-            self.pool_vectors = None  # A stage that goes on has other weights from here.
+        if family.fits:
+            self._say_coverage_of_fit()
+            self.pool_vectors = None  # A resumed stage has other weights from here.
 
-    def _say_how_far(self) -> None:
-        """What the fit covers of held-out training questions, and how far other development questions are from that.
+    def _say_coverage_of_fit(self) -> None:
+        """Log what the fit covers of held-out training questions, and of development questions that are others.
 
-        Those that are easier than what is held out are less new to the pool, and flatter.
+        If the latter are easier, they are less new to the pool, and flatter.
         """
         own = self.dev.queries and not self.dev.are_training
         held_out = self.dev
         if own or not self.dev.queries:
             rows = self.trainable[:: -(-len(self.trainable) // _PROBES)]
             held_out = Development(replace(self.job, dev=[self.queries[row] for row in rows]), self.held_out)
-        covered = self._covered(held_out)
+        covered = self._coverage(held_out)
         message = "fitted: %.1f %% of what %d held-out training questions need is covered"
         self._say(message, covered, len(held_out.queries))
         if own:
-            further = self._dev_coverage()
+            further = self._coverage(self.dev)
             message = "of what %d development questions need, %.1f %%: %+.1f points from that"
             self._say(message, len(self.dev.queries), further, further - covered)
 
     def _say(self, message: str, *values: object) -> None:
-        """The fit takes seconds to minutes, and has no steps to count."""
         if self.processes.first:
             logger.info(message, *values)
 
@@ -172,14 +165,14 @@ class _SFT:
     # ------------------------------------------------------------------ an epoch
 
     def collect(self, epoch: int) -> tuple[int, Iterator[list[Batch]]]:
-        """The batches of an epoch, a list for each step, and the seed of its dropout."""
-        rng = np.random.default_rng([self.seed, epoch])
+        """The seed of an epoch's dropout, and its batches, a list for each optimiser step."""
+        rng = np.random.default_rng([self.job.seed, epoch])
         sequences = self._sequences(rng, epoch)
         dropout = int(rng.integers(2**31))
         return dropout, grouped(self._batches(rng, sequences), self.accumulation)
 
     def _sequences(self, rng: np.random.Generator, epoch: int) -> IntArray:
-        """(Q, k) picks whose prefixes are the epoch's states: Algorithm 1's, or, for a share, the policy's own."""
+        """(Q, k) picks whose prefixes are the epoch's states: Algorithm 1's or, for a share, the policy's own."""
         config = self.config
         if self.loss.in_batch or not config.on_policy or epoch < config.on_policy_from * config.epochs:
             return self.sequences
@@ -191,13 +184,11 @@ class _SFT:
         return sequences
 
     def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[Batch]:
+        best, size = self.sequences, self.batch_size
         if self.loss.in_batch:
-            order = rng.permutation(self.steps)
-            yield from info_nce_batches(order, self.sequences, self.sequences, self.batch_size, self.negatives, rng)
-        else:
-            order, pool = rng.permutation(self.trainable), len(self.candidates)
-            most = self.config.candidates
-            yield from listwise_batches(order, sequences, self.sequences, self.batch_size, pool, most, rng)
+            return info_nce_batches(rng.permutation(self.steps), best, best, size, self.negatives, rng)
+        order, most = rng.permutation(self.trainable), self.config.candidates
+        return listwise_batches(order, sequences, best, size, len(self.candidates), most, rng)
 
     def learn(self, epoch: tuple[int, Iterator[list[Batch]]]) -> Figures:
         """Take an optimiser step on each list of batches."""
@@ -216,28 +207,26 @@ class _SFT:
 
     def _step(self, group: Sequence[Batch]) -> float:
         """One optimiser step on the mean loss over some batches' states; returns this process's part of that loss."""
-        processes, loss = self.processes, 0.0
-        with processes.together():
-            if self.loss.in_batch:
-                share = [batch.rows(processes.part(len(batch.queries))) for batch in group]
-            else:
-                share = list(group[processes.rank :: processes.size])
-            targets = [self._targets(batch) for batch in share]
-            # The listwise loss is a mean over the states that have something to gain, of all batches together.
-            counts = [self._weight(t) for t in targets]
-        count = int(processes.sum(np.array([sum(counts)]))[0])
+        processes = self.processes
+        if self.loss.in_batch:
+            share = [batch.rows(processes.part(len(batch.queries))) for batch in group]
+        else:
+            share = list(group[processes.rank :: processes.size])
+        targets = [self._targets(batch) for batch in share]
+        counts = [self._count(each) for each in targets]
+        total = max(1, int(processes.sum(np.array([sum(counts)]))[0]))
+        losses = []
 
         def backward() -> None:
-            nonlocal loss
-            for batch, wanted, part in zip(share, targets, counts, strict=True):
-                loss += self._backward(batch, wanted, part / max(1, count))
+            for batch, wanted, count in zip(share, targets, counts, strict=True):
+                losses.append(self._backward(batch, wanted, count / total))
 
         self.runner.step(backward)
-        return loss
+        return sum(losses, 0.0)
 
-    def _weight(self, targets: Targets) -> int:
-        """How many states a batch's mean is over."""
-        if self.loss.in_batch or not len(targets.gains):
+    def _count(self, targets: Targets) -> int:
+        """How many states the loss of a batch is a mean over: all or, if listwise, those with something to gain."""
+        if self.loss.in_batch:
             return len(targets.gains)
         return int((targets.gains * targets.allowed).amax(1).gt(0).sum())
 
@@ -253,13 +242,16 @@ class _SFT:
     def _backward(self, batch: Batch, targets: Targets, weight: float) -> float:
         """Add the gradient of the weighted loss on a batch; returns that loss."""
         states = self._states(batch) if len(targets.gains) else None
-        together = self.processes if self.loss.in_batch else Processes()
-        with together.shared_vectors(lambda part: self._encode(batch.candidates[part]), len(batch.candidates)) as all_c:
-            if states is None:
-                return 0.0
-            loss = weight * self.loss_function(states @ all_c.T, targets)
-            torch.autograd.backward(loss)
-            return float(loss.item())
+        if self.loss.in_batch:
+            parts = len(batch.candidates)
+            candidates = self.processes.share(lambda part: self._encode(batch.candidates[part]), parts)
+        else:
+            candidates = self._encode(batch.candidates)
+        loss = 0.0 * candidates.sum()  # Without states, too, others' losses send gradients to what is encoded here.
+        if states is not None:
+            loss = weight * self.loss.function(states @ candidates.T, targets)
+        torch.autograd.backward(loss)
+        return float(loss.item())
 
     def _encode(self, candidates: IntArray) -> Tensor:
         """E_c (C, D) of candidates, with gradients."""
@@ -286,13 +278,10 @@ class _SFT:
         """Coverage of the policy as it is on the development queries."""
         figures = {"epoch": float(self.runner.result.rounds)}
         if self.dev.queries:
-            figures["dev_coverage"] = self._dev_coverage()
+            figures["dev_coverage"] = self._coverage(self.dev)
         return {**figures, "lr": self.runner.lr}
 
-    def _dev_coverage(self) -> float:
-        return self._covered(self.dev)
-
-    def _covered(self, dev: Development) -> float:
+    def _coverage(self, dev: Development) -> float:
         """Coverage of the greedy picks, in percent."""
         return dev.supervision.coverage(dev.picks(self._pool_vectors(), self.config.k, self.groups))
 

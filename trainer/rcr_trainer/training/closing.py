@@ -1,20 +1,15 @@
-"""What GRPO's figures come to, and what it has moved, in the lines that close its log."""
+"""The lines that close GRPO's log: what its figures come to, and what it has changed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-
-from torch import Tensor
+from collections.abc import Callable, Iterator
 
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.training.state import Result
 
-_Judge = Callable[[float], str]
-
-
-_FIGURES: dict[str, tuple[str, _Judge]] = {
+_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "kl": (
         "KL {:.3g}: how far the policy has moved from SFT's, in nats a sequence of picks",
         lambda kl: "next to nothing: try a larger grpo.lr or more epochs" if kl < 1e-3 else "",
@@ -33,32 +28,28 @@ _FIGURES: dict[str, tuple[str, _Judge]] = {
         lambda share: "look at the prompt, llm.stop and llm.max_tokens" if share > 0.1 else "",
     ),
 }
-"""Figure of the log → what it says, and advice where the value calls for some."""
+"""Figure of the log → what it says, and advice if the value calls for some."""
 
 
 def closing_lines(result: Result, best_by: str) -> Iterator[str]:
     """Explain the figures of the last batch, and which weights were kept.
 
     Args:
-        result: of a stage that took steps.
-        best_by: the development figure that decided; "" where the last weights are kept.
+        result: of the stage.
+        best_by: the development figure that decided; "" if the last weights are kept.
     """
     trained = [figures for figures in result.history if "reward" in figures]
     if not trained:
         return
     first, last = trained[0], trained[-1]
     yield f"reward of the drawn picks {first['reward']:.3f} → {last['reward']:.3f}, first to last evaluation"
-    for name, (text, judge) in _FIGURES.items():
+    for name, (text, advise) in _FIGURES.items():
         if name in last and not (name != "kl" and last[name] == 0):
-            advice = judge(last[name])
+            advice = advise(last[name])
             yield text.format(last[name]) + (f"; {advice}" if advice else "")
     drawn = [f"{last[name]:.1f}" for name in sorted(last) if name.startswith("perplexity_")]
     if drawn:
         yield f"perplexity {', '.join(drawn)}: candidates that each step draws among in effect"
-    yield from _kept(result, best_by)
-
-
-def _kept(result: Result, best_by: str) -> Iterator[str]:
     scores = [figures[best_by] for figures in result.history if best_by in figures]
     if not scores or math.isnan(result.best_score):
         yield "kept: the last weights"
@@ -68,21 +59,27 @@ def _kept(result: Result, best_by: str) -> Iterator[str]:
         yield f"kept: the weights after batch {result.best_round} ({best_by} {scores[0]:.4g} → {result.best_score:.4g})"
 
 
-def told(model: TriEncoder) -> dict[str, float]:
+class Snapshot:
+    """A policy as it is now, to tell later what has changed."""
+
+    def __init__(self, model: TriEncoder) -> None:
+        self._scalars = _interpretable_scalars(model)
+        self._weights = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
+
+    def describe_changes(self, model: TriEncoder) -> str:
+        """What differs since: numbers with a name of their own, and the norm of each encoder's weights."""
+        now = _interpretable_scalars(model)
+        changes = [f"{name} {was:.3g} → {now[name]:.3g}" for name, was in self._scalars.items() if now[name] != was]
+        for part in PARTS:
+            names = [name for name in self._weights if name.startswith(f"{part}.")]
+            size = math.hypot(*(float(self._weights[name].norm()) for name in names))
+            moved = (model.get_parameter(name).detach() - self._weights[name] for name in names)
+            change = math.hypot(*(float(each.norm()) for each in moved))
+            if change:
+                changes.append(f"{part} encoder's weights by {100 * change / max(size, 1e-9):.2g} %")
+        return ", ".join(changes) or "nothing"
+
+
+def _interpretable_scalars(model: TriEncoder) -> dict[str, float]:
     """Those of the encoders' numbers that have a name of their own."""
     return {name: value for part in PARTS for name, value in getattr(model, part).logged().items()}
-
-
-def moved(before: Mapping[str, float], start: Mapping[str, Tensor], model: TriEncoder) -> Iterator[str]:
-    """What differs from the start: numbers with a name of their own, and the norm of each encoder's weights."""
-    for name, now in told(model).items():
-        if now != before[name]:
-            yield f"{name} {before[name]:.3g} → {now:.3g}"
-    for part in PARTS:
-        pairs = [(start[name], now.detach()) for name, now in model.named_parameters() if name.startswith(f"{part}.")]
-        size, change = (
-            math.hypot(*(float(each.norm()) for each in norms))
-            for norms in ([was for was, _ in pairs], [now - was for was, now in pairs])
-        )
-        if change:
-            yield f"{part} encoder's weights by {100 * change / max(size, 1e-9):.2g} %"

@@ -1,4 +1,4 @@
-"""Greedy picks of a policy as it trains, and the development queries that it is judged by."""
+"""Greedy picks of a policy as it trains, and the development queries that judge it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,12 @@ def greedy_picks(
     groups: IntArray | None = None,
 ) -> IntArray:
     """(n, k) picks of the policy as it is for n of the queries (`rows`); each process computes a share."""
-
-    def picks(part: slice) -> IntArray:
-        mine = rows[part]
-        if not len(mine):
-            return np.empty((0, k), dtype=np.int64)
+    mine = rows[job.processes.part(len(rows))]
+    picks = np.empty((0, k), dtype=np.int64)
+    if len(mine):
         vectors, barred = job.model.query.vectors(features.select(mine)), [forbidden[row] for row in mine]
-        return greedy(vectors, pool, job.model.state(), k, exclude=barred, groups=groups).positions
-
-    return job.processes.collect(len(rows), picks)
+        picks = greedy(vectors, pool, job.model.state(), k, exclude=barred, groups=groups).positions
+    return job.processes.gather(picks, len(rows))
 
 
 class Development:

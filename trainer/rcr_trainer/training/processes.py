@@ -1,10 +1,8 @@
-"""Several processes that train one model: torch.distributed behind a few array operations.
+"""Several processes that train one model, over torch.distributed.
 
-Every process does the same steps, on its share of the rows; what all must know is exchanged by one operation, a sum
-over processes. A process alone exchanges nothing and loads nothing distributed.
-
-An error in one process must end all of them: what may fail is in a `together` block, and every exchange follows
-one. No process then waits for what another will never send.
+Every process takes the same steps on its share of the rows, and gets the rest as a sum over all processes. Each
+exchange first asks whether all are well: an error in one process stops the others at their next exchange, for that
+reason. A process alone exchanges nothing and loads nothing distributed.
 
 `join` reads the environment that `torchrun` and `accelerate launch` set: WORLD_SIZE, RANK, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
@@ -32,12 +30,9 @@ from torch import Tensor, nn
 from langchain_rcr.errors import RCRError
 from rcr_trainer.errors import ConfigError
 
-_FAILED, _INTERRUPTED, _BUG = 1, 2, 3
-"""How a block ended in a process: with an error that its user can fix, by the user, or with any other error."""
-_MEETINGS = itertools.count()
-_MEETING, _WORK, _FAREWELL = timedelta(minutes=5), timedelta(days=7), timedelta(minutes=1)
-"""How long to wait for each other. At work another's language model may take long; a process that is gone is noticed
-at once, by its connection."""
+_JOINED = itertools.count()
+_JOIN_TIMEOUT, _WORK_TIMEOUT, _LEAVE_TIMEOUT = timedelta(minutes=5), timedelta(days=7), timedelta(minutes=1)
+"""Another's language model may work for long; a process that is gone is noticed at once, by its connection."""
 
 
 class ProcessError(RCRError):
@@ -45,7 +40,7 @@ class ProcessError(RCRError):
 
 
 @contextmanager
-def connected() -> Iterator[None]:
+def _connected() -> Iterator[None]:
     """Errors of torch.distributed as ours."""
     try:
         yield
@@ -73,41 +68,17 @@ class Processes:
         return self.rank == 0
 
     def part(self, count: int) -> slice:
-        """This process's share of `count` rows: consecutive ones, as many as any other's or one more or less."""
+        """This process's share of `count` rows: consecutive, and of equal size up to one row."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """A block that all processes leave together: an error in one of them is raised in all.
-
-        Raises:
-            ProcessError: another process failed with an error that the user can fix, or is gone.
-            RuntimeError: another process failed with a bug; the message has its traceback.
-        """
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as caught:
-            error = caught
-        if self.size > 1 and not self._stopped and not isinstance(error, ProcessError):
-            self._exchange(error)
-        if error is not None:
-            raise error
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """The element-wise sum of all processes' arrays, which have one shape and type."""
         if self.size == 1 or not values.size:
             return values
         tensor = torch.from_numpy(np.array(values))
-        self._add_up(tensor)
+        self.add_up(tensor)
         out: NDArray[Any] = tensor.numpy()
         return out
-
-    def collect(self, count: int, compute: Callable[[slice], NDArray[Any]]) -> NDArray[Any]:
-        """All `count` rows, of which each process computes its `part`; an error in one of them is raised in all."""
-        with self.together():
-            rows = compute(self.part(count))
-        return self.gather(rows, count)
 
     def gather(self, rows: NDArray[Any], count: int) -> NDArray[Any]:
         """All `count` rows, where each process has those of its `part`."""
@@ -119,33 +90,31 @@ class Processes:
         """The texts of all processes, of which this is one."""
         own = np.frombuffer(text.encode(), dtype=np.uint8)
         lengths = self.gather(np.array([len(own)]), self.size)
-        ends = np.cumsum(lengths)
-        whole = np.zeros(ends[-1], dtype=np.uint8)
-        whole[ends[self.rank] - len(own) : ends[self.rank]] = own
-        whole = self.sum(whole)
-        return [whole[end - length : end].tobytes().decode() for end, length in zip(ends, lengths, strict=True)]
+        whole = np.zeros((self.size, lengths.max()), dtype=np.uint8)
+        whole[self.rank, : len(own)] = own
+        rows = zip(self.sum(whole), lengths, strict=True)
+        return [row[:length].tobytes().decode() for row, length in rows]
 
-    def from_first(self, values: NDArray[Any]) -> NDArray[Any]:
-        """The first process's array; all have one of that shape and type."""
-        return self.sum(values if self.first else np.zeros_like(values))
+    def wait(self) -> None:
+        """Go on once all processes have come here."""
+        self.sum(np.zeros(1))
 
     def broadcast(self, module: nn.Module) -> None:
-        """Overwrite a module's parameters and buffers, so also what was fitted in closed form, by the first process's.
+        """Overwrite a module's parameters and buffers by the first process's.
 
         Raises:
-            ConfigError: the modules differ in more than values: in the names, shapes or types of their tensors.
+            ConfigError: the modules differ in the names, shapes or types of their tensors.
         """
         if self.size == 1:
             return
         import torch.distributed as dist
 
         tensors = dict(itertools.chain(module.named_parameters(), module.named_buffers()))
-        with self.together():
-            shapes = {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
+        shapes = {name: f"{tuple(tensor.shape)} {tensor.dtype}" for name, tensor in tensors.items()}
         if len(set(self.texts(json.dumps(shapes)))) > 1:
             raise ConfigError("the processes have different models: give all of them the same data and settings")
         for tensor in tensors.values():
-            with connected():
+            with _connected():
                 dist.broadcast(tensor.detach(), 0, group=self._group)
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
@@ -156,85 +125,105 @@ class Processes:
         device = every[0].device
         there = torch.tensor([float(p.grad is not None) for p in every], device=device)
         flat = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in every] + [there])
-        self._add_up(flat)
+        self.add_up(flat)
         *gradients, there = torch.split(flat, [*(p.numel() for p in every), len(every)])
         for parameter, gradient, known in zip(every, gradients, there.tolist(), strict=True):
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype) if known else None
 
-    @contextmanager
-    def shared_vectors(self, encode: Callable[[slice], Tensor], count: int) -> Iterator[Tensor]:
-        """Vectors of `count` items of which each process encodes its share, with gradients: in-batch negatives.
+    def share(self, encode: Callable[[slice], Tensor], count: int) -> Tensor:
+        """Vectors (count, D) of which each process encodes its part: in-batch negatives.
+
+        All processes' losses send gradients back through the encoding, so all must call backward.
 
         Args:
-            encode: gives the vectors (n, D) of a part of the items.
+            encode: gives the vectors (n, D) of a part of the items, with gradients.
             count: how many items there are.
-
-        Yields:
-            (count, D). When the block ends, the gradients that all processes' losses left there have gone on through
-            the encoding.
         """
-        if self.size == 1:
-            yield encode(slice(0, count))
-            return
         part = self.part(count)
-        with self.together():
-            own = encode(part)
+        own = encode(part)
+        if self.size == 1:
+            return own
         vectors = torch.zeros(count, own.shape[1], dtype=own.dtype, device=own.device)
-        vectors[part] = own.detach()
-        self._add_up(vectors)
-        vectors.requires_grad_()
-        with self.together():
-            yield vectors
-        gradient = torch.zeros_like(vectors) if vectors.grad is None else vectors.grad
-        self._add_up(gradient)
-        if own.requires_grad:
-            torch.autograd.backward(own, gradient[part])
+        vectors[part] = own
+        vectors.requires_grad_()  # where this process has nothing to encode, too
+        total: Tensor = _Sum.apply(vectors, self)  # type: ignore[no-untyped-call]
+        return total
 
-    def _add_up(self, tensor: Tensor) -> None:
+    def add_up(self, tensor: Tensor) -> None:
+        """Replace a tensor by the sum of all processes' tensors, which have one shape and type."""
+        self._ask()
+        self._all_reduce(tensor)
+
+    def _all_reduce(self, tensor: Tensor) -> None:
         import torch.distributed as dist
 
-        with connected():
+        with _connected():
             dist.all_reduce(tensor, group=self._group)
 
-    def _exchange(self, error: BaseException | None) -> None:
-        """Tell each other how a block ended; raises where it ended well here and not elsewhere."""
-        kinds = np.zeros(self.size, dtype=np.int64)
-        kinds[self.rank] = 0 if error is None else _kind(error)
-        try:
-            kinds = self.sum(kinds)
-            if not kinds.any():
-                return
-            reasons = self.texts("" if error is None else _text(error))
-        except ProcessError:
-            if error is None:
-                raise
-            return  # what happened here is the better reason
+    def _ask(self, error: BaseException | None = None) -> None:
+        """Tell each other whether an error ends the work; if another's does, raise it here.
+
+        Raises:
+            ProcessError: another process failed with an error that the user can fix, or is gone.
+            RuntimeError: another process failed with a bug; the message has its traceback.
+        """
+        if self._stopped:
+            return
+        failed = torch.zeros(self.size, dtype=torch.int64)
+        failed[self.rank] = error is not None
+        self._all_reduce(failed)
+        if not failed.any():
+            return
         self._stopped = True
-        if error is None:
-            who = int(np.flatnonzero(kinds)[0])
-            if kinds[who] == _INTERRUPTED:
-                raise KeyboardInterrupt
-            if kinds[who] == _FAILED:
-                raise ProcessError(f"process {who}: {reasons[who]}")
-            raise RuntimeError(f"process {who} failed:\n{reasons[who]}")
+        bug = error is not None and not isinstance(error, RCRError | KeyboardInterrupt)
+        reason = "".join(traceback.format_exception(error)) if bug else str(error)
+        reasons = self.texts(json.dumps([isinstance(error, KeyboardInterrupt), bug, reason]))
+        if error is not None:
+            return
+        who = int(failed.argmax())
+        interrupted, bug, reason = json.loads(reasons[who])
+        if interrupted:
+            raise KeyboardInterrupt
+        if bug:
+            raise RuntimeError(f"process {who} failed:\n{reason}")
+        raise ProcessError(f"process {who}: {reason}")
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """A block that all processes leave together: an error in one of them is raised in all."""
+        try:
+            yield
+        except BaseException as error:
+            if self.size > 1 and not isinstance(error, ProcessError):
+                with suppress(ProcessError):  # What happened here is the better reason.
+                    self._ask(error)
+            raise
+        self.wait()
 
 
-def _kind(error: BaseException) -> int:
-    if isinstance(error, RCRError):
-        return _FAILED
-    return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else _BUG
+class _Sum(torch.autograd.Function):
+    """The sum over processes, as is the gradient."""
 
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, processes: Processes) -> Tensor:
+        ctx.processes = processes
+        total = tensor.clone()
+        processes.add_up(total)
+        return total
 
-def _text(error: BaseException) -> str:
-    return str(error) if isinstance(error, RCRError) else "".join(traceback.format_exception(error))
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        total = gradients[0].clone()
+        ctx.processes.add_up(total)
+        return total, None
 
 
 @contextmanager
 def join(device: str = "cpu") -> Iterator[Processes]:
     """Meet the processes that were launched with this one; all part when the block ends.
 
-    After an error the first process leaves first, so that what it writes and says isn't cut off by a launcher that
-    ends all as soon as one has ended.
+    After an error the first process leaves first: a launcher ends all as soon as one has ended, and would cut off what
+    the first writes and says.
 
     Args:
         device: what the processes train on: gloo connects CPUs, NCCL GPUs, of which each process gets its own. A GPU
@@ -256,10 +245,10 @@ def join(device: str = "cpu") -> Iterator[Processes]:
     from torch import distributed as dist
 
     rank, backend = _number("RANK"), _backend(device)
-    with connected():
-        store = dist.PrefixStore(f"rcr-{next(_MEETINGS)}", _store(rank, size))  # type: ignore[attr-defined]
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_MEETING)
-        group = dist.new_group(timeout=_WORK)
+    with _connected():
+        store = dist.PrefixStore(f"rcr-{next(_JOINED)}", _store(rank, size))  # type: ignore[attr-defined]
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=_JOIN_TIMEOUT)
+        group = dist.new_group(timeout=_WORK_TIMEOUT)
     processes = Processes(rank, size, group)
     try:
         with processes.together():
@@ -270,7 +259,7 @@ def join(device: str = "cpu") -> Iterator[Processes]:
             raise
         with suppress(Exception):
             # The first takes no part; when it is gone, so is its connection.
-            dist.all_reduce(torch.zeros(1), group=group, async_op=True).wait(_FAREWELL)
+            dist.all_reduce(torch.zeros(1), group=group, async_op=True).wait(_LEAVE_TIMEOUT)
         dist.destroy_process_group()
         raise
     dist.destroy_process_group()
@@ -278,10 +267,10 @@ def join(device: str = "cpu") -> Iterator[Processes]:
 
 @cache
 def _store(rank: int, size: int) -> Any:
-    """Where processes find each other; one for all meetings, of which each has its own part."""
+    """Where processes find each other, for every `join` of a script."""
     from torch.distributed.rendezvous import rendezvous
 
-    return next(rendezvous("env://", rank, size, timeout=_MEETING))[0]
+    return next(rendezvous("env://", rank, size, timeout=_JOIN_TIMEOUT))[0]
 
 
 def _backend(device: str) -> str:

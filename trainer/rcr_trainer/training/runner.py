@@ -1,4 +1,4 @@
-"""The loop that SFT and GRPO share: rounds of training, the best weights kept, resumable after a kill.
+"""The training loop of every stage: rounds, the best weights kept, resumable after a kill.
 
 A stage brings three functions, and decides what a round is (an epoch of SFT, a batch of GRPO):
 
@@ -6,9 +6,9 @@ A stage brings three functions, and decides what a round is (an epoch of SFT, a 
     learn(that)    → figures; takes optimiser steps (`Runner.step`, `Runner.advance`)
     evaluate()     → figures on development queries, every `every` rounds and after the last
 
-The state is written after a round, if the last time is long enough ago, and whenever `collect` or `evaluate` fails (a
-spent budget, an interruption). A run that is resumed goes on after the last round, or with that round's evaluation
-where that was cut short: it learns nothing twice, and loses no answer that was paid for.
+The state is saved after a round, unless the last save was just before, and whenever `collect` or `evaluate` fails (a
+spent budget, an interruption). A resumed run goes on after the last round, or with its evaluation if that was cut
+short: it learns nothing twice, and loses no answer that was paid for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -47,14 +46,13 @@ class Job:
         model: trained in place, on the device it is on.
         pool: the N candidates.
         queries: the training queries, usually the pool itself (a query never gets itself).
-        dev: development queries, by which the best weights are known; empty: the last ones are kept.
+        dev: development queries, which decide the best weights; empty: the last weights are kept.
         spec: how programs are read.
-        seed: of batches and draws. Every round draws from its own generator, so a resumed run repeats an undisturbed
-            one.
-        state_folder: where the training state is kept between rounds; one that is there is continued.
+        seed: every round draws from its own generator, so a resumed run repeats an undisturbed one.
+        state_folder: keeps the training state; one that is there is continued.
         log: receives the figures of every round.
-        processes: those that train together, each with the settings' `batch_size` (see `join`). All train with equal
-            arguments; the first one's weights are what they begin with, and it alone writes.
+        processes: those that train together, with equal arguments and `batch_size` each. They begin with the first
+            one's weights, and it alone writes.
     """
 
     model: TriEncoder
@@ -72,15 +70,14 @@ class Runner:
     """Trains some of a model's parameters.
 
     Args:
-        stage: sft or grpo, as the settings' section is called.
+        stage: its name, as in the settings.
         job: the model, its data, and where its figures go.
         config: the stage's settings.
         parameters: those to be trained, by name.
         per_epoch: steps in an epoch.
         every: rounds between two evaluations.
-        best_by: the figure of `evaluate` that decides which weights are kept, the larger the better; where it is
-            missing, or the settings keep the last ones, these are.
-        rates: learning rates of some parameters, by name, in place of the settings'.
+        best_by: the figure of `evaluate` that decides which weights are kept, the larger the better; "": the last.
+        rates: by parameter, learning rates in place of the settings'.
     """
 
     def __init__(
@@ -122,6 +119,11 @@ class Runner:
             step = min(step, self.config.warmup * self.planned)
         return linear(step, self.planned, self.config.warmup)
 
+    @property
+    def at_end(self) -> bool:
+        """Whether all planned steps are taken."""
+        return self.result.steps >= self.planned
+
     def run(
         self,
         collect: Callable[[int], MaterialT],
@@ -145,16 +147,14 @@ class Runner:
         self._resume()
         self._finish_round(evaluate)
         with bar(self.result.stage, self.planned, self.result.steps) as self.bar:
-            while self.result.steps < self.planned and not self._out_of_patience():
-                with self._kept(), self.processes.together():
+            while not self.at_end and not self._out_of_patience():
+                with self._saved_on_error():
                     material = collect(self.result.rounds)
-                with self.processes.together():
-                    figures = learn(material)
+                figures = learn(material)
                 self.result.rounds += 1
                 self.result.pending = figures
                 self._finish_round(evaluate)
-                with self.processes.together():
-                    self._save(force=self.at_end)
+                self._save(force=self.at_end)
         self.state.restore_best()
         self.job.model.eval()
         return self.result
@@ -172,8 +172,7 @@ class Runner:
             ConfigError: the gradient is not finite.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        with self.processes.together():
-            backward()
+        backward()
         self.processes.sum_gradients(self.parameters)
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm or math.inf))
         if not math.isfinite(norm):
@@ -189,18 +188,13 @@ class Runner:
         self.result.steps += 1
         self.bar.update()
 
-    @property
-    def at_end(self) -> bool:
-        """Whether all planned steps are taken."""
-        return self.result.steps >= self.planned
-
     def _finish_round(self, evaluate: Callable[[], Figures]) -> None:
-        """Evaluate where that is due, remember the best weights, and log."""
+        """Evaluate if that is due, remember the best weights, and log."""
         result, figures = self.result, self.result.pending
         if figures is None:
             return
         if self.at_end or result.rounds % self.every == 0:
-            with self._kept(), self.processes.together():
+            with self._saved_on_error():
                 figures = {**figures, **evaluate()}
             score = figures.get(self.best_by, math.nan)
             result.since_best += 1
@@ -209,16 +203,14 @@ class Runner:
                 self.state.keep_best()
             result.history.append(figures)
         result.pending = None
-        with self.processes.together():
-            if self.job.log is not None:
-                self.job.log(result.rounds, figures)
+        if self.job.log is not None:
+            self.job.log(result.rounds, figures)
 
     def _out_of_patience(self) -> bool:
         return self.config.patience is not None and self.result.since_best >= self.config.patience
 
     @contextmanager
-    def _kept(self) -> Iterator[None]:
-        """A block that moves no weight: whatever ends it early, the state is kept."""
+    def _saved_on_error(self) -> Iterator[None]:
         try:
             yield
         except BaseException:
@@ -232,21 +224,16 @@ class Runner:
     def _resume(self) -> None:
         """Continue from a saved state, in all processes or in none."""
         ours, folder = self.result, self.job.state_folder
-        with self.processes.together():
-            found = folder is not None and self.state.load(folder)
-            theirs = self.result
-            if theirs.stage != ours.stage:
-                raise CheckpointError(
-                    f"{folder} can't be resumed from: {theirs.stage} wrote it; delete it to start afresh"
-                )
-            if theirs.processes != ours.processes:
-                raise CheckpointError(
-                    f"{folder} was written by {theirs.processes} processes that trained together, and now there "
-                    f"are {ours.processes}: start as many, or delete it to start afresh"
-                )
-        own = np.array([[found, theirs.rounds, theirs.steps]], dtype=np.int64)
-        everywhere = self.processes.gather(own, self.processes.size)
-        if (everywhere != everywhere[0]).any():
+        found = folder is not None and self.state.load(folder)
+        theirs = self.result
+        if theirs.stage != ours.stage:
+            raise CheckpointError(f"{folder} can't be resumed from: {theirs.stage} wrote it; delete it to start afresh")
+        if theirs.processes != ours.processes:
+            raise CheckpointError(
+                f"{folder} was written by {theirs.processes} processes that trained together, and now there are "
+                f"{ours.processes}: start as many, or delete it to start afresh"
+            )
+        if len(set(self.processes.texts(f"{found} {theirs.rounds} {theirs.steps}"))) > 1:
             raise CheckpointError(f"{folder} has not the same content for every process: they must see one file system")
 
 
@@ -265,10 +252,5 @@ def linear(step: float, planned: int, warmup: float) -> float:
 
 
 def is_better(score: float, best: float) -> bool:
-    """Whether a development score is the best so far. NaN never beats a number, and anything beats NaN.
-
-    Args:
-        score: of the weights as they are; NaN where there is nothing to judge by.
-        best: the best before; NaN at first.
-    """
+    """Whether a development score is the best so far. NaN never beats a number, and anything beats NaN."""
     return score > best or math.isnan(best)

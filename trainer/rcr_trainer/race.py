@@ -1,12 +1,16 @@
-"""A race: which of a policy's variants a language model answers best with, for few answers.
+"""Between SFT and GRPO: a race of a policy's variants by what a language model answers with their picks.
 
-Successive halving (Karnin, Koren and Somekh, 2013; Jamieson and Talwalkar, 2016) on paired questions: all variants are
-asked about the first questions, the better half of them about the next ones, and so on. First each change by itself,
-then the best ones together.
+What a language model wants, such as labels or brevity, is one number for all questions. Groups of sequences, of which
+most get equal rewards, tell it slowly; answers to the same questions tell it at once.
+
+The race is successive halving (Karnin, Koren and Somekh, 2013; Jamieson and Talwalkar, 2016) on paired questions: all
+variants are asked about the first questions, the better half of them about the next ones, and so on. First each change
+(`Family.changes`) by itself, then the best ones together.
 """
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import combinations
@@ -14,6 +18,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.faults import UnscoredError
+from rcr_trainer.rewards import Reward, make_reward
+from rcr_trainer.settings import GRPOSettings
+from rcr_trainer.training.development import greedy_picks
+from rcr_trainer.training.environment import Environment
+from rcr_trainer.training.runner import Job
+
+logger = logging.getLogger(__name__)
 
 Variant: TypeAlias = Mapping[str, Any]
 """What differs from the policy as it is."""
@@ -37,6 +51,58 @@ class Winner(NamedTuple):
     before: float
     after: float
     questions: int
+
+
+def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
+    """Change the policy into the variant whose greedy picks win, if its family has any and the reward reads answers.
+
+    If exact match is the reward and the model tells probabilities, that of the gold program takes its place: its mean
+    is exact match without the noise.
+
+    Args:
+        job: the model and its data.
+        environment: of GRPO.
+        config: of GRPO; `race` is how many answers may be asked for.
+    """
+    model, changes = job.model, job.model.family.changes
+    if not (environment.reward.needs_llm and config.race and changes):
+        return
+    if job.processes.first:  # It takes minutes.
+        logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
+    order = np.random.default_rng([job.seed, 2]).permutation(len(environment.queries))
+    reward, pool = _reward(job, environment), model.featurize_pool([example.item for example in job.pool])
+    start, settings = {name: tensor.clone() for name, tensor in model.state_dict().items()}, model.config
+
+    def earned(variant: Variant, asked: slice) -> FloatArray:
+        rows = np.sort(order[asked])
+        queries, part = [environment.queries[row] for row in rows], job.processes.part(len(rows))
+        model.vary(variant)
+        vectors = model.pool_vectors(*pool)
+        picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, config.k)
+        rewards = job.processes.gather(environment.score(queries[part], picks[part], reward)[0], len(rows))
+        model.load_state_dict(start)
+        model.config = settings
+        return rewards
+
+    won = race(changes, earned, len(order), config.race)
+    model.vary(won.variant)
+    if job.processes.first:
+        chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "as it was"
+        message = "the race, on %d held-out questions: %s, %s %.3f → %.3f"
+        logger.info(message, won.questions, chosen, reward.name, won.before, won.after)
+
+
+def _reward(job: Job, environment: Environment) -> Reward:
+    reward, llm = environment.reward, environment.llm
+    if reward.name != "correctness" or llm is None:
+        return reward
+    query = environment.queries[0]
+    text = str(llm.prompt.request([], query.source, query.fields))
+    try:
+        llm.log_likelihoods([text], [llm.prompt.continuation(query.target)])
+    except (ConfigError, UnscoredError):
+        return reward
+    return make_reward("likelihood", job.spec)
 
 
 def race(
@@ -66,16 +132,14 @@ def race(
 
 
 def mildest(gains: Sequence[FloatArray]) -> int:
-    """The first that gains no less than the best does, but for one standard error of that.
+    """The place of the first variant that gains at least as much as the best, less one standard error of that.
 
     The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): held-out questions can't tell these from
     each other, and what changes least does least harm to questions unlike them.
 
     Args:
-        gains: of each variant, the mildest first, what it earns on each question beyond what is there; NaN: no answer.
-
-    Returns:
-        Its place.
+        gains: of each variant, the mildest first, what it earns on each question beyond the policy as it is; NaN: no
+            answer.
     """
     known = [each[np.isfinite(each)] for each in gains]
     means = [each.mean() if len(each) else -math.inf for each in known]

@@ -1,0 +1,98 @@
+"""What the race and GRPO act in: training questions seen as questions to come, and what picks earn on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.policy.prompt import arranged
+from rcr_trainer.data import Example
+from rcr_trainer.data.held_out import HeldOut, share_held_out
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.rewards import Reward, check_reward, score
+from rcr_trainer.training.closing import Snapshot
+from rcr_trainer.training.runner import Job
+from rcr_trainer.training.supervision import IntArray, check_pool_size
+
+if TYPE_CHECKING:
+    from rcr_trainer.llm.model import LanguageModel
+
+FloatArray = NDArray[np.float64]
+
+Tally = dict[str, tuple[float, float]]
+"""Sums and counts of one process, from which a figure is a mean over all."""
+
+
+class Environment:
+    """Training questions, what each may not get, and what picks earn.
+
+    Args:
+        job: the model as SFT left it, and its data.
+        reward: what a set of picks is worth; tested on the training queries first.
+        llm: answers the prompts, if the reward needs that.
+        k: picks a query.
+        exclude_own_program: see `share_held_out`.
+
+    Attributes:
+        queries: the Q training queries whose gold program the reward can score.
+        barred: for each the pool positions that it may not get.
+        features: of the queries, as E_x would see them without having been fitted to their programs.
+        before: the model as it is now.
+
+    Raises:
+        ConfigError: the reward fails its test, or needs a language model and there is none.
+        DataError: the pool is smaller than k + what a query may not get.
+        RewardError: the reward failed on an example, which is named.
+    """
+
+    def __init__(
+        self, job: Job, reward: Reward, llm: LanguageModel | None, *, k: int, exclude_own_program: bool | None
+    ) -> None:
+        if reward.needs_llm and llm is None:
+            raise ConfigError(
+                f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
+            )
+        self.reward, self.llm, self.before = reward, llm, Snapshot(job.model)
+        self._model, self._pool = job.model.eval(), job.pool
+        job.processes.broadcast(job.model)
+        scorable = job.processes.sum(check_reward(reward, job.queries).astype(np.int64)) == job.processes.size
+        self.queries = [query for query, good in zip(job.queries, scorable, strict=True) if good]
+        new = share_held_out(exclude_own_program, self.queries, job.dev, job.pool, job.spec)
+        self.held_out = HeldOut(job.pool, self.queries, job.spec, new=new, seed=job.seed)
+        self.barred = self.held_out.barred(self.queries)
+        check_pool_size("grpo", self.barred, len(job.pool), k)
+        self.features = self.held_out.features(job.model, self.queries)
+
+    def score(
+        self, queries: Sequence[Example], picks: IntArray, reward: Reward | None = None
+    ) -> tuple[FloatArray, Tally]:
+        """Picks → prompts → language model → programs → rewards.
+
+        Args:
+            queries: R questions.
+            picks: (R, k).
+            reward: in place of the environment's own.
+
+        Returns:
+            (R,) rewards, NaN where there is nothing to score, and figures for the log.
+        """
+        order, reward = self._model.config.order, reward or self.reward
+        contexts = [arranged([self._pool[position] for position in row], order) for row in picks.tolist()]
+        predictions: list[str | None] = [None] * len(queries)
+        tally: Tally = {}
+        if reward.needs_llm and self.llm is not None:
+            prompt = self.llm.prompt
+            prompts = [
+                prompt.request([e.item for e in context], query.source, query.fields)
+                for context, query in zip(contexts, queries, strict=True)
+            ]
+            tally["distinct_prompts"] = (len(set(prompts)), len(prompts))
+            if reward.likelihood:
+                wanted = [prompt.continuation(query.target) for query in queries]
+                return np.exp(self.llm.log_likelihoods([*map(str, prompts)], wanted)), tally
+            predictions = [answer.program for answer in self.llm.generate(prompts)]
+            tally["no_program"] = (predictions.count(None), len(predictions))
+        return score(reward, predictions, queries, contexts), tally
