@@ -189,14 +189,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
 def resumed(config: Settings, until: str = "evaluation") -> Run:
     """A run under exactly these settings: read if it is done, else continued, else done anew.
 
-    Where a run in the folder differs in settings of the evaluation alone, only the evaluation is repeated.
-
-    Args:
-        config: the settings.
-        until: the last stage.
-
-    Raises:
-        RCRError: as `run`.
+    If a run in the folder differs in settings of the evaluation alone, only the evaluation is repeated.
     """
     changed, others = _changed(config)
     if changed and not others:
@@ -211,10 +204,10 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
     Args:
         config: the settings.
         until: the last stage.
-        unpaid: whether an evaluation counts that a spent budget left without some answers or selectors.
+        unpaid: count an evaluation that a spent budget left without some answers or selectors.
 
     Raises:
-        ConfigError: a trained policy is there, under settings with which `resumed` would begin anew.
+        ConfigError: there is a trained policy of other settings.
     """
     if not all((config.folder / name).is_file() for name in ("run.json", "config.yaml")):
         return False

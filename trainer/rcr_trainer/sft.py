@@ -23,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -37,14 +38,21 @@ from rcr_trainer.data.coverage import program_groups
 from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
 from rcr_trainer.settings import SFTSettings
-from rcr_trainer.training.batches import Batch, Negatives, grouped, info_nce_batches, listwise_batches
 from rcr_trainer.training.development import Development, greedy_picks
 from rcr_trainer.training.losses import Targets
 from rcr_trainer.training.registry import LOSSES
 from rcr_trainer.training.rollout import states
 from rcr_trainer.training.runner import Job, Runner
 from rcr_trainer.training.state import Figures, Result
-from rcr_trainer.training.supervision import HardNegatives, IntArray, Supervision, check_pool_size
+from rcr_trainer.training.supervision import (
+    Batch,
+    HardNegatives,
+    IntArray,
+    Supervision,
+    check_pool_size,
+    info_nce_batches,
+    listwise_batches,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -94,11 +102,12 @@ class _SFT:
         taught = np.broadcast_to(gaining[:, :1], gaining.shape) if config.zero_gain_steps else gaining
         self.steps = np.argwhere(taught)
         """(n, 2) query and step of the states that InfoNCE trains."""
-        self.negatives: Negatives | None = None
+        self.negatives = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in self.queries], [e.source for e in pool]
-            near = HardNegatives(self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst)
-            self.negatives = near.draw
+            self.negatives = HardNegatives(
+                self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst
+            ).draw
         self.groups = program_groups(spec, [e.target for e in pool]) if config.mask_duplicates else None
         self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
@@ -164,12 +173,12 @@ class _SFT:
 
     # ------------------------------------------------------------------ an epoch
 
-    def collect(self, epoch: int) -> tuple[int, Iterator[list[Batch]]]:
-        """The seed of an epoch's dropout, and its batches, a list for each optimiser step."""
+    def collect(self, epoch: int) -> tuple[int, Iterator[Batch]]:
+        """The seed of an epoch's dropout, and its batches."""
         rng = np.random.default_rng([self.job.seed, epoch])
         sequences = self._sequences(rng, epoch)
         dropout = int(rng.integers(2**31))
-        return dropout, grouped(self._batches(rng, sequences), self.accumulation)
+        return dropout, self._batches(rng, sequences)
 
     def _sequences(self, rng: np.random.Generator, epoch: int) -> IntArray:
         """(Q, k) picks whose prefixes are the epoch's states: Algorithm 1's or, for a share, the policy's own."""
@@ -190,17 +199,15 @@ class _SFT:
         order, most = rng.permutation(self.trainable), self.config.candidates
         return listwise_batches(order, sequences, best, size, len(self.candidates), most, rng)
 
-    def learn(self, epoch: tuple[int, Iterator[list[Batch]]]) -> Figures:
-        """Take an optimiser step on each list of batches."""
+    def learn(self, epoch: tuple[int, Iterator[Batch]]) -> Figures:
+        """Take an optimiser step on every `accumulation` batches."""
         dropout, batches = epoch
         losses: list[float] = []
         self.model.train()
         with _seeded(dropout + self.processes.rank, self.device):
-            for group in batches:
+            while not self.runner.at_end and (group := list(islice(batches, self.accumulation))):
                 losses.append(self._step(group))
                 self.runner.advance()
-                if self.runner.at_end:
-                    break
         self.pool_vectors = None
         done = float(self.runner.result.rounds + 1)
         return {"epoch": done, "loss": float(np.mean(self.processes.sum(np.array(losses))))}

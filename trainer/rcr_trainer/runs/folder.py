@@ -65,12 +65,12 @@ class Run:
         path: the folder.
         data: the folder of its split.
         checkpoint: the folder of the trained policy and its pool.
-        sft_checkpoint: where GRPO follows: the folder of the policy that SFT left, with its pool.
+        sft_checkpoint: if GRPO follows, the folder of the policy that SFT left, with its pool.
         state: the folder for the training states, one for each stage.
         config: the run's settings.
         writes: whether this object writes into the folder.
         foreign: the settings whose values the folder gave, not the caller: see `rcr_trainer.trust`.
-        vectors: frozen text vectors that the stages of one process share: the base model reads every text once.
+        vectors: frozen text vectors, so that the base model reads every text once for all stages.
     """
 
     def __init__(
@@ -96,21 +96,19 @@ class Run:
     def create(
         cls, path: str | os.PathLike[str], config: Settings, *, resume: bool = False, overwrite: bool = False
     ) -> Run:
-        """Begin a run, or go on with one.
+        """Begin a run in a new folder, or go on with the one that is there.
 
-        A new folder is made. A finished run of the same configuration is returned with its stages done, so that
-        only stages it lacks remain. A run that was interrupted is continued with `resume`. Anything else that
-        is there is refused unless `overwrite`, which clears the results of a run but never a foreign folder.
-        The caller holds the folder (`hold`).
+        A finished run of the same settings has its stages done, so that only those it lacks remain. The caller holds
+        the folder (`hold`).
 
         Args:
             path: the run folder.
             config: the settings.
             resume: continue an interrupted run.
-            overwrite: start over in the folder of an earlier run.
+            overwrite: start over in the folder of an earlier run, whose results are cleared.
 
         Raises:
-            ConfigError: the folder holds something else, another configuration, or an interrupted run.
+            ConfigError: the folder holds something else, a run of other settings, or an interrupted run.
         """
         folder = Path(path)
         names = names_in(folder)
@@ -162,12 +160,12 @@ class Run:
         Args:
             path: a run folder, or the checkpoint folder inside one.
             config: the settings; None: those that are written there.
-            flags: settings in place of those that are written there, as `load_config` takes them.
+            flags: settings in place of those, as `load_config` takes them.
             trust: whether what is written there counts as the caller's own word; see `rcr_trainer.trust`.
-            writes: False where another process writes the same run.
+            writes: False if another process writes the same run.
 
         Raises:
-            CheckpointError: it is neither, is damaged, was written by a newer version, or, without `trust`, has links
+            CheckpointError: it is no run, is damaged, was written by a newer version, or, without `trust`, has links
                 to what is outside.
         """
         folder = Path(path)
@@ -198,11 +196,7 @@ class Run:
     def stage(self, name: str, **about: int) -> Iterator[None]:
         """A stage of the run: done when the block ends without an error.
 
-        A finished run stays finished while a stage is repeated or added.
-
-        Args:
-            name: of the stage, a word.
-            about: what run.json is to say of it.
+        A finished run stays finished while a stage is repeated or added. `about` is written into run.json.
         """
         if not self.writes:
             yield
@@ -234,11 +228,7 @@ class Run:
         write_text(self.path / "config.yaml", to_yaml(config))
 
     def _reopen(self, stage: str, config: Settings) -> None:
-        """Let a stage that has begun go on to a later end; what followed it will be done again.
-
-        Raises:
-            ConfigError: there is nothing to go on from.
-        """
+        """Let a stage that has begun go on to a later end; what followed it will be done again."""
         was, state = getattr(self.config, stage), self.state / stage
         if was.epochs and self.done(stage) and not state.is_dir():
             raise ConfigError(
@@ -249,8 +239,7 @@ class Run:
             logger.warning(
                 "%s resumes with the learning rates of its new length: the result is not that of a run of this length "
                 "(%s.schedule: constant, warmup: 0 and sft.on_policy: 0 would have made it the same)",
-                stage,
-                stage,
+                *(stage, stage),
             )
         if not self.done(stage):
             return
@@ -269,13 +258,7 @@ class Run:
             self._set_status("finished")
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Append metrics to metrics.jsonl and to TensorBoard.
-
-        Args:
-            stage: the stage they belong to.
-            step: the optimiser step they were measured after.
-            metrics: name → number.
-        """
+        """Append metrics, measured after a step of a stage, to metrics.jsonl and to TensorBoard."""
         if not self.writes:
             return
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -350,7 +333,7 @@ def in_short(changed: Sequence[str]) -> str:
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse a run folder with links to what is outside: reading shows it, writing results replaces it."""
+    """Refuse links to what is outside: reading shows it, writing results replaces it."""
     for at, folders, files in os.walk(folder):
         for name in (*folders, *files):
             entry = Path(at, name)
@@ -361,11 +344,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _longer(before: Settings, now: Settings) -> list[str]:
-    """The stages that are to end later than before, in their order.
-
-    Raises:
-        ConfigError: one is to end earlier.
-    """
+    """The stages that are to end later than before; one that is to end earlier is refused."""
     longer = []
     for path in _LENGTHS:
         was, wanted = map(attrgetter(path), (before, now))

@@ -21,13 +21,10 @@ LOCK = "run.lock"
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into a run folder until the block ends.
+    """Keep other processes from writing into a run folder, which is made if it is missing, until the block ends.
 
-    The kernel frees the lock once its process is gone, however that ended. On a file system without locks (NFS has
-    them) a warning takes their place.
-
-    Args:
-        folder: the run folder; made if it is missing.
+    The kernel frees the lock once its process is gone, however that ended. A file system without locks (NFS has them)
+    gets a warning instead.
 
     Raises:
         ConfigError: another process works on the run, or nothing can be written there.

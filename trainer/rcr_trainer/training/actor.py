@@ -27,7 +27,7 @@ Loss = Callable[[Tensor, slice], Tensor]
 """(log π_θ(o) of some of the R sequences, which of them) → a scalar to minimise; the R sequences' losses add up."""
 
 _PROBES = 64
-"""Queries whose greedy paths τ is set by."""
+"""At most so many queries' greedy paths set τ."""
 _BLOCK = 1 << 25
 """Logits held at once (128 MiB of float32)."""
 
@@ -43,7 +43,7 @@ class Actor:
         k: picks a query.
         train_candidates: whether E_c moves; if not, the pool is encoded once.
         chunk: texts that are encoded at once with gradients.
-        perplexity: how many candidates each step draws among, in effect; it sets τ by step. None: the model's τ.
+        perplexity: how many candidates each step draws among, in effect, which sets τ by step; None: the model's τ.
     """
 
     def __init__(
@@ -89,14 +89,11 @@ class Actor:
         return found
 
     def draw(self, rows: IntArray, uniforms: NDArray[np.float64] | None) -> Sequences:
-        """Sequences of the policy as it is.
+        """R = B · G sequences of the policy as it is, query by query.
 
         Args:
-            rows: (B,) queries.
+            rows: (B,) queries. B may be 0, here and below.
             uniforms: (B, G, k) numbers from [0, 1); None: one greedy sequence a query, G = 1.
-
-        Returns:
-            R = B · G sequences, query by query. B may be 0, here and below.
         """
         group = 1 if uniforms is None else uniforms.shape[1]
         queries, candidates = self._vectors("query", self._queries.select(rows)), self._pool_vectors()
@@ -110,11 +107,8 @@ class Actor:
                 tau=self.tau,
                 uniforms=None if uniforms is None else self._tensor(uniforms[block].reshape(-1, self.k)),
             )
-            for block in row_blocks(len(rows), group * self._size, _BLOCK)
+            for block in [*row_blocks(len(rows), group * self._size, _BLOCK)] or [slice(0, 0)]
         ]
-        if not parts:
-            empty = torch.zeros(0, self.k, dtype=torch.int64, device=self._device)
-            return Sequences(empty, torch.zeros(0, device=self._device), torch.zeros(0, self.k, device=self._device))
         joined = zip(*((part.picks, part.log_probs, part.entropies) for part in parts), strict=True)
         return Sequences(*(torch.cat(each) for each in joined))
 
@@ -149,8 +143,6 @@ class Actor:
         """E_c and E_z of the pool as they are, for greedy decoding."""
         return PoolVectors(self._pool_vectors().cpu().numpy(), self.model.context.vectors(self._contexts))
 
-    # ------------------------------------------------------------------ tensors
-
     def _sequence_blocks(self, rows: IntArray, drawn: Sequences) -> Iterator[tuple[slice, slice]]:
         """Blocks of the B queries whose logits fit in memory, each with the block of their sequences."""
         group = len(drawn.picks) // max(1, len(rows))
@@ -158,15 +150,7 @@ class Actor:
             yield block, slice(block.start * group, block.stop * group)
 
     def _log_probs(self, rows: IntArray, queries: Tensor, earlier: Tensor, candidates: Tensor, picks: Tensor) -> Tensor:
-        """Log π(o) (R,) under the policy of these vectors.
-
-        Args:
-            rows: (B,) queries.
-            queries: (B, D) E_x.
-            earlier: (R, k − 1, D) E_z of the picks but the last.
-            candidates: (N, D) E_c.
-            picks: (R, k).
-        """
+        """Log π(o) (R,), from E_x (B, D) of queries, E_z (R, k − 1, D) of the earlier picks, and E_c (N, D)."""
         group = len(picks) // len(rows)
         closed = masked(self._barred(rows).repeat_interleave(group, 0), picks)
         start: Any = self.model.state().start(queries.repeat_interleave(group, 0))
@@ -199,15 +183,10 @@ class Actor:
 
 
 class Leaf:
-    """Vectors that a loss sees as given; what it says of them goes through the encoder afterwards, part by part.
+    """Vectors that a loss sees as given, whose gradient goes through the encoder afterwards, part by part.
 
-    Gradient caching (Gao et al., 2021): the activations of only `chunk` texts are held at a time, however many are
+    Gradient caching (Gao et al., 2021): the activations of only `chunk` items are held at a time, however many are
     encoded, at the price of encoding all twice. Exact as long as the encoder is deterministic (no dropout).
-
-    Args:
-        encoder: E_x, E_z or E_c.
-        features: N featurised items.
-        chunk: items encoded at once.
     """
 
     def __init__(self, encoder: Encoder, features: Any, chunk: int) -> None:

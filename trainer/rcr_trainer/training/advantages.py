@@ -1,7 +1,7 @@
 """Advantages as pure functions of a group's rewards (section 3.2, Eq. 9; section 4, "RL variations").
 
-Rewards are (B, G) float64: B queries, G sequences each; NaN where a sequence can't be scored. Such a sequence gets
-advantage 0 and takes no part in the others' baseline.
+They take rewards (B, G), B queries with G sequences each, and give advantages (B, G). Where a sequence can't be scored
+(NaN), its advantage is 0, and it takes no part in the others' baseline.
 """
 
 from __future__ import annotations
@@ -37,14 +37,7 @@ def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -
 
 
 def grpo(rewards: FloatArray) -> FloatArray:
-    """A_i = (r_i − mean) / std over the group, std with divisor G.
-
-    Args:
-        rewards: (B, G).
-
-    Returns:
-        (B, G); 0 throughout a group whose rewards are all equal.
-    """
+    """A_i = (r_i − mean) / std over the group, std with divisor G; 0 throughout a group of equal rewards."""
     count, mean = _moments(rewards)
     centred = np.where(np.isnan(rewards), 0.0, rewards - mean)
     std = np.sqrt((centred**2).sum(axis=1, keepdims=True) / count)
@@ -52,41 +45,19 @@ def grpo(rewards: FloatArray) -> FloatArray:
 
 
 def rloo(rewards: FloatArray) -> FloatArray:
-    """A_i = r_i − mean of the other G − 1 rewards, where the paper writes k − 1 for G − 1.
-
-    Args:
-        rewards: (B, G).
-
-    Returns:
-        (B, G); 0 in a group with a single reward, which has no others.
-    """
+    """A_i = r_i − mean of the other G − 1 rewards (the paper writes k − 1); 0 if there are no others."""
     count, mean = _moments(rewards)
     # r − (Σ − r) / (n − 1) = (r − Σ / n) · n / (n − 1)
     return np.where(np.isnan(rewards) | (count < 2), 0.0, (rewards - mean) * count / np.maximum(count - 1, 1))
 
 
 def remax(rewards: FloatArray, greedy: FloatArray) -> FloatArray:
-    """A_i = r_i − r(o′), o′ the policy's greedy sequence.
-
-    Args:
-        rewards: (B, G).
-        greedy: (B,); NaN where the greedy sequence can't be scored.
-
-    Returns:
-        (B, G); 0 for a query whose greedy sequence can't be scored.
-    """
+    """A_i = r_i − r(o′), with rewards (B,) of the policy's greedy sequences o′; 0 where o′ can't be scored."""
     return np.nan_to_num(rewards - greedy[:, None], nan=0.0)
 
 
 def nb(rewards: FloatArray) -> FloatArray:
-    """A_i = r_i: no baseline.
-
-    Args:
-        rewards: (B, G).
-
-    Returns:
-        (B, G).
-    """
+    """A_i = r_i: no baseline."""
     return np.nan_to_num(rewards, nan=0.0)
 
 

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+_LARGEST = 20.0
+"""Exponents up to here are exact; beyond, exp goes on as its tangent, since float32 would soon overflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class Targets:
@@ -31,16 +34,14 @@ class Targets:
 def listwise(logits: Tensor, targets: Targets) -> Tensor:
     """Cross-entropy between softmax(gain / temperature) and the policy: candidates that add as much share the target.
 
-    L = −Σ_c softmax_c(gain / T) · log softmax_c(logit), mean over the states in which some candidate adds something.
+    L = −Σ_c softmax_c(gain / T) · log softmax_c(logit), mean over the states in which some candidate adds something; 0
+    without such states. A small T puts the target on the best candidates alone.
 
-    Use it where the whole pool (or a good part) can be scored at every step: frozen embeddings, n-grams.
+    Use it if the whole pool (or a good part) can be scored at every step: frozen embeddings, n-grams.
 
     Args:
-        logits: (S, C) Eq. 4 for S states and C candidates.
-        targets: what they should learn; small temperatures put the target on the best candidates alone, ties shared.
-
-    Returns:
-        A scalar; 0 (with zero gradient) where no state has anything to gain.
+        logits: (S, C), Eq. 4.
+        targets: what they should learn.
     """
     allowed, lowest = targets.allowed, torch.finfo(logits.dtype).min
     target = (targets.gains / targets.temperature).masked_fill(~allowed, lowest).softmax(-1)
@@ -56,14 +57,11 @@ def info_nce(logits: Tensor, targets: Targets) -> Tensor:
     L = −log exp q(c⁺) / Σ_{c ∈ N ∪ {c⁺}} exp q(c), mean over the batch. With `mask_equals` a candidate that adds at
     least as much as the positive is masked; the paper keeps it as a negative.
 
-    Use it where only a batch's own candidates can be encoded: fully trained transformers.
+    Use it if only a batch's own candidates can be encoded: fully trained transformers.
 
     Args:
-        logits: (S, C) Eq. 4 for S states and the batch's C candidates (positives and hard negatives, each once).
+        logits: (S, C), Eq. 4; the candidates are the batch's positives and hard negatives, each once.
         targets: with `positive`; what is not allowed is never a negative.
-
-    Returns:
-        A scalar.
     """
     positive = targets.positive
     if positive is None:
@@ -76,29 +74,13 @@ def info_nce(logits: Tensor, targets: Targets) -> Tensor:
     return torch.nn.functional.cross_entropy(masked, positive)
 
 
-_LARGEST = 20.0
-"""Exponents up to here are exact; beyond, exp goes on as its tangent, since float32 would soon overflow."""
-
-
 def ratio(new: Tensor, old: Tensor) -> Tensor:
-    """r_θ(o) = π_θ(o) / π_old(o), of whole sequences.
-
-    Args:
-        new: (R,) log π_θ(o).
-        old: (R,) log π_old(o).
-    """
+    """r_θ(o) = π_θ(o) / π_old(o) of whole sequences, from their log-probabilities (R,)."""
     return _exp(new - old)
 
 
 def surrogate(new: Tensor, old: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
-    """min(r_θ A, clip(r_θ, 1 − ε, 1 + ε) A), the first term of Eq. 8.
-
-    Args:
-        new: (R,) log π_θ(o); gradients flow through it.
-        old: (R,) log π_old(o).
-        advantages: (R,).
-        epsilon: ε.
-    """
+    """min(r_θ A, clip(r_θ, 1 − ε, 1 + ε) A), the first term of Eq. 8, (R,)."""
     free = ratio(new, old)
     return torch.minimum(free * advantages, free.clamp(1 - epsilon, 1 + epsilon) * advantages)
 
@@ -106,11 +88,7 @@ def surrogate(new: Tensor, old: Tensor, advantages: Tensor, epsilon: float) -> T
 def kl_estimate(new: Tensor, reference: Tensor) -> Tensor:
     """The paper's estimate of D_KL(π_θ ‖ π_ref) from one sequence: ρ − log ρ − 1 with ρ = π_ref(o) / π_θ(o).
 
-    At least 0, and unbiased for sequences drawn from π_θ.
-
-    Args:
-        new: (R,) log π_θ(o); gradients flow through it.
-        reference: (R,) log π_ref(o).
+    At least 0, and unbiased for sequences drawn from π_θ. Takes and gives (R,).
     """
     log_rho = reference - new
     return _exp(log_rho) - log_rho - 1
@@ -119,7 +97,7 @@ def kl_estimate(new: Tensor, reference: Tensor) -> Tensor:
 def grpo_loss(
     new: Tensor, old: Tensor, reference: Tensor, advantages: Tensor, scored: Tensor, epsilon: float, beta: float
 ) -> Tensor:
-    """−J (Eq. 8) of each sequence; the objective is their mean.
+    """−J (Eq. 8) of each sequence, (R,); the objective is their mean.
 
     Args:
         new: (R,) log π_θ(o); gradients flow through it.
@@ -128,10 +106,7 @@ def grpo_loss(
         advantages: (R,).
         scored: (R,) bool; False for a sequence without a reward: its loss is 0, the KL term included.
         epsilon: ε, the clip ratio.
-        beta: β, the weight of the KL term; 0 where the penalty is in the reward.
-
-    Returns:
-        (R,).
+        beta: β, the weight of the KL term; 0 if the penalty is in the reward.
     """
     objective = surrogate(new, old, advantages, epsilon)
     if beta:

@@ -131,13 +131,9 @@ class Processes:
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype) if known else None
 
     def share(self, encode: Callable[[slice], Tensor], count: int) -> Tensor:
-        """Vectors (count, D) of which each process encodes its part: in-batch negatives.
+        """Vectors (count, D) of which each process encodes its part (n, D): in-batch negatives.
 
         All processes' losses send gradients back through the encoding, so all must call backward.
-
-        Args:
-            encode: gives the vectors (n, D) of a part of the items, with gradients.
-            count: how many items there are.
         """
         part = self.part(count)
         own = encode(part)
@@ -222,15 +218,9 @@ class _Sum(torch.autograd.Function):
 def join(device: str = "cpu") -> Iterator[Processes]:
     """Meet the processes that were launched with this one; all part when the block ends.
 
-    After an error the first process leaves first: a launcher ends all as soon as one has ended, and would cut off what
-    the first writes and says.
-
     Args:
-        device: what the processes train on: gloo connects CPUs, NCCL GPUs, of which each process gets its own. A GPU
-            with a number is shared by all processes of a machine.
-
-    Yields:
-        The processes; a single one where none were launched together.
+        device: gloo connects CPUs, NCCL GPUs, of which each process gets its own. A GPU with a number is shared by all
+            processes of a machine.
 
     Raises:
         ConfigError: the environment is incomplete, or there are fewer GPUs than processes.
@@ -254,11 +244,12 @@ def join(device: str = "cpu") -> Iterator[Processes]:
         with processes.together():
             yield processes
     except BaseException:
+        # The first leaves first: a launcher ends all as soon as one has ended, and would cut off what the first says.
         if processes.first:
             atexit.register(dist.destroy_process_group)
             raise
         with suppress(Exception):
-            # The first takes no part; when it is gone, so is its connection.
+            # The first takes no part: this fails once it is gone.
             dist.all_reduce(torch.zeros(1), group=group, async_op=True).wait(_LEAVE_TIMEOUT)
         dist.destroy_process_group()
         raise

@@ -1,7 +1,8 @@
 """π over sequences of k distinct picks: drawing them, and their log-probabilities. Arrays only, no text.
 
 At each step π is the softmax of logit / τ over the candidates that are neither barred nor picked already, so the
-probability of a sequence is the product over its steps of renormalised probabilities.
+probability of a sequence is the product over its steps of renormalised probabilities. Of R sequences over N candidates,
+`barred` (R, N) is what a sequence may not get, and `tau` has τ of each step.
 """
 
 from __future__ import annotations
@@ -48,15 +49,12 @@ def draw(
 
     Args:
         start: the state of R rows before the first pick.
-        candidates: E_c of the pool, (N, D).
+        candidates: (N, D) E_c of the pool.
         contexts: E_z of picks: (R,) positions → (R, D). Called between steps.
-        barred: (R, N) bool; what a row may not get. Every row has at least k others.
+        barred: (R, N) bool. Every row has at least k others.
         k: picks a row.
         tau: τ of each step.
         uniforms: (R, k) numbers from [0, 1), one a draw; None: the most probable candidate at each step.
-
-    Returns:
-        The sequences.
     """
     state, taken = start, barred.clone()
     rows = torch.arange(len(barred), device=candidates.device)
@@ -86,15 +84,7 @@ def _invert(policy: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def states(start: State[Any], contexts: Tensor) -> Tensor:
-    """The state before every pick (Eq. 4).
-
-    Args:
-        start: the state of R rows before the first pick.
-        contexts: (R, k − 1, D) E_z of the picks but the last.
-
-    Returns:
-        (R, k, D).
-    """
+    """The state before every pick (Eq. 4), (R, k, D), from the first and E_z (R, k − 1, D) of the earlier picks."""
     vectors = [start.vector()]
     state = start
     for step in range(contexts.shape[1]):
@@ -104,15 +94,7 @@ def states(start: State[Any], contexts: Tensor) -> Tensor:
 
 
 def masked(barred: Tensor, picks: Tensor) -> Tensor:
-    """What no step of a sequence can choose.
-
-    Args:
-        barred: (R, N) bool.
-        picks: (R, k).
-
-    Returns:
-        (R, k, N) bool: barred, or picked at an earlier step.
-    """
+    """What each step of sequences (R, k) can't choose, (R, k, N) bool: barred, or picked at an earlier step."""
     out = barred.unsqueeze(1).repeat(1, picks.shape[1], 1)
     for step in range(picks.shape[1] - 1):
         later = out[:, step + 1 :]
@@ -123,7 +105,7 @@ def masked(barred: Tensor, picks: Tensor) -> Tensor:
 def sequence_log_probs(
     states: Tensor, candidates: Tensor, picks: Tensor, masked: Tensor, tau: Sequence[float]
 ) -> Tensor:
-    """Log π(o) of given sequences; gradients flow to states and candidates.
+    """Log π(o) (R,) of given sequences; gradients flow to states and candidates.
 
     Args:
         states: (R, k, D), the state before every pick.
@@ -131,9 +113,6 @@ def sequence_log_probs(
         picks: (R, k).
         masked: (R, k, N) bool; what a step can't choose.
         tau: τ of each step.
-
-    Returns:
-        (R,).
     """
     logits = ((states @ candidates.T) / states.new_tensor(tau)[:, None]).masked_fill(masked, _NEVER)
     return logits.log_softmax(-1).gather(2, picks.unsqueeze(-1)).squeeze(-1).sum(-1)

@@ -132,10 +132,7 @@ class Runner:
     ) -> Result:
         """Train to the end, or until patience runs out; the model is left with the best weights.
 
-        Args:
-            collect: (round) → what it learns from; draws its random numbers from generators seeded by the round.
-            learn: what `collect` gave → figures.
-            evaluate: → figures of the weights as they are.
+        `collect` draws its random numbers from generators that the round seeds.
 
         Returns:
             The result, the same in all processes.
@@ -160,16 +157,13 @@ class Runner:
         return self.result
 
     def step(self, backward: Callable[[], None]) -> float:
-        """One optimiser step.
-
-        Args:
-            backward: adds this process's part of the gradient to the parameters'.
+        """One optimiser step, on the gradient that `backward` adds to the parameters', summed over processes.
 
         Returns:
-            The norm of the whole gradient, before it is clipped.
+            The norm of the gradient before it is clipped.
 
         Raises:
-            ConfigError: the gradient is not finite.
+            ConfigError: it is not finite.
         """
         self.optimizer.zero_grad(set_to_none=True)
         backward()
@@ -238,13 +232,7 @@ class Runner:
 
 
 def linear(step: float, planned: int, warmup: float) -> float:
-    """Factor on the learning rate: a climb over the first `warmup` share of the steps, then linear decay to 0.
-
-    Args:
-        step: steps taken.
-        planned: steps of the whole run.
-        warmup: share of them in which the rate climbs.
-    """
+    """Factor on the learning rate after `step` steps: a climb over a share of those planned, then linear decay to 0."""
     climb = warmup * planned
     if step < climb:
         return (step + 1) / climb

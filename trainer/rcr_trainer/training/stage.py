@@ -1,4 +1,4 @@
-"""The settings that both stages of training have; loads no torch."""
+"""The settings that SFT and GRPO have in common; loads no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class StageSettings(Section):
-    """What SFT and GRPO have in common; each gives the fields that lack a default its own."""
+    """Each stage gives the fields that lack a default its own."""
 
     k: int = Field(4, ge=1)
     """Picks a query (paper 4, section 4 "Model setup")."""

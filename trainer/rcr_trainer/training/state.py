@@ -21,8 +21,7 @@ from langchain_rcr.policy.manifest import seal, verify
 Figures = dict[str, float]
 
 SAVE_EVERY_S = 20.0
-"""Seconds between two writes of the state, more where a write takes more than a second, so that writing never takes
-more than a twentieth of the time. After a kill, at most this much work is repeated."""
+"""Seconds between two saves, or 20 times what the last one took. After a kill, at most this much work is repeated."""
 
 
 @dataclass(slots=True)
@@ -53,9 +52,9 @@ class Result:
 
 
 class TrainingState:
-    """Everything that a run needs to go on after any round as if it had never stopped.
+    """What a run needs to go on after any round as if it had never stopped.
 
-    Random numbers are not part of it: those who draw some seed a generator by the position in the run.
+    Random numbers are no part of it: generators are seeded by the position in the run.
 
     Args:
         parameters: what is trained, by name.
@@ -94,13 +93,10 @@ class TrainingState:
         self._took = self._saved_at - began
 
     def load(self, folder: Path) -> bool:
-        """Continue from a saved state.
-
-        Returns:
-            False where there is none.
+        """Continue from a saved state; False if there is none.
 
         Raises:
-            CheckpointError: the state is damaged or belongs to another model.
+            CheckpointError: it is damaged or belongs to another model.
         """
         if not folder.is_dir():
             return False

@@ -1,9 +1,14 @@
-"""Supervision of SFT: Algorithm 1's sequences, and what every candidate would add in any state. No model takes part."""
+"""What SFT learns from: Algorithm 1's sequences, what every candidate would add in any state, and batches of these.
+
+No model takes part. All processes make the same batches, from the same generator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,11 +49,11 @@ class Supervision:
         """From examples.
 
         Args:
-            queries: the training (or development) queries.
+            queries: training or development queries.
             pool: the candidates.
             spec: how programs are read.
             forbidden: for each query the pool positions it may never get.
-            reachable: count only those structures as needed that some candidate has which the query may get.
+            reachable: count as needed only what some candidate has that the query may get.
         """
         needs, have = structure_matrices(spec, [e.target for e in queries], [e.target for e in pool])
         if reachable:
@@ -59,24 +64,23 @@ class Supervision:
         return cls(needs, have, forbidden)
 
     def sequences(self, k: int) -> tuple[IntArray, FloatArray]:
-        """Algorithm 1 for every query: k picks (Q, k) and how many uncovered structures each covered (Q, k).
+        """Algorithm 1 for every query: k picks (Q, k), and how many uncovered structures each covered (Q, k).
 
-        A step that covers nothing new has gain 0: every candidate ties, its pick teaches nothing, and no loss may
-        be taken on it.
+        At a step of gain 0 every candidate ties: its pick teaches nothing.
         """
         positions, gains = greedy_coverage(self.needs, self.pool, k, self.forbidden)
         return positions, gains.astype(np.float32)
 
     def gains(self, queries: IntArray, picked: IntArray, candidates: IntArray | None = None) -> FloatArray:
-        """|LS(c) ∩ uncovered| of every candidate in every state of some sequences.
+        """|LS(c) ∩ uncovered|, which every candidate would add in every state of some sequences.
 
         Args:
             queries: (B,) rows of `needs`.
-            picked: (B, T) pool positions picked so far, in order; state t has the first t of them.
+            picked: (B, T) pool positions, in order; state t has the first t of them.
             candidates: (C,) pool positions to score; None for all N.
 
         Returns:
-            (B, T + 1, C) counts of structures that are needed, not yet covered, and in the candidate.
+            (B, T + 1, C) counts.
         """
         if candidates is None or np.array_equal(candidates, np.arange(self.pool.shape[0])):
             columns = self._by_structure
@@ -95,10 +99,7 @@ class Supervision:
         return self.pool.T.tocsr()
 
     def coverage(self, positions: IntArray) -> float:
-        """Share of a query's needed structures that its picks (Q, k) cover together, in percent.
-
-        The mean over the queries that need any; NaN where none does.
-        """
+        """Percent of its needed structures that a query's picks (Q, k) cover, the mean over queries that need any."""
         rows = np.flatnonzero(np.diff(self.needs.indptr))
         if not len(rows):
             return float("nan")
@@ -109,7 +110,7 @@ def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int
     """Refuse a pool that leaves some training query fewer than k candidates.
 
     Args:
-        stage: sft or grpo, as the settings' section is called.
+        stage: sft or grpo, as in the settings.
         forbidden: for each query the pool positions it may not get.
         size: N.
         k: picks a query.
@@ -129,11 +130,11 @@ class HardNegatives:
     """BM25-hard negatives (section 3.1): near by wording, far by coverage.
 
     Args:
-        supervision: tells what a candidate would add, and which ones a query never gets: they are no negatives either.
+        supervision: says what a candidate would add, and which ones a query never gets.
         queries: the Q training queries' questions.
         pool: the N candidates' questions.
         top: H, the candidates nearest by BM25.
-        worst: B, of these the ones that add least in the state at hand; what is picked already is none of them.
+        worst: B, of these the ones that add least in the state at hand.
     """
 
     def __init__(
@@ -151,17 +152,13 @@ class HardNegatives:
             self.nearest[block] = np.argsort(-scores, axis=1, kind="stable")[:, :top]
 
     def draw(self, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
-        """One hard negative for each state.
+        """One hard negative for each state, (B,) pool positions; one that may not be picked, if all of the H are such.
 
         Args:
             queries: (B,) query rows.
             picked: (B, T) the sequences the states are on.
             steps: (B,) how many picks each state has.
             rng: draws among the B worst.
-
-        Returns:
-            (B,) pool positions. Where a state's H nearest are all forbidden or picked, the nearest of them: the loss
-            masks it.
         """
         out = np.empty(len(queries), dtype=np.int64)
         for row, query in enumerate(queries):
@@ -176,3 +173,106 @@ class HardNegatives:
             worst = near[np.argsort(gains, kind="stable")[: self.worst]]
             out[row] = worst[rng.integers(len(worst))]
         return out
+
+
+# ---------------------------------------------------------------- batches
+
+Negatives: TypeAlias = Callable[[IntArray, IntArray, IntArray, np.random.Generator], IntArray]
+"""Draws a hard negative for each state, (B,) pool positions; see `HardNegatives.draw`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """B sequences and the states on them that are trained.
+
+    Args:
+        queries: (B,) rows of the supervision.
+        picked: (B, k−1) the first picks of each sequence; state t has the first t of them.
+        candidates: (C,) pool positions that are scored.
+        steps: (B, k) bool; which states take part.
+        positive: (B, k) columns of `candidates`, the one to prefer; only InfoNCE reads it.
+    """
+
+    queries: IntArray
+    picked: IntArray
+    candidates: IntArray
+    steps: NDArray[np.bool_]
+    positive: IntArray | None = None
+
+    def rows(self, part: slice) -> Batch:
+        """Some of the sequences, all of the candidates."""
+        positive = None if self.positive is None else self.positive[part]
+        return Batch(self.queries[part], self.picked[part], self.candidates, self.steps[part], positive)
+
+    def allowed(self, forbidden: Sequence[IntArray], programs: IntArray) -> NDArray[np.bool_]:
+        """(B, k, C) bool; which candidates each state may pick.
+
+        Args:
+            forbidden: for each query of the supervision the pool positions it never gets.
+            programs: (N,); a pick bars the candidates with its number.
+        """
+        column = np.full(len(programs), -1)
+        column[self.candidates] = np.arange(len(self.candidates))
+        allowed = np.ones((*self.steps.shape, len(self.candidates)), dtype=bool)
+        for row, query in enumerate(self.queries):
+            barred = column[forbidden[query]]
+            allowed[row, :, barred[barred >= 0]] = False
+            for step, pick in enumerate(self.picked[row]):
+                allowed[row, step + 1 :, programs[self.candidates] == programs[pick]] = False
+        return allowed
+
+
+def listwise_batches(
+    order: IntArray, sequences: IntArray, best: IntArray, size: int, pool: int, most: int, rng: np.random.Generator
+) -> Iterator[Batch]:
+    """Batches of whole sequences: every state on them is trained.
+
+    Args:
+        order: (n,) the queries, in the order in which they come.
+        sequences: (Q, k) picks, whose prefixes are the states.
+        best: (Q, k) Algorithm 1's picks, which are always among the candidates.
+        size: queries in a batch.
+        pool: N.
+        most: candidates in a batch; a larger pool is sampled.
+        rng: draws them.
+    """
+    everything = np.arange(pool)
+    for start in range(0, len(order), size):
+        rows = order[start : start + size]
+        candidates = everything
+        if pool > most:
+            must = np.unique(np.concatenate([best[rows].ravel(), sequences[rows].ravel()]))
+            free = max(0, most - len(must))
+            candidates = np.union1d(must, rng.choice(everything, free, replace=False))
+        steps = np.ones((len(rows), sequences.shape[1]), dtype=bool)
+        yield Batch(rows, sequences[rows, :-1], candidates, steps)
+
+
+def info_nce_batches(
+    order: IntArray,
+    best: IntArray,
+    sequences: IntArray,
+    size: int,
+    negatives: Negatives | None,
+    rng: np.random.Generator,
+) -> Iterator[Batch]:
+    """Batches of single states (x, Z_{t−1}, c_t): positives of the whole batch, then a hard negative each.
+
+    Args:
+        order: (n, 2) a query and how many picks the state has, in the order in which they come.
+        best: (Q, k) the positive of each state.
+        sequences: (Q, k) picks, whose prefixes are the states.
+        size: states in a batch.
+        negatives: draws the hard negatives; None: there are none.
+        rng: for the draws.
+    """
+    k = best.shape[1]
+    for start in range(0, len(order), size):
+        queries, at = order[start : start + size].T
+        positives, picked = best[queries, at], sequences[queries, : k - 1]
+        hard = positives[:0] if negatives is None else negatives(queries, picked, at, rng)
+        candidates, columns = np.unique(np.concatenate([positives, hard]), return_inverse=True)
+        steps = np.zeros((len(queries), k), dtype=bool)
+        steps[np.arange(len(queries)), at] = True
+        positive = np.repeat(columns[: len(queries), None], k, axis=1)
+        yield Batch(queries, picked, candidates, steps, positive)
