@@ -70,7 +70,7 @@ def test_training_raises_dev_coverage():
     queries = model.encode_queries([e.source for e in SPLIT.dev])
     picks = greedy(queries, model.encode_pool(items(SPLIT.train)), model.state(), 4).positions
     anything = [np.empty(0, dtype=np.int64)] * len(SPLIT.dev)
-    needs = Supervision.build(SPLIT.dev, SPLIT.train, SPEC, anything, reachable=True)
+    needs = Supervision(SPLIT.dev, SPLIT.train, SPEC, anything, reachable=True)
     assert needs.coverage(picks) == pytest.approx(best, abs=0.01)
 
 

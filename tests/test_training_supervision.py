@@ -14,9 +14,7 @@ SPEC = ProgramSpec()
 
 
 def build(queries, pool, spec, *, same_program, **options):
-    return Supervision.build(
-        queries, pool, spec, own_positions(queries, pool, spec, same_program=same_program), **options
-    )
+    return Supervision(queries, pool, spec, own_positions(queries, pool, spec, same_program=same_program), **options)
 
 
 def example(name, program, question=None):

@@ -110,10 +110,9 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
     """
     stage = _GRPO(job, environment, config)
     result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
-    if job.processes.first:
-        logger.info("moved: %s", environment.before.describe_changes(job.model))
-        for line in closing_lines(result, stage.runner.best_by):
-            logger.info("%s", line)
+    logger.info("moved: %s", environment.before.describe_changes(job.model))
+    for line in closing_lines(result, stage.runner.best_by):
+        logger.info("%s", line)
     return result
 
 

@@ -111,8 +111,7 @@ def run(
 
 def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) -> None:
     done = run.done(name) and not (name == "evaluation" and _unpaid(run))
-    if run.writes:
-        logger.info("%s: done before" if done else "%s …", name)
+    logger.info("%s: done before" if done else "%s …", name)
     if done:
         return
     with run.stage(name, **({"processes": processes} if processes > 1 else {})):
@@ -279,10 +278,9 @@ def _job(
 
     def log(step: int, figures: dict[str, float]) -> None:
         run.log(stage, step, {**figures, **more()})
-        if run.writes and "epoch" in figures:
-            logger.info(
-                "%s", ", ".join(f"{name} {value:.4g}" for name, value in figures.items() if math.isfinite(value))
-            )
+        if "epoch" in figures:
+            said = [f"{name} {value:.4g}" for name, value in figures.items() if math.isfinite(value)]
+            logger.info("%s", ", ".join(said))
 
     return Job(model, task.pool, queries, task.dev, task.spec, run.config.seed, state, log, processes)
 

@@ -67,8 +67,7 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     model, changes = job.model, job.model.family.changes
     if not (environment.reward.needs_llm and config.race and changes):
         return
-    if job.processes.first:  # It takes minutes.
-        logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
+    logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
     order = np.random.default_rng([job.seed, 2]).permutation(len(environment.queries))
     reward, pool = _reward(job, environment), model.featurize_pool([example.item for example in job.pool])
     start, settings = {name: tensor.clone() for name, tensor in model.state_dict().items()}, model.config
@@ -86,10 +85,9 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
 
     won = race(changes, earned, len(order), config.race)
     model.vary(won.variant)
-    if job.processes.first:
-        chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "as it was"
-        message = "the race, on %d held-out questions: %s, %s %.3f → %.3f"
-        logger.info(message, won.questions, chosen, reward.name, won.before, won.after)
+    chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "as it was"
+    message = "the race, on %d held-out questions: %s, %s %.3f → %.3f"
+    logger.info(message, won.questions, chosen, reward.name, won.before, won.after)
 
 
 def _reward(job: Job, environment: Environment) -> Reward:

@@ -76,7 +76,8 @@ def train(job: Job, config: SFTSettings) -> Result:
         CheckpointError: the state in `job.state_folder` can't be continued from.
     """
     stage = _SFT(job, config)
-    return stage.runner.run(stage.collect, stage.learn, stage.evaluate)
+    stage.fit()
+    return stage.descend()
 
 
 class _SFT:
@@ -87,7 +88,7 @@ class _SFT:
 
         self.held_out = HeldOut(pool, self.queries, spec, new=float(own), seed=job.seed)
         forbidden = own_positions(self.queries, pool, spec, same_program=own)
-        self.supervision = Supervision.build(self.queries, pool, spec, forbidden)
+        self.supervision = Supervision(self.queries, pool, spec, forbidden)
         self.dev = Development(job, self.held_out)
         check_pool_size("sft", forbidden, len(pool), config.k)
         self.sequences, gains = self.supervision.sequences(config.k)
@@ -105,30 +106,11 @@ class _SFT:
         self.negatives = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in self.queries], [e.source for e in pool]
-            self.negatives = HardNegatives(
-                self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst
-            ).draw
+            near = HardNegatives(self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst)
+            self.negatives = near.draw
         self.groups = program_groups(spec, [e.target for e in pool]) if config.mask_duplicates else None
         self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
-        self.fit()
-
-        if self.loss.in_batch:  # single states, in batches of all processes together
-            self.batch_size, self.accumulation = config.batch_size * self.processes.size, config.gradient_accumulation
-            rows = len(self.steps)
-        else:  # whole sequences of k states, in batches of one process each
-            self.batch_size = max(1, config.batch_size // config.k)
-            self.accumulation = config.gradient_accumulation * self.processes.size
-            rows = len(self.trainable)
-        self.runner = Runner(
-            "sft",
-            job,
-            config,
-            {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad},
-            per_epoch=math.ceil(math.ceil(rows / self.batch_size) / self.accumulation),
-            every=config.evaluate_every,
-            best_by="dev_coverage",
-        )
 
     # ------------------------------------------------------------------ the closed-form fit
 
@@ -137,14 +119,14 @@ class _SFT:
         family = self.model.family
         questions = [*self.queries, *(self.dev.queries if self.dev.are_training else ())]
         if family.fits:
-            self._say("fitting to %d training questions …", len(questions))
+            logger.info("fitting to %d training questions …", len(questions))
         family.fit(self.model.query, readable(query.item for query in questions), seed=self.job.seed)
         self.processes.broadcast(self.model)
         if family.fits:
-            self._say_coverage_of_fit()
+            self._log_coverage_of_fit()
             self.pool_vectors = None  # A resumed stage has other weights from here.
 
-    def _say_coverage_of_fit(self) -> None:
+    def _log_coverage_of_fit(self) -> None:
         """Log what the fit covers of held-out training questions, and of development questions that are others.
 
         If the latter are easier, they are less new to the pool, and flatter.
@@ -156,22 +138,39 @@ class _SFT:
             held_out = Development(replace(self.job, dev=[self.queries[row] for row in rows]), self.held_out)
         covered = self._coverage(held_out)
         message = "fitted: %.1f %% of what %d held-out training questions need is covered"
-        self._say(message, covered, len(held_out.queries))
+        logger.info(message, covered, len(held_out.queries))
         if own:
             further = self._coverage(self.dev)
             message = "of what %d development questions need, %.1f %%: %+.1f points from that"
-            self._say(message, len(self.dev.queries), further, further - covered)
-
-    def _say(self, message: str, *values: object) -> None:
-        if self.processes.first:
-            logger.info(message, *values)
+            logger.info(message, len(self.dev.queries), further, further - covered)
 
     @cached_property
     def query_features(self) -> Features:
         """Of the training queries, as held-out ones."""
         return self.held_out.features(self.model, self.queries)
 
-    # ------------------------------------------------------------------ an epoch
+    # ------------------------------------------------------------------ gradient descent
+
+    def descend(self) -> Result:
+        """Train from where the fit has come; a round is an epoch."""
+        config = self.config
+        if self.loss.in_batch:  # single states, in batches of all processes together
+            self.batch_size, self.accumulation = config.batch_size * self.processes.size, config.gradient_accumulation
+            rows = len(self.steps)
+        else:  # whole sequences of k states, in batches of one process each
+            self.batch_size = max(1, config.batch_size // config.k)
+            self.accumulation = config.gradient_accumulation * self.processes.size
+            rows = len(self.trainable)
+        self.runner = Runner(
+            "sft",
+            self.job,
+            config,
+            {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad},
+            per_epoch=math.ceil(math.ceil(rows / self.batch_size) / self.accumulation),
+            every=config.evaluate_every,
+            best_by="dev_coverage",
+        )
+        return self.runner.run(self.collect, self.learn, self.evaluate)
 
     def collect(self, epoch: int) -> tuple[int, Iterator[Batch]]:
         """The seed of an epoch's dropout, and its batches."""

@@ -42,7 +42,7 @@ class Development:
         self.queries = [query for query in job.dev if job.spec.structures(query.target)]
         self.are_training = taken_from(job.dev, job.pool)
         own = held_out.barred(self.queries) if self.are_training else own_positions(self.queries, job.pool, job.spec)
-        self.supervision = Supervision.build(self.queries, job.pool, job.spec, own, reachable=True)
+        self.supervision = Supervision(self.queries, job.pool, job.spec, own, reachable=True)
 
     @cached_property
     def features(self) -> Features:

@@ -25,43 +25,37 @@ IntArray = NDArray[np.int64]
 
 
 class Supervision:
-    """What Q training queries need and what N candidates have.
+    """What Q training or development queries need and what N candidates have.
 
     Args:
+        queries: the queries.
+        pool: the candidates.
+        spec: how programs are read.
+        forbidden: for each query the pool positions it may never get (itself; its own program, as an option).
+        reachable: count as needed only what some candidate has that the query may get.
+
+    Attributes:
         needs: (Q, S) binary float32; LS(y) of each query's gold program.
         pool: (N, S) binary float32; LS(c) of each candidate's program.
-        forbidden: for each query the pool positions it may never get (itself; its own program, as an option).
+        forbidden: as given.
     """
 
-    def __init__(self, needs: sparse.csr_array, pool: sparse.csr_array, forbidden: Sequence[IntArray]) -> None:
-        self.needs, self.pool, self.forbidden = needs, pool, list(forbidden)
-
-    @classmethod
-    def build(
-        cls,
+    def __init__(
+        self,
         queries: Sequence[Example],
         pool: Sequence[Example],
         spec: ProgramSpec,
         forbidden: Sequence[IntArray],
         *,
         reachable: bool = False,
-    ) -> Supervision:
-        """From examples.
-
-        Args:
-            queries: training or development queries.
-            pool: the candidates.
-            spec: how programs are read.
-            forbidden: for each query the pool positions it may never get.
-            reachable: count as needed only what some candidate has that the query may get.
-        """
+    ) -> None:
         needs, have = structure_matrices(spec, [e.target for e in queries], [e.target for e in pool])
         if reachable:
             total = np.asarray(have.sum(axis=0)).ravel()
             left = np.stack([total - np.asarray(have[row].sum(axis=0)).ravel() for row in forbidden] or [total])
             needs = sparse.csr_array(needs.multiply(left > 0)) if len(queries) else needs
             needs.eliminate_zeros()  # entries are counted
-        return cls(needs, have, forbidden)
+        self.needs, self.pool, self.forbidden = needs, have, list(forbidden)
 
     def sequences(self, k: int) -> tuple[IntArray, FloatArray]:
         """Algorithm 1 for every query: k picks (Q, k), and how many uncovered structures each covered (Q, k).
