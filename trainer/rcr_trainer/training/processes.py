@@ -165,12 +165,13 @@ class Processes:
         """
         if self._stopped:
             return
+        self._stopped = True  # If this is interrupted, the others notice that this process is gone.
         failed = torch.zeros(self.size, dtype=torch.int64)
         failed[self.rank] = error is not None
         self._all_reduce(failed)
         if not failed.any():
+            self._stopped = False
             return
-        self._stopped = True
         bug = error is not None and not isinstance(error, RCRError | KeyboardInterrupt)
         reason = "".join(traceback.format_exception(error)) if bug else str(error)
         reasons = self.texts(json.dumps([isinstance(error, KeyboardInterrupt), bug, reason]))
