@@ -17,7 +17,6 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines import get_baseline
 from rcr_trainer.baselines.base import Embed, Resources
-from rcr_trainer.baselines.learned import LearnedSelector, training_rows
 from rcr_trainer.baselines.set_bsr import TransformerTokens
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded, UnscoredError
@@ -95,9 +94,9 @@ def try_scoring(config: Settings, task: Task) -> None:
 
 def texts_at_most(config: Settings, task: Task) -> int:
     """How many texts the language model scores at most for the baselines to learn from."""
-    rows, k = training_rows(len(task.pool), config.baselines.queries), config.evaluation.k
-    kinds = [get_baseline(name) for name in learners(config)]
-    return sum(kind.texts(config.baselines, len(rows), k) for kind in kinds if issubclass(kind, LearnedSelector))
+    options, k, pool = config.baselines, config.evaluation.k, len(task.pool)
+    queries = min(pool, options.queries or pool)
+    return sum(get_baseline(name).texts(options, queries, k) for name in learners(config))
 
 
 def count_selectors(config: Settings) -> int:
