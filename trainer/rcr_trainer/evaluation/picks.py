@@ -1,6 +1,6 @@
 """What every selector picked for every question, and what came of it: picks.jsonl.
 
-The file has the examples that anyone picked, a line each, then a line for each question, in which examples are the
+The file has a line for each example that anyone picked, then a line for each question, in which examples are the
 numbers of their lines, from 0.
 """
 
@@ -24,16 +24,16 @@ FILE_NAME = "picks.jsonl"
 
 @dataclass(slots=True)
 class Picked:
-    """The picks of one selector for one question.
+    """One selector's picks for one question; from `answer` on None where no language model was asked.
 
     Args:
         kind: what the selector needs to pick.
-        picks: the k examples, in the order of picking.
+        picks: the k examples, in pick order.
         covered: for each of the question's structures the number of the first pick that has it, from 1; 0: none has.
-        answer: the program that the language model answered with; None: it was not asked, or gave none.
-        exact: whether that is the gold program; None: it was not asked.
-        jaccard: similarity of the local structures of answer and gold program (Eq. 7), 0 to 1; None: not asked.
-        execution: whether both programs give the same result; None: not asked, no database, or it can't be told.
+        answer: the program that the language model answered with, if any.
+        exact: whether that is the gold program.
+        jaccard: similarity of the local structures of answer and gold program (Eq. 7), 0 to 1.
+        execution: whether both give the same result; None also where that can't be told.
     """
 
     kind: Kind
@@ -107,8 +107,7 @@ def read_picks(path: str | Path) -> list[Question]:
     picks: list[Question] = []
     number = 0
     try:
-        for text in path.read_bytes().splitlines():
-            number += 1
+        for number, text in enumerate(path.read_bytes().splitlines(), 1):  # noqa: B007
             line = json.loads(text)
             if "example" in line:
                 examples.append(_EXAMPLE.validate_python(line["example"]))
@@ -116,8 +115,6 @@ def read_picks(path: str | Path) -> list[Question]:
             for own in line["selectors"].values():
                 own["picks"] = [examples[each] for each in own["picks"]]
             picks.append(_QUESTION.validate_python(line))
-            if picks[-1].selectors.keys() != picks[0].selectors.keys():
-                raise DataError(f"{path} is damaged: the selectors don't have the same questions")
     except OSError as error:
         raise DataError(f"can't read {path}: {error.strerror or error}") from error
     except ValidationError as error:
@@ -126,7 +123,7 @@ def read_picks(path: str | Path) -> list[Question]:
     except IndexError:
         raise DataError(f"{path} is damaged: it lacks examples that were picked") from None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"{path}, line {number}: not what an evaluation writes") from error
+    if any(each.selectors.keys() != picks[0].selectors.keys() for each in picks):
+        raise DataError(f"{path} is damaged: the selectors don't have the same questions")
     return picks

@@ -23,41 +23,39 @@ Gold: TypeAlias = Literal["all", "pool"]
 Metric: TypeAlias = Literal["coverage", "full_coverage", "specific_coverage", "exact_match"]
 Interval: TypeAlias = tuple[float, float]
 Kind: TypeAlias = Literal["trained", "plain", "oracle"]
-"""Ours are trained; plain are the other selectors that don't see the gold program, those that learn from a language
-model's scores among them; an oracle sees the gold program."""
+"""Ours are trained; an oracle sees the gold program; all others are plain, also those that learn from scores."""
 
 
 @dataclass(slots=True)
 class SelectorScores:
-    """One selector's figures; those without `by_step` in their name are for the report's k.
+    """One selector's figures, for the report's k unless they are `by_step`.
+
+    Those from `exact_match` on are None where no language model was asked.
 
     Args:
         kind: what it needs to pick.
-        coverage: share of the gold program's structures found in the union of the picks, mean over queries, %.
-        full_coverage: queries with all of them found, %.
-        specific_coverage: the same share of those that the pool has, each weighted by −log of the share of the pool's
-            programs that have it, mean over queries, %.
-        label_complete: queries with all single-node structures found that the pool has, %.
-        implied_shown: of the queries whose program has values that questions imply and don't name
-            (`langchain_rcr.programs.implied_values`), those for which the picks show all that the pool has, %; None:
-            there are no such queries.
+        coverage: share of the gold program's structures that the picks have together, mean over queries, %.
+        full_coverage: queries for which none is missing, %.
+        specific_coverage: coverage of the structures that the pool has, each weighted by −log of the share of the
+            pool's programs that have it, %.
+        label_complete: queries whose picks have all single-node structures that the pool has, %.
         duplicate_rate: queries whose picks hold the same program twice or more, %.
-        hub_share: the part of all picks that the ten most picked examples make up, %.
+        hub_share: share of all picks that the ten most picked examples make up, %.
         prompt_length: characters of the picks' questions and programs, mean over queries.
-        latency_ms: one query alone, its encoding included, that of the pool not; median of 25, each the shortest of
-            three calls, ms.
-        latency_batch_ms: a query among 64 picked together, likewise the shortest, ms.
+        latency_ms: one query alone with its encoding, ms: median of 25, each the shortest of three calls.
+        latency_batch_ms: a query among 64 picked together, likewise.
         coverage_by_step: coverage of the first 1, 2, … picks, %.
-        exact_match: answers of a language model, given the picks, that are the gold program, %; None: not asked.
-        jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %; None: not asked.
-        no_program: answers that hold no program, %; None: not asked.
-        execution: answers that give the gold program's result, of those that can be told, %; None: not asked, or there
-            is no database.
-        prompt_tokens: of a prompt, as the language model counts them, mean over the queries asked; None: not asked.
-        completion_tokens: of an answer, likewise.
-        cost: dollars for a thousand queries, were each prompt asked anew; None: not asked, or without prices.
-        intervals: by metric, the 95 % interval of rcr's figure less this one, points (`metrics.paired_intervals`);
-            empty for rcr itself, where it was not run, and with too few different gold programs.
+        implied_shown: of the queries whose program has values that questions imply and don't name
+            (`langchain_rcr.programs.implied_values`), those whose picks show all that the pool has, %; None: there are
+            no such queries.
+        exact_match: answers that are the gold program, %.
+        jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %.
+        no_program: answers that hold no program, %.
+        execution: answers with the gold program's result, of those that can be told, %; None without a database.
+        prompt_tokens: as the language model counts them, mean over the queries asked.
+        completion_tokens: likewise.
+        cost: dollars for a thousand queries, were each prompt asked anew; None without prices.
+        intervals: by metric, the 95 % interval of rcr's figure less this one, points (`metrics.paired_intervals`).
     """
 
     kind: Kind
@@ -108,9 +106,9 @@ class Choice:
     Args:
         parameter: its name.
         value: the one chosen.
-        coverage: coverage by trade-off, %, on the queries it was chosen on.
+        coverage: by value, %, on the queries it was chosen on.
         n: how many queries those were.
-        chosen_on: "dev"; "pool" where there was no dev to choose on; "nothing" where the default was kept.
+        chosen_on: "dev"; "pool" for want of dev; "nothing" where the default was kept.
     """
 
     parameter: str
@@ -122,15 +120,15 @@ class Choice:
 
 @dataclass(slots=True)
 class AnswersAsked:
-    """Whom the selectors' picks were shown to.
+    """Who answered, given the selectors' picks.
 
     Args:
         model: its name.
         n: queries asked; the figures of answers are for these alone.
         programs: different gold programs among them.
         missing: why some selectors have no answers; empty: all have.
-        unpaid: some have none since the budget was spent.
-        order: of ours in a prompt.
+        unpaid: whether that is because the budget was spent.
+        order: of our picks in a prompt.
     """
 
     model: str
@@ -143,7 +141,7 @@ class AnswersAsked:
 
 @dataclass(slots=True)
 class EvaluationReport:
-    """An evaluation of several selectors on the same queries and pool.
+    """Several selectors on the same queries and pool.
 
     Args:
         k: picks that the figures are for.
@@ -151,19 +149,19 @@ class EvaluationReport:
         programs: different gold programs among them, up to anonymised values.
         split: name of the data split ("110", "template", …).
         seed: of the run.
-        selectors: figures by selector; the trained retriever is called `rcr`.
-        steps: picks that the curves by step go to.
+        selectors: figures by selector; the trained retriever is `rcr`.
+        steps: picks that the curves go to.
         pool_size: candidates.
         part: which of the split's queries, "test" or "dev".
-        skipped_queries: queries left out since their gold program doesn't parse.
+        skipped_queries: left out because their gold program doesn't parse.
         gold: which structures of the gold programs count.
-        none_in_pool: queries left out since the pool has none of their structures, where only those in the pool count.
+        none_in_pool: queries left out because the pool has none of their structures, where only those count.
         left_out: selectors that were not run, with the reason.
-        unpaid: some were not since the language model's budget was spent.
-        trade_offs: how those of the selectors were chosen that have one.
-        repeated: test queries whose question and program are both an example of the pool, too.
-        answers: the language model that was asked; None: none was.
-        changed: the settings in which it differs from the run's config.yaml, each as "evaluation.k (4, now 6)".
+        unpaid: some were not because the language model's budget was spent.
+        trade_offs: how selectors' trade-offs were chosen.
+        repeated: test queries whose question and program are an example of the pool, too.
+        answers: the language model that was asked, if one was.
+        changed: the settings that differ from the run's config.yaml, as in "evaluation.k (4, now 6)".
         advice: what all this comes to, in a paragraph.
         versions: of the libraries.
         format_version: of this file.
@@ -193,11 +191,11 @@ class EvaluationReport:
 
     @property
     def oracle(self) -> SelectorScores | None:
-        """The figures of the oracle; None where it was not run."""
+        """The figures of the oracle, if it was run."""
         return next((scores for scores in self.selectors.values() if scores.kind == "oracle"), None)
 
     def best_plain(self, metric: Metric = "coverage") -> tuple[str, float] | None:
-        """Name and figure (%) of the best plain selector, the first of equals; None where none has that figure."""
+        """Name and figure (%) of the best plain selector, the first of equals."""
         figures = {
             name: float(figure)
             for name, scores in self.selectors.items()
@@ -209,19 +207,14 @@ class EvaluationReport:
         """The report as JSON: rates rounded to 2 decimals, latencies to 3, costs to 6."""
         values = json.loads(json.dumps(asdict(self)), parse_float=lambda text: round(float(text), 2))
         for name, scores in self.selectors.items():
-            values["selectors"][name]["latency_ms"] = round(scores.latency_ms, 3)
-            values["selectors"][name]["latency_batch_ms"] = round(scores.latency_batch_ms, 3)
-            if scores.cost is not None:
-                values["selectors"][name]["cost"] = round(scores.cost, 6)
+            for figure, digits in (("latency_ms", 3), ("latency_batch_ms", 3), ("cost", 6)):
+                value = getattr(scores, figure)
+                values["selectors"][name][figure] = None if value is None else round(value, digits)
         return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
     @classmethod
     def from_json(cls, text: str, name: str = FILE_NAME) -> EvaluationReport:
-        """Read a report.
-
-        Args:
-            text: the JSON.
-            name: what to call it in an error.
+        """Read a report, which errors call `name`.
 
         Raises:
             DataError: not a report, or one that a newer version has written.
@@ -241,7 +234,7 @@ class EvaluationReport:
         return report
 
     def write(self, directory: str | Path) -> Path:
-        """Write evaluation.json into the directory, whole or not at all, and return its path.
+        """Write evaluation.json into the directory, whole or not at all; returns its path.
 
         Raises:
             InputError: it can't be written.
