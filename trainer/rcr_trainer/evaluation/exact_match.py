@@ -14,8 +14,7 @@ from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, Request, arranged
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
-from rcr_trainer.evaluation.picks import Picks
-from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, SelectorScores
+from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, Picks, SelectorScores
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.rewards import Reward, correctness, score, structure_coverage

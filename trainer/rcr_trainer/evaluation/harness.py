@@ -32,8 +32,7 @@ from rcr_trainer.evaluation.metrics import (
     weighted_recall,
     within_pool,
 )
-from rcr_trainer.evaluation.picks import Picked, Picks, Question
-from rcr_trainer.evaluation.report import EvaluationReport, Gold, Kind, Metric, SelectorScores
+from rcr_trainer.evaluation.report import EvaluationReport, Gold, Kind, Metric, Picked, Picks, Question, SelectorScores
 
 PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
 """(queries, k, exclude, references) → (B, k) positions; the picks for k begin those for any larger k."""

@@ -16,10 +16,18 @@ from typing import Any
 
 from langchain_rcr.basics.files import write_text
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.picks import FILE_NAME, Question, read_picks
 from rcr_trainer.evaluation.plot import CURVES, coverage_figure, learning_figures, to_svg
-from rcr_trainer.evaluation.report import FIGURES, OURS, EvaluationReport, Metric, SelectorScores
-from rcr_trainer.evaluation.report import FILE_NAME as REPORT
+from rcr_trainer.evaluation.report import (
+    FIGURES,
+    OURS,
+    PICKS,
+    REPORT,
+    EvaluationReport,
+    Metric,
+    Question,
+    SelectorScores,
+    read_picks,
+)
 from rcr_trainer.evaluation.table import gap_text, label
 from rcr_trainer.runs.folder import Run
 
@@ -52,8 +60,8 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
                 f"{run.path} has no {REPORT}: `rcr-train run {run.path / 'config.yaml'} --resume` does all that is "
                 f"missing, `rcr-train evaluate {run.path}` the comparison alone, once the training is done"
             )
-        if not (run.path / FILE_NAME).is_file():
-            raise DataError(f"{run.path} has no {FILE_NAME}: `rcr-train evaluate {run.path} --only-picks` writes it")
+        if not (run.path / PICKS).is_file():
+            raise DataError(f"{run.path} has no {PICKS}: `rcr-train evaluate {run.path} --only-picks` writes it")
     reports = [EvaluationReport.read(run.path) for run in runs]
     names = [run.config.name for run in runs]
     script = (_HERE / "page.js").read_text(encoding="utf-8")

@@ -1,19 +1,25 @@
-"""What an evaluation found, as evaluation.json: rates in percent, latencies in milliseconds."""
+"""What an evaluation leaves on disk: evaluation.json, its figures, and picks.jsonl, who picked what.
+
+Rates are in percent, latencies in milliseconds. picks.jsonl has a line for each example that anyone picked, then a line
+for each question, in which examples are the numbers of their lines, from 0.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from langchain_rcr.basics.files import write_text
+from langchain_rcr.basics.files import atomic_file, write_text
+from rcr_trainer.data import Example
 from rcr_trainer.data.examples import read_text
 from rcr_trainer.errors import DataError
 
-FILE_NAME = "evaluation.json"
+REPORT, PICKS = "evaluation.json", "picks.jsonl"
 FORMAT_VERSION = 2
 OURS = "rcr"
 WITHOUT_RL = "rcr_without_rl"
@@ -213,7 +219,7 @@ class EvaluationReport:
         return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, name: str = FILE_NAME) -> EvaluationReport:
+    def from_json(cls, text: str, name: str = REPORT) -> EvaluationReport:
         """Read a report, which errors call `name`.
 
         Raises:
@@ -222,9 +228,7 @@ class EvaluationReport:
         try:
             report = _ADAPTER.validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise DataError(f"{name} is no evaluation report: {where + ': ' if where else ''}{first['msg']}") from error
+            raise DataError(f"{name} is no evaluation report: {_first_of(error)}") from error
         if report.format_version > FORMAT_VERSION:
             raise DataError(
                 f"{name} has format version {report.format_version}, this library reads up to {FORMAT_VERSION}"
@@ -239,7 +243,7 @@ class EvaluationReport:
         Raises:
             InputError: it can't be written.
         """
-        path = Path(directory) / FILE_NAME
+        path = Path(directory) / REPORT
         write_text(path, self.to_json())
         return path
 
@@ -251,8 +255,119 @@ class EvaluationReport:
             DataError: missing, unreadable, or not a report.
         """
         path = Path(path)
-        path = path / FILE_NAME if path.is_dir() else path
+        path = path / REPORT if path.is_dir() else path
         return cls.from_json(read_text(path), str(path))
 
 
+@dataclass(slots=True)
+class Picked:
+    """One selector's picks for one question; from `answer` on None where no language model was asked.
+
+    Args:
+        kind: what the selector needs to pick.
+        picks: the k examples, in pick order.
+        covered: for each of the question's structures the number of the first pick that has it, from 1; 0: none has.
+        answer: the program that the language model answered with, if any.
+        exact: whether that is the gold program.
+        jaccard: similarity of the local structures of answer and gold program (Eq. 7), 0 to 1.
+        execution: whether both give the same result; None also where that can't be told.
+    """
+
+    kind: Kind
+    picks: list[Example]
+    covered: list[int]
+    answer: str | None = None
+    exact: bool | None = None
+    jaccard: float | None = None
+    execution: bool | None = None
+
+
+@dataclass(slots=True)
+class Question:
+    """A question with the picks of all selectors.
+
+    Args:
+        id: of the question.
+        question: its text.
+        gold: its gold program.
+        program: the same up to anonymised values, in a canonical form; intervals draw the questions of one together.
+        structures: the gold program's structures that count, sorted.
+        selectors: what each selector picked, by name.
+        fields: the question's further fields; not in the file.
+    """
+
+    id: str
+    question: str
+    gold: str
+    program: str
+    structures: list[str]
+    selectors: dict[str, Picked]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Picks: TypeAlias = Sequence[Question]
+"""Every question has the same selectors."""
+
+
+def write_picks(directory: str | Path, picks: Picks) -> Path:
+    """Write picks.jsonl into the directory, whole or not at all.
+
+    Raises:
+        InputError: it can't be written.
+    """
+    numbers: dict[Example, int] = {}
+    lines = []
+    for question in picks:
+        line = _QUESTION.dump_python(question, exclude={"fields": True}, exclude_defaults=True)
+        for name, own in question.selectors.items():
+            line["selectors"][name]["picks"] = [numbers.setdefault(each, len(numbers)) for each in own.picks]
+        lines.append(line)
+    shown = [{"example": {"id": each.id, "source": each.source, "target": each.target}} for each in numbers]
+    path = Path(directory) / PICKS
+    with atomic_file(path) as file:
+        for line in [*shown, *lines]:
+            file.write((json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
+    return path
+
+
+def read_picks(path: str | Path) -> list[Question]:
+    """Read picks.jsonl, given its path or its directory.
+
+    Raises:
+        DataError: missing, unreadable, or not what `write_picks` wrote.
+    """
+    path = Path(path)
+    path = path / PICKS if path.is_dir() else path
+    examples: list[Example] = []
+    picks: list[Question] = []
+    number = 0
+    try:
+        for number, text in enumerate(path.read_bytes().splitlines(), 1):  # noqa: B007
+            line = json.loads(text)
+            if "example" in line:
+                examples.append(_EXAMPLE.validate_python(line["example"]))
+                continue
+            for own in line["selectors"].values():
+                own["picks"] = [examples[each] for each in own["picks"]]
+            picks.append(_QUESTION.validate_python(line))
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        raise DataError(f"{path}, line {number}: {_first_of(error)}") from error
+    except IndexError:
+        raise DataError(f"{path} is damaged: it lacks examples that were picked") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}, line {number}: not what an evaluation writes") from error
+    if any(each.selectors.keys() != picks[0].selectors.keys() for each in picks):
+        raise DataError(f"{path} is damaged: the selectors don't have the same questions")
+    return picks
+
+
+def _first_of(error: ValidationError) -> str:
+    """The first fault, and where it is."""
+    first = error.errors()[0]
+    return ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")
+
+
 _ADAPTER = TypeAdapter(EvaluationReport)
+_QUESTION, _EXAMPLE = TypeAdapter(Question), TypeAdapter(Example)

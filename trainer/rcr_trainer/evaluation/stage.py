@@ -20,10 +20,9 @@ from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, ta
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
-from rcr_trainer.evaluation.picks import Picks, write_picks
 from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import coverage_figure, write_png
-from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport
+from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Picks, write_picks
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.policies import check_data, load_model

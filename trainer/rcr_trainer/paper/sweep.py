@@ -26,7 +26,7 @@ from rcr_trainer.tasks import divide, load_split, open_language_model
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Split
-    from rcr_trainer.evaluation.picks import Picks
+    from rcr_trainer.evaluation.report import Picks
 
 # Appendix A: 110 questions are held out for GRPO.
 _DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_state": False, "grpo": {"queries": 110}}
