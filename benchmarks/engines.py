@@ -29,7 +29,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common import limit_threads
+from common import limit_threads, sweep, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -286,8 +286,8 @@ def run(size: int, engines: list[str], seed: int, *, real: bool = False) -> dict
 def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
     """One table: an engine a line, a pool size a block of columns."""
     sizes = list(results)
-    titles = [f"{int(size):,}: CPU ms alone | of 64 | recall | add, s" for size in sizes]
-    lines = ["| engine | " + " | ".join(titles) + " |", "|---" * (4 * len(sizes) + 1) + "|"]
+    titles = [title for size in sizes for title in (f"{int(size):,}: CPU ms alone", "of 64", "recall", "add, s")]
+    rows = []
     for name in dict.fromkeys(name for engines in results.values() for name in engines):
         cells = []
         for size in sizes:
@@ -297,8 +297,8 @@ def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
             else:
                 cells += [f"{row['ms_alone']:.2f}", f"{row['ms_of_64']:.3f}"]
                 cells += [f"{100 * row['recall']:.1f} %", f"{row['add_s']:.1f}"]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+        rows.append([name, *cells])
+    return table(["engine", *titles], rows)
 
 
 def main() -> int:
@@ -319,7 +319,6 @@ def main() -> int:
     limit_threads(options.threads)
     from langchain_rcr.basics.files import write_json
 
-    results = {size: run(int(size), names, options.seed, real=options.fitted) for size in options.sizes.split(",")}
     machine = {
         "processor": platform.processor() or platform.machine(),
         "cores": os.cpu_count(),
@@ -327,9 +326,13 @@ def main() -> int:
     }
     drawn_as = {} if options.fitted else {"dim": DIM, "lam": LAM}
     settings = {**drawn_as, "fitted": options.fitted, "k": K, "queries": QUERIES, "seed": options.seed}
-    report = {"machine": machine, "settings": settings, "results": results}
-    write_json(options.out, report)
-    print(markdown(results))
+    measured = functools.partial(run, engines=names, seed=options.seed, real=options.fitted)
+    sizes = [(size, functools.partial(measured, int(size))) for size in options.sizes.split(",")]
+
+    def write(results: dict[str, Any]) -> None:
+        write_json(options.out, {"machine": machine, "settings": settings, "results": results})
+
+    print(markdown(sweep(sizes, write)))
     return 0
 
 

@@ -19,11 +19,11 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from common import limit_threads
+from common import limit_threads, sweep, table
 
 
 def measured(size: int, profile: cProfile.Profile | None = None) -> dict[str, float]:
@@ -73,12 +73,8 @@ def measured(size: int, profile: cProfile.Profile | None = None) -> dict[str, fl
     }
 
 
-def table(rows: Sequence[dict[str, float]]) -> str:
-    """The rows in Markdown."""
-    titles = ("examples", "encoding, s", "all else, s", "all else, CPU s", "Cholesky factor, CPU s", "peak memory, GB")
-    lines = [f"| {' | '.join(titles)} |", "|---" * len(titles) + "|"]
-    lines += ["| {:,} | {} | {} | {} | {} | {} |".format(int(row["examples"]), *list(row.values())[1:]) for row in rows]
-    return "\n".join(lines)
+TITLES = ("examples", "encoding, s", "all else, s", "all else, CPU s", "Cholesky factor, CPU s", "peak memory, GB")
+"""Of the columns of the table, in the order of the figures."""
 
 
 def main() -> None:
@@ -97,13 +93,18 @@ def main() -> None:
         if profile is not None:
             pstats.Stats(profile).sort_stats("cumulative").print_stats("langchain_rcr", 50)
         return
-    rows = []
-    for size in map(int, arguments.sizes.split(",")):
-        command = [sys.executable, __file__, "--one", str(size), "--threads", str(arguments.threads)]
-        rows.append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+
+    def alone(size: str) -> Callable[[], dict[str, float]]:
+        command = [sys.executable, __file__, "--one", size, "--threads", str(arguments.threads)]
+        return lambda: json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
+
+    def write(results: dict[str, Any]) -> None:
         if arguments.out is not None:
-            arguments.out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
-    print(table(rows))
+            arguments.out.write_text(json.dumps([*results.values()], indent=2) + "\n", encoding="utf-8")
+
+    results = sweep([(size, alone(size)) for size in arguments.sizes.split(",")], write)
+    rows = ([f"{row['examples']:,}", *(str(figure) for figure in list(row.values())[1:])] for row in results.values())
+    print(table(TITLES, rows))
 
 
 if __name__ == "__main__":

@@ -26,11 +26,12 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
-from common import limit_threads
+from common import limit_threads, sweep, table
 from engines import drawn
 
 if TYPE_CHECKING:
@@ -443,7 +444,7 @@ def ratios(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tup
 def markdown(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
     """Milliseconds, with the quartiles, and ratios; a pool size a column."""
     sizes = list(results)
-    lines = ["| CPU ms (quartiles) | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
+    rows = []
     for name in dict.fromkeys(name for of in results.values() for name in of):
         cells = []
         for size in sizes:
@@ -453,11 +454,9 @@ def markdown(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
             else:
                 spread = f" ({row['low']:.3g}–{row['high']:.3g})" if "low" in row else f", {row['mb']:.0f} MB at most"
                 cells.append(f"{row['ms']:.3g}{spread}")
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    lines += ["", "| ratio | " + " | ".join(sizes) + " |", "|---" * (len(sizes) + 1) + "|"]
-    for name, each in ratios(results):
-        lines.append(f"| {name} | " + " | ".join(f"{each[s]:.2f}" if s in each else "–" for s in sizes) + " |")
-    return "\n".join(lines)
+        rows.append([name, *cells])
+    claims = ([name, *(f"{each[s]:.2f}" if s in each else "–" for s in sizes)] for name, each in ratios(results))
+    return "\n\n".join([table(["CPU ms (quartiles)", *sizes], rows), table(["ratio", *sizes], claims)])
 
 
 def main() -> int:
@@ -476,14 +475,14 @@ def main() -> int:
         return 0
     from langchain_rcr.basics.files import write_json
 
-    results: dict[str, dict[str, dict[str, float]]] = {}
-    for size in options.sizes.split(","):
-        results[size] = selecting(int(size)) | adding(int(size)) | loading(int(size))
+    def calls(size: int) -> dict[str, dict[str, float]]:
+        return selecting(size) | adding(size) | loading(size)
+
+    def write(results: dict[str, Any]) -> None:
         write_json(Path(options.out), {"threads": options.threads, "results": results})
-        print(f"{size} done", file=sys.stderr)
-    results["600, whole calls"] = reading()
-    write_json(Path(options.out), {"threads": options.threads, "results": results})
-    print(markdown(results))
+
+    cells = [(size, partial(calls, int(size))) for size in options.sizes.split(",")]
+    print(markdown(sweep([*cells, ("600, whole calls", reading)], write)))
     return 0
 
 

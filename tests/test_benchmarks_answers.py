@@ -24,7 +24,8 @@ def answers(monkeypatch, tmp_path):
     split = covr_split("110", 0, 60, 8)
     write_split(tmp_path / "split", Split("covr-110", split.train, [], split.test, split.meta))
     monkeypatch.setattr(
-        "rcr_trainer.paper.split_settings", lambda *_: {"data": {"task": "covr", "directory": str(tmp_path / "split")}}
+        "rcr_trainer.paper.splits.split_settings",
+        lambda *_: {"data": {"task": "covr", "directory": str(tmp_path / "split")}},
     )
     return module
 

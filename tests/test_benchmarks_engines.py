@@ -30,7 +30,7 @@ def test_figures_and_table(engines, monkeypatch, capsys):
     table = engines.markdown({"440": {"memory": row}, "100000": {"memory": row, "other": row}})
     assert table.splitlines() == [
         "| engine | 440: CPU ms alone | of 64 | recall | add, s | 100,000: CPU ms alone | of 64 | recall | add, s |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
         "| memory | 0.50 | 0.062 | 95.5 % | 1.2 | 0.50 | 0.062 | 95.5 % | 1.2 |",
         "| other | – | – | – | – | 0.50 | 0.062 | 95.5 % | 1.2 |",
     ]

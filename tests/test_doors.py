@@ -317,6 +317,11 @@ KNOWN = {
     *(("langchain_rcr/__init__.py", name) for name in ENGINES),
     ("langchain_rcr/pool/store.py", "MemoryIndex"),  # the default engine
     ("langchain_rcr/index/vectorstore.py", "embeddings"),  # an attribute of LangChain's vector stores
+    # The rivals that learn have a name each, which the registry gives to everybody else:
+    *(
+        (f"rcr_trainer/paper/{name.removesuffix('_tri')}.py", name)
+        for name in ("epr", "se2", "se2_tri", "ceil", "iterr")
+    ),
     # A kind of selector, whatever its name:
     *((f"rcr_trainer/evaluation/{file}.py", "oracle") for file in ("harness", "plot", "report", "table")),
 }

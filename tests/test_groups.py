@@ -14,7 +14,7 @@ from rcr_trainer import pipeline
 from rcr_trainer.data import Example, Split, read_split
 from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.picks import read_picks
+from rcr_trainer.evaluation.report import read_picks
 from rcr_trainer.rewards import score, structure_coverage
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import divide

@@ -13,11 +13,10 @@ from rcr_trainer.cli import TABLES as NAMES
 from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import given_settings, merged
-from rcr_trainer.paper import COVR, CSL, GEOQUERY, TABLES, Sweep, named_splits, split_settings
 from rcr_trainer.paper.results import Result, cell
-from rcr_trainer.paper.splits import origin
-from rcr_trainer.paper.sweep import Outcome
-from rcr_trainer.paper.tables import Row, name_of, paper_figure, published
+from rcr_trainer.paper.splits import COVR, CSL, GEOQUERY, named_splits, origin, split_settings
+from rcr_trainer.paper.sweep import Outcome, Sweep
+from rcr_trainer.paper.tables import TABLES, Row, name_of, paper_figure, published
 from rcr_trainer.settings import DataSettings, Settings
 from rcr_trainer.tasks import load_split
 

@@ -12,7 +12,7 @@ from rcr_trainer import cli, pipeline
 from rcr_trainer.errors import DataError
 from rcr_trainer.llm.faults import TooLongError
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.paper import TABLES
+from rcr_trainer.paper.tables import TABLES
 from rcr_trainer.runs.folder import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
 """What the extra `train` brings, as it is imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size", "time")
-"""The names in `rcr_trainer.paper.TABLES`, which is slow to import."""
+"""The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""
 
 _LONGEST = 900
 """Characters of an error: a setting may be as long as its file."""

@@ -1,7 +1,7 @@
 """Every selector that a trained retriever is compared with: LangChain example selectors that also pick in batches.
 
-A new one is a file with a class derived from `Baseline` and a line in `BASELINES`: the class says what it needs and
-what is chosen on development queries. Listing the names imports none of them.
+A new one is a file with a class derived from `Baseline` and a line in `BASELINES`. Listing the names imports none of
+them. The rivals that learn from a language model are registered here, too; their code is in `rcr_trainer.paper`.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ BASELINES = {
     "set_bsr_idf": "rcr_trainer.baselines.set_bsr:SetBSRIdfSelector",
     "knn_structures": "rcr_trainer.baselines.knn_structures:KNNStructuresSelector",
     "cover_ls": "rcr_trainer.baselines.cover_ls:CoverLSSelector",
-    "epr": "rcr_trainer.baselines.epr:EPRSelector",
-    "se2": "rcr_trainer.baselines.se2:Se2Selector",
-    "se2_tri": "rcr_trainer.baselines.se2:Se2TriSelector",
-    "ceil": "rcr_trainer.baselines.ceil:CEILSelector",
-    "iterr": "rcr_trainer.baselines.iterr:ITERRSelector",
+    "epr": "rcr_trainer.paper.epr:EPRSelector",
+    "se2": "rcr_trainer.paper.se2:Se2Selector",
+    "se2_tri": "rcr_trainer.paper.se2:Se2TriSelector",
+    "ceil": "rcr_trainer.paper.ceil:CEILSelector",
+    "iterr": "rcr_trainer.paper.iterr:ITERRSelector",
     "oracle": "rcr_trainer.baselines.greedy:OracleSelector",
     "cover_ls_gold": "rcr_trainer.baselines.cover_ls:CoverLSGoldSelector",
 }
 """Name → module:class, in the order of reports."""
 
 STRONGEST = "set_bsr"
-"""The one to beat: as a rule language models answer best with it of those without training (docs/results.md)."""
+"""The one to beat: as a rule, language models answer best with it of those without training (docs/results.md)."""
 
 
 def names() -> list[str]:
@@ -47,10 +47,6 @@ def names() -> list[str]:
 
 
 def get_baseline(name: str) -> type[Baseline]:
-    """The class of a baseline; its module is imported when it is first asked for.
-
-    Args:
-        name: one of `names()`.
-    """
+    """The class registered under one of `names()`; imports its module."""
     found: type[Baseline] = pkgutil.resolve_name(BASELINES[name])
     return found

@@ -1,4 +1,4 @@
-"""What all baselines share: the pool, LangChain's selector interface, checks; a baseline adds how it ranks."""
+"""What all baselines share: the pool, LangChain's selector interface, checks. A baseline adds how it ranks."""
 
 from __future__ import annotations
 
@@ -24,13 +24,23 @@ if TYPE_CHECKING:
     from rcr_trainer.llm.scoring import Scorer
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
-"""Per query, the positions in the pool that it may not pick; None: none for any query."""
+"""The pool positions that each query may not pick; None: no query is restricted."""
 
 Embed: TypeAlias = Callable[[Sequence[str]], np.ndarray]
-"""Embeds n texts: (n, D) floats, of any length."""
+"""Texts (n) to vectors (n, D) of any length."""
 
 EmbedTokens: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
-"""Embeds every token of n texts in its context: per text (tokens, D) floats, of any length."""
+"""Texts to the contextual vectors of their tokens, (tokens, D) a text."""
+
+_SOURCE, _TARGET = "source", "target"
+_MISSING = {
+    "embed": "no embeddings were given",
+    "embed_tokens": "no embeddings of tokens were given",
+    "score": "no scoring language model was given",
+    "policy": "no text encoders were given",
+    "encode": "no pretrained models can be opened",
+    "token_ids": "no embeddings of tokens were given",
+}
 
 
 @dataclass(frozen=True)
@@ -40,13 +50,13 @@ class Resources:
     Args:
         spec: how programs are read.
         seed: of random draws.
-        embed: embeds questions; called once for each distinct question of the pool, and for every query.
-        embed_tokens: embeds the tokens of questions, as `embed` does.
+        embed: embeds questions: each distinct one of the pool once, and every query.
+        embed_tokens: embeds their tokens.
         score: the scoring language model.
-        policy: makes fresh text encoders, from the pool's items, to be trained.
-        learning: how they are trained.
-        encode: opens a pretrained model by the name of a selector and that of the model it brings.
-        token_ids: which token is which, for `embed_tokens`' vectors.
+        policy: builds untrained text encoders from the pool's items.
+        learning: how those are trained.
+        encode: opens a pretrained model, given the selector's name and its model's.
+        token_ids: the tokens' ids, aligned with `embed_tokens`.
         prompt: how the scoring language model is asked.
     """
 
@@ -62,52 +72,37 @@ class Resources:
     prompt: Prompt = APPENDIX_D
 
     def missing(self, baseline: type[Baseline]) -> str:
-        """Why the baseline can't be built; empty: it can."""
-        said = {
-            "embed": "no embeddings were given",
-            "embed_tokens": "no embeddings of tokens were given",
-            "score": "no scoring language model was given",
-            "policy": "no text encoders were given",
-            "encode": "no pretrained models can be opened",
-            "token_ids": "no embeddings of tokens were given",
-        }
-        return next((said[need] for need in baseline.needs if getattr(self, need) is None), "")
-
-
-_SOURCE, _TARGET = "source", "target"
+        """Why the baseline can't be built; empty if it can."""
+        return next((_MISSING[need] for need in baseline.needs if getattr(self, need) is None), "")
 
 
 class TradeOff(NamedTuple):
-    """A number that is chosen on development queries, since a selector left untuned would be too easy to beat.
-
-    Args:
-        parameter: the attribute of the selector; as built it has the value for where there is nothing to choose on.
-        grid: the values to try.
-    """
+    """A number tuned on development queries; an untuned selector would be too easy to beat."""
 
     parameter: str
+    """The attribute of the selector."""
     grid: tuple[float, ...]
+    """The values to try."""
 
 
 class Baseline(BaseExampleSelector, ABC):
     """An example selector that also picks positions for many queries at once.
 
-    Owns the pool, the reading of questions and programs out of examples, and every check of arguments. A subclass
-    says how it prepares (`_fit`, called when the pool has changed, before the next pick) and ranks (`_pick`).
+    A subclass implements `_pick`, and `_fit` if it prepares something when the pool has changed.
 
     Class attributes:
         name: as in settings and reports.
         needs: the fields of `Resources` that it reads; with `spec` it reads the pool's programs.
-        oracle: whether it sees the queries' gold programs: a ceiling for the others, not a competitor.
-        trade_off: what is chosen on development queries; None: nothing.
+        oracle: whether it sees the gold programs: a ceiling, not a competitor.
+        trade_off: what is tuned on development queries, if anything.
 
     Args:
-        examples: the pool, one dict per example: its question by the key `source`, its program by `target`.
+        examples: the pool, a dict an example: the question under `source`, the program under `target`.
         k: examples that `select_examples` returns.
-        **resources: fields of `Resources`; those that it needs and that have no default must be given.
+        **resources: fields of `Resources`.
 
     Raises:
-        InputError: a resource is missing.
+        InputError: a resource that it needs is missing.
     """
 
     name: ClassVar[str]
@@ -128,16 +123,16 @@ class Baseline(BaseExampleSelector, ABC):
 
     @classmethod
     def build(cls, examples: Sequence[Mapping[str, Any]], resources: Resources, **options: Any) -> Self:
-        """The baseline with these resources; the other options are its own."""
+        """The baseline with these resources; `options` are its own arguments."""
         return cls(examples, **{each.name: getattr(resources, each.name) for each in fields(resources)}, **options)
 
     @property
     def examples(self) -> list[dict[str, Any]]:
-        """The pool's examples, in the order of their positions."""
+        """The pool, by position."""
         return [dict(example) for example in self._examples]
 
     def add_example(self, example: Mapping[str, Any]) -> str:
-        """Append one example to the pool; the next pick knows it.
+        """Append an example to the pool.
 
         Returns:
             Its position, as a string.
@@ -158,11 +153,11 @@ class Baseline(BaseExampleSelector, ABC):
         """The k examples picked for one query, in pick order.
 
         Args:
-            input_variables: the query, all variables but the target joined by blanks in the order of their keys, as
-                LangChain's selectors do; for an oracle also the gold program, by the key `target`.
+            input_variables: the query: like LangChain's selectors, all values but `target` joined by blanks in the
+                order of their keys. An oracle also needs `target`, the gold program.
 
         Raises:
-            InputError: a key is missing, a value is not a string, or the pool holds fewer than k examples.
+            InputError: a key is missing, a value is not a string, or the pool has fewer than k examples.
         """
         keys = sorted(set(input_variables) - {_TARGET})
         if not keys:
@@ -174,25 +169,21 @@ class Baseline(BaseExampleSelector, ABC):
             return [dict(self._examples[position]) for position in positions]
 
     def pick(
-        self,
-        queries: Sequence[str],
-        k: int,
-        exclude: Exclude = None,
-        references: Sequence[str] | None = None,
+        self, queries: Sequence[str], k: int, exclude: Exclude = None, references: Sequence[str] | None = None
     ) -> np.ndarray:
-        """Pick k examples for each query; the picks for k are the first k of those for any larger k.
+        """Pick k examples for each of B queries; the picks for k begin those for any larger k.
 
         Args:
-            queries: the B queries' texts.
-            k: picks per query.
-            exclude: per query, the positions it may not pick.
-            references: the queries' gold programs; only an oracle reads them.
+            queries: their texts.
+            k: picks a query.
+            exclude: for each query, the positions it may not pick.
+            references: the gold programs, for an oracle.
 
         Returns:
-            (B, k) int64: positions in the pool, in pick order, no position twice in a row; ties go to the lowest.
+            (B, k) int64 positions in pick order, distinct within a row; ties go to the lowest.
 
         Raises:
-            InputError: k is more than what a query has left to pick from, or the arguments don't fit together.
+            InputError: k is more than a query has left to pick from, or the arguments don't fit together.
         """
         if isinstance(queries, str):
             raise InputError("queries is one string; pass a list of strings")
@@ -208,14 +199,20 @@ class Baseline(BaseExampleSelector, ABC):
             if not self._fitted:
                 self._fit()
                 self._fitted = True
-            if len(queries) == 0:
-                return np.empty((0, k), dtype=np.int64)
-            return self._pick_for(queries, references, k, excluded)
+            picked = np.empty((len(queries), k), dtype=np.int64)
+            for block in row_blocks(len(queries), self._width(queries) * len(self._examples)):
+                own = None if references is None else references[block]
+                picked[block] = self._pick_for(queries[block], own, k, excluded[block])
+            return picked
+
+    def _width(self, queries: Sequence[str]) -> int:
+        """How many arrays (b, N) a pick for b queries holds at once; blocks of queries are cut by it."""
+        return 1
 
     def _pick_for(
         self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]
     ) -> np.ndarray:
-        """`_pick` with the gold programs as queries, for an oracle; one that reads both implements this."""
+        """`_pick`, for an oracle with the gold programs as queries; for a selector that reads both."""
         return self._pick(references if references is not None and self.oracle else queries, k, excluded)
 
     def _fit(self) -> None:
@@ -223,24 +220,27 @@ class Baseline(BaseExampleSelector, ABC):
 
     @abstractmethod
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        """Positions (B, k) int64; an oracle is given gold programs as queries. excluded[b] ascends."""
+        """Positions (b, k) int64; an oracle is given gold programs as queries. Each of `excluded` ascends."""
+
+    @classmethod
+    def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
+        """How many texts a language model scores at most before k picks, for so many training questions."""
+        return 0
 
     def _programs(self) -> list[str]:
         return [example[_TARGET] for example in self._examples]
 
 
-def in_blocks(pick: Callable[[slice], np.ndarray], n_queries: int, width: int) -> np.ndarray:
-    """Positions (B, k) from `pick(block)` → (b, k), asked for blocks whose dense arrays (b, width) fit in memory."""
-    return np.concatenate([pick(block) for block in row_blocks(n_queries, width)])
-
-
 def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np.ndarray:
-    """Positions (B, k) int64 of the k largest of each row, best first, ties to the lowest position.
+    """The k best positions of each row, best first, ties to the lowest.
 
     Args:
-        scores: (B, N); set to −inf in place where a position is excluded.
-        k: positions per row.
-        excluded: per row, the positions that come last; empty: none in any row.
+        scores: (B, N); overwritten with −inf where a position is excluded.
+        k: positions a row.
+        excluded: for each row, the positions that come last.
+
+    Returns:
+        (B, k) int64.
     """
     scores[places(excluded, scores.shape[1])] = -np.inf
     threshold = np.partition(scores, scores.shape[1] - k, axis=1)[:, -k]

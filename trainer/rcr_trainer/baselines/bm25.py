@@ -1,11 +1,10 @@
-"""BM25 over the questions (rank_bm25's model, scored as one sparse product), and BM25 with coverage (Set-BM25).
+"""BM25 over the questions, and BM25 with coverage (Set-BM25).
 
-BM25 is a sum over the query's distinct words of a weight of (word, question), so it is a measure of coverage, and its
-set version takes each word's largest weight over the picks: Eq. 2, 3 and 6 of Gupta, Gardner and Singh, "Coverage-based
-Example Selection for In-Context Learning", Findings of EMNLP 2023 ("BM25 + Coverage" in their Table 4), maximised by
-their Algorithm 1. As in their Eq. 2, a word that the query repeats counts once; `BM25Selector`, like rank_bm25, counts
-it as often as it occurs. Departure: a prompt shows the picks in reverse, the first last, where the paper orders it by
-the examples' own scores (section 6.4).
+BM25 sums a weight of (word, question) over the query's words, so it measures coverage; its set version takes each
+word's largest weight over the picks: Eq. 2, 3 and 6 and Algorithm 1 of Gupta, Gardner and Singh, "Coverage-based
+Example Selection for In-Context Learning", Findings of EMNLP 2023 ("BM25 + Coverage" in their Table 4). As in their
+Eq. 2, a repeated word counts once there; `BM25Selector` counts it as often as it occurs, like rank_bm25. Departure: a
+prompt shows the first pick last, where theirs goes by each example's own score (section 6.4).
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rcr_trainer.baselines.base import Baseline, in_blocks, top_k
+from rcr_trainer.baselines.base import Baseline, top_k
 from rcr_trainer.data.coverage import greedy_set_cover
 from rcr_trainer.data.okapi import BM25Scorer, tokenize
 
@@ -29,10 +28,7 @@ class BM25Selector(Baseline):
         self._scorer = BM25Scorer(self._questions)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        def pick(block: slice) -> np.ndarray:
-            return top_k(self._scorer.scores(queries[block]), k, excluded[block])
-
-        return in_blocks(pick, len(queries), len(self._questions))
+        return top_k(self._scorer.scores(queries), k, excluded)
 
 
 class BM25CoverageSelector(BM25Selector):
@@ -40,18 +36,20 @@ class BM25CoverageSelector(BM25Selector):
 
     name: ClassVar[str] = "bm25_coverage"
 
+    def _width(self, queries: Sequence[str]) -> int:
+        return max([1, *(len(_words(query)) for query in queries)])
+
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        words = [list(dict.fromkeys(tokenize(query))) for query in queries]
-        every_position = np.arange(len(self._questions))
-
-        def pick(block: slice) -> np.ndarray:
-            owner = np.repeat(np.arange(block.stop - block.start), [len(own) for own in words[block]])
-            weights = self._weights([word for own in words[block] for word in own])
-            return greedy_set_cover(weights, owner, every_position, excluded[block], k)
-
-        return in_blocks(pick, len(queries), max(1, *map(len, words)) * len(self._questions))
+        words = [_words(query) for query in queries]
+        owner = np.repeat(np.arange(len(words)), [len(own) for own in words])
+        weights = self._weights([word for own in words for word in own])
+        return greedy_set_cover(weights, owner, np.arange(len(self._questions)), excluded, k)
 
     def _weights(self, words: Sequence[str]) -> np.ndarray:
-        """(T, N) float64: the BM25 score of every question for each word alone; 0 for an unknown word."""
+        """(T, N) the BM25 score of every question for each word alone."""
         distinct = {word: row for row, word in enumerate(dict.fromkeys(words))}
         return self._scorer.scores(list(distinct))[[distinct[word] for word in words]]
+
+
+def _words(query: str) -> list[str]:
+    return list(dict.fromkeys(tokenize(query)))

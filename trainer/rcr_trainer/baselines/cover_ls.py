@@ -1,14 +1,12 @@
 """Cover-LS: cover the structures of the gold program, or of a predicted one, the largest first, no template twice.
 
 Source: Levy, Bogin and Berant, "Diverse Demonstrations Improve In-context Compositional Generalization", ACL 2023,
-arXiv 2212.06800, section 3.2 and Algorithm 1. For each structure that is not yet covered, in the order of size, the
-example is taken that has it and whose question BM25 scores highest for the query; when all are covered, the cover
-begins again.
+arXiv 2212.06800, section 3.2 and Algorithm 1. For each uncovered structure, by size, the example is taken that has it
+and whose question BM25 scores highest; once all are covered, the cover begins again.
 
-`cover_ls_gold` is the oracle that the paper compares with (section 4, "Baselines"). Departures: without gold programs,
-an auxiliary model predicts some there; without one at hand, the program of the nearest question by dense embeddings is
-the prediction. Structures of equal size come in the order of their names. Where no structure can be covered any more,
-the examples that are left come in BM25's order, those of templates that were picked last.
+`cover_ls_gold` is the oracle of their section 4. Departures: where they predict programs by an auxiliary model, the
+prediction here is the program of the nearest question by dense embeddings. Structures of equal size come in the order
+of their names. Where nothing can be covered, the rest come in BM25's order, templates that were picked last.
 """
 
 from __future__ import annotations
@@ -20,24 +18,20 @@ import numpy as np
 from scipy import sparse
 
 from langchain_rcr.programs.structures import CHILD, SIBLING
-from rcr_trainer.baselines.base import Baseline, in_blocks
+from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data.coverage import PoolStructures, program_groups
 from rcr_trainer.data.okapi import BM25Scorer
 
 
 class CoverLSGoldSelector(Baseline):
-    """Picks, for the gold program's largest structure not yet covered, the example that has it and is best by BM25.
-
-    `select_examples` takes the gold program from the target key, `pick` from `references`.
-    """
+    """Picks, for the gold program's largest uncovered structure, the best example by BM25 that has it."""
 
     name: ClassVar[str] = "cover_ls_gold"
     needs: ClassVar[tuple[str, ...]] = ("spec",)
     oracle: ClassVar[bool] = True
 
     def _fit(self) -> None:
-        super()._fit()
         programs = self._programs()
         self._scorer = BM25Scorer(self._questions)
         self._templates = program_groups(self.resources.spec, programs)
@@ -57,26 +51,22 @@ class CoverLSGoldSelector(Baseline):
         self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]
     ) -> np.ndarray:
         wanted = self._wanted(queries, references or (), excluded)
-
-        def pick(block: slice) -> np.ndarray:
-            order = np.argsort(-self._scorer.scores(queries[block]), axis=1, kind="stable")
-            rows = zip(range(block.start, block.stop), np.argsort(order, axis=1), excluded[block], strict=True)
-            picks = [self._cover(_row(wanted, query), rank, barred, k) for query, rank, barred in rows]
-            return np.array(picks, dtype=np.int64)
-
-        return in_blocks(pick, len(queries), len(self._questions))
+        order = np.argsort(-self._scorer.scores(queries), axis=1, kind="stable")
+        ranks = np.argsort(order, axis=1)
+        picks = [self._cover(_row(wanted, row), ranks[row], barred, k) for row, barred in enumerate(excluded)]
+        return np.array(picks, dtype=np.int64)
 
     def _wanted(
         self, queries: Sequence[str], references: Sequence[str], excluded: list[np.ndarray]
     ) -> sparse.csr_array:
-        """(B, S) the structures to cover, those of the pool alone."""
+        """(B, S) the structures to cover, of those that the pool has."""
         return self._sorted(self._pool.rows(references))
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         raise NotImplementedError  # `_pick_for` takes its place
 
     def _cover(self, wanted: np.ndarray, rank: np.ndarray, barred: np.ndarray, k: int) -> list[int]:
-        """Algorithm 1 for one query: the structures to cover, BM25's ranks (N,) and what may not be picked."""
+        """Algorithm 1 for one query, given the structures to cover and BM25's ranks (N,)."""
         left = np.ones(len(rank), dtype=bool)
         left[barred] = False
         fresh, uncovered, picks = left.copy(), wanted, list[int]()
@@ -106,10 +96,7 @@ class CoverLSGoldSelector(Baseline):
 
 
 class CoverLSSelector(CoverLSGoldSelector):
-    """The same for the structures in the program of the nearest question, which takes the place of the gold program.
-
-    An example that a query may not pick is not its prediction either.
-    """
+    """The same with the program of the nearest question that a query may pick as the predicted program."""
 
     name: ClassVar[str] = "cover_ls"
     needs: ClassVar[tuple[str, ...]] = ("embed", "spec")

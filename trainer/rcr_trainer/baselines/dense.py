@@ -10,7 +10,7 @@ import numpy as np
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.ranking import places
-from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, in_blocks, top_k
+from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, top_k
 
 
 class PoolEmbeddings(Baseline):
@@ -33,11 +33,11 @@ class PoolEmbeddings(Baseline):
 
     @abstractmethod
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """How many vectors each text has (n,), and unit vectors of all of them (P, D) in float32, text after text."""
+        """How many vectors each text has (n,), and all of them (P, D), unit vectors in float32, text after text."""
 
 
 class EmbeddingSelector(PoolEmbeddings):
-    """Base of the selectors that compare one embedding per question.
+    """Base of the selectors that compare one embedding a question.
 
     Raises:
         InputError: embeddings of a wrong shape or with values that are not finite.
@@ -55,19 +55,13 @@ class EmbeddingSelector(PoolEmbeddings):
 
     @property
     def _function(self) -> Embed:
-        embed: Any = self.resources.embed
-        return cast("Embed", embed)
+        return cast("Embed", self.resources.embed)
 
     def _scaled(self, vectors: np.ndarray) -> np.ndarray:
         return unit_vectors(vectors)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        vectors = self._embed(queries)[1]
-
-        def pick(block: slice) -> np.ndarray:
-            return self._pick_block(self._similarity(vectors[block]), k, excluded[block])
-
-        return in_blocks(pick, len(queries), len(self._questions))
+        return self._rank(self._similarity(self._embed(queries)[1]), k, excluded)
 
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
         """(b, N): the cosine of each vector (b, D) with the question of each example."""
@@ -76,8 +70,8 @@ class EmbeddingSelector(PoolEmbeddings):
         return similarity
 
     @abstractmethod
-    def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
-        """Positions (b, k) for b queries' similarity (b, N), which may be changed in place."""
+    def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+        """Positions (b, k), given the similarity (b, N), which may be overwritten."""
 
 
 class DenseSelector(EmbeddingSelector):
@@ -85,7 +79,7 @@ class DenseSelector(EmbeddingSelector):
 
     name: ClassVar[str] = "dense"
 
-    def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+    def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         return top_k(similarity, k, excluded)
 
 
@@ -139,13 +133,13 @@ def unit_vectors(vectors: np.ndarray) -> np.ndarray:
 class MMRSelector(EmbeddingSelector):
     """Picks, one after the other, the example most like the query and least like the picks so far.
 
-    That is, with the largest λ·cos(query, c) − (1 − λ)·max over the picks of cos(pick, c), over the whole pool. The
-    first pick is the most similar one whatever λ is, as in LangChain.
+    That is, the largest λ·cos(query, c) − (1 − λ)·max over the picks of cos(pick, c), over the whole pool. As in
+    LangChain, the first pick is the most similar one whatever λ is.
 
     Args:
-        examples: the pool, one dict per example.
-        lambda_mult: λ, from 0 (unlike the picks) to 1 (similar to the query); the default is LangChain's.
-        **options: as for `EmbeddingSelector`.
+        examples: the pool.
+        lambda_mult: λ in [0, 1]; the default is LangChain's.
+        **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "mmr"
@@ -157,13 +151,12 @@ class MMRSelector(EmbeddingSelector):
         self.lambda_mult = lambda_mult
         super().__init__(examples, **options)
 
-    def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+    def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         similarity[places(excluded, similarity.shape[1])] = -np.inf
         rows = np.arange(len(similarity))
         # A product with λ = 0 would turn −inf into nan.
-        relevance = np.where(
-            np.isneginf(similarity), -np.inf, np.float32(self.lambda_mult) * np.maximum(similarity, -1)
-        )
+        weighted = np.float32(self.lambda_mult) * np.maximum(similarity, -1)
+        relevance = np.where(np.isneginf(similarity), -np.inf, weighted)
         picked = np.empty((len(similarity), k), dtype=np.int64)
         picked[:, 0] = similarity.argmax(axis=1)
         redundancy = np.full_like(similarity, -np.inf)

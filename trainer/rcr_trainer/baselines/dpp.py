@@ -1,17 +1,15 @@
 """A determinantal point process conditioned on the query: like it, and of large volume together (CEIL's TopK-DPP).
 
-The kernel is L = diag(q) S diag(q) with q = exp(r / 2λ), where r = (1 + cos(query, c)) / 2 is a candidate's relevance
-and S = (1 + cos(c, c')) / 2 the candidates' similarity; then log det L_Y = Σ r / λ + log det S_Y over a set Y. Among
-the candidates most like the query, Y is the approximate mode (MAP) by the greedy algorithm with an incremental Cholesky
-factor of Chen, Zhang and Zhou, "Fast Greedy MAP Inference for Determinantal Point Process to Improve Recommendation
-Diversity", NeurIPS 2018, Algorithm 1.
+The kernel is L = diag(q) S diag(q) with q = exp(r / 2λ), relevance r = (1 + cos(query, c)) / 2 and similarity
+S = (1 + cos(c, c')) / 2, so log det L_Y = Σ r / λ + log det S_Y. The mode over the candidates most like the query is
+approximated by the greedy algorithm with an incremental Cholesky factor of Chen, Zhang and Zhou, "Fast Greedy MAP
+Inference for Determinantal Point Process to Improve Recommendation Diversity", NeurIPS 2018, Algorithm 1.
 
 Source: Ye, Wu, Feng, Yu and Kong, "Compositional Exemplars for In-context Learning" (CEIL), ICML 2023, arXiv
-2302.05698, sections 3.1 and 3.3: kernel, trade-off λ, MAP inference over a shortlist. Its length, 100, and the map of
-cosines to [0, 1] are those of the code they published. Departures: the embeddings are used as they are, where CEIL
-trains them on a language model's scores (the untrained process is one of its baselines); the factor is that of S, with
-r / λ added to the logarithm of each candidate's volume, which picks the same and can't overflow; a prompt shows the
-picks in reverse, the first last, where that code puts the most similar first.
+2302.05698, sections 3.1 and 3.3, and their code for the shortlist's length and the map of cosines to [0, 1].
+Departures: embeddings are not trained (one of CEIL's own baselines); the factor is that of S, with r / λ added to the
+logarithm of each volume, which picks the same and can't overflow; a prompt shows the first pick last, where that code
+puts the most similar first.
 """
 
 from __future__ import annotations
@@ -31,14 +29,13 @@ _NO_VOLUME = 1e-5  # what is left of a candidate's volume of 1 is rounding below
 class DPPSelector(EmbeddingSelector):
     """Picks, one after the other, the example with the largest log(new volume) + relevance / λ.
 
-    A candidate that adds no volume (a copy of a pick) comes after those that do, and what is outside the shortlist
-    comes last; both by relevance.
+    Candidates that add no volume (copies of picks) come next, then those outside the shortlist; both by relevance.
 
     Args:
-        examples: the pool, one dict per example.
+        examples: the pool.
         lam: λ above 0; the smaller, the more relevance counts.
-        fetch_k: length of the shortlist, the candidates most similar to the query.
-        **options: as for `EmbeddingSelector`.
+        fetch_k: length of the shortlist, the candidates most like the query.
+        **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "dpp"
@@ -51,8 +48,7 @@ class DPPSelector(EmbeddingSelector):
             raise InputError(f"lam is {lam}; it must be a number above 0")
         if fetch_k < 1:
             raise InputError(f"fetch_k is {fetch_k}; it must be at least 1")
-        self.lam = lam
-        self.fetch_k = fetch_k
+        self.lam, self.fetch_k = lam, fetch_k
         super().__init__(examples, **options)
 
     def _fit(self) -> None:
@@ -60,12 +56,12 @@ class DPPSelector(EmbeddingSelector):
         self._use(self._vectors)
 
     def _use(self, vectors: np.ndarray) -> None:
-        """Take these unit vectors (U, D) for those of the pool's distinct texts."""
+        """Rank by these unit vectors (U, D) of the pool's distinct texts."""
         self._vectors = vectors
         lengths = np.linalg.norm(vectors, axis=1)
         self._own_volume = (1 + np.round(lengths, 5).astype(np.float64)) / 2  # 1/2 for a zero vector
 
-    def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+    def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         n_fetched = min(self.fetch_k, len(self._questions))
         steps = min(k, n_fetched)
         # In ascending order of position, so that ties go to the lowest here too.
@@ -96,13 +92,13 @@ def greedy_map(
     """The greedy mode of a determinantal point process, for b queries at once; ties go to the lowest column.
 
     Args:
-        quality: (b, F) float64, r / λ; −inf for what may not be picked.
-        volume: (b, F) float64, the diagonal of S.
-        similar_to: gives rows of S: the columns picked (b,) → (b, F).
+        quality: (b, F) r / λ; −inf for what may not be picked.
+        volume: (b, F) the diagonal of S.
+        similar_to: columns picked (b,) → their rows of S (b, F).
         k: picks, at most F.
 
     Returns:
-        Columns (b, k) int64, in pick order. A column that adds no volume is picked after all that do, by quality.
+        (b, k) columns in pick order; those that add no volume come last, by quality.
     """
     rows = np.arange(len(quality))
     quality, volume = quality.copy(), volume.copy()

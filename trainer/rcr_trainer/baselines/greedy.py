@@ -1,7 +1,6 @@
-"""Algorithm 1 of the paper with the pool's programs in place of the gold one (fixed), and with the gold one (oracle).
+"""Algorithm 1 of the paper, with the pool's programs in place of the gold one (fixed), and with the gold one (oracle).
 
-The fixed set tells how far coverage goes without looking at the query. The oracle sees what no selector can see: it is
-a ceiling, not a competitor.
+The fixed set tells how far coverage goes without a look at the query. The oracle is a ceiling, not a competitor.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from rcr_trainer.data.coverage import PoolStructures, greedy_coverage
 
 
 class FixedSelector(Baseline):
-    """Picks the set that greedily maximises the mean coverage of the training queries' gold programs, the pool's.
+    """Picks the set that greedily maximises the mean coverage of the pool's programs.
 
     A query with excluded positions gets the next ones of the same ranking.
     """
@@ -27,8 +26,8 @@ class FixedSelector(Baseline):
 
     def _fit(self) -> None:
         self._pool = PoolStructures(self.resources.spec, self._programs()).matrix
-        # Mean coverage of a union is a sum over its structures, so one weighted row (1, S), what covering each
-        # structure adds to it, stands for all the programs.
+        # Mean coverage of a union is a sum over its structures, so one row (1, S) of what covering each structure adds
+        # to it stands for all the programs.
         sizes = np.diff(self._pool.indptr)
         shares = np.divide(1, sizes, out=np.zeros(len(sizes)), where=sizes > 0) / max(1, np.count_nonzero(sizes))
         self._need = sparse.csr_array(shares[None, :] @ self._pool)
@@ -43,10 +42,7 @@ class FixedSelector(Baseline):
 
 
 class OracleSelector(Baseline):
-    """Picks by Algorithm 1 of the paper: each step the example that covers most of what is left of the gold program.
-
-    `select_examples` takes the gold program from the target key, `pick` from `references`.
-    """
+    """Picks at each step the example that covers most of what is left of the gold program."""
 
     name: ClassVar[str] = "oracle"
     needs: ClassVar[tuple[str, ...]] = ("spec",)

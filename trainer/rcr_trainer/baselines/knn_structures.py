@@ -1,8 +1,8 @@
 """Needs without training: the structures in the programs of the nearest questions, then greedy coverage of these.
 
-The probability that a query needs a structure is the share of its nearest questions' programs that have it, weighted by
-similarity: kernel regression (Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth Regression Analysis", 1964)
-of binary structure vectors. Then, as the oracle does with the gold program, Algorithm 1 of the paper.
+A query needs a structure with the similarity-weighted share of its nearest questions' programs that have it: kernel
+regression (Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth Regression Analysis", 1964). The rest is
+Algorithm 1 of the paper, as the oracle does it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,13 @@ _NEIGHBOURS = 40
 class KNNStructuresSelector(EmbeddingSelector):
     """Picks, one after the other, the example that adds most to the expected number of needed structures shown.
 
-    A neighbour's weight is proportional to exp(cosine / temperature). An example that a query may not pick is none of
-    its neighbours either.
+    A neighbour weighs exp(cosine / temperature). An example that a query may not pick is no neighbour either.
 
     Args:
-        examples: the pool, one dict per example.
+        examples: the pool.
         temperature: above 0; the smaller, the more the very nearest count.
         neighbours: how many examples count, at least 1.
-        **options: as for `EmbeddingSelector`.
+        **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "knn_structures"
@@ -61,7 +60,7 @@ class KNNStructuresSelector(EmbeddingSelector):
         super()._fit()
         self._structures = PoolStructures(self.resources.spec, self._programs())
 
-    def _pick_block(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+    def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         similarity = np.round(similarity, 6)
         nearest = top_k(similarity, min(self.neighbours, len(self._questions)), excluded)
         logits = np.take_along_axis(similarity, nearest, axis=1).astype(np.float64) / self.temperature

@@ -1,4 +1,4 @@
-"""How the baselines that learn are trained; loads no torch."""
+"""How the selectors that learn are trained; loads no torch."""
 
 from __future__ import annotations
 

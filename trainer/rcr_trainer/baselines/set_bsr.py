@@ -1,14 +1,13 @@
 """Greedy Set-BERTScore-Recall: every token of the query is to have a token like it, in its context, in some pick.
 
-BSR(x, z) = Σ_i max_j x_iᵀ z_j over unit vectors of contextual tokens; for a set of examples the maximum goes over the
-tokens of all of them. Eq. 5 and 6 of Gupta, Gardner and Singh, "Coverage-based Example Selection for In-Context
-Learning", Findings of EMNLP 2023, arXiv 2305.14907, maximised by their Algorithm 1. As there, all tokens weigh the
-same; in `set_bsr_idf` the rare ones weigh more, as in BERTScore (section 4 there).
+BSR(x, z) = Σ_i max_j x_iᵀ z_j over unit vectors of contextual tokens; for a set, the maximum is over the tokens of all
+its examples. Eq. 5 and 6 and Algorithm 1 of Gupta, Gardner and Singh, "Coverage-based Example Selection for In-Context
+Learning", Findings of EMNLP 2023, arXiv 2305.14907. All tokens weigh the same, as there; in `set_bsr_idf` the rare ones
+weigh more, as in BERTScore (their section 4).
 
-Departures: the encoder is the caller's (`TransformerTokens` over the MiniLM that the embedding selectors use; the
-paper's is deberta-large-mnli); special tokens are left out of the candidates, too, where BERTScore gives them no weight
-in the query but lets them be matched; a prompt shows the picks in reverse, the first last, where the paper orders it
-by each example's own BSR (section 6.4).
+Departures: the encoder is the caller's (the MiniLM of the embedding selectors; theirs is deberta-large-mnli); special
+tokens are left out of the candidates, too; a prompt shows the first pick last, where theirs goes by each example's own
+BSR (section 6.4).
 """
 
 from __future__ import annotations
@@ -22,22 +21,20 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from langchain_rcr.errors import InputError
-from rcr_trainer.baselines.base import in_blocks
 from rcr_trainer.baselines.dense import PoolEmbeddings, unit_vectors
-from rcr_trainer.data.coverage import greedy_set_cover, program_groups
+from rcr_trainer.data.coverage import greedy_set_cover, program_groups, row_blocks
 
 if TYPE_CHECKING:
     from langchain_rcr.families.pooled import PooledTransformer
 
-_PRODUCTS = 1 << 22  # similarities of single tokens that are in memory at once: 16 MiB
-_BATCH = 64  # texts in a forward pass
+_PRODUCTS = 1 << 22
+"""Similarities of single tokens that are in memory at once: 16 MiB."""
 
 
 class SetBSRSelector(PoolEmbeddings):
     """Picks, one after the other, the example that adds most to the set's BERTScore-Recall of the query.
 
-    Each distinct question of the pool is embedded once. Its tokens' vectors take 4 bytes a number (3,000 questions of
-    20 tokens by MiniLM: 92 MB).
+    The tokens' vectors of the pool are kept (3,000 questions of 20 tokens by MiniLM: 92 MB).
 
     Raises:
         InputError: token vectors of a wrong shape or with values that are not finite.
@@ -49,7 +46,7 @@ class SetBSRSelector(PoolEmbeddings):
 
     def _fit(self) -> None:
         super()._fit()
-        self._starts = np.concatenate([[0], np.cumsum(self._lengths)])
+        self._starts = _starts(self._lengths)
 
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         embed_tokens: Any = self.resources.embed_tokens
@@ -66,17 +63,16 @@ class SetBSRSelector(PoolEmbeddings):
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         lengths, vectors = self._embed(queries)
-        weights = self._weights(queries)
-        starts = np.concatenate([[0], np.cumsum(lengths)])
-
-        def pick(block: slice) -> np.ndarray:
+        weights, starts = self._weights(queries), _starts(lengths)
+        picked = np.empty((len(queries), k), dtype=np.int64)
+        for block in row_blocks(len(queries), max(1, int(lengths.max())) * len(self._questions)):
+            tokens = slice(starts[block.start], starts[block.stop])
             owner = np.repeat(np.arange(block.stop - block.start), lengths[block])
-            similarity = self._similarity(vectors[starts[block.start] : starts[block.stop]])
+            similarity = self._similarity(vectors[tokens])
             if weights is not None:
-                similarity *= weights[starts[block.start] : starts[block.stop], None]
-            return greedy_set_cover(similarity, owner, self._row_of, excluded[block], k, self._groups)
-
-        return in_blocks(pick, len(queries), max(1, int(lengths.max())) * len(self._questions))
+                similarity *= weights[tokens, None]
+            picked[block] = greedy_set_cover(similarity, owner, self._row_of, excluded[block], k, self._groups)
+        return picked
 
     def _weights(self, queries: Sequence[str]) -> np.ndarray | None:
         """(T,) what each of the queries' tokens weighs; None: all the same."""
@@ -163,14 +159,19 @@ class TransformerTokens:
         return PooledTransformer(self.base, max_length=self.max_length).eval().requires_grad_(False)
 
     def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """Per text its tokens' ids, those that have vectors."""
+        """The ids of each text's tokens that have vectors."""
         tokenizer = self._text.tokenizer
         special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
         return [[token for token in ids if token not in special] for ids in self._text.tokenize(texts).ids]
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Per text (tokens, D) float32, D the model's width."""
+        """(tokens, D) float32 for each text."""
         new = [text for text in dict.fromkeys(texts) if text not in self._known]
         found = self._known | dict(zip(new, self._text.read(new)[1] if new else [], strict=True))
         self._known = {text: found[text] for text in found.keys() & self._remember}
         return [found[text] for text in texts]
+
+
+def _starts(lengths: np.ndarray) -> np.ndarray:
+    """(n + 1,) where each text's tokens begin, and the end."""
+    return np.concatenate([[0], np.cumsum(lengths)])

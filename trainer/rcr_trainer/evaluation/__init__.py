@@ -5,9 +5,17 @@ from __future__ import annotations
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
-from rcr_trainer.evaluation.picks import Picked, Question, read_picks, write_picks
 from rcr_trainer.evaluation.plain import PlainSelectors, choose, plain_selectors
-from rcr_trainer.evaluation.report import AnswersAsked, Choice, EvaluationReport, SelectorScores
+from rcr_trainer.evaluation.report import (
+    AnswersAsked,
+    Choice,
+    EvaluationReport,
+    Picked,
+    Question,
+    SelectorScores,
+    read_picks,
+    write_picks,
+)
 from rcr_trainer.evaluation.table import write_table
 
 __all__ = [

@@ -1,8 +1,8 @@
 """An evaluation in one paragraph: what the data allows, where the selectors stand, whether ours is worth deploying.
 
-A language model's answers decide, by exact match and its interval. Without them full and specific coverage do; mean
-coverage never does, since six to ten points of it bought no answers on COVR. Intervals are those of `metrics`: they
-know one training run only. The best plain selector is the best of several on these same queries, which favours it.
+A language model's answers decide, by exact match and its interval; without them full and specific coverage are told,
+and decide nothing. Mean coverage never counts: six to ten points of it bought no answers on COVR. Intervals know one
+training run only. The best plain selector is the best on these same queries, which favours it.
 """
 
 from __future__ import annotations
@@ -23,16 +23,7 @@ MORE_PICKS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What ours has more than another selector; all rounded as they are shown, so that text and verdict agree.
-
-    Args:
-        name: the other's.
-        metric: what is compared.
-        ours: our figure, %.
-        other: the other's, %.
-        points: the difference.
-        interval: of the difference; None with too few programs for one.
-    """
+    """What ours has more than another selector, rounded as it is shown, so that text and verdict agree; in %."""
 
     name: str
     metric: Metric
@@ -55,14 +46,7 @@ class Gap:
 
 
 def advise(report: EvaluationReport) -> str:
-    """The paragraph, in plain English; nothing that the report's figures don't bear out.
-
-    Args:
-        report: of ours (`rcr`) beside plain selectors and, for what the data allows, the oracle.
-
-    Returns:
-        Sentences on one line.
-    """
+    """The paragraph, in plain English, on ours (`rcr`) beside plain selectors and, for the ceiling, the oracle."""
     ours = report.selectors.get(OURS)
     if ours is None:
         return "The trained retriever was not evaluated."
@@ -72,7 +56,7 @@ def advise(report: EvaluationReport) -> str:
     else:
         gaps = _deciding(report)
         sentences += [*_on_answers(report), *_on_coverage(report, gaps), _verdict(report, gaps)]
-        if _better(gaps) and STRONGEST not in report.selectors:
+        if _outcome(gaps) > 0 and STRONGEST not in report.selectors:
             sentences.append(f"{STRONGEST}, as a rule the strongest plain selector, was not run: it may come closer.")
     return " ".join([*sentences, *_on_reinforcement(report), *_on_queries(report)])
 
@@ -86,7 +70,7 @@ def _shown(value: float) -> float:
 
 
 def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | None:
-    """Beside the rival, or the plain selector that is best in the metric; None where either lacks the figure."""
+    """Ours beside the rival, or the plain selector that is best in the metric; None where either lacks the figure."""
     best = report.best_plain(metric)
     name = rival or (best[0] if best else None)
     if name is None:
@@ -108,14 +92,10 @@ def _deciding(report: EvaluationReport, rival: str | None = None) -> list[Gap]:
     return [gap for gap in coverages if gap is not None]
 
 
-def _better(gaps: list[Gap]) -> bool:
-    """Whether ours is clearly better in one of them, and worse in none."""
-    return {gap.clear for gap in gaps} in ({1}, {0, 1})
-
-
-def _worse(gaps: list[Gap]) -> bool:
-    """Whether ours is clearly worse in one of them, and better in none."""
-    return {gap.clear for gap in gaps} in ({-1}, {0, -1})
+def _outcome(gaps: list[Gap]) -> int:
+    """1: ours is clearly better in one of them and worse in none; −1: the other way round; 0: neither."""
+    signs = {gap.clear for gap in gaps} - {0}
+    return signs.pop() if len(signs) == 1 else 0
 
 
 # ---------------------------------------------------------------- sentences
@@ -173,9 +153,9 @@ def _verdict(report: EvaluationReport, gaps: list[Gap]) -> str:
         )
     best = gaps[-1].name
     if gaps[0].metric == "exact_match":
-        if _better(gaps):
+        if _outcome(gaps) > 0:
             return "rcr is worth deploying."
-        if _worse(gaps):
+        if _outcome(gaps) < 0:
             return f"rcr is not worth deploying here: use {best}."
         return f"That is no clear difference: {best}, which needs no training, will do, unless more questions decide."
     return (
@@ -191,9 +171,9 @@ def _on_reinforcement(report: EvaluationReport) -> list[str]:
     figures = "; ".join(f"{gap.metric.replace('_', ' ')}: {gap}" for gap in gaps)
     if report.programs < FEW_PROGRAMS:
         return [f"Whether reinforcement helped can't be told ({figures})."]
-    if _better(gaps):
+    if _outcome(gaps) > 0:
         return [f"Reinforcement helped ({figures})."]
-    if _worse(gaps):
+    if _outcome(gaps) < 0:
         return [f"Reinforcement did harm ({figures}): the policy before it is in checkpoint-sft."]
     return [f"Reinforcement made no clear difference ({figures})."]
 

@@ -14,8 +14,7 @@ from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, Request, arranged
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
-from rcr_trainer.evaluation.picks import Picks
-from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, SelectorScores
+from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, Picks, SelectorScores
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
@@ -31,14 +30,13 @@ class Answerer:
     """A language model, as the harness sees it.
 
     Args:
-        answer: asks it; each prompt comes once. It may raise BudgetExceeded, on which the comparison goes on with
-            what there is, and TooLongError, on which it goes on with the next selector; any other error stops it.
+        answer: asks it; each prompt comes once. On BudgetExceeded the comparison goes on with what there is, on
+            TooLongError with the next selector; any other error stops it.
         name: of the model, for the report.
         prompt: how it is asked.
-        orders: of the picks in a prompt, by selector. Others are shown with their first, likest, pick last, which
-            serves them best.
-        queries: how many queries it is asked, spread evenly over those that count; None: all.
-        execution: scores answers by their results (`rcr_trainer.rewards.execution`); None: there is no database.
+        orders: of the picks in a prompt, by selector; by default the first, likest, pick comes last.
+        queries: how many queries it is asked, evenly spaced; None: all.
+        execution: scores answers by their results (`rcr_trainer.rewards.execution`), if there is a database.
         money: dollars for numbers of prompt and completion tokens; None without prices.
     """
 
@@ -51,44 +49,32 @@ class Answerer:
     money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None
 
     def chosen(self, count: int) -> np.ndarray:
-        """(n,) int64, ascending: which of `count` queries it is asked."""
+        """Which of `count` queries it is asked, ascending."""
         n = count if self.queries is None else min(self.queries, count)
         return np.arange(n) * count // n
 
     def answer_all(self, report: EvaluationReport, picks: Picks, spec: ProgramSpec) -> None:
-        """Have the picks of all selectors answered, each prompt once, and score the answers.
+        """Have the picks of all selectors answered, each prompt once, and put scores into report and picks.
 
-        Once a budget is spent, the selectors whose prompts are all answered are scored, in their order up to the
-        first that isn't. A selector whose prompts the model can't read is left out.
-
-        Args:
-            report: gets the figures, and why some selectors have none.
-            picks: for B queries, whose gold programs all parse; get the answers and their scores.
-            spec: how programs are read.
+        Once a budget is spent, the selectors before the first that isn't complete are scored. A selector with prompts
+        that the model can't read is left out.
 
         Raises:
             InputError: the function gave another number of answers than it was given prompts.
         """
         asked = [picks[i] for i in self.chosen(len(picks)).tolist()]
-        n, names = len(asked), list(picks[0].selectors)
-        prompts = {
-            name: [
-                self.prompt.request(
-                    [e.item for e in arranged(each.selectors[name].picks, self.orders.get(name, "reversed"))],
-                    each.question,
-                    each.fields,
-                )
-                for each in asked
-            ]
-            for name in names
-        }
+        n, names, keys = len(asked), list(picks[0].selectors), [each.program for each in asked]
         logger.info("%d answers for each of %s", n, ", ".join(names))
-        given, missing, unpaid = self._answers(prompts)
-        keys = [each.program for each in asked]
+        given, missing, unpaid = self._answers({name: self._prompts(name, asked) for name in names})
         report.answers = AnswersAsked(self.name, n, len(set(keys)), missing, unpaid, self.orders.get(OURS, "reversed"))
         exact = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
         for name, interval in paired_intervals(exact, keys).items():
             report.selectors[name].intervals["exact_match"] = interval
+
+    def _prompts(self, name: str, asked: Picks) -> list[Request]:
+        order = self.orders.get(name, "reversed")
+        shown = [[pick.item for pick in arranged(each.selectors[name].picks, order)] for each in asked]
+        return [self.prompt.request(e, each.question, each.fields) for e, each in zip(shown, asked, strict=True)]
 
     def _score(
         self, scores: SelectorScores, name: str, asked: Picks, answers: Sequence[Answer], spec: ProgramSpec
@@ -117,13 +103,13 @@ class Answerer:
         return exact
 
     def _answers(self, prompts: Mapping[str, Sequence[Request]]) -> tuple[dict[str, list[Answer]], str, bool]:
-        """By selector an answer per prompt, why some have none ("" where all have); whether a budget is spent.
+        """By selector an answer for each prompt; why some selectors have none; whether a budget is spent.
 
         One selector after the other, so that the first ones are complete when a budget is spent.
         """
         given: dict[Request, Answer] = {}
         answers: dict[str, list[Answer]] = {}
-        reasons: list[str] = []
+        reasons: dict[str, str] = {}
         unpaid = False
         for name, own in prompts.items():
             wanted = [prompt for prompt in dict.fromkeys(own) if prompt not in given]
@@ -131,16 +117,15 @@ class Answerer:
                 found = list(self.answer(wanted)) if wanted else []
             except TooLongError as error:
                 logger.warning("no exact match for %s: %s", name, error)
-                reasons.append(str(error))
+                reasons[name] = str(error)
                 continue
             except BudgetExceeded as error:
                 without = list(prompts)[list(prompts).index(name) :]
                 logger.warning("no exact match for %s: %s", ", ".join(without), error)
-                reasons.append(str(error))
-                unpaid = True
+                reasons[name], unpaid = str(error), True
                 break
             if len(found) != len(wanted):
                 raise InputError(f"the answer function gave {len(found)} answers for {len(wanted)} prompts")
             given.update(zip(wanted, found, strict=True))
             answers[name] = [given[prompt] for prompt in own]
-        return answers, "; ".join(dict.fromkeys(reasons)), unpaid
+        return answers, "; ".join(dict.fromkeys(reasons.values())), unpaid

@@ -32,8 +32,7 @@ from rcr_trainer.evaluation.metrics import (
     weighted_recall,
     within_pool,
 )
-from rcr_trainer.evaluation.picks import Picked, Picks, Question
-from rcr_trainer.evaluation.report import EvaluationReport, Gold, Kind, Metric, SelectorScores
+from rcr_trainer.evaluation.report import EvaluationReport, Gold, Kind, Metric, Picked, Picks, Question, SelectorScores
 
 PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
 """(queries, k, exclude, references) → (B, k) positions; the picks for k begin those for any larger k."""
@@ -63,30 +62,29 @@ def evaluate(
     Queries whose gold program doesn't parse (or has no structure) are left out and counted.
 
     Args:
-        selectors: by name; the trained retriever is called `rcr`.
+        selectors: by name; the trained retriever is `rcr`.
         pool: the candidates that positions refer to.
         queries: with their gold programs.
         spec: how programs are read.
         k: picks that the headline figures are for.
         steps: picks that the curves go to; at least k, at most what every query has to pick from.
-        exclude: per query, the positions it may not pick.
-        gold: "pool" counts of each gold program only the structures that some candidate has, excluded ones included;
-            queries that have none are left out and counted.
-        answerer: a language model that is asked with each selector's k picks, after everything else is measured.
-        keep: given the report and the k picks before the model is asked, so that what is measured isn't lost with it,
-            and again once it has answered.
-        **about: fields of the report that only the caller knows: `split`, `seed`, `part`, `left_out`, `unpaid`,
-            `trade_offs`, `changed`.
+        exclude: for each query, the positions it may not pick.
+        gold: with "pool" only the structures that some candidate has count, excluded ones included; queries that have
+            none are left out and counted.
+        answerer: a language model that is asked with each selector's k picks, once everything else is measured.
+        keep: given the report and the k picks before the model is asked, so that nothing is lost with it, and again
+            once it has answered.
+        **about: fields of the report that only the caller knows.
 
     Raises:
         InputError: k is more than what is left to pick from, no query is left to count, or a selector picks wrongly
             (a wrong shape, a position outside the pool, excluded, or picked twice).
-        LLMError: what the answerer raises, save for BudgetExceeded and TooLongError, which leave selectors without
-            answers.
+        LLMError: the language model can't be asked. A spent budget and prompts that are too long only leave selectors
+            without answers.
     """
     from langchain_rcr.policy.triencoder import library_versions
 
-    task = _Task.of(pool, queries, spec, checked_exclude(exclude, len(queries), len(pool), k), gold)
+    task = _Task(pool, queries, spec, checked_exclude(exclude, len(queries), len(pool), k), gold)
     steps = min(max(steps, k), len(pool) - max(entry.size for entry in task.excluded))
     named = track(list(selectors.items()), "comparing selectors")
     measured = {name: task.measure(name, selector, k, steps) for name, selector in named}
@@ -132,68 +130,41 @@ class _Measured:
     rates: dict[Metric, np.ndarray]
 
 
-@dataclass(frozen=True, slots=True)
 class _Task:
     """The B queries that count, and what picks from the pool of N are scored with; S structures.
 
     Args:
-        examples: the pool.
-        queries: with their gold programs.
-        programs: of each query, the key of its gold program.
-        parsed: queries whose gold program parses, counted or not.
+        pool: the candidates.
+        queries: with their gold programs; those that don't count are left out.
+        spec: how programs are read.
         excluded: for each query, the positions that it may not pick.
-        gold: (B, S) the structures that count.
-        present: (B, S) those of the gold programs that the pool has.
-        pool: (N, S).
-        names: (S,) of the structures, sorted.
-        groups: (N,) equal numbers for the same program.
-        implied: (B, V) and (N, V) the implied values that gold programs and pool have.
+        gold: which structures count.
     """
 
-    examples: Sequence[Example]
-    queries: list[Example]
-    programs: list[str]
-    parsed: int
-    excluded: list[np.ndarray]
-    gold: sparse.csr_array
-    present: sparse.csr_array
-    pool: sparse.csr_array
-    names: list[str]
-    groups: np.ndarray
-    implied: tuple[sparse.csr_array, sparse.csr_array]
-
-    @classmethod
-    def of(
-        cls,
+    def __init__(
+        self,
         pool: Sequence[Example],
         queries: Sequence[Example],
         spec: ProgramSpec,
         excluded: list[np.ndarray],
         gold: Gold,
-    ) -> _Task:
-        """From examples, without the queries that don't count; the arguments are those of `evaluate`."""
+    ) -> None:
         structures = PoolStructures(spec, [example.target for example in [*pool, *queries]])
-        candidates, needed = structures.matrix[: len(pool)], structures.matrix[len(pool) :]
-        parsed, present = int(np.count_nonzero(np.diff(needed.indptr))), within_pool(needed, candidates)
+        self.names = structures.names
+        self.pool, needed = structures.matrix[: len(pool)], structures.matrix[len(pool) :]
+        self.parsed, present = int(np.count_nonzero(np.diff(needed.indptr))), within_pool(needed, self.pool)
         if gold == "pool":
             needed = present
         kept = np.flatnonzero(np.diff(needed.indptr)).tolist()
         if not kept:
-            why = " and shares a structure with the pool" if parsed else ""
+            why = " and shares a structure with the pool" if self.parsed else ""
             raise InputError(f"none of the {len(queries)} queries has a gold program that parses{why}")
-        return cls(
-            pool,
-            [queries[i] for i in kept],
-            [spec.key(queries[i].target) for i in kept],
-            parsed,
-            [excluded[i] for i in kept],
-            needed[kept],
-            present[kept],
-            candidates,
-            structures.names,
-            program_groups(spec, [example.target for example in pool]),
-            _implied(spec, pool, [queries[i] for i in kept]),
-        )
+        self.examples, self.queries = pool, [queries[i] for i in kept]
+        self.programs = [spec.key(query.target) for query in self.queries]
+        self.excluded = [excluded[i] for i in kept]
+        self.gold, self.present = needed[kept], present[kept]  # (B, S): what counts, and what the pool has
+        self.groups = program_groups(spec, [example.target for example in pool])
+        self.implied = _implied(spec, pool, self.queries)
 
     def measure(self, name: str, selector: PickFunction | Baseline, k: int, steps: int) -> _Measured:
         """What a selector picks, and what that covers."""
@@ -259,8 +230,8 @@ class _Task:
     ) -> None:
         """Put into the scores the milliseconds of a question alone, and of one among many together.
 
-        Every selector takes its turn at each question, so that what else the machine does falls on all of them. Each
-        has picked before: what it prepares at its first pick doesn't count.
+        Selectors take turns at each question, so that what else the machine does falls on all of them. Each has picked
+        before, so what it prepares at its first pick doesn't count.
         """
         count = len(self.queries)
         batch = min(LATENCY_BATCH, count)

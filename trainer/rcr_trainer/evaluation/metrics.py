@@ -1,8 +1,8 @@
 """The measures as functions of arrays, and intervals of their differences by a bootstrap.
 
-Structures are sparse binary matrices, picks are positions. The bootstrap draws programs, with all their questions:
-questions that ask for one program succeed and fail together. Taken for independent draws, they made intervals on
-text-to-SQL a third as wide as these.
+Structures are sparse binary matrices: gold (B, S) for B queries, pool (N, S); picks are positions (B, k). The bootstrap
+draws programs, with all their questions, since the questions of one program succeed and fail together. Taken for
+independent draws, they made intervals on text-to-SQL a third as wide as these.
 """
 
 from __future__ import annotations
@@ -15,9 +15,13 @@ from scipy import sparse
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.evaluation.report import OURS, Interval
 
+FEW_PROGRAMS = 30
+"""With fewer different programs there is no interval: the percentiles of a bootstrap of few clusters are too narrow."""
+DRAWS = 2000
+
 
 def within_pool(gold: sparse.csr_array, pool: sparse.csr_array) -> sparse.csr_array:
-    """The gold programs (B, S) without the structures that no row of the pool (N, S) has; rows may become empty."""
+    """The gold programs without the structures that no row of the pool has; rows may become empty."""
     kept = sparse.csr_array(gold.multiply(_counts(pool) > 0))
     kept.eliminate_zeros()
     return kept
@@ -26,8 +30,7 @@ def within_pool(gold: sparse.csr_array, pool: sparse.csr_array) -> sparse.csr_ar
 def specificity(pool: sparse.csr_array) -> np.ndarray:
     """(S,) how rare each structure is: −log of the share of the pool's programs that have it; 0 if the pool lacks it.
 
-    Args:
-        pool: (N, S) binary; an empty row is of a program that doesn't parse, and doesn't count.
+    Empty rows are of programs that don't parse, and don't count.
     """
     counts, programs = _counts(pool), int(np.count_nonzero(np.diff(pool.indptr)))
     rarity: np.ndarray = np.where(counts > 0, np.log(max(programs, 1)) - np.log(np.maximum(counts, 1)), 0.0)
@@ -35,13 +38,7 @@ def specificity(pool: sparse.csr_array) -> np.ndarray:
 
 
 def shown_of(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> sparse.csr_array:
-    """(B, S) binary: the structures of each gold program that one of its picks has.
-
-    Args:
-        gold: (B, S) binary.
-        pool: (N, S) binary.
-        positions: (B, k) picks.
-    """
+    """(B, S) binary: the structures of each gold program that one of its picks has."""
     n_queries, k = positions.shape
     picked = (np.ones(positions.size, dtype=np.float32), positions.ravel(), np.arange(0, positions.size + 1, k))
     union = (sparse.csr_array(picked, shape=(n_queries, pool.shape[0])) @ pool).sign()
@@ -49,11 +46,11 @@ def shown_of(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarr
 
 
 def weighted_recall(gold: sparse.csr_array, shown: sparse.csr_array, weights: np.ndarray) -> np.ndarray:
-    """(B,) from 0 to 1: the share of each gold program's weight that is shown; 1 where nothing of it has any weight.
+    """(B,) in [0, 1]: the share of each gold program's weight that is shown; 1 where nothing of it has any weight.
 
     Args:
-        gold: (B, S) binary.
-        shown: (B, S) binary, those of gold that the picks have.
+        gold: (B, S).
+        shown: (B, S), see `shown_of`.
         weights: (S,) non-negative: `specificity`, or 1 for each structure that counts.
     """
     needed, found = gold @ weights, shown @ weights
@@ -68,18 +65,13 @@ def percent_by_step(values: np.ndarray) -> np.ndarray:
 
 
 def duplicate_rate(programs: np.ndarray, positions: np.ndarray) -> float:
-    """In %: the share of queries with the same program twice or more among their picks (B, k).
-
-    Args:
-        programs: (N,) int; equal numbers say that two candidates have the same program.
-        positions: (B, k) picks.
-    """
+    """In %: the share of queries whose picks have a program twice; equal numbers in (N,) are the same program."""
     picked = np.sort(programs[positions], axis=1)
     return 100 * float((picked[:, 1:] == picked[:, :-1]).any(axis=1).mean())
 
 
 def hub_share(positions: np.ndarray, most: int = 10) -> float:
-    """In %: the part of all picks (B, k) that the `most` most picked examples make up."""
+    """In %: the share of all picks that the `most` most picked examples make up."""
     return 100 * float(np.sort(np.bincount(positions.ravel()))[-most:].sum() / positions.size)
 
 
@@ -88,24 +80,19 @@ def _counts(pool: sparse.csr_array) -> np.ndarray:
     return np.bincount(pool.indices, minlength=pool.shape[1])
 
 
-FEW_PROGRAMS = 30
-"""With fewer different programs there is no interval: the percentiles of a bootstrap of few clusters are too narrow."""
-DRAWS = 2000
-
-
 def cluster_bootstrap(
     values: np.ndarray, clusters: Sequence[Hashable], draws: int = DRAWS, seed: int = 0
 ) -> np.ndarray:
-    """Means over questions when their clusters are drawn anew: each time as many as there are, with replacement.
+    """Means over questions when their clusters are drawn anew: as many as there are, with replacement.
 
     Args:
-        values: (B, M) numbers of B questions in M comparisons, all of which see the same draws.
-        clusters: the cluster of each question; it is drawn with all its questions.
+        values: (B, M) of B questions in M comparisons, all of which see the same draws.
+        clusters: of each question; it is drawn with all its questions.
         draws: how often.
         seed: of the draws.
 
     Returns:
-        (draws, M) means over the questions drawn.
+        (draws, M).
     """
     numbers: dict[Hashable, int] = {}
     members = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
@@ -120,10 +107,16 @@ def cluster_bootstrap(
     return means
 
 
+def interval_of(values: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
+    """(2, M) the 2.5th and the 97.5th percentile of the bootstrapped means of values (B, M)."""
+    ends: np.ndarray = np.quantile(cluster_bootstrap(values, clusters), [0.025, 0.975], axis=0)
+    return ends
+
+
 def paired_intervals(
     rates: Mapping[str, np.ndarray], programs: Sequence[Hashable], ours: str = OURS
 ) -> dict[str, Interval]:
-    """The interval of ours less each other selector, in points.
+    """The 95 % interval of ours less each other selector, in points.
 
     Args:
         rates: by selector (B,) rates from 0 to 1, of the same questions.
@@ -131,12 +124,10 @@ def paired_intervals(
         ours: the selector that the others are compared with.
 
     Returns:
-        By selector, ours excepted, the 2.5th and the 97.5th percentile of the bootstrap; nothing without ours, or with
-        fewer than FEW_PROGRAMS different programs.
+        By selector, ours excepted; empty without ours, or with fewer than FEW_PROGRAMS different programs.
     """
     others = [name for name in rates if name != ours]
     if ours not in rates or not others or len(set(programs)) < FEW_PROGRAMS:
         return {}
-    differences = np.stack([rates[ours] - rates[name] for name in others], axis=1)
-    low, high = 100 * np.quantile(cluster_bootstrap(differences, programs), [0.025, 0.975], axis=0)
-    return {name: (float(low[i]), float(high[i])) for i, name in enumerate(others)}
+    ends = 100 * interval_of(np.stack([rates[ours] - rates[name] for name in others], axis=1), programs)
+    return {name: (float(low), float(high)) for name, (low, high) in zip(others, ends.T, strict=True)}

@@ -1,7 +1,7 @@
 """Runs as one HTML file that needs nothing else: tables, curves, and a browser of the questions.
 
-The file holds the picks once, as JSON; its script shows a question at a time, and writes texts as texts only. A content
-security policy allows this script and nothing else, and no connection.
+The picks are in it once, as JSON; the script shows one question at a time, and writes texts as texts only. A content
+security policy allows this script alone, and no connection.
 """
 
 from __future__ import annotations
@@ -16,11 +16,19 @@ from typing import Any
 
 from langchain_rcr.basics.files import write_text
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.picks import FILE_NAME, Question, read_picks
 from rcr_trainer.evaluation.plot import CURVES, coverage_figure, learning_figures, to_svg
-from rcr_trainer.evaluation.report import FIGURES, OURS, EvaluationReport, Metric, SelectorScores
-from rcr_trainer.evaluation.report import FILE_NAME as REPORT
-from rcr_trainer.evaluation.table import label
+from rcr_trainer.evaluation.report import (
+    FIGURES,
+    OURS,
+    PICKS,
+    REPORT,
+    EvaluationReport,
+    Metric,
+    Question,
+    SelectorScores,
+    read_picks,
+)
+from rcr_trainer.evaluation.table import gap_text, label
 from rcr_trainer.runs.folder import Run
 
 _HERE = Path(__file__).parent
@@ -38,11 +46,7 @@ class Table:
 
 
 def write_page(runs: Sequence[Run], path: str | Path) -> Path:
-    """Write the page of some runs, whole or not at all.
-
-    Args:
-        runs: runs that have been evaluated.
-        path: of the file.
+    """Write the page of runs that have been evaluated, whole or not at all.
 
     Raises:
         DataError: a run has no evaluation, or no picks.jsonl.
@@ -50,50 +54,52 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-    sections, data = [], []
-    for number, run in enumerate(runs):
+    for run in runs:
         if not (run.path / REPORT).is_file():
             raise DataError(
                 f"{run.path} has no {REPORT}: `rcr-train run {run.path / 'config.yaml'} --resume` does all that is "
                 f"missing, `rcr-train evaluate {run.path}` the comparison alone, once the training is done"
             )
-        report = EvaluationReport.read(run.path)
-        if not (run.path / FILE_NAME).is_file():
-            raise DataError(f"{run.path} has no {FILE_NAME}: `rcr-train evaluate {run.path} --only-picks` writes it")
-        sections.append(
-            {
-                "id": f"run-{number}",
-                "name": run.config.name,
-                "about": f"split {report.split}, {report.n} {report.part} queries of {report.programs} programs, "
-                f"pool of {report.pool_size}, k = {report.k}, seed {report.seed}"
-                + (f"; the run's own settings are others: {', '.join(report.changed)}" if report.changed else ""),
-                "answers": _on_answers(report),
-                "advice": report.advice,
-                "table": _table_of(report),
-                "intervals": _intervals_of(report),
-                "coverage": to_svg(coverage_figure(report), "coverage by the number of picks"),
-                "curves": {
-                    stage: [to_svg(figure, title) for title, figure in figures.items()]
-                    for stage in CURVES
-                    if (figures := learning_figures(run.metrics(stage), stage))
-                },
-            }
-        )
-        data.append({"name": run.config.name, **_data_of(read_picks(run.path))})
+        if not (run.path / PICKS).is_file():
+            raise DataError(f"{run.path} has no {PICKS}: `rcr-train evaluate {run.path} --only-picks` writes it")
+    reports = [EvaluationReport.read(run.path) for run in runs]
+    names = [run.config.name for run in runs]
     script = (_HERE / "page.js").read_text(encoding="utf-8")
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     page = environment.get_template("page.html").render(
-        sections=sections,
-        summary=_summary(sections, [EvaluationReport.read(run.path) for run in runs]) if len(runs) > 1 else None,
+        sections=[_section(f"run-{n}", run, report) for n, (run, report) in enumerate(zip(runs, reports, strict=True))],
+        summary=_summary(names, reports) if len(runs) > 1 else None,
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         script=script,
         digest=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
-        data=_json(data),
+        data=_json([{"name": name, **_data_of(read_picks(run.path))} for name, run in zip(names, runs, strict=True)]),
     )
     write_text(path, page)
     return Path(path)
+
+
+def _section(name: str, run: Run, report: EvaluationReport) -> dict[str, Any]:
+    """What the template shows of one run."""
+    changed = f"; the run's own settings are others: {', '.join(report.changed)}" if report.changed else ""
+    about = f"split {report.split}, {report.n} {report.part} queries of {report.programs} programs, "
+    curves = {stage: learning_figures(run.metrics(stage), stage) for stage in CURVES}
+    return {
+        "id": name,
+        "name": run.config.name,
+        "about": f"{about}pool of {report.pool_size}, k = {report.k}, seed {report.seed}{changed}",
+        "answers": _on_answers(report),
+        "advice": report.advice,
+        "table": _table_of(report),
+        "intervals": _intervals_of(report),
+        "coverage": to_svg(coverage_figure(report), "coverage by the number of picks"),
+        "curves": {
+            stage: [to_svg(figure, title) for title, figure in figures.items()]
+            for stage, figures in curves.items()
+            if figures
+        },
+    }
 
 
 def _json(value: Any) -> str:
@@ -131,19 +137,18 @@ def _intervals_of(report: EvaluationReport) -> Table | None:
         for metric in metrics:
             interval = scores.intervals.get(metric)
             gap = (getattr(ours, metric) or 0) - (getattr(scores, metric) or 0)
-            shown = [f"{round(value, 1) + 0.0:+.1f}" for value in (gap, *(interval or ()))]  # no minus before 0.0
-            cells.append("–" if interval is None else f"{shown[0]} ({shown[1]} to {shown[2]})")
+            cells.append("–" if interval is None else gap_text(gap, interval))
         if name != OURS:
             rows.append((scores.kind, [label(name, scores.kind), *cells]))
     return Table(["ours less", *(FIGURES[metric][0].removesuffix(", %") for metric in metrics)], rows)
 
 
-def _summary(sections: Sequence[dict[str, Any]], reports: Sequence[EvaluationReport]) -> Table:
-    """A row for each run: ours and the best selector that needs no training, in what both have."""
+def _summary(names: Sequence[str], reports: Sequence[EvaluationReport]) -> Table:
+    """A row a run: ours and the best plain selector, in what both have."""
     compared: tuple[Metric, ...] = ("exact_match", "full_coverage", "coverage")
     rows = []
-    for section, report in zip(sections, reports, strict=True):
-        cells = [section["name"], report.split, str(report.seed), str(report.k)]
+    for run, report in zip(names, reports, strict=True):
+        cells = [run, report.split, str(report.seed), str(report.k)]
         ours = report.selectors.get(OURS)
         for metric in compared:
             best = report.best_plain(metric)
@@ -170,23 +175,17 @@ def _data_of(questions: Sequence[Question]) -> dict[str, Any]:
     """What the browser of questions needs: texts, examples and structures once, everything else as numbers."""
     structures: dict[str, int] = {}
     examples: dict[tuple[str, str], int] = {}
-
-    def number(known: dict[Any, int], key: Any) -> int:
-        return known.setdefault(key, len(known))
-
-    def links(name: str) -> tuple[int, str]:
-        return name.count(" -> ") + name.count(" <-> "), name
-
     rows = []
     for each in questions:
-        smallest_first = sorted(range(len(each.structures)), key=lambda at: links(each.structures[at]))
+        # The smallest structures first.
+        order = sorted(range(len(each.structures)), key=lambda at: _size(each.structures[at]))
         picked = []
         for own in each.selectors.values():
-            shown = [number(examples, (example.source, example.target)) for example in own.picks]
-            steps = "".join(_DIGITS[min(own.covered[at], len(_DIGITS) - 1)] for at in smallest_first)
+            shown = [examples.setdefault((pick.source, pick.target), len(examples)) for pick in own.picks]
+            steps = "".join(_DIGITS[min(own.covered[at], len(_DIGITS) - 1)] for at in order)
             scores = None if own.exact is None else [own.answer, own.exact, own.jaccard, own.execution]
             picked.append([shown, steps, scores])
-        needed = [number(structures, each.structures[at]) for at in smallest_first]
+        needed = [structures.setdefault(each.structures[at], len(structures)) for at in order]
         rows.append([each.id, each.question, each.gold, needed, picked])
     return {
         "selectors": [[name, own.kind, label(name, own.kind)] for name, own in questions[0].selectors.items()],
@@ -194,3 +193,7 @@ def _data_of(questions: Sequence[Question]) -> dict[str, Any]:
         "examples": list(examples),
         "questions": rows,
     }
+
+
+def _size(structure: str) -> tuple[int, str]:
+    return structure.count(" -> ") + structure.count(" <-> "), structure

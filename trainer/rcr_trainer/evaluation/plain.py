@@ -18,19 +18,13 @@ from rcr_trainer.evaluation.metrics import percent_by_step, within_pool
 from rcr_trainer.evaluation.report import Choice, Gold
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
 
-POOL_QUERIES = 200  # about as many of the pool's examples stand in for dev
+_POOL_QUERIES = 200
+"""About as many of the pool's examples stand in for development queries."""
 
 
 @dataclass(slots=True)
 class PlainSelectors:
-    """Baselines by name, with what the report says about them.
-
-    Args:
-        selectors: those that could be built.
-        left_out: those that could not, with the reason.
-        trade_offs: how those were chosen that a selector has.
-        unpaid: some are left out since the language model's budget was spent.
-    """
+    """Baselines by name; the other fields are those of the report."""
 
     selectors: dict[str, Baseline] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -50,15 +44,17 @@ def plain_selectors(
 ) -> PlainSelectors:
     """Build the baselines for one pool.
 
+    One is left out that lacks a resource, can't load its model or can't learn (the language model scores no texts, or
+    its budget is spent).
+
     Args:
         pool: the candidates.
-        resources: what the baselines need; one that needs what is missing, or can't load its model, is left out, and so
-            is one that can't learn, since the language model scores no texts or its budget is spent. Every baseline
-            embeds the questions of pool and dev again, so a function that embeds should keep their vectors.
+        resources: what the baselines need. Each embeds the questions of pool and dev again, so `embed` should keep
+            their vectors.
         dev: queries on which trade-offs are chosen.
         k: picks that they are chosen for, and that `select_examples` returns.
-        exclude_dev: per dev query, the positions it may not pick.
-        gold: which structures of the dev queries' programs count for that choice.
+        exclude_dev: for each dev query, the positions it may not pick.
+        gold: which structures of the dev queries' programs count.
         names: those to build; None: all. Nothing is spent on the others.
     """
     examples = [{"source": example.source, "target": example.target, **example.fields} for example in pool]
@@ -95,17 +91,8 @@ def choose(
 ) -> Choice:
     """Give a selector the value of its trade-off with the highest coverage on dev; the first of equals.
 
-    Where no dev query counts, the pool's own examples are the queries, each barred from picking its own question;
-    where the pool is too small for that, the selector keeps the value that it has.
-
-    Args:
-        selector: a selector of the pool that has a trade-off.
-        pool: the candidates.
-        dev: the queries; those whose gold program doesn't parse don't count.
-        spec: how programs are read.
-        k: picks per query.
-        exclude: per dev query, the positions it may not pick.
-        gold: which structures of the dev queries' programs count.
+    Where no dev query counts, the pool's own examples are the queries, each barred from its own question; where the
+    pool is too small for that, the selector keeps its value. The arguments are those of `plain_selectors`.
     """
     if selector.trade_off is None:
         raise InputError(f"the {selector.name} selector has no trade-off")
@@ -118,7 +105,7 @@ def choose(
     if not kept:
         queries, needed, chosen_on = pool, pool_structures, "pool"
         usable = np.flatnonzero(np.diff(pool_structures.indptr))
-        kept = usable[:: max(1, len(usable) // POOL_QUERIES)].tolist()
+        kept = usable[:: max(1, len(usable) // _POOL_QUERIES)].tolist()
         sources = np.array([example.source for example in pool], dtype=object)
         exclude = [np.flatnonzero(sources == source) for source in sources]
     questions = [queries[i].source for i in kept]

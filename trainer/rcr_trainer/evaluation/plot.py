@@ -17,8 +17,7 @@ from rcr_trainer.evaluation.table import label
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Okabe and Ito's palette and some more, told apart with any colour vision; each with a marker of its own for print
-# without colour.
+# Okabe and Ito's palette and some more, told apart with any colour vision, each with its marker for print.
 _OURS, _ORACLE = ("#D55E00", "o"), ("#777777", "")
 STYLES = (
     *(("#0072B2", "s"), ("#56B4E9", "D"), ("#009E73", "^"), ("#CC79A7", "v"), ("#E69F00", "X"), ("#000000", "P")),
@@ -67,7 +66,7 @@ def coverage_figure(report: EvaluationReport) -> Figure:
 
 
 def _plain(text: str) -> str:
-    """A text of the data, which is no formula, whatever its signs."""
+    """Escape text from Matplotlib's math mode."""
     return printable(text).replace("$", r"\$")
 
 
@@ -108,7 +107,7 @@ def learning_figures(metrics: Sequence[Mapping[str, Any]], stage: str) -> dict[s
     """The curves of a stage of training, by title; those with two points or more.
 
     Args:
-        metrics: the rows of the stage (`Run.metrics`), in the order of their steps.
+        metrics: the stage's rows (`Run.metrics`), in the order of their steps.
         stage: a key of CURVES.
     """
     from matplotlib.ticker import MaxNLocator
@@ -148,10 +147,8 @@ def write_png(figure: Figure, path: str | Path) -> Path:
     Raises:
         DataError: the file can't be written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
     buffer = io.BytesIO()
-    FigureCanvasAgg(figure).print_png(buffer)
+    figure.savefig(buffer, format="png")
     write_bytes(path, buffer.getvalue())
     return Path(path)
 
@@ -166,17 +163,13 @@ def to_svg(figure: Figure, title: str) -> str:
     from html import escape
 
     import matplotlib as mpl
-    from matplotlib.backends.backend_svg import FigureCanvasSVG
 
     buffer = io.StringIO()
-    figure.patch.set_alpha(0)
-    for axes in figure.axes:
-        axes.patch.set_alpha(0)
+    for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
+        patch.set_alpha(0)
     # Texts stay texts. The salt makes the ids of a figure depend on its content alone.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": "rcr", "font.family": "sans-serif"}):
-        FigureCanvasSVG(figure).print_svg(
-            buffer, metadata={"Date": None, "Creator": None, "Format": None, "Type": None}
-        )
+        figure.savefig(buffer, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     svg = buffer.getvalue()
     svg = svg[svg.index("<svg") :].replace("#000000", "currentColor")
     width, height = re.findall(r'(?:width|height)="([\d.]+)pt"', svg)[:2]

@@ -1,19 +1,25 @@
-"""What an evaluation found, as evaluation.json: rates in percent, latencies in milliseconds."""
+"""What an evaluation leaves on disk: evaluation.json, its figures, and picks.jsonl, who picked what.
+
+Rates are in percent, latencies in milliseconds. picks.jsonl has a line for each example that anyone picked, then a line
+for each question, in which examples are the numbers of their lines, from 0.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from langchain_rcr.basics.files import write_text
+from langchain_rcr.basics.files import atomic_file, write_text
+from rcr_trainer.data import Example
 from rcr_trainer.data.examples import read_text
 from rcr_trainer.errors import DataError
 
-FILE_NAME = "evaluation.json"
+REPORT, PICKS = "evaluation.json", "picks.jsonl"
 FORMAT_VERSION = 2
 OURS = "rcr"
 WITHOUT_RL = "rcr_without_rl"
@@ -23,41 +29,39 @@ Gold: TypeAlias = Literal["all", "pool"]
 Metric: TypeAlias = Literal["coverage", "full_coverage", "specific_coverage", "exact_match"]
 Interval: TypeAlias = tuple[float, float]
 Kind: TypeAlias = Literal["trained", "plain", "oracle"]
-"""Ours are trained; plain are the other selectors that don't see the gold program, those that learn from a language
-model's scores among them; an oracle sees the gold program."""
+"""Ours are trained; an oracle sees the gold program; all others are plain, also those that learn from scores."""
 
 
 @dataclass(slots=True)
 class SelectorScores:
-    """One selector's figures; those without `by_step` in their name are for the report's k.
+    """One selector's figures, for the report's k unless they are `by_step`.
+
+    Those from `exact_match` on are None where no language model was asked.
 
     Args:
         kind: what it needs to pick.
-        coverage: share of the gold program's structures found in the union of the picks, mean over queries, %.
-        full_coverage: queries with all of them found, %.
-        specific_coverage: the same share of those that the pool has, each weighted by −log of the share of the pool's
-            programs that have it, mean over queries, %.
-        label_complete: queries with all single-node structures found that the pool has, %.
-        implied_shown: of the queries whose program has values that questions imply and don't name
-            (`langchain_rcr.programs.implied_values`), those for which the picks show all that the pool has, %; None:
-            there are no such queries.
+        coverage: share of the gold program's structures that the picks have together, mean over queries, %.
+        full_coverage: queries for which none is missing, %.
+        specific_coverage: coverage of the structures that the pool has, each weighted by −log of the share of the
+            pool's programs that have it, %.
+        label_complete: queries whose picks have all single-node structures that the pool has, %.
         duplicate_rate: queries whose picks hold the same program twice or more, %.
-        hub_share: the part of all picks that the ten most picked examples make up, %.
+        hub_share: share of all picks that the ten most picked examples make up, %.
         prompt_length: characters of the picks' questions and programs, mean over queries.
-        latency_ms: one query alone, its encoding included, that of the pool not; median of 25, each the shortest of
-            three calls, ms.
-        latency_batch_ms: a query among 64 picked together, likewise the shortest, ms.
+        latency_ms: one query alone with its encoding, ms: median of 25, each the shortest of three calls.
+        latency_batch_ms: a query among 64 picked together, likewise.
         coverage_by_step: coverage of the first 1, 2, … picks, %.
-        exact_match: answers of a language model, given the picks, that are the gold program, %; None: not asked.
-        jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %; None: not asked.
-        no_program: answers that hold no program, %; None: not asked.
-        execution: answers that give the gold program's result, of those that can be told, %; None: not asked, or there
-            is no database.
-        prompt_tokens: of a prompt, as the language model counts them, mean over the queries asked; None: not asked.
-        completion_tokens: of an answer, likewise.
-        cost: dollars for a thousand queries, were each prompt asked anew; None: not asked, or without prices.
-        intervals: by metric, the 95 % interval of rcr's figure less this one, points (`metrics.paired_intervals`);
-            empty for rcr itself, where it was not run, and with too few different gold programs.
+        implied_shown: of the queries whose program has values that questions imply and don't name
+            (`langchain_rcr.programs.implied_values`), those whose picks show all that the pool has, %; None: there are
+            no such queries.
+        exact_match: answers that are the gold program, %.
+        jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %.
+        no_program: answers that hold no program, %.
+        execution: answers with the gold program's result, of those that can be told, %; None without a database.
+        prompt_tokens: as the language model counts them, mean over the queries asked.
+        completion_tokens: likewise.
+        cost: dollars for a thousand queries, were each prompt asked anew; None without prices.
+        intervals: by metric, the 95 % interval of rcr's figure less this one, points (`metrics.paired_intervals`).
     """
 
     kind: Kind
@@ -108,9 +112,9 @@ class Choice:
     Args:
         parameter: its name.
         value: the one chosen.
-        coverage: coverage by trade-off, %, on the queries it was chosen on.
+        coverage: by value, %, on the queries it was chosen on.
         n: how many queries those were.
-        chosen_on: "dev"; "pool" where there was no dev to choose on; "nothing" where the default was kept.
+        chosen_on: "dev"; "pool" for want of dev; "nothing" where the default was kept.
     """
 
     parameter: str
@@ -122,15 +126,15 @@ class Choice:
 
 @dataclass(slots=True)
 class AnswersAsked:
-    """Whom the selectors' picks were shown to.
+    """Who answered, given the selectors' picks.
 
     Args:
         model: its name.
         n: queries asked; the figures of answers are for these alone.
         programs: different gold programs among them.
         missing: why some selectors have no answers; empty: all have.
-        unpaid: some have none since the budget was spent.
-        order: of ours in a prompt.
+        unpaid: whether that is because the budget was spent.
+        order: of our picks in a prompt.
     """
 
     model: str
@@ -143,7 +147,7 @@ class AnswersAsked:
 
 @dataclass(slots=True)
 class EvaluationReport:
-    """An evaluation of several selectors on the same queries and pool.
+    """Several selectors on the same queries and pool.
 
     Args:
         k: picks that the figures are for.
@@ -151,19 +155,19 @@ class EvaluationReport:
         programs: different gold programs among them, up to anonymised values.
         split: name of the data split ("110", "template", …).
         seed: of the run.
-        selectors: figures by selector; the trained retriever is called `rcr`.
-        steps: picks that the curves by step go to.
+        selectors: figures by selector; the trained retriever is `rcr`.
+        steps: picks that the curves go to.
         pool_size: candidates.
         part: which of the split's queries, "test" or "dev".
-        skipped_queries: queries left out since their gold program doesn't parse.
+        skipped_queries: left out because their gold program doesn't parse.
         gold: which structures of the gold programs count.
-        none_in_pool: queries left out since the pool has none of their structures, where only those in the pool count.
+        none_in_pool: queries left out because the pool has none of their structures, where only those count.
         left_out: selectors that were not run, with the reason.
-        unpaid: some were not since the language model's budget was spent.
-        trade_offs: how those of the selectors were chosen that have one.
-        repeated: test queries whose question and program are both an example of the pool, too.
-        answers: the language model that was asked; None: none was.
-        changed: the settings in which it differs from the run's config.yaml, each as "evaluation.k (4, now 6)".
+        unpaid: some were not because the language model's budget was spent.
+        trade_offs: how selectors' trade-offs were chosen.
+        repeated: test queries whose question and program are an example of the pool, too.
+        answers: the language model that was asked, if one was.
+        changed: the settings that differ from the run's config.yaml, as in "evaluation.k (4, now 6)".
         advice: what all this comes to, in a paragraph.
         versions: of the libraries.
         format_version: of this file.
@@ -193,11 +197,11 @@ class EvaluationReport:
 
     @property
     def oracle(self) -> SelectorScores | None:
-        """The figures of the oracle; None where it was not run."""
+        """The figures of the oracle, if it was run."""
         return next((scores for scores in self.selectors.values() if scores.kind == "oracle"), None)
 
     def best_plain(self, metric: Metric = "coverage") -> tuple[str, float] | None:
-        """Name and figure (%) of the best plain selector, the first of equals; None where none has that figure."""
+        """Name and figure (%) of the best plain selector, the first of equals."""
         figures = {
             name: float(figure)
             for name, scores in self.selectors.items()
@@ -209,19 +213,14 @@ class EvaluationReport:
         """The report as JSON: rates rounded to 2 decimals, latencies to 3, costs to 6."""
         values = json.loads(json.dumps(asdict(self)), parse_float=lambda text: round(float(text), 2))
         for name, scores in self.selectors.items():
-            values["selectors"][name]["latency_ms"] = round(scores.latency_ms, 3)
-            values["selectors"][name]["latency_batch_ms"] = round(scores.latency_batch_ms, 3)
-            if scores.cost is not None:
-                values["selectors"][name]["cost"] = round(scores.cost, 6)
+            for figure, digits in (("latency_ms", 3), ("latency_batch_ms", 3), ("cost", 6)):
+                value = getattr(scores, figure)
+                values["selectors"][name][figure] = None if value is None else round(value, digits)
         return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, name: str = FILE_NAME) -> EvaluationReport:
-        """Read a report.
-
-        Args:
-            text: the JSON.
-            name: what to call it in an error.
+    def from_json(cls, text: str, name: str = REPORT) -> EvaluationReport:
+        """Read a report, which errors call `name`.
 
         Raises:
             DataError: not a report, or one that a newer version has written.
@@ -229,9 +228,7 @@ class EvaluationReport:
         try:
             report = _ADAPTER.validate_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            where = ".".join(map(str, first["loc"]))
-            raise DataError(f"{name} is no evaluation report: {where + ': ' if where else ''}{first['msg']}") from error
+            raise DataError(f"{name} is no evaluation report: {_first_of(error)}") from error
         if report.format_version > FORMAT_VERSION:
             raise DataError(
                 f"{name} has format version {report.format_version}, this library reads up to {FORMAT_VERSION}"
@@ -241,12 +238,12 @@ class EvaluationReport:
         return report
 
     def write(self, directory: str | Path) -> Path:
-        """Write evaluation.json into the directory, whole or not at all, and return its path.
+        """Write evaluation.json into the directory, whole or not at all; returns its path.
 
         Raises:
             InputError: it can't be written.
         """
-        path = Path(directory) / FILE_NAME
+        path = Path(directory) / REPORT
         write_text(path, self.to_json())
         return path
 
@@ -258,8 +255,119 @@ class EvaluationReport:
             DataError: missing, unreadable, or not a report.
         """
         path = Path(path)
-        path = path / FILE_NAME if path.is_dir() else path
+        path = path / REPORT if path.is_dir() else path
         return cls.from_json(read_text(path), str(path))
 
 
+@dataclass(slots=True)
+class Picked:
+    """One selector's picks for one question; from `answer` on None where no language model was asked.
+
+    Args:
+        kind: what the selector needs to pick.
+        picks: the k examples, in pick order.
+        covered: for each of the question's structures the number of the first pick that has it, from 1; 0: none has.
+        answer: the program that the language model answered with, if any.
+        exact: whether that is the gold program.
+        jaccard: similarity of the local structures of answer and gold program (Eq. 7), 0 to 1.
+        execution: whether both give the same result; None also where that can't be told.
+    """
+
+    kind: Kind
+    picks: list[Example]
+    covered: list[int]
+    answer: str | None = None
+    exact: bool | None = None
+    jaccard: float | None = None
+    execution: bool | None = None
+
+
+@dataclass(slots=True)
+class Question:
+    """A question with the picks of all selectors.
+
+    Args:
+        id: of the question.
+        question: its text.
+        gold: its gold program.
+        program: the same up to anonymised values, in a canonical form; intervals draw the questions of one together.
+        structures: the gold program's structures that count, sorted.
+        selectors: what each selector picked, by name.
+        fields: the question's further fields; not in the file.
+    """
+
+    id: str
+    question: str
+    gold: str
+    program: str
+    structures: list[str]
+    selectors: dict[str, Picked]
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+Picks: TypeAlias = Sequence[Question]
+"""Every question has the same selectors."""
+
+
+def write_picks(directory: str | Path, picks: Picks) -> Path:
+    """Write picks.jsonl into the directory, whole or not at all.
+
+    Raises:
+        InputError: it can't be written.
+    """
+    numbers: dict[Example, int] = {}
+    lines = []
+    for question in picks:
+        line = _QUESTION.dump_python(question, exclude={"fields": True}, exclude_defaults=True)
+        for name, own in question.selectors.items():
+            line["selectors"][name]["picks"] = [numbers.setdefault(each, len(numbers)) for each in own.picks]
+        lines.append(line)
+    shown = [{"example": {"id": each.id, "source": each.source, "target": each.target}} for each in numbers]
+    path = Path(directory) / PICKS
+    with atomic_file(path) as file:
+        for line in [*shown, *lines]:
+            file.write((json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
+    return path
+
+
+def read_picks(path: str | Path) -> list[Question]:
+    """Read picks.jsonl, given its path or its directory.
+
+    Raises:
+        DataError: missing, unreadable, or not what `write_picks` wrote.
+    """
+    path = Path(path)
+    path = path / PICKS if path.is_dir() else path
+    examples: list[Example] = []
+    picks: list[Question] = []
+    number = 0
+    try:
+        for number, text in enumerate(path.read_bytes().splitlines(), 1):  # noqa: B007
+            line = json.loads(text)
+            if "example" in line:
+                examples.append(_EXAMPLE.validate_python(line["example"]))
+                continue
+            for own in line["selectors"].values():
+                own["picks"] = [examples[each] for each in own["picks"]]
+            picks.append(_QUESTION.validate_python(line))
+    except OSError as error:
+        raise DataError(f"can't read {path}: {error.strerror or error}") from error
+    except ValidationError as error:
+        raise DataError(f"{path}, line {number}: {_first_of(error)}") from error
+    except IndexError:
+        raise DataError(f"{path} is damaged: it lacks examples that were picked") from None
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise DataError(f"{path}, line {number}: not what an evaluation writes") from error
+    if any(each.selectors.keys() != picks[0].selectors.keys() for each in picks):
+        raise DataError(f"{path} is damaged: the selectors don't have the same questions")
+    return picks
+
+
+def _first_of(error: ValidationError) -> str:
+    """The first fault, and where it is."""
+    first = error.errors()[0]
+    return ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")
+
+
 _ADAPTER = TypeAdapter(EvaluationReport)
+_QUESTION, _EXAMPLE = TypeAdapter(Question), TypeAdapter(Example)

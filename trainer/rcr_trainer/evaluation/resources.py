@@ -17,7 +17,6 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines import get_baseline
 from rcr_trainer.baselines.base import Embed, Resources
-from rcr_trainer.baselines.learned import LearnedSelector, training_rows
 from rcr_trainer.baselines.set_bsr import TransformerTokens
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded, UnscoredError
@@ -40,7 +39,7 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
         run: the run.
         task: its pool and queries.
         model: its policy, whose frozen encoder the baselines share where they use the same model.
-        llm: the language model; None: there is none, or it isn't asked.
+        llm: the language model, if there is one to be asked.
     """
     config = run.config
     tokens = _token_embedder(config, task.pool)
@@ -56,6 +55,9 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
         token_ids=None if tokens is None else tokens.ids,
         prompt=config.prompt,
     )
+
+
+# ---------------------------------------------------------------- before a run
 
 
 def learners(config: Settings) -> list[str]:
@@ -74,9 +76,9 @@ def learners(config: Settings) -> list[str]:
 
 
 def try_scoring(config: Settings, task: Task) -> None:
-    """Have a server score one text, before training pays for answers, where selectors learn from its scores.
+    """Where selectors learn from a server's scores, have it score one text before training pays for answers.
 
-    Those that won't learn will be left out of the comparison, which is logged.
+    Logs who will be left out if it can't.
 
     Raises:
         LLMError: the language model can't be asked.
@@ -95,9 +97,9 @@ def try_scoring(config: Settings, task: Task) -> None:
 
 def texts_at_most(config: Settings, task: Task) -> int:
     """How many texts the language model scores at most for the baselines to learn from."""
-    rows, k = training_rows(len(task.pool), config.baselines.queries), config.evaluation.k
-    kinds = [get_baseline(name) for name in learners(config)]
-    return sum(kind.texts(config.baselines, len(rows), k) for kind in kinds if issubclass(kind, LearnedSelector))
+    options, k, pool = config.baselines, config.evaluation.k, len(task.pool)
+    queries = min(pool, options.queries or pool)
+    return sum(get_baseline(name).texts(options, queries, k) for name in learners(config))
 
 
 def count_selectors(config: Settings) -> int:
@@ -109,18 +111,21 @@ def count_selectors(config: Settings) -> int:
     return 1 + config.grpo.enabled + len(plain)
 
 
-def _text_encoders(config: Settings, spec: ProgramSpec) -> Callable[[Sequence[Item]], TriEncoder] | None:
-    """Makes fresh encoders of texts, from the pool's items: those of the run's family, if it reads texts.
+# ---------------------------------------------------------------- the models
 
-    None where the run's family reads structures and the settings name no model for its questions.
+
+def _text_encoders(config: Settings, spec: ProgramSpec) -> Callable[[Sequence[Item]], TriEncoder] | None:
+    """Builds untrained encoders of texts from the pool's items: those of the run's family, if it reads texts.
+
+    None where it reads structures and the settings name no model for its questions.
     """
     family, settings = get_family(config.model.family), config.model.model_dump(exclude={"family"})
     if family.structured:
-        name, base = FALLBACK_FAMILY, config.evaluation.embeddings or config.model.pretrained
+        base = config.evaluation.embeddings or config.model.pretrained
         if base is None:
             return None
         shared = {key: settings[key] for key in ("pooling", "max_length")}
-        family, settings = get_family(name), {**FALLBACK_SETTINGS, **shared, "base": base}
+        family, settings = get_family(FALLBACK_FAMILY), {**FALLBACK_SETTINGS, **shared, "base": base}
 
     @cache
     def backbone() -> Backbone | None:
@@ -143,10 +148,10 @@ def _embeddings(config: Settings) -> str | None:
 
 
 def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
-    """The baselines' embeddings: of the model named in the settings, or the retriever's own; None without either.
+    """The baselines' embeddings, by the model that the settings name or the retriever's own.
 
-    The vectors of the pool and of the queries that trade-offs are chosen on are computed once, the retriever's own not
-    again. The queries that are measured are embedded each time, because their encoding is a part of the latencies.
+    The vectors of the pool and of the queries that trade-offs are chosen on are kept. The queries that are measured are
+    embedded each time, because their encoding is a part of the latencies.
     """
     config, name = run.config, _embeddings(run.config)
     if name is None or not any("embed" in get_baseline(selector).needs for selector in config.evaluation.selectors):
@@ -156,9 +161,8 @@ def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
     if raw is None:
         raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
     memory = RememberingBackbone(raw, run.vectors if own else None)
-    remembered = {example.source for example in task.pool}
-    if config.evaluation.split != "dev":
-        remembered |= {example.source for example in task.dev}
+    chosen_on = [] if config.evaluation.split == "dev" else task.dev
+    remembered = {example.source for example in [*task.pool, *chosen_on]}
 
     def embed(texts: Sequence[str]) -> Any:
         return (memory if remembered.issuperset(texts) else raw).embed(texts)

@@ -1,4 +1,4 @@
-"""The last stage of a run: the trained retriever beside plain selectors, and what a language model makes of each."""
+"""The last stage of a run: its policies beside plain selectors, and what a language model makes of each's picks."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, ta
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
-from rcr_trainer.evaluation.picks import Picks, write_picks
 from rcr_trainer.evaluation.plain import plain_selectors
 from rcr_trainer.evaluation.plot import coverage_figure, write_png
-from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport
+from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Picks, write_picks
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.policies import check_data, load_model
@@ -44,20 +43,20 @@ logger = logging.getLogger(__name__)
 def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
 
-    Writes picks.jsonl, coverage.png and evaluation.json. Of a first comparison they are there, without answers, before
-    a language model is asked; those of an earlier one stay until it has answered.
+    Writes picks.jsonl, coverage.png and evaluation.json. A first comparison writes them before a language model is
+    asked, without answers; those of an earlier one stay until it has answered.
 
     Args:
         run: a run with a checkpoint.
-        only_picks: write nothing but picks.jsonl, which then belongs to the evaluation.json that is there.
+        only_picks: write nothing but picks.jsonl, for the evaluation.json that is there.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
         ConfigError: there are no queries of this split, the run's folder names what the caller hasn't consented to, or,
             with `only_picks`, evaluation.json has other settings.
         InputError: k is more than the pool offers.
-        LLMError: the language model can't be asked. That its budget is spent, or that it scores no texts to learn from,
-            is no error: see the report's `missing` and `left_out`.
+        LLMError: the language model can't be asked. A spent budget, or a model that scores no texts, is no error: see
+            the report's `missing` and `left_out`.
     """
     config, evaluation = run.config, run.config.evaluation
     if not run.checkpoint.is_dir() or not run.done("grpo" if config.grpo.enabled else "sft"):
@@ -72,9 +71,19 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     if not queries:
         raise ConfigError(f"{run.path} has no {evaluation.split} queries")
 
-    learns, model = bool(learners(config)), load_model(config, run.checkpoint, trust=not run.foreign)
-    policies, asks = dict(_policies(run, model)), evaluation.asks(config.llm)
-    ours = _our_selectors(run, task, policies)
+    held_out = _held_out(config, task)
+    policies, asks = _policies(run), evaluation.asks(config.llm)
+    ours: dict[str, PickFunction] = {
+        name: policy_picks(
+            policy,
+            task.pool,
+            task.spec,
+            mask_duplicates=evaluation.mask_duplicates,
+            fitted=task.dev if evaluation.split == "dev" else (),
+            held_out=held_out,
+        )
+        for name, policy in policies.items()
+    }
     written = load_config(run.path / "config.yaml", environ={})
     changed = [change for change in differences(written, config) if change.startswith("evaluation.")]
 
@@ -89,15 +98,15 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             report.write(run.path)
             # Who answered which questions is all that `evaluation.answer…` changes.
             if all(change.startswith("evaluation.answer") for change in changed):
-                write_text(run.checkpoint / CARD, _card(config, model, report))
+                write_text(run.checkpoint / CARD, _card(config, policies[OURS], report))
 
-    with _language_model(run, task, learns) as llm:
+    with _language_model(run, task) as llm:
         plain = plain_selectors(
             task.pool,
-            resources_of(run, task, model, llm),
+            resources_of(run, task, policies[OURS], llm),
             dev=task.dev,
             k=evaluation.k,
-            exclude_dev=_barred(config, task, "dev"),
+            exclude_dev=_barred(config, task, "dev", held_out),
             gold=evaluation.gold,
             names=evaluation.selectors,
         )
@@ -111,7 +120,7 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
             split=split.name.removeprefix(f"{split.meta.get('task')}-"),
             part=evaluation.split,
             seed=config.seed,
-            exclude=_barred(config, task, evaluation.split),
+            exclude=_barred(config, task, evaluation.split, held_out),
             gold=evaluation.gold,
             left_out=plain.left_out,
             unpaid=plain.unpaid,
@@ -122,35 +131,54 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
         )
 
 
-def _our_selectors(run: Run, task: Task, policies: Mapping[str, TriEncoder]) -> dict[str, PickFunction]:
-    """What each of the run's policies picks, by its name."""
-    evaluation, held_out = run.config.evaluation, _held_out(run.config, task)
-    fitted = task.dev if evaluation.split == "dev" else ()
-    return {
-        name: policy_picks(
-            policy,
-            task.pool,
-            task.spec,
-            mask_duplicates=evaluation.mask_duplicates,
-            fitted=fitted,
-            held_out=held_out,
-        )
-        for name, policy in policies.items()
-    }
+def policy_picks(
+    model: TriEncoder,
+    pool: Sequence[Example],
+    spec: ProgramSpec,
+    *,
+    mask_duplicates: bool,
+    fitted: Sequence[Example] = (),
+    held_out: HeldOut | None = None,
+) -> PickFunction:
+    """The policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
+
+    Args:
+        model: the policy.
+        pool: the candidates.
+        spec: how programs are read.
+        mask_duplicates: whether it picks no program twice.
+        fitted: queries that E_x may have been fitted to; it picks for them as if it had not.
+        held_out: how they are held out.
+    """
+    known: dict[str, Any] = {}
+    if fitted and held_out is not None:
+        vectors = model.query.vectors(held_out.features(model, fitted))
+        known = dict(zip((query.source for query in fitted), vectors, strict=True))
+    index = MatrixTable(model.encode_pool([example.item for example in pool]))
+    groups = program_groups(spec, [example.target for example in pool]) if mask_duplicates else None
+
+    def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
+        vectors = model.encode_queries(queries)
+        for row, query in enumerate(queries):
+            vectors[row] = known.get(query, vectors[row])
+        return greedy(vectors, index, model.state(), k, exclude=exclude, groups=groups).positions
+
+    return pick
 
 
-def _policies(run: Run, model: TriEncoder) -> Iterator[tuple[str, TriEncoder]]:
+def _policies(run: Run) -> dict[str, TriEncoder]:
     """The run's policy, and after GRPO the one that SFT left; the pool's texts are embedded once for both."""
-    policies = {OURS: model}
+    policies = {OURS: load_model(run.config, run.checkpoint, trust=not run.foreign)}
+    shared = policies[OURS].backbone
     if run.config.grpo.enabled:
         policies[WITHOUT_RL] = before = load_model(run.config, run.sft_checkpoint, trust=not run.foreign)
-        if model.backbone is not None:
-            before.backbone = model.backbone  # One in memory is enough.
+        if shared is not None:
+            before.backbone = shared  # One in memory is enough.
     for policy in policies.values():
         for encoder in (policy.candidate, policy.context):
             if encoder.backbone is not None:
                 encoder.backbone = RememberingBackbone(encoder.backbone, run.vectors)
-    yield from policies.items()
+    return policies
 
 
 def _check_same(run: Run, report: EvaluationReport, *, asks: bool) -> None:
@@ -192,47 +220,10 @@ def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:
     )
 
 
-def policy_picks(
-    model: TriEncoder,
-    pool: Sequence[Example],
-    spec: ProgramSpec,
-    *,
-    mask_duplicates: bool,
-    fitted: Sequence[Example] = (),
-    held_out: HeldOut | None = None,
-) -> PickFunction:
-    """The trained policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
-
-    Args:
-        model: the policy.
-        pool: the candidates.
-        spec: how programs are read.
-        mask_duplicates: whether it picks no program twice.
-        fitted: queries that E_x may have been fitted to; their picks are those that it would make without.
-        held_out: how they are held out.
-    """
-    known: dict[str, Any] = {}
-    if fitted and held_out is not None:
-        vectors = model.query.vectors(held_out.features(model, fitted))
-        known = dict(zip((query.source for query in fitted), vectors, strict=True))
-    index = MatrixTable(model.encode_pool([example.item for example in pool]))
-    groups = None
-    if mask_duplicates:
-        groups = program_groups(spec, [example.target for example in pool])
-
-    def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
-        vectors = model.encode_queries(queries)
-        for row, query in enumerate(queries):
-            vectors[row] = known.get(query, vectors[row])
-        return greedy(vectors, index, model.state(), k, exclude=exclude, groups=groups).positions
-
-    return pick
-
-
 @contextmanager
-def _language_model(run: Run, task: Task, learns: bool) -> Iterator[LanguageModel | None]:
-    """The run's language model, for the comparison or for what a selector learns; None where neither asks it."""
-    if not (learns or run.config.evaluation.asks(run.config.llm)):
+def _language_model(run: Run, task: Task) -> Iterator[LanguageModel | None]:
+    """The run's language model, where the comparison asks it or a selector learns from it."""
+    if not (learners(run.config) or run.config.evaluation.asks(run.config.llm)):
         yield None
         return
     # The run's account and file of answers, wherever its folder is seen from.
@@ -241,7 +232,7 @@ def _language_model(run: Run, task: Task, learns: bool) -> Iterator[LanguageMode
 
 
 def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: Mapping[str, str]) -> Answerer | None:
-    """What asks the language model about each selector's picks; None where it isn't asked."""
+    """What asks the language model about each selector's picks, if the settings say so."""
     settings, evaluation = config.llm, config.evaluation
     if llm is None or not evaluation.asks(settings):
         if settings.given and evaluation.answers is None:
@@ -263,12 +254,12 @@ def _held_out(config: Settings, task: Task) -> HeldOut:
     return HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)
 
 
-def _barred(config: Settings, task: Task, split: str) -> list[Any]:
+def _barred(config: Settings, task: Task, split: str, held_out: HeldOut) -> list[Any]:
     """For each query of a split the pool positions that no selector may pick: itself, as an option its own program.
 
     Development queries that were taken out of training are barred from the programs of their folds, too.
     """
     queries = task.held_out(split)
     if split == "dev" and taken_from(queries, task.pool):
-        return [*_held_out(config, task).barred(queries)]
+        return [*held_out.barred(queries)]
     return [*own_positions(queries, task.pool, task.spec, same_program=config.evaluation.exclude_own_program)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TextIO
 
 from rich import box
@@ -9,17 +10,29 @@ from rich.console import Console
 from rich.table import Table
 
 from langchain_rcr.basics.section import printable
-from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Kind
+from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Interval, Kind
 
 WIDTH = 100
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
 _STYLES = {"trained": "green", "oracle": "dim"}
+_COLUMNS = {
+    "exact_match": "exact\nmatch %",
+    "coverage": "coverage\n%",
+    "full_coverage": "full\ncover. %",
+    "specific_coverage": "specific\ncover. %",
+    "label_complete": "labels\ncompl. %",
+    "implied_shown": "implied\nvalues %",
+    "hub_share": "top ten\npicks %",
+    "prompt_length": "prompt\nchars",
+    "latency_ms": "ms per\nquery",
+}
+"""Figures of SelectorScores with their headings. A column without any figure is left out."""
 
 
 def build_table(report: EvaluationReport) -> Table:
-    """A rich table: selectors by rows, ours and the oracle marked; what it is about in the title and the caption."""
+    """A rich table, a row a selector; what it is about stands in the title and the caption."""
     every = report.selectors.values()
-    columns = [column for column in _COLUMNS if any(getattr(scores, column[1]) is not None for scores in every)]
+    columns = [name for name in _COLUMNS if any(getattr(scores, name) is not None for scores in every)]
     table = Table(
         title=f"split {printable(report.split)}: {report.n} {report.part} queries of {report.programs} programs, "
         f"pool of {report.pool_size}, k = {report.k}",
@@ -34,12 +47,12 @@ def build_table(report: EvaluationReport) -> Table:
         padding=(0, 0) if len(columns) == len(_COLUMNS) else (0, 1),  # with all columns there is no room for more
     )
     table.add_column("selector", no_wrap=True)
-    for heading, _, _ in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+    for name in columns:
+        table.add_column(_COLUMNS[name], justify="right", no_wrap=True)
     for name, scores in report.selectors.items():
         table.add_row(
             label(name, scores.kind),
-            *(shown(getattr(scores, figure)) for _, figure, shown in columns),
+            *(_shown(column, getattr(scores, column)) for column in columns),
             style="bold green" if name == OURS else _STYLES.get(scores.kind),
         )
     return table
@@ -53,12 +66,31 @@ def label(name: str, kind: Kind) -> str:
 
 
 def write_table(report: EvaluationReport, stream: TextIO) -> None:
-    """Write the table to a stream: with colours on a terminal, as plain text elsewhere."""
+    """Write the table: with colours on a terminal, as plain text elsewhere."""
     terminal = stream.isatty()
     console = Console(
         file=stream, force_terminal=terminal, no_color=None if terminal else True, width=WIDTH, markup=False
     )
     console.print(build_table(report), highlight=False)
+
+
+def gap_text(points: float, interval: Interval | None) -> str:
+    """A difference with its interval, never −0.0."""
+    gap, *ends = (f"{round(value, 1) + 0.0:+.1f}" for value in (points, *(interval or ())))
+    return f"{gap} ({' to '.join(ends)})" if ends else gap
+
+
+def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table in Markdown, numbers flush right behind the first column."""
+    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in (head, *rows)]
+    return [lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]]
+
+
+def _shown(column: str, value: float | None) -> str:
+    if value is None:
+        return "–"
+    digits = {"prompt_length": 0, "latency_ms": 2 if value < 10 else 0}.get(column, 1)
+    return f"{value:.{digits}f}"
 
 
 def _caption(report: EvaluationReport) -> str:
@@ -81,35 +113,13 @@ def _caption(report: EvaluationReport) -> str:
 
 def _on_answers(report: EvaluationReport) -> list[str]:
     """Who answered how many queries, and what is missing."""
-    answers = report.answers
+    answers, ours = report.answers, report.selectors.get(OURS)
     if answers is None:
         return []
     lines = [f"Exact match: {answers.n} queries of {answers.programs} programs, answered by {answers.model}."]
-    ours = report.selectors.get(OURS)
-    lines += [f"{ours.no_program:.1f} % of rcr's answers hold no program."] if ours and ours.no_program else []
+    if ours and ours.no_program:
+        lines.append(f"{ours.no_program:.1f} % of rcr's answers hold no program.")
     if answers.missing:
         without = [name for name, scores in report.selectors.items() if scores.exact_match is None]
         lines.append(f"No exact match for {', '.join(without)}: {answers.missing}.")
     return lines
-
-
-def _rate(value: float | None) -> str:
-    return "–" if value is None else f"{value:.1f}"
-
-
-def _milliseconds(value: float) -> str:
-    return f"{value:.2f}" if value < 10 else f"{value:.0f}"
-
-
-_COLUMNS = (
-    ("exact\nmatch %", "exact_match", _rate),
-    ("coverage\n%", "coverage", _rate),
-    ("full\ncover. %", "full_coverage", _rate),
-    ("specific\ncover. %", "specific_coverage", _rate),
-    ("labels\ncompl. %", "label_complete", _rate),
-    ("implied\nvalues %", "implied_shown", _rate),
-    ("top ten\npicks %", "hub_share", _rate),
-    ("prompt\nchars", "prompt_length", lambda length: f"{length:.0f}"),
-    ("ms per\nquery", "latency_ms", _milliseconds),
-)
-"""Heading, field of SelectorScores, how it is shown. A column that has no figure is left out."""

@@ -1,9 +1,4 @@
-"""The paper's tables and figures, each by one command: `rcr-train paper --table main`."""
+"""The paper's tables and figures (`rcr-train paper --table main`), and the rivals in them that learn.
 
-from __future__ import annotations
-
-from rcr_trainer.paper.splits import COVR, CSL, GEOQUERY, named_splits, split_settings
-from rcr_trainer.paper.sweep import Sweep
-from rcr_trainer.paper.tables import TABLES
-
-__all__ = ["COVR", "CSL", "GEOQUERY", "TABLES", "Sweep", "named_splits", "split_settings"]
+Nothing imports this room but the command; the rivals are found by their names in `rcr_trainer.baselines.BASELINES`.
+"""

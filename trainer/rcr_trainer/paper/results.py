@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle
@@ -16,7 +16,8 @@ import numpy as np
 from langchain_rcr.basics.files import write_text
 from rcr_trainer.evaluation.metrics import paired_intervals
 from rcr_trainer.evaluation.plot import STYLES, new_figure, tidy, write_png
-from rcr_trainer.evaluation.report import FIGURES
+from rcr_trainer.evaluation.report import FIGURES, Interval
+from rcr_trainer.evaluation.table import gap_text, markdown_rows
 from rcr_trainer.paper.splits import COVR
 from rcr_trainer.paper.sweep import Outcome
 from rcr_trainer.paper.tables import Table, paper_figure, published
@@ -25,6 +26,7 @@ MEAN = "mean"
 _SHOWN = ("exact_match", "jaccard", "execution", "coverage", "full_coverage", "prompt_tokens", "latency_ms", "cost")
 _METRICS = {name: FIGURES[name] for name in _SHOWN} | {"pick_seconds": ("s to pick for all questions", 2)}
 """The columns of the second table: title and decimals."""
+_ORIGINS = {"published": "Published splits", "drawn": "Drawn here, not the paper's"}
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,11 @@ class Result:
     def rows(self) -> list[str]:
         """The labels: the table's own first, then the others as they come."""
         found = dict.fromkeys(outcome.row.label for outcome in self.outcomes)
-        return [label for label in self.table.order if label in found] + [
-            label for label in found if label not in self.table.order
-        ]
+        return sorted(found, key=lambda label: (*self.table.order, label).index(label))
 
     @property
     def columns(self) -> list[str]:
-        """The splits as the paper calls them; all of COVR's are one, and what is drawn is none of the paper's."""
+        """The splits by the paper's names; COVR's are one column, and what is drawn is none of the paper's."""
         return list(dict.fromkeys(_column(outcome) for outcome in self.outcomes))
 
     @property
@@ -63,7 +63,7 @@ class Result:
         return "exact_match" if answered else next(iter(self.table.panels), "coverage")
 
     def values(self, label: str, column: str, metric: str) -> list[float]:
-        """A figure by seed, each the mean over the column's splits; MEAN: over all splits."""
+        """A figure by seed, each the mean over the column's splits, for MEAN over all."""
         by_seed: dict[int, list[float]] = {}
         for outcome in self.outcomes:
             value = outcome.metrics.get(metric)
@@ -72,29 +72,26 @@ class Result:
         return [mean(values) for values in by_seed.values()]
 
     @cached_property
-    def gaps(self) -> dict[str, tuple[float, tuple[float, float] | None]]:
-        """By row, how many points of exact match the reference row has more, with the 95 % interval by program.
+    def gaps(self) -> dict[str, tuple[float, Interval | None]]:
+        """By row, how many points of exact match the reference row has more, with the 95 % interval.
 
-        Over all questions that were answered with both, of all splits and seeds; a program is drawn with all its
-        questions, in all seeds.
+        Over the questions of all splits and seeds that were answered with both; a program is drawn with all of them.
         """
         answered: dict[str, dict[tuple[str, int, str], tuple[str, bool]]] = {}
         for outcome in self.outcomes:
             own = answered.setdefault(outcome.row.label, {})
             own |= {(outcome.split, outcome.seed, id): found for id, found in outcome.answered.items()}
-        ours = answered.get(self.table.reference, {})
-        gaps = {}
+        ours, gaps = answered.pop(self.table.reference, {}), {}
         for label, theirs in answered.items():
             both = [key for key in ours if key in theirs]
-            if label == self.table.reference or not both:
-                continue
-            rates = {
-                name: np.array([each[key][1] for key in both], dtype=float)
-                for name, each in (("ours", ours), ("theirs", theirs))
-            }
-            programs = [(key[0], ours[key][0]) for key in both]
-            interval = paired_intervals(rates, programs, "ours").get("theirs")
-            gaps[label] = (100 * float((rates["ours"] - rates["theirs"]).mean()), interval)
+            if both:
+                rates = {
+                    who: np.array([each[key][1] for key in both], dtype=float)
+                    for who, each in (("ours", ours), ("theirs", theirs))
+                }
+                programs = [(key[0], ours[key][0]) for key in both]
+                points = 100 * float((rates["ours"] - rates["theirs"]).mean())
+                gaps[label] = (points, paired_intervals(rates, programs, "ours").get("theirs"))
         return gaps
 
     # ------------------------------------------------------------------ writing
@@ -106,93 +103,74 @@ class Result:
             InputError: they can't be written.
         """
         texts = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex()}
-        paths = []
-        for ending, text in texts.items():
-            paths.append(folder / f"{self.name}.{ending}")
-            write_text(paths[-1], text)
+        paths = [folder / f"{self.name}.{ending}" for ending in texts]
+        for path, text in zip(paths, texts.values(), strict=True):
+            write_text(path, text)
         if any(outcome.row.x is not None for outcome in self.outcomes):
             paths.append(self._plot(folder / f"{self.name}.png"))
         return paths
 
     def markdown(self) -> str:
-        """Two tables: rows by splits, with the paper's figures in brackets; then every metric over all splits."""
+        """Rows by splits, with the paper's figures in brackets; then every metric over all splits."""
         splits = [*self.columns, MEAN] if len(self.columns) > 1 else self.columns
-        title, digits = _METRICS[self.metric]
-        lines = [f"# {self.table.title}", "", self._note(), "", f"## {title}", ""]
-        lines += _markdown_row([self.name, *map(self._heading, splits)])
+        first = []
         for label in self.rows:
-            cells = [self._beside(label, column, digits) for column in splits]
-            lines += _markdown_row([label, *cells])[:1]
+            ours = [self._cell(label, column) for column in splits]
+            papers = [self._paper(label, column) for column in splits]
+            beside = [one if paper is None else f"{one} [{paper:.1f}]" for one, paper in zip(ours, papers, strict=True)]
+            first.append([label, *beside])
         head, means = self._means()
-        lines += ["", "## Means over the splits", "", *_markdown_row([self.name, *head])]
-        lines += [_markdown_row([label, *cells])[0] for label, cells in means.items()]
+        lines = [f"# {self.table.title}", "", self._note(), "", f"## {_METRICS[self.metric][0]}", ""]
+        lines += markdown_rows([self.name, *map(self._heading, splits)], first)
+        lines += ["", "## Means over the splits", "", *markdown_rows([self.name, *head], means)]
         lines += [f"\n{name} left out: {reason.rstrip('.')}." for name, reason in self.left_out.items()]
         return "\n".join(lines) + "\n"
-
-    def _means(self) -> tuple[list[str], dict[str, list[str]]]:
-        """The second table: titles of its columns, and by row a cell for each."""
-        shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
-        gaps, head = self.gaps, [title for title, _ in shown.values()]
-        if gaps:
-            head.append(f"{self.table.reference} less this, points of exact match (95 % interval)")
-        rows = {}
-        for label in self.rows:
-            rows[label] = [cell(self.values(label, MEAN, key), digits) for key, (_, digits) in shown.items()]
-            rows[label] += [_gap(gaps.get(label))] if gaps else []
-        return head, rows
 
     def csv(self) -> str:
         """A line for each row, split, seed and metric; `paper` is the paper's figure for exact match.
 
-        `origin` says whether the split is published, drawn or sampled. Over all splits and seeds, `exact_match_gap` is
-        what the reference row has more in points, `exact_match_gap_low` and `_high` the ends of the 95 % interval.
+        `origin` says whether the split is published, drawn or sampled. `exact_match_gap`, `exact_match_gap_low` and
+        `exact_match_gap_high` are `gaps`.
         """
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
         writer.writerow(["table", "row", "split", "seed", "metric", "value", "paper", "origin"])
         for outcome in self.outcomes:
+            label = outcome.row.label
             for metric, value in outcome.metrics.items():
-                label = outcome.row.label
                 beside = paper_figure(self.name, label, _column(outcome)) if metric == "exact_match" else None
                 if value is not None:
                     line = [self.name, label, outcome.split, outcome.seed, metric, f"{value:.6g}"]
                     writer.writerow([*line, "" if beside is None else beside, outcome.origin])
         for label, (points, interval) in self.gaps.items():
-            ends = {"": points} if interval is None else {"": points, "_low": interval[0], "_high": interval[1]}
-            for end, value in ends.items():
+            for end, value in zip(("", "_low", "_high"), (points, *(interval or ())), strict=False):
                 writer.writerow([self.name, label, MEAN, "", f"exact_match_gap{end}", f"{value:.6g}", "", ""])
         return buffer.getvalue()
 
     def latex(self) -> str:
-        """Both tables for booktabs; in the first a line of the paper's figures under each of ours that it has."""
-        digits, rows = _METRICS[self.metric][1], []
+        """Both tables for booktabs; in the first, the paper's figures stand in a line below ours."""
+        rows = []
         for label in self.rows:
-            cells = [cell(self.values(label, column, self.metric), digits) for column in self.columns]
-            rows.append(_latex_row([label, *cells]))
+            rows.append(_latex_row([label, *(self._cell(label, column) for column in self.columns)]))
             paper = [paper_figure(self.name, label, column) for column in self.columns]
             if any(figure is not None for figure in paper):
                 shown = ["–" if figure is None else f"{figure:.1f}" for figure in paper]
                 rows.append(r"\quad \textit{paper}" + _latex_row(["", *shown]))
         head, means = self._means()
         lines = ["% " + self._note(), *_tabular([self._heading(column) for column in self.columns], rows)]
-        lines += ["", "% Means over the splits"]
-        lines += _tabular(head, [_latex_row([label, *cells]) for label, cells in means.items()])
+        lines += ["", "% Means over the splits", *_tabular(head, map(_latex_row, means))]
         return "\n".join(lines) + "\n"
 
     def _plot(self, path: Path) -> Path:
         """A panel for each metric of the table against x, a line for each series: mean over splits and seeds."""
-        panels = {
-            metric: title
-            for metric, title in self.table.panels.items()
-            if any(outcome.metrics.get(metric) is not None for outcome in self.outcomes)
-        }
+        panels = {metric: lines for metric in self.table.panels if (lines := self._series(metric))}
         figure = new_figure(4.6 * max(1, len(panels)), 4.2)
-        for number, (metric, title) in enumerate(panels.items(), 1):
+        for number, (metric, found) in enumerate(panels.items(), 1):
             axes, styles = figure.add_subplot(1, len(panels), number), cycle(STYLES)
-            for series, points in self._series(metric).items():
+            for series, points in found.items():
                 colour, marker = next(styles)
                 axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=series, linewidth=1.5)
-            axes.set_title(title, loc="left", fontsize=9)
+            axes.set_title(self.table.panels[metric], loc="left", fontsize=9)
             axes.set_xlabel(self.table.x)
             tidy(axes)
         handles = figure.axes[0].get_legend_handles_labels() if figure.axes else ([], [])
@@ -200,6 +178,7 @@ class Result:
         return write_png(figure, path)
 
     def _series(self, metric: str) -> dict[str, list[tuple[float, float]]]:
+        """By series its points (x, y)."""
         found: dict[str, dict[float, str]] = {}
         for outcome in self.outcomes:
             if outcome.row.x is not None and outcome.metrics.get(metric) is not None:
@@ -211,28 +190,39 @@ class Result:
 
     # ------------------------------------------------------------------ words
 
+    def _cell(self, label: str, column: str) -> str:
+        return cell(self.values(label, column, self.metric), _METRICS[self.metric][1])
+
+    def _paper(self, label: str, column: str) -> float | None:
+        return paper_figure(self.name, label, column) if self.metric == "exact_match" else None
+
+    def _means(self) -> tuple[list[str], list[list[str]]]:
+        """The second table: titles of its columns, and the rows."""
+        shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
+        head, rows = [title for title, _ in shown.values()], []
+        if self.gaps:
+            head.append(f"{self.table.reference} less this, points of exact match (95 % interval)")
+        for label in self.rows:
+            cells = [cell(self.values(label, MEAN, key), digits) for key, (_, digits) in shown.items()]
+            if self.gaps:
+                cells.append(gap_text(*self.gaps[label]) if label in self.gaps else "–")
+            rows.append([label, *cells])
+        return head, rows
+
     def _heading(self, column: str) -> str:
         """The column's name, and how many of COVR's ten splits it has if not all."""
         splits = {outcome.split for outcome in self.outcomes if _column(outcome) == column}
         return f"{column} ({len(splits)} of {len(COVR)})" if splits < set(COVR) and splits else column
 
-    def _beside(self, label: str, column: str, digits: int) -> str:
-        ours = cell(self.values(label, column, self.metric), digits)
-        paper = paper_figure(self.name, label, column) if self.metric == "exact_match" else None
-        return ours if paper is None else f"{ours} [{paper:.1f}]"
-
     def _note(self) -> str:
+        """Seeds, where the paper's figures are from, and which splits are published and which drawn."""
         own = published()["tables"].get(self.name)
         seeds = ", ".join(map(str, sorted({outcome.seed for outcome in self.outcomes})))
         over = f"Seeds {seeds}: mean ± standard deviation" if "," in seeds else f"Seed {seeds}"
         beside = f" In brackets: the paper's ({own['where']})." if own and self.metric == "exact_match" else ""
-        return f"{over}.{beside}{self._origins()}"
-
-    def _origins(self) -> str:
-        """Which splits are published and which drawn."""
-        words = {"published": "Published splits", "drawn": "Drawn here, not the paper's"}
-        found = {origin: dict.fromkeys(o.split for o in self.outcomes if o.origin == origin) for origin in words}
-        return "".join(f" {words[origin]}: {', '.join(splits)}." for origin, splits in found.items() if splits)
+        found = {origin: dict.fromkeys(o.split for o in self.outcomes if o.origin == origin) for origin in _ORIGINS}
+        origins = [f" {_ORIGINS[origin]}: {', '.join(splits)}." for origin, splits in found.items() if splits]
+        return f"{over}.{beside}{''.join(origins)}"
 
 
 def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str:
@@ -250,21 +240,6 @@ def _column(outcome: Outcome) -> str:
     return f"{name}, drawn" if outcome.origin == "drawn" else name
 
 
-def _gap(gap: tuple[float, tuple[float, float] | None] | None) -> str:
-    if gap is None:
-        return "–"
-    points, interval = gap
-    return f"{points:+.1f}" + (f" ({interval[0]:+.1f} to {interval[1]:+.1f})" if interval else "")
-
-
-def _markdown_row(cells: Sequence[str]) -> list[str]:
-    """A row, and the line that makes it a head."""
-    return [
-        "| " + " | ".join(each.replace("|", r"\|") for each in cells) + " |",
-        "|---" + "|---:" * (len(cells) - 1) + "|",
-    ]
-
-
 _LATEX = str.maketrans({**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "²": "$^2$", "±": r"$\pm$", "–": "--"})
 
 
@@ -272,6 +247,6 @@ def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join(each.translate(_LATEX) for each in cells) + r" \\"
 
 
-def _tabular(head: Sequence[str], rows: Sequence[str]) -> list[str]:
+def _tabular(head: Sequence[str], rows: Iterable[str]) -> list[str]:
     columns = r"\begin{tabular}{@{}l" + "r" * len(head) + r"@{}}"
     return [columns, r"\toprule", _latex_row(["", *head]), r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]

@@ -40,10 +40,10 @@ def split_settings(
     """The settings of a run that say which data it works on.
 
     Args:
-        split: of GeoQuery `standard`, `template_1`, `tmcd_2`, … (the published ids where `data` has them, else drawn
-            with the number as seed, from a corpus that is downloaded if it is missing) or `csl_template_1`, … (the
-            paper's, which google-research/language publishes in language/compgen/csl), of COVR `covr-110`, or
-            `text2sql-NAME` for the query split of a file of text2sql-data.
+        split: of GeoQuery `standard`, `template_1`, `tmcd_2`, … (published where `data` has the ids; else drawn with
+            the number as seed, from a corpus that is downloaded if it is missing) or `csl_template_1`, … (the paper's,
+            published in google-research/language, language/compgen/csl), of COVR `covr-110`, or `text2sql-NAME` for
+            the query split of a file of text2sql-data.
         data: folder with `geoquery/corpus.xml`, `geoquery/splits/` and `geoquery/splits_csl/`, or with
             `text2sql/*.json` and `geography_sql/geography.json`.
         drawn: folder for the splits that are drawn or converted.

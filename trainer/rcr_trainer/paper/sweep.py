@@ -15,7 +15,7 @@ from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
 from rcr_trainer.evaluation import EvaluationReport, read_picks
 from rcr_trainer.layers import checked, load_config, merged
-from rcr_trainer.llm.cache import Estimate
+from rcr_trainer.llm.cache import Estimate, Use
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import origin, split_settings
@@ -26,24 +26,20 @@ from rcr_trainer.tasks import divide, load_split, open_language_model
 
 if TYPE_CHECKING:
     from rcr_trainer.data import Split
-    from rcr_trainer.evaluation.picks import Picks
+    from rcr_trainer.evaluation.report import Picks
 
 # Appendix A: 110 questions are held out for GRPO.
 _DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_state": False, "grpo": {"queries": 110}}
 _OF_THE_SPLIT = ("split", "directory", "train", "dev", "test", "corpus", "ids")
 """What the settings say of data that a split says itself."""
+_OF_SFT = ("tensorboard", "keep_state", "threads", "data", "program", "model", "sft")
+_TRAINED = Variant(GRPO, {"grpo": {"enabled": True}, "evaluation": {"selectors": []}}, {})
+"""The policy that some variants only evaluate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run.
-
-    Args:
-        split: its name.
-        seed: of the run.
-        variant: what it is; None: only the policy of SFT, which variants share.
-        config: its settings.
-    """
+    """One run; without a variant only the policy of SFT, which variants share."""
 
     split: str
     seed: int
@@ -74,9 +70,8 @@ class Outcome:
         row: the row.
         split: of the run.
         seed: of the run.
-        metrics: figures by name, those of `SelectorScores`; None: not measured.
-        answered: of each question that the language model answered, its id, the key of its program and whether the
-            answer is exact.
+        metrics: the figures of `SelectorScores` by name.
+        answered: by the id of each question that was answered, the key of its program and whether the answer is exact.
         origin: of the split, see `splits.origin`.
     """
 
@@ -86,15 +81,6 @@ class Outcome:
     metrics: Mapping[str, float | None]
     answered: Mapping[str, tuple[str, bool]]
     origin: str = "published"
-
-
-def sum_of(costs: Sequence[Estimate]) -> Estimate | None:
-    """What some runs cost together; None where there are none."""
-    if not costs:
-        return None
-    use = sum((cost.use for cost in costs[1:]), costs[0].use)
-    known = [cost.money for cost in costs if cost.money is not None]
-    return Estimate(use, sum(known) if len(known) == len(costs) else None, all(cost.exact for cost in costs))
 
 
 @dataclass(frozen=True)
@@ -107,7 +93,7 @@ class Sweep:
         seeds: of the runs.
         folder: for the runs.
         data: folder of the corpora.
-        settings: by section, what the command says; what a variant changes comes on top.
+        settings: what the command says, by section; variants have the last word.
     """
 
     table: Table
@@ -120,7 +106,7 @@ class Sweep:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """Every run, in the order in which they must be done: what others begin with comes before them.
+        """Every run, after those that it begins with.
 
         Raises:
             ConfigError: invalid settings, or no such split.
@@ -140,7 +126,7 @@ class Sweep:
     def budget(self, cells: Sequence[Cell]) -> Estimate | None:
         """What the language model of these runs costs at most; None where none is asked.
 
-        Answers that are on file cost nothing, nor do prompts that several runs share: it will be less.
+        It will be less: kept answers cost nothing, nor do prompts that several runs share.
 
         Raises:
             RCRError: the data of a run can't be read, or its language model can't be opened.
@@ -157,18 +143,24 @@ class Sweep:
                 if key not in splits:
                     splits = {key: load_split(config.data, config.seed)}
                 task = divide(config, splits[key])
-                if llm is None:
-                    llm = open_models.enter_context(open_language_model(config, task, keep=False))
-                costs.append(estimate(config, task, llm))
-        return sum_of([cost for cost in costs if cost is not None])
+                llm = llm or open_models.enter_context(open_language_model(config, task, keep=False))
+                costs += [cost for cost in [estimate(config, task, llm)] if cost is not None]
+        if not costs:
+            return None
+        money = [cost.money for cost in costs if cost.money is not None]
+        return Estimate(
+            sum((cost.use for cost in costs), Use()),
+            sum(money) if len(money) == len(costs) else None,
+            all(cost.exact for cost in costs),
+        )
 
     def run(self) -> Iterator[Cell]:
         """Do every run that is missing; yields each before it begins.
 
-        A variant is left out whose own reward needs scores that the language model doesn't give.
+        A variant whose own reward needs scores that the language model doesn't give is left out.
 
         Raises:
-            RCRError: as `pipeline.run`. What is done stays done: the next call goes on from there.
+            RCRError: as `pipeline.run`. What is done stays done.
         """
         for cell in self.cells:
             if cell.done:
@@ -211,7 +203,7 @@ class Sweep:
         return found | {row.label: reason for variant, reason in undone for row in variant.rows.values()}
 
     def _undone(self, variant: Variant) -> str:
-        """Why a variant can't be done; empty: it can."""
+        """Why a variant can't be done; empty if it can."""
         family = get_family(self.settings.get("model", {}).get("family") or DEFAULT_FAMILY)
         if family.fits and not variant.settings.get("sft", {}).get("enabled", True):
             other = next(name for name in family_names() if not get_family(name).fits)
@@ -220,12 +212,12 @@ class Sweep:
         return self._no_scores if by_scores else ""
 
     def _unlearned(self, selector: str) -> str:
-        """Why a selector can't be compared; empty: it can, as far as the settings tell."""
+        """Why a selector can't be compared; empty if it can, as far as the settings tell."""
         return self._no_scores if "score" in baselines.get_baseline(selector).needs else ""
 
     @cached_property
     def _no_scores(self) -> str:
-        """Why nothing can learn from the language model's scores; empty: it may give some."""
+        """Why nothing can learn from the language model's scores; empty if it may give some."""
         llm = LLMSettings.model_validate(self.settings.get("llm", {}))
         if llm.given and llm.scores:
             return ""
@@ -236,10 +228,7 @@ class Sweep:
 
     def _of(self, split: str, seed: int) -> Iterator[Cell]:
         """The runs of one split and seed."""
-        given = {
-            section: dict(values) if isinstance(values, Mapping) else values
-            for section, values in self.settings.items()
-        }
+        given = {name: dict(own) if isinstance(own, Mapping) else own for name, own in self.settings.items()}
         divergence = _given(DataSettings, given.get("data", {}), "divergence")
         where = split_settings(split, self.data, self.folder / "splits", seed, divergence)
         geoquery = where["data"]["task"] == "geoquery"
@@ -253,45 +242,27 @@ class Sweep:
         # What else a split says, the command may contradict.
         common = merged({name: values for name, values in where.items() if name != "data"}, common)
         for variant in self.table.variants:
-            if self._undone(variant):
-                continue
-            if variant.start == "sft":
-                yield self._sft(split, seed, merged(common, variant.settings))
-            if variant.start == "trained":
-                yield from self._trained(split, seed, common)
-            yield self._cell(split, seed, variant, common)
+            if not self._undone(variant):
+                yield from self._begun_and(variant, split, seed, common)
 
-    def _cell(self, split: str, seed: int, variant: Variant, common: Mapping[str, Any]) -> Cell:
+    def _begun_and(self, variant: Variant, split: str, seed: int, common: Mapping[str, Any]) -> Iterator[Cell]:
+        """The run of a variant, after those that it begins with."""
         settings = merged(common, variant.settings)
         if variant.start == "sft":
-            settings = merged(settings, _begun(self._folder(split, seed, "sft")))
+            # Only what the shared policy depends on is in its settings.
+            kept = {name: settings[name] for name in _OF_SFT if name in settings}
+            before = self._checked(split, seed, "sft", merged(kept, _untouched(settings)))
+            yield Cell(split, seed, None, before)
+            settings = merged(settings, _from(before.folder))
         elif variant.start == "trained":
-            start = self._folder(split, seed, GRPO) / "checkpoint"
-            settings = merged(settings, _untouched(settings), _begun(start))
-        config = self._checked(split, seed, variant.name, settings)
-        return Cell(split, seed, variant, _compared_before(config))
+            trained = list(self._begun_and(_TRAINED, split, seed, common))
+            yield from trained
+            settings = merged(settings, _untouched(settings), _from(trained[-1].config.folder / "checkpoint"))
+        yield Cell(split, seed, variant, _compared_before(self._checked(split, seed, variant.name, settings)))
 
-    def _sft(self, split: str, seed: int, settings: Mapping[str, Any]) -> Cell:
-        """The policy of SFT that variants share: only what it depends on is in its settings."""
-        kept = {
-            name: settings[name]
-            for name in ("tensorboard", "keep_state", "threads", "data", "program", "model", "sft")
-            if name in settings
-        }
-        return Cell(split, seed, None, self._checked(split, seed, "sft", merged(kept, _untouched(settings))))
-
-    def _trained(self, split: str, seed: int, common: Mapping[str, Any]) -> Iterator[Cell]:
-        """The run of the variant `grpo` and what it begins with, for variants that only evaluate its policy."""
-        alone = merged(common, {"grpo": {"enabled": True}, "evaluation": {"selectors": []}})
-        yield self._sft(split, seed, alone)
-        yield self._cell(split, seed, Variant(GRPO, alone, {}), common)
-
-    def _folder(self, split: str, seed: int, name: str) -> Path:
-        return self.folder / f"{split}-{seed}-{name}"
-
-    def _checked(self, split: str, seed: int, name: str, settings: Mapping[str, Any]) -> Settings:
-        folder = self._folder(split, seed, name)
-        return checked({**settings, "name": folder.name, "output": str(folder), "seed": seed})
+    def _checked(self, split: str, seed: int, variant: str, settings: Mapping[str, Any]) -> Settings:
+        name = f"{split}-{seed}-{variant}"
+        return checked({**settings, "name": name, "output": str(self.folder / name), "seed": seed})
 
 
 def _given(kind: type[Section], values: Mapping[str, Any], name: str) -> Any:
@@ -299,7 +270,7 @@ def _given(kind: type[Section], values: Mapping[str, Any], name: str) -> Any:
     return getattr(kind.model_validate({key: value for key, value in values.items() if key == name}), name)
 
 
-def _begun(start: Path) -> dict[str, Any]:
+def _from(start: Path) -> dict[str, Any]:
     """Settings by which a run begins with a policy that is there, whether that one had SFT or not."""
     return {"sft": {"checkpoint": str(start), "enabled": True}}
 
@@ -328,8 +299,8 @@ def _compared_before(config: Settings) -> Settings:
 
 
 def _outcomes(cell: Cell, variant: Variant) -> Iterator[Outcome]:
-    run = Run.open(cell.config.folder, trust=True, writes=False)
-    report, picks = EvaluationReport.read(run.path), read_picks(run.path)
+    folder = Run.open(cell.config.folder, trust=True, writes=False).path
+    report, picks = EvaluationReport.read(folder), read_picks(folder)
     for selector, scores in report.selectors.items():
         row = _row(variant, selector)
         if row is None:

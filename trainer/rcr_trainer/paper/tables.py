@@ -1,11 +1,10 @@
 """What each table and figure of the paper is made of: variants of a run, and who stands in which row.
 
-A variant says what it changes in the settings of the command. Variants are shared by tables: a run that one table has
-left is read by the next.
+A variant is a change of the command's settings. Tables share variants: a run that one table has left is read by the
+next.
 
 Departures from the paper: the pool of `train-size` grows as fewer questions are held out for GRPO (the paper may have
-held out 110 in any case); times are those of picking alone, without the language model's; `shots` also shows ours with
-many.
+held out 110 in any case); times are those of picking alone; `shots` also shows ours with many.
 """
 
 from __future__ import annotations
@@ -31,13 +30,7 @@ REST = "*"
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table.
-
-    Args:
-        label: as the table has it.
-        series: the line of a figure that it is a point of.
-        x: where on that line.
-    """
+    """A row of a table; where it is a point of a figure, of which series, and where on its x axis."""
 
     label: str
     series: str = ""
@@ -52,8 +45,8 @@ class Variant:
         name: a part of its folder's name.
         settings: what it changes; the last word.
         rows: by selector, the row that its figures go to; REST for all others. Selectors without one aren't shown.
-        start: what it begins with: "fresh" trains SFT itself; "sft" shares the policy of SFT with other variants that
-            have the same data and SFT; "trained" only evaluates the policy of the variant `grpo`.
+        start: "fresh" trains SFT itself; "sft" shares SFT's policy with other variants of the same data and SFT;
+            "trained" only evaluates the policy of the variant `grpo`.
     """
 
     name: str
@@ -71,8 +64,8 @@ class Table:
         variants: the runs.
         splits: where the command names none.
         reference: the row that intervals compare the others with.
-        order: rows in front, in this order; the others follow as they come.
-        panels: what a figure shows against x: metric → title; empty: there is no figure.
+        order: rows in front; the others follow as they come.
+        panels: metrics that a figure shows against x, with their titles; empty: there is no figure.
         x: the title of its x axis.
         everyone: whether all selectors are compared, not ours alone.
     """
@@ -110,6 +103,10 @@ def name_of(selector: str) -> str:
 _RCR, _WITHOUT_RL, _WITHOUT_SFT = (name_of(name) for name in (OURS, WITHOUT_RL, "rcr_without_sft"))
 _MANY: str = published()["many_shots"]
 _EXACT, _PICKING = {"exact_match": "exact match (%)"}, {"pick_seconds": "seconds to pick for all test questions"}
+_ROWS = {name: tuple(table["rows"]) for name, table in published()["tables"].items()}
+_ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}
+_STEPS, _SHOTS, _SIZES = (1, 2, 3, 4, 6, 8), (10, 20, 100, 150), (10, 20, 40, 60, 80, 100, 110)
+_GROUPS = (2, 4, 8, 16, 32, 64)
 GRPO = "grpo"
 
 
@@ -118,12 +115,9 @@ def _grpo(**rows: Row) -> Variant:
     return Variant(GRPO, {"grpo": {"enabled": True}}, rows)
 
 
-def _advantages(labels: Sequence[str]) -> list[Variant]:
-    """A variant for each advantage but the default that the paper's labels name."""
-    named = [(label.lower(), label) for label in labels if label.lower() in ADVANTAGES and label != "GRPO"]
-    return [
-        Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **_ALONE}, {OURS: Row(label)}) for name, label in named
-    ]
+def _advantage(label: str) -> Variant:
+    name = label.lower()
+    return Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **_ALONE}, {OURS: Row(label)})
 
 
 def _reward(name: str, shown: str = "") -> Variant:
@@ -139,11 +133,6 @@ def _point(name: str, settings: Settings, x: float, start: Literal["fresh", "sft
     }
     folder = name.replace(" = ", "").replace(" ", "-")
     return Variant(folder, merged(settings, _ALONE), rows, start)
-
-
-_ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}
-_STEPS, _SHOTS, _SIZES = (1, 2, 3, 4, 6, 8), (10, 20, 100, 150), (10, 20, 40, 60, 80, 100, 110)
-_GROUPS = (2, 4, 8, 16, 32, 64)
 
 
 def _shots(k: int) -> Variant:
@@ -168,32 +157,32 @@ TABLES = {
         ],
         (*GEOQUERY, *COVR),
         _RCR,
-        tuple(published()["tables"]["main"]["rows"]),
+        _ROWS["main"],
         everyone=True,
     ),
     "rl": Table(
         "Advantages",
         [
             _grpo(**{OURS: Row("GRPO"), WITHOUT_RL: Row("w/o RL")}),
-            *_advantages(tuple(published()["tables"]["rl"]["rows"])),
+            *(_advantage(label) for label in _ROWS["rl"] if label.lower() in ADVANTAGES and label != "GRPO"),
         ],
         GEOQUERY,
         "GRPO",
-        tuple(published()["tables"]["rl"]["rows"]),
+        _ROWS["rl"],
     ),
     "reward": Table(
         "Rewards",
         [_reward("structure_coverage", "coverage"), _reward("correctness"), _reward("likelihood")],
         GEOQUERY,
         "coverage reward",
-        tuple(published()["tables"]["reward"]["rows"]),
+        _ROWS["reward"],
     ),
     "shots": Table(
         "Many shots, in testing only",
         [_grpo(**{OURS: Row(f"{_RCR}, 4 shots", _RCR, 4)}), *map(_shots, _SHOTS)],
         ("standard",),
         f"{_RCR}, 4 shots",
-        tuple(published()["tables"]["shots"]["rows"]),
+        _ROWS["shots"],
         {**_EXACT, "prompt_tokens": "tokens of a prompt"},
         "examples in the prompt",
     ),

@@ -9,7 +9,7 @@
     checkpoint/       the trained policy and pool.jsonl, its candidates
     checkpoint-sft/   where GRPO follows: the policy that SFT left, from which GRPO began
     evaluation.json   the comparison; coverage.png, its plot
-    picks.jsonl       for each question and selector its picks, what they cover, the answer (`evaluation.picks`)
+    picks.jsonl       for each question and selector its picks, what they cover, the answer (`evaluation.report`)
     report.html       all of this as a page, once `rcr-train report` has been called
     run.lock          the process that works on the run, or worked on it last (`hold`)
 

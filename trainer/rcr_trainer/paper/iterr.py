@@ -22,9 +22,8 @@ from torch import Tensor, nn
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.baselines.base import in_blocks
-from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Learner, question_batches
 from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.paper.learned import IntArray, LearnedSelector, question_batches
 from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.losses import grpo_loss
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
@@ -34,12 +33,7 @@ _CLIP = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """Partly built contexts: what `State` is to the tri-encoder, with a recurrent cell for the update.
-
-    Args:
-        cell: the GRU.
-        current: (R, D).
-    """
+    """What `State` is to the tri-encoder, with a recurrent cell for the update; `current` is (R, D)."""
 
     cell: nn.GRUCell
     current: Tensor
@@ -61,7 +55,7 @@ class ITERRSelector(LearnedSelector):
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
-        """See `LearnedSelector.texts`."""
+        """See `Baseline.texts`."""
         return options.epochs * queries * options.sets
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
@@ -84,15 +78,8 @@ class ITERRSelector(LearnedSelector):
             for batch in question_batches(len(rows), self.options.batch_size, rng):
                 uniforms = torch.from_numpy(rng.random((len(batch) * group, self.k)))
                 with torch.no_grad():
-                    drawn = draw(
-                        start(batch),
-                        candidates,
-                        lambda picks: candidates[picks],
-                        closed(batch),
-                        self.k,
-                        tau=tau,
-                        uniforms=uniforms,
-                    )
+                    begun, shut = start(batch), closed(batch)
+                    drawn = draw(begun, candidates, candidates.__getitem__, shut, self.k, tau=tau, uniforms=uniforms)
                 rewards = self._scores(np.repeat(rows[batch], group).tolist(), drawn.picks.tolist())
                 rewards = np.where(np.isfinite(rewards), rewards, np.nan).reshape(-1, group)
                 advantages, scored = (torch.from_numpy(each.ravel()) for each in estimate("grpo", rewards))
@@ -106,26 +93,21 @@ class ITERRSelector(LearnedSelector):
             return grpo_loss(new, old, old, advantages, scored, _CLIP, 0.0).mean()
 
         trained = dict(model.query.named_parameters()) | {f"gru.{name}": each for name, each in cell.named_parameters()}
-        Learner(self._job(model), self.options, trained, len(rows)).run(batches, loss)
+        self._train(model, trained, len(rows), batches, loss)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        vectors = self.model.query.encode([Item(query) for query in queries])
         device = next(self._cell.parameters()).device
-
-        def pick(block: slice) -> np.ndarray:
-            state = Recurrent(self._cell, torch.from_numpy(vectors[block]).to(device))
-            picked = np.empty((len(vectors[block]), k), dtype=np.int64)
+        picked = np.empty((len(queries), k), dtype=np.int64)
+        with torch.inference_mode():
+            state = Recurrent(self._cell, torch.from_numpy(self._query_vectors(queries)).to(device))
             for step in range(k):
                 logits = self._pool_logits(state.vector().cpu().numpy())
-                for row, barred in enumerate(excluded[block]):
+                for row, barred in enumerate(excluded):
                     logits[row, barred] = logits[row, picked[row, :step]] = -np.inf
                 picked[:, step] = logits.argmax(axis=1)
                 shown = torch.from_numpy(self._candidates[self._row_of[picked[:, step]]]).to(device)
                 state = state.update(shown)
-            return picked
-
-        with torch.inference_mode():
-            return in_blocks(pick, len(queries), len(self._questions))
+        return picked
 
 
 def gru(dim: int) -> nn.GRUCell:

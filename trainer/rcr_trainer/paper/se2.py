@@ -1,12 +1,11 @@
 """se²: a retriever that learns, step by step, which example helps a language model most beside those chosen before.
 
 Source: Liu, Liu, Huang et al., "Se²: Sequential Example Selection for In-Context Learning", Findings of ACL 2024, arXiv
-2402.13874, and the code they published (microsoft/LMOps, se2). At each step the language model ranks candidates c,
-drawn at random, by p(y | chosen, c, x). One of them, of rank r = 0, 1, … with a probability proportional to exp(−r),
-joins those chosen, so that questions see different sequences. The encoder of queries reads the chosen examples and
-then the question. Trained by InfoNCE: the first of a ranking against one of the last and the batch's others. At
-inference a beam of 3 by the sum of inner products. `se2_tri` is the paper's "se² + tri-encoder" (section 4): the same,
-but the state is that of Eq. 4.
+2402.13874, and their code (microsoft/LMOps, se2). At each step the language model ranks candidates c, drawn at random,
+by p(y | chosen, c, x); one of rank r = 0, 1, … joins those chosen with a probability proportional to exp(−r). The
+encoder of queries reads the chosen examples and then the question. Trained by InfoNCE: the first of a ranking against
+one of the last and the batch's others. Picks are found by a beam of 3 on the sum of inner products. `se2_tri` is the
+paper's "se² + tri-encoder" (section 4): the same with the state of Eq. 4.
 
 Departures: prompts show the latest pick first, as se²'s do, but the encoder reads picks in the order of picking; of the
 worst candidates one is drawn for a state and epoch, where se² takes 20. Encoders, rate and epochs are the run's (there:
@@ -25,9 +24,8 @@ from torch import Tensor
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.baselines.base import in_blocks
-from rcr_trainer.baselines.learned import FloatArray, IntArray, LearnedSelector, Ranking, States, contrast
 from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.paper.learned import FloatArray, IntArray, LearnedSelector, States
 from rcr_trainer.training.rollout import states as states_of
 
 Vectors = Callable[[IntArray, IntArray], NDArray[np.float32]]
@@ -41,14 +39,13 @@ class Se2Selector(LearnedSelector):
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
-        """See `LearnedSelector.texts`."""
+        """See `Baseline.texts`."""
         return queries * options.candidates * k
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
         rng, pool = np.random.default_rng(self.resources.seed), len(self._examples)
         ranked, chosen = sequences(self._scores, rows, pool, self.options.candidates, self.k, rng)
-        ranking, states = Ranking(ranked, 1, self.options.extreme), self._states(model, rows, chosen)
-        contrast(self._job(model), self.options, self._items, rows, ranking, chosen, states)
+        self._contrast(model, rows, ranked, 1, chosen, self._states(model, rows, chosen))
 
     def _states(self, model: TriEncoder, rows: IntArray, chosen: IntArray) -> States:
         items, k = self._items, chosen.shape[1]
@@ -70,23 +67,20 @@ class Se2Selector(LearnedSelector):
 
         def vectors(rows: IntArray, picks: IntArray) -> NDArray[np.float32]:
             pairs = zip(rows, picks, strict=True)
-            texts = [appended(queries[row], [items[pick] for pick in own]) for row, own in pairs]
-            return self.model.query.encode([Item(text) for text in texts])
+            return self._query_vectors([appended(queries[row], [items[pick] for pick in own]) for row, own in pairs])
 
         return vectors
 
+    def _width(self, queries: Sequence[str]) -> int:
+        return self.options.beam_width
+
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        width = self.options.beam_width
+        vectors = self._vectors(queries)
 
-        def pick(block: slice) -> np.ndarray:
-            vectors = self._vectors(queries[block])
+        def logits(rows: IntArray, picks: IntArray) -> FloatArray:
+            return self._pool_logits(vectors(rows, picks))
 
-            def logits(rows: IntArray, picks: IntArray) -> FloatArray:
-                return self._pool_logits(vectors(rows, picks))
-
-            return beam(logits, excluded[block], k, width=width, horizon=self.k)
-
-        return in_blocks(pick, len(queries), width * len(self._questions))
+        return beam(logits, excluded, k, width=self.options.beam_width, horizon=self.k)
 
 
 class Se2TriSelector(Se2Selector):
@@ -111,7 +105,7 @@ class Se2TriSelector(Se2Selector):
         return states
 
     def _vectors(self, queries: Sequence[str]) -> Vectors:
-        questions = self.model.query.encode([Item(query) for query in queries])
+        questions = self._query_vectors(queries)
 
         def vectors(rows: IntArray, picks: IntArray) -> NDArray[np.float32]:
             state = self.model.state().start(questions[rows])
@@ -173,9 +167,9 @@ def beam(
     width: int,
     horizon: int,
 ) -> IntArray:
-    """The sequences with the largest sum of logits that a beam finds, (B, k).
+    """The sequences (B, k) with the largest sum of logits that a beam finds; ties go to the lowest positions.
 
-    Those for k are the first k of those for any larger k. Ties go to the lowest positions.
+    Those for k begin those for any larger k.
 
     Args:
         logits: (queries (R,), their picks so far (R, t)) → logits (R, N).

@@ -3,10 +3,10 @@
 Source: Rubin, Herzig and Berant, "Learning To Retrieve Prompts for In-Context Learning", NAACL 2022, arXiv 2112.08633,
 section 3. The candidates of a training question (x, y), the best by BM25 between programs, are ranked by
 p(y | candidate, x). One of the five best is the positive, one of the five worst the hard negative; those of the other
-questions in the batch are negatives, too. At inference: the k with the largest inner products.
+questions in the batch are negatives, too. Picks are the k largest inner products.
 
-Departures: the encoders, rate and number of epochs are the run's (there: BERT, 1e-4, 30 epochs). A question's own picks
-are never its negatives.
+Departures: encoders, rate and epochs are the run's (there: BERT, 1e-4, 30 epochs). A question's own picks are never its
+negatives.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from torch import Tensor
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.baselines.base import in_blocks, top_k
-from rcr_trainer.baselines.learned import IntArray, LearnedSelector, Ranking, contrast
+from rcr_trainer.baselines.base import top_k
 from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.paper.learned import IntArray, LearnedSelector
 
 
 class EPRSelector(LearnedSelector):
@@ -31,7 +31,7 @@ class EPRSelector(LearnedSelector):
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
-        """See `LearnedSelector.texts`."""
+        """See `Baseline.texts`."""
         return queries * max(options.candidates, k)
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
@@ -44,13 +44,7 @@ class EPRSelector(LearnedSelector):
             found: Tensor = model.query(questions.select(queries))
             return found
 
-        ranking = Ranking(ranked[:, None], self.options.extreme, self.options.extreme)
-        contrast(self._job(model), self.options, self._items, rows, ranking, ranked[:, :1], states)
+        self._contrast(model, rows, ranked[:, None], self.options.extreme, ranked[:, :1], states)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        vectors = self.model.query.encode([Item(query) for query in queries])
-
-        def pick(block: slice) -> np.ndarray:
-            return top_k(self._pool_logits(vectors[block]), k, excluded[block])
-
-        return in_blocks(pick, len(queries), len(self._questions))
+        return top_k(self._pool_logits(self._query_vectors(queries)), k, excluded)

@@ -1,10 +1,10 @@
 """CEIL: a determinantal point process over embeddings that are trained on how much sets of examples help.
 
 Source: Ye, Wu, Feng, Yu and Kong, "Compositional Exemplars for In-context Learning", ICML 2023, arXiv 2302.05698,
-section 3.2, and the code they published (HKUNLP/icl-ceil). It starts from a trained EPR. For each training question
-(x, y), sets of k of its nearest examples by EPR are drawn at random and ranked by p(y | set, x). The log det L_S =
-Σ r / λ + log det S_S of a better set must be larger than that of a worse one, by a margin times the difference of their
-ranks. The encoder of queries alone is trained. At inference the greedy mode, as in `dpp`, whose kernel this is.
+section 3.2, and their code (HKUNLP/icl-ceil). It starts from a trained EPR. For each training question (x, y), sets of
+k of its nearest examples by EPR are drawn and ranked by p(y | set, x). The log det L_S = Σ r / λ + log det S_S of a
+better set must exceed that of a worse one by a margin times the difference of their ranks. Only the encoder of queries
+is trained. Picks are the greedy mode, as in `dpp`, whose kernel this is.
 
 Departures: the sets have k examples (there 16, of 50 in the prompt), `baselines.sets` are drawn of the
 `baselines.candidates` nearest (there 50 of 100), and EPR trains E_c, too. Encoders, rate and epochs are the run's
@@ -26,9 +26,9 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import unit_vectors
 from rcr_trainer.baselines.dpp import DPPSelector
-from rcr_trainer.baselines.epr import EPRSelector
-from rcr_trainer.baselines.learned import IntArray, Learner, question_batches
 from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.paper.epr import EPRSelector
+from rcr_trainer.paper.learned import IntArray, question_batches
 
 MARGIN = 0.02
 """Of their script for training."""
@@ -40,9 +40,9 @@ class CEILSelector(EPRSelector, DPPSelector):
     """Picks, one after the other, the example with the largest log(new volume) + relevance / λ, by trained encoders.
 
     Args:
-        examples: the pool, one dict per example.
-        lam: λ above 0, in training and at inference.
-        fetch_k: length of the shortlist, the candidates most similar to the query.
+        examples: the pool.
+        lam: λ above 0, in training and in picking.
+        fetch_k: length of the shortlist, the candidates most like the query.
         **options: as for `Baseline`.
     """
 
@@ -51,7 +51,7 @@ class CEILSelector(EPRSelector, DPPSelector):
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
-        """See `LearnedSelector.texts`."""
+        """See `Baseline.texts`."""
         return EPRSelector.texts(options, queries, k) + queries * options.sets
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
@@ -75,7 +75,7 @@ class CEILSelector(EPRSelector, DPPSelector):
         def batches(rng: np.random.Generator) -> list[IntArray]:
             return question_batches(len(rows), self.options.batch_size, rng)
 
-        Learner(self._job(model), self.options, dict(model.query.named_parameters()), len(rows)).run(batches, loss)
+        self._train(model, dict(model.query.named_parameters()), len(rows), batches, loss)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         return DPPSelector._pick(self, queries, k, excluded)
@@ -85,19 +85,11 @@ class CEILSelector(EPRSelector, DPPSelector):
         self._use(unit_vectors(self._candidates))
 
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        vectors = self.model.query.encode([Item(text) for text in texts])
-        return np.ones(len(texts), dtype=np.int64), unit_vectors(vectors)
+        return np.ones(len(texts), dtype=np.int64), unit_vectors(self._query_vectors(texts))
 
 
 def draw_sets(near: IntArray, count: int, k: int, rng: np.random.Generator) -> IntArray:
-    """(Q, count, k) distinct candidates of each question, drawn at random.
-
-    Args:
-        near: (Q, L) candidates; L is at least k.
-        count: sets for each.
-        k: examples in a set.
-        rng: draws.
-    """
+    """Draw `count` sets of k distinct candidates for each question, (Q, count, k), from `near` (Q, L)."""
     order = rng.random((len(near), count, near.shape[1])).argsort(axis=2)[:, :, :k]
     drawn: IntArray = np.take_along_axis(near[:, None], order, axis=2)
     return drawn

@@ -13,11 +13,11 @@ import torch
 from rank_bm25 import BM25Okapi
 from rcr_trainer.baselines import get_baseline
 from rcr_trainer.baselines.base import Resources
-from rcr_trainer.baselines.ceil import MARGIN, draw_sets, log_volumes, margin_loss
-from rcr_trainer.baselines.learned import training_rows
 from rcr_trainer.baselines.options import LearnedSettings
-from rcr_trainer.baselines.se2 import appended, beam, sequences
 from rcr_trainer.data.okapi import tokenize
+from rcr_trainer.paper.ceil import MARGIN, draw_sets, log_volumes, margin_loss
+from rcr_trainer.paper.learned import training_rows
+from rcr_trainer.paper.se2 import appended, beam, sequences
 from rcr_trainer.training.runner import linear
 
 from langchain_rcr import Item, TriEncoder

@@ -1,0 +1,214 @@
+"""What the rivals share that learn from a scoring language model: its scores, their encoders, their training.
+
+The training questions are the pool's own examples; none gets itself. The encoders are those of the run's family, or
+heads over frozen embeddings where that family reads structures.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from langchain_rcr.basics.items import Item
+from langchain_rcr.errors import InputError
+from langchain_rcr.policy.prompt import arranged
+from langchain_rcr.policy.triencoder import TriEncoder
+from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.data.coverage import row_blocks
+from rcr_trainer.data.okapi import BM25Scorer
+from rcr_trainer.training.losses import Targets, info_nce
+from rcr_trainer.training.runner import Job, Runner
+from rcr_trainer.training.stage import StageSettings
+from rcr_trainer.training.supervision import Batch, info_nce_batches
+
+logger = logging.getLogger(__name__)
+
+IntArray = NDArray[np.int64]
+FloatArray = NDArray[np.float64]
+States = Callable[[IntArray, IntArray], Tensor]
+"""Queries (S,) and how many picks each has (S,) → state vectors (S, D), with gradients."""
+MaterialT = TypeVar("MaterialT")
+
+_GRID = 1e-5
+"""Logits are rounded to this: exact ties stay ties, whatever batch a text was encoded in."""
+
+
+class LearnedSelector(Baseline):
+    """Base of the selectors that a scoring language model teaches.
+
+    They learn before the first pick, from the pool as it then is. Examples that are added later can be picked, but
+    nothing is learned from them.
+
+    Raises:
+        InputError: the pool has less than k + 2 examples.
+        LLMError: the language model can't be asked, or its budget is spent; its scores so far are kept.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("spec", "score", "policy")
+    _model: TriEncoder | None = None
+
+    @abstractmethod
+    def _learn(self, model: TriEncoder, rows: IntArray) -> None:
+        """Train a fresh model on these examples of the pool as questions."""
+
+    @property
+    def options(self) -> LearnedSettings:
+        """The settings of the training."""
+        return self.resources.learning
+
+    @property
+    def model(self) -> TriEncoder:
+        """The encoders, trained at the first use."""
+        if self._model is None:
+            build: Any = self.resources.policy
+            if len(self._examples) < self.k + 2:
+                what = f"the pool has {len(self._examples)} examples, too few to learn to pick {self.k}"
+                raise InputError(f"the {self.name} selector can't be trained: {what}")
+            rows = training_rows(len(self._examples), self.options.queries)
+            most = self.texts(self.options, len(rows), self.k)
+            logger.info("%s learns: the language model scores at most %d texts …", self.name, most)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(self.resources.seed)
+                model: TriEncoder = build(self._items)
+                self._learn(model, rows)
+            self._model = model.eval()
+        return self._model
+
+    def _fit(self) -> None:
+        model, distinct = self.model, list(dict.fromkeys(self._items))
+        place = {item: at for at, item in enumerate(distinct)}
+        # Equal examples have equal vectors to the last bit.
+        self._candidates = model.candidate.encode(distinct)
+        self._row_of = np.array([place[item] for item in self._items], dtype=np.int64)
+
+    def _pool_logits(self, states: NDArray[np.float32]) -> FloatArray:
+        """(R, N) of state vectors (R, D)."""
+        rounded: FloatArray = np.round((states @ self._candidates.T).astype(np.float64) / _GRID) * _GRID
+        return rounded[:, self._row_of]
+
+    @property
+    def _items(self) -> list[Item]:
+        return [Item(example["source"], example["target"]) for example in self._examples]
+
+    def _query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
+        return self.model.query.encode([Item(query) for query in queries])
+
+    def _scores(self, rows: Sequence[int], sets: Iterable[Sequence[int]]) -> FloatArray:
+        """(R,) log-likelihoods of R examples' programs behind prompts that show these others, the first last."""
+        scorer: Any = self.resources.score
+        prompt, items, examples = self.resources.prompt, self._items, self._examples
+        prompts = [
+            str(prompt.request(arranged([items[each] for each in shown], "reversed"), items[row].source, examples[row]))
+            for row, shown in zip(rows, sets, strict=True)
+        ]
+        wanted = [prompt.continuation(items[row].target) for row in rows]
+        return np.array(scorer.log_likelihoods(prompts, wanted), dtype=np.float64)
+
+    def _near(self, rows: IntArray) -> IntArray:
+        """(Q, L) the other examples nearest to each row by BM25 between programs; L is k or more."""
+        programs = self._programs()
+        scorer, size = BM25Scorer(programs), min(max(self.options.candidates, self.k), len(programs) - 1)
+        found = np.empty((len(rows), size), dtype=np.int64)
+        for block in row_blocks(len(rows), len(programs)):
+            scores = np.round(scorer.scores([programs[row] for row in rows[block]]), 6)  # so that a tie is one
+            scores[np.arange(len(scores)), rows[block]] = -np.inf
+            found[block] = np.argsort(-scores, axis=1, kind="stable")[:, :size]
+        return found
+
+    def _contrast(
+        self, model: TriEncoder, rows: IntArray, ranked: IntArray, best: int, sequences: IntArray, states: States
+    ) -> None:
+        """Train E_c, and whatever makes the states, by InfoNCE with in-batch and hard negatives.
+
+        Args:
+            model: the encoders.
+            rows: (Q,) the training questions, which never get themselves.
+            ranked: (Q, k, L) candidates of each question at each step, the most helpful first.
+            best: positives are drawn among this many of the first; hard negatives among `extreme` of the last.
+            sequences: (Q, k) picks whose prefixes are the states.
+            states: makes the state vectors.
+        """
+        every, own, pool = np.argwhere(np.ones(sequences.shape, dtype=bool)), list(rows[:, None]), self._items
+        candidates, device = model.candidate.featurize(pool), next(model.parameters()).device
+        half = max(1, ranked.shape[2] // 2)
+        best, worst = min(best, half), min(self.options.extreme, half)
+
+        def negatives(queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
+            found: IntArray = ranked[queries, steps, -1 - rng.integers(worst, size=len(queries))]
+            return found
+
+        def batches(rng: np.random.Generator) -> Iterator[Batch]:
+            order, drawn = rng.permutation(every), rng.integers(best, size=ranked.shape[:2])
+            positives = np.take_along_axis(ranked, drawn[..., None], axis=2)[..., 0]
+            return info_nce_batches(order, positives, sequences, self.options.batch_size, negatives, rng)
+
+        def loss(batch: Batch) -> Tensor:
+            # Each row of the batch is a single state, and has a positive.
+            rivals = model.candidate(candidates.select(batch.candidates))
+            logits = states(batch.queries, batch.steps.argmax(axis=1)) @ rivals.T
+            allowed = torch.from_numpy(batch.allowed(own, np.arange(len(pool)))[batch.steps]).to(device)
+            positive = torch.from_numpy(np.asarray(batch.positive)[:, 0]).to(device)
+            return info_nce(logits, Targets(torch.zeros_like(logits), allowed, positive=positive, mask_equals=False))
+
+        self._train(model, dict(model.named_parameters()), len(every), batches, loss)
+
+    def _train(
+        self,
+        model: TriEncoder,
+        parameters: Mapping[str, nn.Parameter],
+        rows: int,
+        collect: Callable[[np.random.Generator], Iterable[MaterialT]],
+        loss: Callable[[MaterialT], Tensor],
+    ) -> None:
+        """Run the common training loop.
+
+        Args:
+            model: put into training mode.
+            parameters: those to be trained, by name.
+            rows: in an epoch.
+            collect: an epoch's random numbers → its batches.
+            loss: of a batch, a scalar.
+        """
+        options, seed = self.options, self.resources.seed
+        trained = {name: each for name, each in parameters.items() if each.requires_grad}
+        stage = StageSettings(
+            epochs=options.epochs,
+            batch_size=options.batch_size,
+            lr=options.lr,
+            weight_decay=0.01,
+            warmup=0.1,
+            patience=None,
+            keep="last",
+        )
+        steps = -(-rows // options.batch_size)
+        job = Job(model, (), (), (), self.resources.spec, seed)
+        runner = Runner("learned", job, stage, trained, per_epoch=steps, every=options.epochs, best_by="")
+
+        def learn(batches: Iterable[MaterialT]) -> dict[str, float]:
+            model.train()
+            for batch in batches:
+                runner.step(lambda batch=batch: torch.autograd.backward(loss(batch)))  # type: ignore[misc]
+                runner.advance()
+            model.eval()
+            return {}
+
+        runner.run(lambda epoch: collect(np.random.default_rng([seed, epoch])), learn, dict)
+
+
+def training_rows(pool: int, most: int | None) -> IntArray:
+    """The pool's examples that are training questions: all, or `most`, evenly spaced."""
+    return np.unique(np.linspace(0, pool - 1, min(pool, most or pool)).astype(np.int64))
+
+
+def question_batches(count: int, size: int, rng: np.random.Generator) -> list[IntArray]:
+    """All of `count` questions in random order, `size` at a time."""
+    order = rng.permutation(count)
+    return [order[start : start + size] for start in range(0, count, size)]
