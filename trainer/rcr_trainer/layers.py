@@ -104,9 +104,7 @@ def settings() -> dict[str, Setting]:
     return found
 
 
-def _setting(
-    section: str, name: str, common: FieldInfo | None, models: Mapping[Family, type[BaseModel]]
-) -> Setting:
+def _setting(section: str, name: str, common: FieldInfo | None, models: Mapping[Family, type[BaseModel]]) -> Setting:
     """One setting, given its section's model by family; `common` is the field that all families share."""
     infos = {family: model.model_fields[name] for family, model in models.items() if name in model.model_fields}
     info = common or next(iter(infos.values()))

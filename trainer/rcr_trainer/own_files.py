@@ -1,4 +1,4 @@
-"""The commands for a user's own files: `data check`, `init --train` and `data text2sql`."""
+"""The commands `data check`, `init` and `data text2sql`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(given: argparse.Namespace) -> int:
-    """Say what is in files, and which rows need fixing.
-
-    Returns:
-        The exit code: 1 where something does.
+    """Say what is in files, and which rows need fixing; the exit code is 1 if any do.
 
     Raises:
         DataError: a file can't be read at all.
@@ -63,11 +60,11 @@ def _show(check: FileCheck) -> None:
 
 
 def init(given: argparse.Namespace) -> None:
-    """Write a settings file: for the user's own files, where they are given.
+    """Write a settings file, for the user's own files if any are given.
 
     Raises:
-        ConfigError: there is such a file already.
-        DataError: a file can't be read, none of its rows can, or it isn't clear which fields are meant.
+        ConfigError: the settings file exists.
+        DataError: a file or all of its rows can't be read, or it isn't clear which fields are meant.
         InputError: there is no such language.
     """
     path: Path = given.path
@@ -94,7 +91,7 @@ def init(given: argparse.Namespace) -> None:
 
 
 def _words(*paths: Path | None) -> str:
-    """Paths as a shell takes them, none of which looks like an option."""
+    """Paths as a shell takes them; none looks like an option."""
     return shlex.join(f"./{path}" if str(path).startswith("-") else str(path) for path in paths if path is not None)
 
 

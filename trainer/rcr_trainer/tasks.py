@@ -1,4 +1,4 @@
-"""From the settings to what the stages work with: pool and queries, the reward, the language model."""
+"""Makes what the stages work with from the settings: pool and queries, the reward, the language model."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_DEV = 200
-"""Development queries taken out of training by default, at most: coverage on 200 is known to a point or two."""
+"""Most development queries by default: coverage on 200 is known to a point or two."""
 
 LANGUAGE = "program_language"
-"""The key of a run's split.json for the language that its programs are read by, which may not be the settings'."""
+"""The key in split.json for the language that programs are read by, which may not be the settings'."""
 
 CORPUS = Path("data/geoquery/corpus.xml")
-"""Where a downloaded GeoQuery corpus is kept, in the working directory."""
+"""Where a downloaded GeoQuery corpus is kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Task:
 
     Args:
         pool: the candidates.
-        queries: training queries, candidates themselves.
-        dev: development queries; where the split brings none, candidates that were taken out of `queries`.
+        queries: training queries, which are candidates, too.
+        dev: development queries; where the split has none, candidates taken out of `queries`.
         test: held-out queries.
-        reinforced: training queries of GRPO: `queries`, or those that were taken out of the pool for it.
+        reinforced: training queries of GRPO: `queries`, or others taken out of the pool.
         spec: how programs are read.
     """
 
@@ -58,11 +58,7 @@ class Task:
 
 
 def load_split(data: DataSettings, seed: int) -> Split:
-    """The examples that the settings ask for.
-
-    Args:
-        data: task and where its files are.
-        seed: of what is sampled or drawn.
+    """The examples that the settings ask for; `seed` is that of what is drawn.
 
     Raises:
         DataError: a file can't be read; named with line and field.
@@ -115,12 +111,11 @@ def _split_of_files(data: DataSettings) -> Split:
 def divide(config: Settings, split: Split) -> Task:
     """Pool, training, development and test queries of a split.
 
-    Where a split has no dev part, `data.dev_size` training queries, drawn by the seed, become development queries.
-    They stay in the pool. With `grpo.queries`, that many of the others are drawn for GRPO alone and leave the pool
-    (appendix A).
+    Without a dev part, `data.dev_size` training queries become development queries and stay in the pool.
+    `grpo.queries` of the others are drawn for GRPO alone and leave the pool (appendix A).
 
     Raises:
-        ConfigError: that would leave no training queries.
+        ConfigError: no training queries would be left.
         InputError: there is no such program language.
     """
     from langchain_rcr.programs import ProgramSpec
@@ -142,9 +137,9 @@ def divide(config: Settings, split: Split) -> Task:
 
 
 def _in_groups(config: Settings, task: Task) -> Task:
-    """The task with the groups of `data.group`; queries whose group has too few candidates are left out.
+    """The task with the groups of `data.group`, without queries whose group has too few candidates.
 
-    A query to train on needs k candidates with other programs, and k more, since its fold may bar half of its group.
+    A training query needs k with other programs, and 2 k in all, since its fold may bar half of its group.
     """
     key = config.data.group
     if key is None:
@@ -188,7 +183,7 @@ def _in_groups(config: Settings, task: Task) -> Task:
 def _drawn(
     examples: Sequence[Example], size: int, seed: int | list[int], field: str
 ) -> tuple[list[Example], list[Example]]:
-    """`size` examples, drawn by the seed, and the others; both in their original order."""
+    """`size` examples drawn at random, and the others, both in their order."""
     import numpy as np
 
     if size >= len(examples):
@@ -200,22 +195,21 @@ def _drawn(
 
 
 def check_task(config: Settings, task: Task) -> Task:
-    """Find now what would stop the run later, and how its programs are read.
+    """Find now what would stop the run later.
 
     Returns:
-        The task; its programs are read as `tokens` where none of the user's own files is of the settings' language.
+        The task, with language `tokens` if no program in the user's own files is of the settings' language.
 
     Raises:
         PoolError: fewer candidates than picks.
-        DataError: no program of the pool parses though its language is known, or none of the queries to evaluate on.
+        DataError: no program of a public data set parses, or no program of the queries to evaluate on.
         ConfigError: there are no queries to evaluate on.
     """
-    # A training query never retrieves itself, hence one more than k.
-    needs = [("sft.k", config.sft.k, 1), ("evaluation.k", config.evaluation.k, 0)]
+    needs = [("sft.k", config.sft.k), ("evaluation.k", config.evaluation.k)]
     if config.grpo.enabled:
-        needs.append(("grpo.k", config.grpo.k, 1))
-    for field, k, more in needs:
-        if len(task.pool) < k + more:
+        needs.append(("grpo.k", config.grpo.k))
+    for field, k in needs:
+        if len(task.pool) < k + (field != "evaluation.k"):  # a training query never retrieves itself
             raise PoolError(f"the pool has {len(task.pool)} examples, too few for {field} = {k}")
     spec = replace(task.spec, language=_language_of(task.pool, task.spec, own=config.data.task == "files"))
     split = config.evaluation.split
@@ -232,13 +226,7 @@ def check_task(config: Settings, task: Task) -> Task:
 
 
 def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
-    """Log what the data hold, in a line for the user's own files, and what test and training data share.
-
-    Args:
-        data: where the split comes from.
-        split: the examples.
-        spec: how programs are read.
-    """
+    """Log what the data hold (a line for the user's own files), and what test and training data share."""
     from rcr_trainer.data.check import Keys, check_files, check_split, in_one_line
 
     files = [path for path in (data.train, data.dev, data.test) if path is not None]
@@ -267,22 +255,17 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
             logger.warning(
                 "%d of %d programs don't parse as '%s' (id %s first): they stay in the pool, cover nothing and train "
                 "nothing",
-                len(broken),
-                len(pool),
-                language,
-                broken[0],
+                *(len(broken), len(pool), language, broken[0]),
             )
         return language
     first = " ".join(pool[0].target.split())[:80]
     if not own:
         raise DataError(f"no program of the pool parses with program.language = '{language}' (the first: {first})")
     best, counts = guess_language([example.target for example in pool])
+    hint = "" if best == TOKENS else f"; {counts}: set program.language: {best}"
     logger.warning(
         "none of the %d programs parses as '%s' (the first is '%s'): token n-grams stand for structures%s",
-        len(pool),
-        language,
-        first,
-        "" if best == TOKENS else f"; {counts}: set program.language: {best}",
+        *(len(pool), language, first, hint),
     )
     return TOKENS
 
@@ -322,15 +305,12 @@ def build_execution(config: Settings, spec: ProgramSpec) -> Reward | None:
 
 
 def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> LanguageModel:
-    """The model that answers prompts; close it when done.
-
-    Answers are kept in a file beside the run folder, for all runs; what is spent is booked under the run's folder.
+    """The model that answers prompts, to be closed; what it costs is booked under the run's folder.
 
     Args:
         config: of the run.
         task: how programs are read.
-        keep: whether there is such a file; without it answers and bookings are gone with the model, and it is only
-            checked that there could be one.
+        keep: keep answers in a file beside the run folder, for all runs; otherwise only check that this could be done.
 
     Raises:
         ConfigError: invalid settings.

@@ -40,20 +40,18 @@ _MOST_BYTES = 10_000_000
 
 
 def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, timeout: float = 30.0) -> Path:
-    """Download the GeoQuery corpus (1.2 MB) from the public text2sql-data repository, at a fixed revision.
-
-    A file that is already there with the right content is left as it is.
+    """Download the GeoQuery corpus (1.2 MB) from the public text2sql-data repository, unless it is there already.
 
     Args:
-        destination: the file to write; its folder is made.
-        url: where from; a mirror must hold the very same bytes, since they are compared by their checksum.
+        destination: the file to write.
+        url: where from; the content must have the corpus' checksum.
         timeout: seconds without an answer after which to give up.
 
     Returns:
-        The destination. It holds the corpus, or is what it was before.
+        The destination.
 
     Raises:
-        DataError: no connection, or another content.
+        DataError: no connection, or other content; the destination is as before.
         InputError: the destination can't be written.
     """
     destination = Path(destination)
@@ -79,19 +77,11 @@ def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, timeout
 
 
 def read_corpus(path: str | Path) -> dict[int, Example]:
-    """Read the corpus: the English question and the FunQL program of each example that the splits know.
-
-    A file that declares entities is refused, so that a crafted one can neither blow up in memory nor read
-    other files.
-
-    Args:
-        path: the corpus as `download_geoquery` brings it (XML).
-
-    Returns:
-        880 examples by id, 0 to 879, in this order.
+    """The English questions and FunQL programs of the 880 examples in the splits, by id in order.
 
     Raises:
-        DataError: the file is missing, isn't such a corpus, or lacks an example.
+        DataError: the file is missing, isn't the corpus, lacks an example, or declares entities, by which a crafted
+            file could fill the memory or read other files.
     """
     text = read_text(path)
     if "<!ENTITY" in text:
@@ -127,22 +117,19 @@ def geoquery_split(
     *,
     divergence: float | None = PUBLISHED_DIVERGENCE,
 ) -> Split:
-    """One GeoQuery split (sizes: the paper's Appendix A).
+    """One GeoQuery split (sizes: the paper's Appendix A); ids are those of the corpus.
 
-    Dev is a quarter of the ids outside train (110 of 440); the standard split has none.
+    Dev is a quarter of what is not in train (110 of 440); the standard split has none.
 
     Args:
         corpus: the corpus file.
         kind: ``standard`` (at random), ``template`` (no anonymised program on both sides), ``tmcd`` (compounds of
-            test unlike those of train) or ``length`` (the longest programs in test, as the paper has it; the published
-            split goes by the words of the question); see `splits`.
-        ids: a JSON file ``{"train": [ids], "test": [ids]}``, such as the published splits: exactly those ids. With
-            a ``dev`` of its own, also exactly that; without, dev is drawn from test, always the same for a file.
+            test unlike those of train) or ``length`` (the longest programs in test; the published split goes by the
+            words of the question).
+        ids: a JSON file ``{"train": [ids], "test": [ids]}``, such as the published splits. It may have a ``dev``;
+            otherwise dev is drawn from test, always the same.
         seed: of the draw, without `ids`.
         divergence: of compounds, at which the draw of ``tmcd`` ends; None: as far as it goes, some 0.34.
-
-    Returns:
-        The split; its examples' ids are those of the corpus.
 
     Raises:
         ConfigError: no such kind.
@@ -165,17 +152,14 @@ def geoquery_split(
 
 
 def printed(split: Split) -> Split:
-    """A split with its examples as the paper's Appendix D prints them.
-
-    Programs have 'value' for the name of each state, city, river, place and country; questions are in lower case,
-    without a mark at their end.
-    """
-
-    def one(example: Example) -> Example:
-        source, target = _MARK.sub("", example.source.lower()), _VALUE.sub("'value'", example.target)
-        return replace(example, source=source, target=target)
-
-    train, dev, test = ([one(example) for example in getattr(split, part)] for part in PARTS)
+    """A split as the paper's Appendix D prints it: 'value' for names, questions in lower case without a final mark."""
+    train, dev, test = (
+        [
+            replace(e, source=_MARK.sub("", e.source.lower()), target=_VALUE.sub("'value'", e.target))
+            for e in getattr(split, part)
+        ]
+        for part in PARTS
+    )
     return Split(split.name, train, dev, test, {**split.meta, "values": "as the paper prints them"})
 
 
@@ -218,17 +202,11 @@ def _read_ids(path: Path) -> dict[str, list[int]]:
         if not isinstance(values, list) or not values:
             raise DataError(f"{path}: {part!r} must be a list of ids, with at least one")
         for value in values:
-            id_ = _id(value)
-            if id_ is None:
+            id_ = int(value) if isinstance(value, str) and value.isdecimal() else value
+            if type(id_) is not int or id_ not in _IDS:
                 raise DataError(f"{path}: {value!r} in {part!r} is no GeoQuery id; they run from 0 to {_IDS[-1]}")
             if id_ in owner:
                 raise DataError(f"{path}: id {id_} is in {owner[id_]!r} and also in {part!r}")
             owner[id_] = part
             parts[part].append(id_)
     return parts
-
-
-def _id(value: object) -> int | None:
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value in _IDS else None
