@@ -50,36 +50,24 @@ class Setting:
     """A setting as help texts and fresh files show it.
 
     Args:
+        path: dotted: "sft.epochs"; without a dot at the top level.
         section: empty at the top level.
         name: within its section.
         description: what it sets.
-        choices: the allowed words, where they are few, each with its meaning or "".
+        comment: with what each choice means and, where the default depends on the family, what null means.
         kind: the type: {one,other}, INT, FLOAT, BOOL, PATH, LIST, MAPPING or TEXT.
         default: in a fresh file; None where it depends on the family.
         families: the default of each family that has the setting, where it depends on the family; else empty.
     """
 
+    path: str
     section: str
     name: str
     description: str
-    choices: Mapping[str, str]
+    comment: str
     kind: str
     default: Any
     families: Mapping[str, Any]
-
-    @property
-    def path(self) -> str:
-        """Dotted: "sft.epochs"."""
-        return f"{self.section}.{self.name}" if self.section else self.name
-
-    @property
-    def comment(self) -> str:
-        """The description, what each choice means and, where the default depends on the family, what null means."""
-        text = self.description
-        explained = "; ".join(f"{name}: {meaning}" for name, meaning in self.choices.items() if meaning)
-        text += f" {explained}." if explained else ""
-        each = ", ".join(f"{family} {plain(value)}" for family, value in self.families.items())
-        return f"{text} null: by family, {each}." if each else text
 
 
 @cache
@@ -98,14 +86,15 @@ def settings() -> dict[str, Setting]:
     for section, model in sections().items():
         models = {family: family.Settings if section == "model" else model for family in families()}
         for name in dict.fromkeys(name for each in (model, *models.values()) for name in each.model_fields):
-            if section or name not in sections():
-                setting = _setting(section, name, model.model_fields.get(name), models)
-                found[setting.path] = setting
+            path = f"{section}.{name}" if section else name
+            if path not in sections():
+                found[path] = _setting(path, model.model_fields.get(name), models)
     return found
 
 
-def _setting(section: str, name: str, common: FieldInfo | None, models: Mapping[Family, type[BaseModel]]) -> Setting:
-    """One setting, given its section's model by family; `common` is the field that all families share."""
+def _setting(path: str, common: FieldInfo | None, models: Mapping[Family, type[BaseModel]]) -> Setting:
+    """One setting, by its section's model for each family; `common` is the field that all families share."""
+    section, _, name = path.rpartition(".")
     infos = {family: model.model_fields[name] for family, model in models.items() if name in model.model_fields}
     info = common or next(iter(infos.values()))
     defaults = {f.name: f.training.get(section, {}).get(name, own.get_default()) for f, own in infos.items()}
@@ -115,12 +104,17 @@ def _setting(section: str, name: str, common: FieldInfo | None, models: Mapping[
     for family, own in infos.items():
         texts.setdefault(" ".join((own.description or "").split()), []).append(family.name)
     text = next(iter(texts)) if len(texts) == 1 else " ".join(f"{', '.join(of)}: {each}" for each, of in texts.items())
+    comment = text
     literal = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
     choices = next((mark.names() for mark in info.metadata if isinstance(mark, OneOf)), dict.fromkeys(literal, ""))
     match = re.search(r"\b(list|dict|int|float|bool|Path)\b", str(info.annotation))
     kind = f"{{{','.join(choices)}}}" if choices else _KINDS[match[1]] if match else "TEXT"
+    if explained := "; ".join(f"{choice}: {meaning}" for choice, meaning in choices.items() if meaning):
+        comment += f" {explained}."
+    if defaults:
+        comment += f" null: by family, {', '.join(f'{family} {plain(value)}' for family, value in defaults.items())}."
     default = None if defaults else info.get_default(call_default_factory=True)
-    return Setting(section, name, text, choices, kind, default, defaults)
+    return Setting(path, section, name, text, comment, kind, default, defaults)
 
 
 def section_title(section: str) -> str:
@@ -136,7 +130,7 @@ def plain(value: object) -> str:
 
 
 def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
-    """What to say about a dotted path that is no setting: that it is a section, or which setting is nearest."""
+    """The message about a path that is no setting: it is a section, or this setting is nearest."""
     if path in sections():
         first = next((each.path for each in known.values() if each.section == path), "")
         return f"'{path}' is a section, not a setting: set one of its own, such as {first}"
@@ -149,12 +143,7 @@ def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
 
 
 def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> str:
-    """A YAML file of all settings, each under a comment that explains it.
-
-    Args:
-        name: the run's name.
-        values: dotted path → value, where that is not the default.
-    """
+    """A YAML file of all settings, each under a comment; `values` (by dotted path) replace defaults."""
     values = {"name": name, **(values or {})}
     lines: list[str] = []
     section = ""
@@ -164,9 +153,8 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
             lines += ["", f"# {section_title(section)}", f"{section}:"]
         pad = "  " if section else ""
         mark = f"{pad}# "
-        lines += textwrap.wrap(
-            setting.comment, 100, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False
-        )
+        indents = {"initial_indent": mark, "subsequent_indent": mark}
+        lines += textwrap.wrap(setting.comment, 100, break_on_hyphens=False, **indents)
         value = values.get(setting.path, setting.default)
         text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
         lines.append(f"{pad}{setting.name}: {text}")
@@ -263,11 +251,7 @@ def run_name(path: str | os.PathLike[str]) -> str:
 
 
 def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Settings:
-    """The settings, by section, as an object.
-
-    Args:
-        nested: what differs from the defaults.
-        origins: dotted path → where it was given, for error messages.
+    """The settings, given by section, as an object; `origins` (dotted path → place) is for error messages.
 
     Raises:
         ConfigError: a value has the wrong type or range, or settings contradict each other.
@@ -279,10 +263,9 @@ def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None)
 
 
 def run_config(path: str | os.PathLike[str], flags: Mapping[str, str] | None = None) -> Settings:
-    """The settings of a run folder's config.yaml, then flags.
+    """The settings of a run folder's config.yaml, then flags; only secrets come from the environment.
 
-    Only secrets, which the file doesn't hold, come from the environment: variables set for the next training don't
-    alter this run.
+    So variables set for the next training don't alter this run.
     """
     config = load_config(path, flags, environ={})
     names = {_variable(place) for place in hidden(config)}

@@ -64,7 +64,7 @@ def load_split(data: DataSettings, seed: int) -> Split:
         DataError: a file can't be read; named with line and field.
         ConfigError: no such split.
     """
-    from rcr_trainer.data import covr_split, geoquery_split, read_split
+    from rcr_trainer.data import Split, covr_split, geoquery_split, read_examples, read_split
     from rcr_trainer.data.geoquery import printed
 
     if data.anonymize_values:
@@ -76,7 +76,13 @@ def load_split(data: DataSettings, seed: int) -> Split:
     if data.task == "geoquery":
         corpus = data.corpus or download_corpus()
         return geoquery_split(corpus, data.split, data.ids, seed, divergence=data.divergence)
-    return _split_of_files(data)
+    files: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
+    for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
+        if path is not None:
+            keys = {"source_key": data.source_key, "target_key": data.target_key, "id_key": data.id_key}
+            prefix = "" if data.id_key else f"{part}-"  # row numbers restart in every file
+            files[part] = [replace(each, id=f"{prefix}{each.id}") for each in read_examples(path, **keys)[0]]
+    return Split("files", **files, meta={"task": "files"})
 
 
 def download_corpus(destination: Path = CORPUS) -> Path:
@@ -89,23 +95,8 @@ def download_corpus(destination: Path = CORPUS) -> Path:
 
     if not destination.is_file():
         logger.info("downloading the GeoQuery corpus (1.2 MB, checksum tested) to %s", destination)
-        destination.parent.mkdir(parents=True, exist_ok=True)
         download_geoquery(destination)
     return destination
-
-
-def _split_of_files(data: DataSettings) -> Split:
-    from rcr_trainer.data import Split, read_examples
-
-    parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
-    for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
-        if path is None:
-            continue
-        examples, _ = read_examples(path, source_key=data.source_key, target_key=data.target_key, id_key=data.id_key)
-        # Row numbers restart in every file.
-        prefix = "" if data.id_key else f"{part}-"
-        parts[part] = [replace(example, id=f"{prefix}{example.id}") for example in examples]
-    return Split("files", parts["train"], parts["dev"], parts["test"], {"task": "files"})
 
 
 def divide(config: Settings, split: Split) -> Task:
@@ -125,14 +116,14 @@ def divide(config: Settings, split: Split) -> Task:
     size = config.data.dev_size
     if size is None:
         size = min(_MOST_DEV, len(split.train) // 5)
-    dev, queries = split.dev, split.train
+    pool, dev, queries = split.train, split.dev, split.train
     if not split.dev and size:
         dev, queries = _drawn(split.train, size, config.seed, "data.dev_size")
-    if not config.grpo.enabled or config.grpo.queries is None:
-        return _in_groups(config, Task(split.train, queries, dev, split.test, queries, spec))
-    reinforced, queries = _drawn(queries, config.grpo.queries, [config.seed, 1], "grpo.queries")
-    gone = {id(example) for example in reinforced}
-    pool = [example for example in split.train if id(example) not in gone]
+    reinforced = queries
+    if config.grpo.enabled and config.grpo.queries is not None:
+        reinforced, queries = _drawn(queries, config.grpo.queries, [config.seed, 1], "grpo.queries")
+        gone = {id(example) for example in reinforced}
+        pool = [example for example in split.train if id(example) not in gone]
     return _in_groups(config, Task(pool, queries, dev, split.test, reinforced, spec))
 
 
@@ -156,16 +147,11 @@ def _in_groups(config: Settings, task: Task) -> Task:
     sizes = Counter(example.group for example in pool)
     programs = Counter((example.group, task.spec.key(example.target)) for example in pool)
 
+    def needed(query: Example, part: str) -> int:
+        return k + 1 if part == "test" else max(2 * k, k + programs[query.group, task.spec.key(query.target)])
+
     def kept(part: str, queries: Sequence[Example]) -> list[Example]:
-        members = [member(query) for query in queries]
-        if part == "test":
-            found = [query for query in members if sizes[query.group] > k]
-        else:
-            found = [
-                query
-                for query in members
-                if sizes[query.group] >= max(2 * k, k + programs[query.group, task.spec.key(query.target)])
-            ]
+        found = [query for query in map(member, queries) if sizes[query.group] >= needed(query, part)]
         if queries and not found:
             raise DataError(
                 f"no {part} query has enough candidates with its own {key} for k = {k}: data.group: null picks across"
@@ -188,10 +174,9 @@ def _drawn(
 
     if size >= len(examples):
         raise ConfigError(f"{field} = {size} leaves no training queries of {len(examples)}: lower it")
-    is_drawn = np.zeros(len(examples), dtype=bool)
-    is_drawn[np.random.default_rng(seed).permutation(len(examples))[:size]] = True
-    drawn = [example for example, chosen in zip(examples, is_drawn, strict=True) if chosen]
-    return drawn, [example for example, chosen in zip(examples, is_drawn, strict=True) if not chosen]
+    order = np.random.default_rng(seed).permutation(len(examples)).tolist()
+    drawn, others = ([examples[number] for number in sorted(part)] for part in (order[:size], order[size:]))
+    return drawn, others
 
 
 def check_task(config: Settings, task: Task) -> Task:
