@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -210,15 +210,12 @@ class Growing(Generic[Scalar]):
 class GrowingSparse:
     """`Growing` for a sparse matrix (N, D)."""
 
-    def __init__(self, rows: SparseRows) -> None:
-        self._fill(Growing(rows.starts), Growing(rows.columns), Growing(rows.values), rows.dim)
+    def __init__(self, rows: SparseRows, parts: Sequence[Growing[Any]] = ()) -> None:
+        self.rows = rows
+        self._parts = parts or [Growing(rows.starts), Growing(rows.columns), Growing(rows.values)]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return GrowingSparse, (self.rows,)
-
-    def _fill(self, starts: Growing[Any], columns: Growing[Any], values: Growing[Any], dim: int) -> None:
-        self._parts = starts, columns, values
-        self.rows = SparseRows(starts.rows, columns.rows, values.rows, dim)
 
     def extended(self, more: Rows) -> GrowingSparse:
         """With `more` (M, D) at the end.
@@ -226,13 +223,13 @@ class GrowingSparse:
         Raises:
             PoolError: int32 can't count that many numbers.
         """
-        new, (starts, columns, values) = sparse(more), self._parts
+        new = sparse(more)
         if len(self.rows.values) + len(new.values) > _COUNTED:
             raise PoolError(f"a sparse pool holds {_COUNTED:,} numbers at most: keep this one in several")
-        grown = GrowingSparse.__new__(GrowingSparse)
-        after = new.starts[1:] + self.rows.starts[-1]
-        grown._fill(starts.extended(after), columns.extended(new.columns), values.extended(new.values), self.rows.dim)
-        return grown
+        ends = (new.starts[1:] + self.rows.starts[-1], new.columns, new.values)
+        parts = [part.extended(end) for part, end in zip(self._parts, ends, strict=True)]
+        starts, columns, values = (part.rows for part in parts)
+        return GrowingSparse(SparseRows(starts, columns, values, self.rows.dim), parts)
 
 
 def growing(rows: Rows) -> Growing[np.float32] | GrowingSparse:

@@ -49,21 +49,18 @@ class Parser(argparse.ArgumentParser):
 def command(
     commands: Any, name: str, function: Callable[[argparse.Namespace], int | None] | str, text: str, example: str
 ) -> argparse.ArgumentParser:
-    """Add a command.
+    """Add a command to what `add_subparsers` returned.
 
     Args:
-        commands: what `add_subparsers` returned.
+        commands: the subparsers.
         name: of the command.
         function: takes the parsed arguments and returns the exit code (None: 0); or MODULE:NAME, where it is.
         text: what the command does.
         example: its arguments in an example.
     """
+    about, example = f"{text[0].upper()}{text[1:]}.", f"example: {PROG} {example}"
     parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=text[0].upper() + text[1:] + ".",
-        epilog=f"example: {PROG} {example}",
-        allow_abbrev=False,
+        name, help=text, description=about, epilog=example, allow_abbrev=False
     )
     parser.set_defaults(command=function, name=name, prog=parser.prog, settings={})
     return parser

@@ -37,11 +37,11 @@ def check(given: argparse.Namespace) -> int:
     return min(1, faults)
 
 
-def _programs(path: Path, keys: Keys) -> list[str]:
-    """The programs in a file, bad rows aside."""
+def _programs(path: Path, keys: Keys, *, collect: bool = True) -> list[str]:
+    """The programs in a file; `collect` passes over bad rows."""
     from rcr_trainer.data import read_examples
 
-    examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=True)
+    examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=collect)
     return [example.target for example in examples]
 
 
@@ -72,8 +72,8 @@ def init(given: argparse.Namespace) -> None:
         raise ConfigError(f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say")
     if path.exists() and not given.force:
         raise ConfigError(f"{path} exists: give another name, or --force to overwrite it")
-    about = (given.dev, given.test, given.source_key, given.target_key, given.language)
-    if given.train is None and any(value is not None for value in about):
+    about = {given.dev, given.test, given.source_key, given.target_key, given.language}
+    if given.train is None and about != {None}:
         raise ConfigError("--dev, --test, --language and keys need --train, the pool and the training questions")
     from rcr_trainer.layers import fresh_yaml, run_name
 
@@ -98,7 +98,6 @@ def _words(*paths: Path | None) -> str:
 def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """What differs from the defaults for these files: dotted path → value."""
     from langchain_rcr.programs import get_parser
-    from rcr_trainer.data import read_examples
     from rcr_trainer.data.check import guess_keys, guess_language
 
     if given.language is not None:
@@ -109,7 +108,7 @@ def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
         if (file := getattr(given, part)) is not None:
             values[f"data.{part}"] = str(file)
             if not _programs(file, keys):
-                read_examples(file, source_key=keys.source, target_key=keys.target)  # which says what is wrong with it
+                _programs(file, keys, collect=False)  # raises what is wrong with it
     values |= {"data.source_key": keys.source, "data.target_key": keys.target}
     values["program.language"] = given.language or guess_language(_programs(given.train, keys))[0]
     if given.test is None:
@@ -121,7 +120,7 @@ def text2sql(given: argparse.Namespace) -> None:
     """Turn a file of the text2sql-data collection into a split folder.
 
     Raises:
-        DataError: the file is no such file, or the folder holds others.
+        DataError: the file is not of that form, or the folder holds others.
     """
     from rcr_trainer.data import text2sql_split, write_split
 

@@ -75,12 +75,10 @@ def embeddings_of(config: Settings) -> Any:
         return None
     from rcr_trainer.rewards.make import load
 
-    embeddings = load(base.removeprefix("langchain:"), "model.base")()
-    if not (hasattr(embeddings, "embed_query") and hasattr(embeddings, "embed_documents")):
-        raise ConfigError(
-            f"model.base = '{base}' returned {type(embeddings).__name__}, which is no LangChain embeddings"
-        )
-    return embeddings
+    made = load(base.removeprefix("langchain:"), "model.base")()
+    if not (hasattr(made, "embed_query") and hasattr(made, "embed_documents")):
+        raise ConfigError(f"model.base = '{base}' returned {type(made).__name__}, which is no LangChain embeddings")
+    return made
 
 
 def device_of(config: Settings) -> str:
@@ -149,14 +147,11 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
         folder = other.sft_checkpoint if other.sft_checkpoint.is_dir() else other.checkpoint
     model = load_model(config, folder, trust=[config.model.pretrained or ""])
     verify(folder, pool=True)
-    policy = {"family": model.family.name, "lam": model.config.lam, "tau": model.config.tau}
-    for name, value in policy.items():
+    for name, value in (("family", model.family.name), ("lam", model.config.lam), ("tau", model.config.tau)):
         if value != getattr(config.model, name):
             raise ConfigError(f"sft.checkpoint = {start} has {name} {value}: set model.{name}: {value}")
-    found, wanted = (
-        Counter((example.source, example.target) for example in examples)
-        for examples in (read_examples(folder / "pool.jsonl")[0], pool)
-    )
+    own = read_examples(folder / "pool.jsonl")[0]
+    found, wanted = (Counter(example.item for example in examples) for examples in (own, pool))
     if found != wanted:
         raise PoolError(
             f"sft.checkpoint = {start} has another pool: {(wanted - found).total()} of this run's {len(pool)} examples "

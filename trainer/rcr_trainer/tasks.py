@@ -79,9 +79,10 @@ def load_split(data: DataSettings, seed: int) -> Split:
     files: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
     for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
         if path is not None:
-            keys = {"source_key": data.source_key, "target_key": data.target_key, "id_key": data.id_key}
+            source, target = data.source_key, data.target_key
+            found, _ = read_examples(path, source_key=source, target_key=target, id_key=data.id_key)
             prefix = "" if data.id_key else f"{part}-"  # row numbers restart in every file
-            files[part] = [replace(each, id=f"{prefix}{each.id}") for each in read_examples(path, **keys)[0]]
+            files[part] = [replace(each, id=f"{prefix}{each.id}") for each in found]
     return Split("files", **files, meta={"task": "files"})
 
 

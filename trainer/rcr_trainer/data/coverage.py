@@ -94,44 +94,30 @@ def greedy_coverage(
     pool = sparse.csr_array(pool)
     needs = sparse.csr_array(needs).astype(np.result_type(needs.dtype, np.float32))
     by_structure = sparse.csr_array(pool.T).astype(needs.dtype)
-    positions = np.empty((needs.shape[0], k), dtype=np.int64)
-    gains = np.empty((needs.shape[0], k), dtype=needs.dtype)
+    all_positions = np.empty((needs.shape[0], k), dtype=np.int64)
+    all_gains = np.zeros((needs.shape[0], k), dtype=needs.dtype)
     for block in row_blocks(needs.shape[0], pool.shape[0]):
-        positions[block], gains[block] = _greedy_block(needs[block], pool, by_structure, excluded[block], k)
-    return positions, gains
-
-
-def _greedy_block(
-    needs: sparse.csr_array,
-    pool: sparse.csr_array,
-    by_structure: sparse.csr_array,
-    excluded: Sequence[np.ndarray],
-    k: int,
-) -> tuple[np.ndarray, np.ndarray]:
-    overlap = (needs @ by_structure).toarray()  # (b, N): worth of each candidate on its own; -inf: not to be picked
-    overlap[places(excluded, overlap.shape[1])] = -np.inf
-    positions = np.empty((len(overlap), k), dtype=np.int64)
-    gains = np.zeros((len(overlap), k), dtype=overlap.dtype)
-    gain = overlap.copy()
-    gaining = np.arange(len(overlap))  # queries that can still gain: the rows of `gain` and `uncovered`
-    uncovered = needs
-    for t in range(k):
-        best = gain.argmax(axis=1)
-        worth = gain[np.arange(len(gaining)), best]
-        useful = worth > 0
-        best, gaining = best[useful], gaining[useful]
-        positions[gaining, t], gains[gaining, t] = best, worth[useful]
-        stuck = np.setdiff1d(np.arange(len(overlap)), gaining)
-        positions[stuck, t] = overlap[stuck].argmax(axis=1)
-        overlap[np.arange(len(overlap)), positions[:, t]] = -np.inf
-        if t + 1 == k:
-            break
-        # Recomputed rather than updated: rounding would turn a gain of zero into a small positive one.
-        uncovered = uncovered[useful]
-        uncovered = uncovered - uncovered.multiply(pool[best])
-        gain = (uncovered @ by_structure).toarray()
-        gain[np.isneginf(overlap[gaining])] = -np.inf
-    return positions, gains
+        positions, gains, uncovered = all_positions[block], all_gains[block], needs[block]
+        overlap = (uncovered @ by_structure).toarray()  # (b, N): worth of a candidate alone; -inf: not to be picked
+        overlap[places(excluded[block], overlap.shape[1])] = -np.inf
+        gain, everyone = overlap.copy(), np.arange(len(overlap))
+        gaining = everyone  # queries that can still gain: the rows of `gain` and `uncovered`
+        for t in range(k):
+            best = gain.argmax(axis=1)
+            worth = gain[np.arange(len(gaining)), best]
+            useful = worth > 0
+            best, gaining, uncovered = best[useful], gaining[useful], uncovered[useful]
+            positions[gaining, t], gains[gaining, t] = best, worth[useful]
+            stuck = np.setdiff1d(everyone, gaining)
+            positions[stuck, t] = overlap[stuck].argmax(axis=1)
+            overlap[everyone, positions[:, t]] = -np.inf
+            if t + 1 == k:
+                break
+            # Recomputed rather than updated: rounding would turn a gain of zero into a small positive one.
+            uncovered = uncovered - uncovered.multiply(pool[best])
+            gain = (uncovered @ by_structure).toarray()
+            gain[np.isneginf(overlap[gaining])] = -np.inf
+    return all_positions, all_gains
 
 
 def recall_by_step(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> np.ndarray:
@@ -145,17 +131,13 @@ def recall_by_step(gold: sparse.csr_array, pool: sparse.csr_array, positions: np
     Returns:
         (B, T) float64; [b, t] counts the picks 0 … t of query b.
     """
-    n_queries, n_steps = positions.shape
-    needed = sparse.csr_array(gold)[np.repeat(np.arange(n_queries), n_steps)]
-    found = sparse.csr_array(pool)[positions.ravel()].multiply(needed).tocoo()
-    query, step = np.divmod(found.row.astype(np.int64), n_steps)
-    structure = query * gold.shape[1] + found.col
-    order = np.lexsort((step, structure))
-    _, first = np.unique(structure[order], return_index=True)
-    newly = np.bincount((query * n_steps + step)[order][first], minlength=n_queries * n_steps)
-    sizes = np.diff(sparse.csr_array(gold).indptr)
-    recall: np.ndarray = newly.reshape(n_queries, n_steps).cumsum(axis=1) / sizes[:, None]
-    return recall
+    gold, pool = sparse.csr_array(gold), sparse.csr_array(pool)
+    recall = np.empty(positions.shape)
+    found = sparse.csr_array(gold.shape, dtype=gold.dtype)
+    for t in range(positions.shape[1]):
+        found = found.maximum(gold.multiply(pool[positions[:, t]]))
+        recall[:, t] = found.sum(axis=1)
+    return recall / np.diff(gold.indptr)[:, None]
 
 
 def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator[slice]:

@@ -250,12 +250,11 @@ def covr_split(name: str | int, seed: int = 0, train: int = 3000, test: int = 50
         if size < 0:
             raise ConfigError(f"covr: {part} must be 0 or more, got {size}")
     known, held_out = _draw(name, seed, train + dev, test)
-    parts = {"train": known[:train], "dev": known[train:], "test": held_out}
-    examples = {
-        part: [Example(f"{part}-{row}", *pair) for row, pair in enumerate(pairs)] for part, pairs in parts.items()
-    }
     meta = {"task": "covr", "split": name, "seed": seed, "how": "sampled from the grammar of COVR"}
-    return Split(f"covr-{name}", examples["train"], examples["dev"], examples["test"], meta)
+    split = Split(f"covr-{name}", [], meta=meta)
+    for part, pairs in (("train", known[:train]), ("dev", known[train:]), ("test", held_out)):
+        setattr(split, part, [Example(f"{part}-{row}", *pair) for row, pair in enumerate(pairs)])
+    return split
 
 
 def is_held_out(name: str, tags: frozenset[str]) -> bool:

@@ -96,9 +96,8 @@ def write_split(directory: str | Path, split: Split) -> None:
     directory = Path(directory)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise DataError(f"can't write a split to {directory}: it isn't a plain folder")
-    known = {"split.json", MANIFEST, *(f"{part}.jsonl" for part in PARTS)}
-    found = directory.iterdir() if directory.exists() else ()
-    if foreign := sorted(path.name for path in found if path.name not in known):
+    found = {path.name for path in directory.iterdir()} if directory.exists() else set()
+    if foreign := sorted(found - {"split.json", MANIFEST, *(f"{part}.jsonl" for part in PARTS)}):
         raise DataError(f"{directory} holds other files ({', '.join(foreign[:3])}): give another folder")
     fixed = {"name": split.name, "counts": split.counts()}
     with atomic_directory(directory) as folder:

@@ -146,50 +146,41 @@ def geoquery_split(
         parts = _drawn_ids(examples, kind, seed, divergence)
         name, meta["how"], meta["seed"] = kind, "drawn by the procedure", seed
     if kind != "standard" and not parts["dev"]:
-        parts["dev"], parts["test"] = _take_dev(parts["test"], seed if ids is None else 0)
-    train, dev, test = ([examples[id_] for id_ in parts[part]] for part in PARTS)
-    return Split(f"geoquery-{name}", train, dev, test, meta)
+        rest = parts["test"]
+        draw = random.Random(f"geoquery-dev-{seed if ids is None else 0}").random  # noqa: S311 - data, not secrets
+        dev = {id_ for _, id_ in sorted((draw(), id_) for id_ in sorted(rest))[: round(len(rest) / 4)]}
+        parts["dev"], parts["test"] = [i for i in rest if i in dev], [i for i in rest if i not in dev]
+    return Split(f"geoquery-{name}", **{part: [examples[id_] for id_ in parts[part]] for part in PARTS}, meta=meta)
 
 
 def printed(split: Split) -> Split:
     """A split as the paper's Appendix D prints it: 'value' for names, questions in lower case without a final mark."""
-    train, dev, test = (
-        [
-            replace(e, source=_MARK.sub("", e.source.lower()), target=_VALUE.sub("'value'", e.target))
-            for e in getattr(split, part)
-        ]
-        for part in PARTS
-    )
-    return Split(split.name, train, dev, test, {**split.meta, "values": "as the paper prints them"})
+    printed = Split(split.name, [], meta={**split.meta, "values": "as the paper prints them"})
+    for part in PARTS:
+        for each in getattr(split, part):
+            source, target = _MARK.sub("", each.source.lower()), _VALUE.sub("'value'", each.target)
+            getattr(printed, part).append(replace(each, source=source, target=target))
+    return printed
 
 
 def _drawn_ids(examples: Mapping[int, Example], kind: str, seed: int, divergence: float | None) -> dict[str, list[int]]:
     spec = ProgramSpec(language="functional", anonymize=True)
-    ids, programs = list(examples), [example.target for example in examples.values()]
-    name = f"geoquery-{kind}-{seed}"
+    ids, size, name = list(examples), _TRAIN[kind], f"geoquery-{kind}-{seed}"
+    trees: list[Tree] = []
+    for example in examples.values():
+        if (tree := spec.tree(example.target)) is None:
+            raise DataError(f"example {example.id} holds no FunQL program: {example.target}")
+        trees.append(tree)
     if kind == "standard":
-        sides = random_split(len(ids), _TRAIN[kind], name)
+        sides = random_split(len(ids), size, name)
     elif kind == "template":
-        sides = template_split([spec.key(program) for program in programs], _TRAIN[kind], name)
+        sides = template_split([spec.key(example.target) for example in examples.values()], size, name)
     elif kind == "tmcd":
-        sides = tmcd_split([_tree(spec, example) for example in examples.values()], _TRAIN[kind], name, divergence)
+        sides = tmcd_split(trees, size, name, divergence)
     else:
-        sides = length_split([len(_tree(spec, example)) for example in examples.values()], _TRAIN[kind], name)
+        sides = length_split([len(tree) for tree in trees], size, name)
     train, test = ([ids[position] for position in side] for side in sides)
     return {"train": train, "dev": [], "test": test}
-
-
-def _tree(spec: ProgramSpec, example: Example) -> Tree:
-    tree = spec.tree(example.target)
-    if tree is None:
-        raise DataError(f"example {example.id} holds no FunQL program: {example.target}")
-    return tree
-
-
-def _take_dev(test: list[int], seed: int) -> tuple[list[int], list[int]]:
-    draw = random.Random(f"geoquery-dev-{seed}").random  # noqa: S311 - data, not secrets
-    dev = {id_ for _, id_ in sorted((draw(), id_) for id_ in sorted(test))[: round(len(test) / 4)]}
-    return [id_ for id_ in test if id_ in dev], [id_ for id_ in test if id_ not in dev]
 
 
 def _read_ids(path: Path) -> dict[str, list[int]]:
