@@ -42,19 +42,12 @@ _BETA = threading.Lock()
 
 @dataclass(frozen=True)
 class SparseRows:
-    """An (N, D) matrix of mostly zeros in CSR form.
+    """An (N, D) matrix of mostly zeros in CSR form."""
 
-    Args:
-        starts: (N + 1,) int32, where each row starts in the other two.
-        columns: int32.
-        values: float32.
-        dim: D.
-    """
-
-    starts: NDArray[np.int32]
+    starts: NDArray[np.int32]  # (N + 1,), where each row starts in the other two
     columns: NDArray[np.int32]
     values: FloatArray
-    dim: int
+    dim: int  # D
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SparseRows, (self.starts, self.columns, self.values, self.dim)

@@ -47,27 +47,16 @@ _Given = tuple[str, Any, str]
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """A setting as help texts and fresh files show it.
+    """A setting as help texts and fresh files show it."""
 
-    Args:
-        path: dotted: "sft.epochs"; without a dot at the top level.
-        section: empty at the top level.
-        name: within its section.
-        description: what it sets.
-        comment: with what each choice means and, where the default depends on the family, what null means.
-        kind: the type: {one,other}, INT, FLOAT, BOOL, PATH, LIST, MAPPING or TEXT.
-        default: in a fresh file; None where it depends on the family.
-        families: the default of each family that has the setting, where it depends on the family; else empty.
-    """
-
-    path: str
-    section: str
+    path: str  # dotted: "sft.epochs"; without a dot at the top level
+    section: str  # empty at the top level
     name: str
     description: str
-    comment: str
-    kind: str
-    default: Any
-    families: Mapping[str, Any]
+    comment: str  # the description, the meanings of choices and, where the default depends on the family, of null
+    kind: str  # {one,other}, INT, FLOAT, BOOL, PATH, LIST, MAPPING or TEXT
+    default: Any  # None where it depends on the family
+    families: Mapping[str, Any]  # family → its default, where it depends on the family
 
 
 @cache

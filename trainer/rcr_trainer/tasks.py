@@ -34,22 +34,13 @@ CORPUS = Path("data/geoquery/corpus.xml")
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A split as the stages use it.
+    """A split as the stages use it."""
 
-    Args:
-        pool: the candidates.
-        queries: training queries, which are candidates, too.
-        dev: development queries; where the split has none, candidates taken out of `queries`.
-        test: held-out queries.
-        reinforced: training queries of GRPO: `queries`, or others taken out of the pool.
-        spec: how programs are read.
-    """
-
-    pool: list[Example]
-    queries: list[Example]
-    dev: list[Example]
+    pool: list[Example]  # the candidates
+    queries: list[Example]  # for training; candidates, too
+    dev: list[Example]  # of the split, or candidates taken out of `queries`
     test: list[Example]
-    reinforced: list[Example]
+    reinforced: list[Example]  # training queries of GRPO: `queries`, or others taken out of the pool
     spec: ProgramSpec
 
     def held_out(self, split: str) -> list[Example]:

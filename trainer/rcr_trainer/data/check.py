@@ -38,19 +38,12 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a file.
-
-    Args:
-        text: in one line.
-        places: where, a line each.
-        fix: whether it should be fixed.
-        overlap: whether it says what the file shares with the training data.
-    """
+    """Something about a file, in one line."""
 
     text: str
-    places: Sequence[str] = ()
-    fix: bool = False
-    overlap: bool = False
+    places: Sequence[str] = ()  # where, a line each
+    fix: bool = False  # should be fixed
+    overlap: bool = False  # is about what the file shares with the training data
 
 
 @dataclass(slots=True)
@@ -82,8 +75,8 @@ def guess_keys(path: str | Path, source: str | None = None, target: str | None =
 
     Args:
         path: the file.
-        source: the field of the question, if it is known.
-        target: the field of the program, if it is known.
+        source: the question's field, if it is known.
+        target: the program's field, if it is known.
 
     Raises:
         DataError: the file can't be read, it isn't clear which fields are meant, or both are the same.

@@ -23,21 +23,13 @@ LONGEST_PROGRAM = 113
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One production; ``{0}``, ``{1}``, … in both sides stand for its parts.
+    """One production; ``{0}``, ``{1}``, … in both sides stand for its parts."""
 
-    Args:
-        parts: the symbols that it expands into.
-        program: the program side.
-        utterance: the question side.
-        weight: how often it is taken, relative to the other rules of its symbol.
-        tag: its name in held-out combinations; rules may share one.
-    """
-
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # the symbols that it expands into
     program: str
     utterance: str
-    weight: float = 1.0
-    tag: str = ""
+    weight: float = 1.0  # how often it is taken, relative to the other rules of its symbol
+    tag: str = ""  # its name in held-out combinations; rules may share one
 
 
 class Draw(NamedTuple):
@@ -60,7 +52,7 @@ class SetChances(NamedTuple):
 
 
 class ClauseWeights(NamedTuple):
-    """How often a statement takes each of its forms."""
+    """How often a statement has each form."""
 
     exists: float
     quantifier: float

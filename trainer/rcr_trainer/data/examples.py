@@ -18,22 +18,15 @@ PARTS = ("train", "dev", "test")
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One question with its program.
+    """One question with its program."""
 
-    Args:
-        id: unique within its split; the same whenever the data are read.
-        source: the question.
-        target: the program that answers it.
-        fields: the rest of its row, such as `db_id`: JSON values by name, none called id, source or target.
-        group: the value of its field `data.group`: only examples of one group are picked for each other. None: no
-            groups.
-    """
-
-    id: str
+    id: str  # unique within its split; the same whenever the data are read
     source: str
     target: str
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """The rest of its row, such as `db_id`: JSON values by name, none called id, source or target."""
     group: str | None = field(default=None, compare=False)
+    """The value of its field `data.group`: only examples of one group are picked for each other."""
 
     @property
     def item(self) -> Item:
@@ -43,21 +36,14 @@ class Example:
 
 @dataclass(slots=True)
 class Split:
-    """A task's examples, divided (sizes in the paper's Appendix A).
-
-    Args:
-        name: such as ``template``.
-        train: the pool, and what is trained on.
-        dev: for choosing settings; may be empty.
-        test: for reporting.
-        meta: how the split was made, and by which language a run reads its programs; written to ``split.json``.
-    """
+    """A task's examples, divided (sizes in the paper's Appendix A)."""
 
     name: str
-    train: list[Example]
-    dev: list[Example] = field(default_factory=list)
-    test: list[Example] = field(default_factory=list)
+    train: list[Example]  # the pool, and what is trained on
+    dev: list[Example] = field(default_factory=list)  # for choosing settings
+    test: list[Example] = field(default_factory=list)  # for reporting
     meta: dict[str, Any] = field(default_factory=dict)
+    """How the split was made, and by which language a run reads its programs; written to ``split.json``."""
 
     def counts(self) -> dict[str, int]:
         """The number of examples in each part."""

@@ -37,27 +37,16 @@ _KINDS = {bool: "true or false", int: "a number", float: "a number", list: "a li
 
 @dataclass(slots=True)
 class ReadReport:
-    """What reading a file found.
-
-    Args:
-        path: the file.
-        unit: what places count: lines, or entries of a JSON list.
-        rows: rows that aren't blank lines.
-        delimiter: of a table; None: it is no table.
-        places: of the examples, in the file's order.
-        empty: where rows were dropped because source or target is null or blank.
-        duplicates: where rows repeat an earlier source and target; they are kept.
-        faults: what is wrong with each row that can't be used, if they were collected.
-    """
+    """What reading a file found. Places are lines, or entries of a JSON list."""
 
     path: str
-    unit: str = "line"
-    rows: int = 0
-    delimiter: str | None = None
-    places: list[int] = field(default_factory=list)
-    empty: list[int] = field(default_factory=list)
-    duplicates: list[int] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
+    unit: str = "line"  # or "entry"
+    rows: int = 0  # but for blank lines
+    delimiter: str | None = None  # of a table
+    places: list[int] = field(default_factory=list)  # of the examples, in order
+    empty: list[int] = field(default_factory=list)  # rows dropped since source or target is null or blank
+    duplicates: list[int] = field(default_factory=list)  # rows that repeat an earlier source and target; they are kept
+    faults: list[str] = field(default_factory=list)  # what is wrong with rows that can't be used, if collected
 
     def at(self, places: Sequence[int]) -> str:
         """Places in words: "lines 2, 3"."""
