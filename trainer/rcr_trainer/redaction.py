@@ -58,35 +58,31 @@ def shown(text: str) -> str:
     return printable(redact(text))
 
 
-def without_secrets(value: Any, name: str = "") -> Any:
-    """A JSON value with HIDDEN in place of secrets; the key that it stands under may mark it as one."""
-    return _hide(value, name, [])
-
-
 def secrets_in(value: Any) -> Iterator[str]:
     """The secrets that `without_secrets` hides, save the shortest, which would be found in any text."""
     found: list[str] = []
-    _hide(value, "", found)
+    without_secrets(value, found=found)
     for secret in found:
         for part in (secret, *secret.split(":", 1)[1:]):
             yield from (text for text in {part, unquote(part)} if len(text) > 3 and text != HIDDEN)
 
 
-def _hide(value: Any, name: str, found: list[str]) -> Any:
-    """`without_secrets`; adds the secrets to `found`."""
+def without_secrets(value: Any, name: str = "", *, found: list[str] | None = None) -> Any:
+    """A JSON value with HIDDEN in place of secrets, which are added to `found`; its name may mark it as one."""
+    secrets = [] if found is None else found
     if isinstance(value, Mapping):
-        are_headers = re.search("(?i)headers?$", name) is not None  # secret, whatever they are called
-        return {key: _hide(each, "authorization" if are_headers else str(key), found) for key, each in value.items()}
+        names = {key: "authorization" if re.search("(?i)headers?$", name) else str(key) for key in value}
+        return {key: without_secrets(inner, names[key], found=secrets) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_hide(inner, name, found) for inner in value]
+        return [without_secrets(inner, name, found=secrets) for inner in value]
     if not isinstance(value, str):
         return value
     if value and _NAME.search(name) and not _HARMLESS.match(name):
-        found.append(value)
+        secrets.append(value)
         return HIDDEN
 
     def hidden(match: re.Match[str]) -> str:
-        found.append(match["secret"])
+        secrets.append(match["secret"])
         return match[0].replace(match["secret"], HIDDEN)
 
     for pattern in _PATTERNS:

@@ -51,12 +51,9 @@ def _named(config: Settings) -> Iterator[tuple[str, str]]:
     for path, model in models.items():
         if model and not model.startswith(("package:", "langchain:")):
             yield path, f"open the model {model}"
-    if "score" in needs or evaluation.asks(config.llm):
-        yield from _asked(config)
-
-
-def _asked(config: Settings) -> Iterator[tuple[str, str]]:
     llm, reward = config.llm, config.reward
+    if "score" not in needs and not evaluation.asks(llm):
+        return
     if llm.kind == "local":
         yield "llm.model", f"open the model {llm.model}"
     else:

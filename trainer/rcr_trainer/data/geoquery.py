@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 
 from langchain_rcr.basics.files import write_bytes
 from langchain_rcr.programs import ProgramSpec, Tree
-from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file, read_text
 from rcr_trainer.data.dividing import length_split, random_split, template_split, tmcd_split
+from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file, read_text
 from rcr_trainer.errors import ConfigError, DataError
 
 # The sizes of train (Appendix A); template, TMCD and length leave 440 ids for dev and test.
