@@ -70,14 +70,13 @@ class DataSettings(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> DataSettings:
-        owners = {"files": ("train", "dev", "test"), "geoquery": ("corpus", "ids")}
-        for task, fields in owners.items():
-            for field in fields:
-                value = getattr(self, field)
-                if value is not None and self.task != task:
-                    raise contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
-                if value is not None and self.directory is not None:
-                    raise contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
+        owners = {**dict.fromkeys(("train", "dev", "test"), "files"), "corpus": "geoquery", "ids": "geoquery"}
+        for field, task in owners.items():
+            value = getattr(self, field)
+            if value is not None and self.task != task:
+                raise contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
+            if value is not None and self.directory is not None:
+                raise contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
         if self.source_key == self.target_key:
             advice = "question and program are two fields"
             raise contradiction("data.source_key", self.source_key, "data.target_key", self.target_key, advice)

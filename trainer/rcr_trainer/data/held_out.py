@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -38,14 +38,16 @@ def own_positions(
         own: list[object] = [("id", example.id), ("pair", example.source, example.target)]
         return [*own, ("program", spec.key(example.target))] if same_program else own
 
-    positions: dict[object, list[int]] = {}
+    positions: dict[object, list[int]] = defaultdict(list)
     for position, example in enumerate(pool):
         for identity in identities(example):
-            positions.setdefault(identity, []).append(position)
-    barred = ([n for identity in identities(query) for n in positions.get(identity, ())] for query in queries)
-    own = [np.unique(np.array(row, dtype=np.int64)) for row in barred]
+            positions[identity].append(position)
     others = {group: np.flatnonzero(~inside) for group, inside in _groups(queries, pool).items()}
-    return [np.union1d(row, others[query.group]) for row, query in zip(own, queries, strict=True)]
+    barred = []
+    for query in queries:
+        own = [n for identity in identities(query) for n in positions.get(identity, ())]
+        barred.append(np.union1d(np.array(own, dtype=np.int64), others[query.group]))
+    return barred
 
 
 def _groups(queries: Sequence[Example], pool: Sequence[Example]) -> dict[str | None, NDArray[np.bool_]]:
