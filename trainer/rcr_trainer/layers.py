@@ -142,8 +142,8 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
             lines += ["", f"# {section_title(section)}", f"{section}:"]
         pad = "  " if section else ""
         mark = f"{pad}# "
-        indents = {"initial_indent": mark, "subsequent_indent": mark}
-        lines += textwrap.wrap(setting.comment, 100, break_on_hyphens=False, **indents)
+        wrapper = textwrap.TextWrapper(100, mark, mark, break_on_hyphens=False)
+        lines += wrapper.wrap(setting.comment)
         value = values.get(setting.path, setting.default)
         text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
         lines.append(f"{pad}{setting.name}: {text}")
