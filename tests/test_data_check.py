@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rcr_trainer import cli
 from rcr_trainer.data import check
-from rcr_trainer.data.similar import near_repeats
+from rcr_trainer.data.check import near_repeats
 from rcr_trainer.errors import DataError
 from rcr_trainer.layers import load_config
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.data import Split, geoquery_split, write_split
+from rcr_trainer.data.dividing import atoms, compound_divergence
 from rcr_trainer.data.geoquery import CORPUS_SHA256, read_corpus
-from rcr_trainer.data.splits import atoms, compound_divergence
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import load_split

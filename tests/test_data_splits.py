@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.data.splits import (
+from rcr_trainer.data.dividing import (
     atoms,
     compound_divergence,
     compounds,

@@ -43,7 +43,6 @@ LEVELS = {
             "redaction",
             "settings",
             "layers",
-            "settings_file",
         ],
         ["tasks", "trust"],
         ["policies"],

@@ -1,8 +1,6 @@
-"""One event loop on a thread of its own, for engines whose clients are async.
+"""One event loop on a thread of its own, where async clients live.
 
-A client's connections belong to the event loop they were opened on, but callers come from threads, from any number of
-loops and, with `asyncio.run`, from loops that are gone a moment later. So the clients live here, and callers hand their
-coroutines over.
+A client's connections belong to the loop they were opened on, but callers come from threads and short-lived loops.
 """
 
 from __future__ import annotations
@@ -25,17 +23,16 @@ class BackgroundLoop:
     """An event loop that runs until the process ends; see `background`."""
 
     def __init__(self) -> None:
-        # psycopg can't work with the other kind, which is Windows' default.
-        self.loop = asyncio.SelectorEventLoop()
-        # Models that know no async each block a thread; threads are made when needed.
+        self.loop = asyncio.SelectorEventLoop()  # psycopg doesn't work on Windows' default kind
+        # Models without async methods block a thread each.
         self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "langchain-rcr"))
         self.at_end: set[Callable[[], Coroutine[Any, Any, None]]] = set()
-        """What to await before the loop ends: closing connections."""
+        """Awaited before the loop ends, to close connections."""
         self._thread = threading.Thread(target=self._run, name="langchain-rcr", daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Start a coroutine on this loop, without waiting for it."""
+        """Start a coroutine on this loop."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
         except RuntimeError:  # closed: the process ends
@@ -43,15 +40,12 @@ class BackgroundLoop:
             raise
 
     def later(self, work: Coroutine[Any, Any, Any]) -> None:
-        """`submit` for work without a result; dropped without an error if the process is ending."""
+        """`submit` for work without a result, which is dropped if the process is ending."""
         with contextlib.suppress(RuntimeError):
             self.submit(work)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await a coroutine on this loop, from a thread that has none or may block its own.
-
-        It is cancelled when the caller is interrupted.
-        """
+        """Block until a coroutine on this loop is done; cancels it if the caller is interrupted."""
         future = self.submit(work)
         try:
             return future.result()
@@ -60,11 +54,11 @@ class BackgroundLoop:
             raise
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
-        """`run` for a caller on an event loop, which goes on with other work meanwhile."""
+        """`run` for a caller on another event loop."""
         return await asyncio.wrap_future(self.submit(work))
 
     def stop(self) -> None:
-        """End the loop and its thread, once what is in `at_end` is done."""
+        """End the loop and its thread, after `at_end`."""
         with contextlib.suppress(Exception):
             self.submit(self._end()).result(_LONGEST_END_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -90,11 +84,11 @@ class BackgroundLoop:
 _lock = threading.Lock()
 _current: BackgroundLoop | None = None
 _of_parents: list[BackgroundLoop] = []
-"""After a fork: closing one's parent's loop would take the parent's own sockets out of its selector."""
+"""Kept after a fork: closing the parent's loop would take the parent's sockets out of its selector."""
 
 
 def background() -> BackgroundLoop:
-    """The loop of this process, which starts at the first call."""
+    """The loop of this process; starts at the first call."""
     global _current  # noqa: PLW0603
     with _lock:
         if _current is None:

@@ -1,7 +1,6 @@
-"""Writes files, JSON and folders atomically: to a temporary path beside the target, which is then renamed.
+"""Writes files, JSON and folders atomically: to a locked temporary path beside the target, which is then renamed.
 
-The writer locks its temporary path. What a killed writer left has no lock any more, and the next write of the same
-target removes it.
+What a killed writer left isn't locked any more, so the next write of the same target removes it.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Write a file that replaces `path` if the block ends without an error: temporary file, fsync, rename.
+    """Write a file that replaces `path` if the block ends without an error.
 
     Args:
-        path: the file to write; its folder is created if it is missing. A symbolic link is followed.
+        path: the file; its folder is created, a symbolic link is followed.
 
     Yields:
         The open temporary file.
 
     Raises:
-        InputError: the file can't be written there.
+        InputError: the file can't be written.
     """
     target = Path(os.path.realpath(path))
     with _input_errors(target):
@@ -53,13 +52,13 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
-    """Write a file atomically; see `atomic_file`."""
+    """Write a file atomically."""
     with atomic_file(path) as file:
         file.write(content)
 
 
 def write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text file atomically (UTF-8, newlines as they are); see `atomic_file`."""
+    """Write a text file atomically: UTF-8, newlines as they are."""
     write_bytes(path, text.encode("utf-8"))
 
 
@@ -69,10 +68,10 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
-    """A JSON object that has the required keys.
+    """A JSON object from a checkpoint.
 
     Raises:
-        CheckpointError: the file is missing, is not JSON, has a key twice, or lacks one.
+        CheckpointError: the file is missing, isn't a JSON object, has a key twice, or lacks one of the required.
     """
     try:
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unambiguous, parse_constant=_no_number)
@@ -82,14 +81,13 @@ def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
         raise CheckpointError(f"{path} can't be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
-    lacking = [key for key in required if key not in value]
-    if lacking:
+    if lacking := [key for key in required if key not in value]:
         raise CheckpointError(f"{path} was not written by langchain-rcr: it has no '{lacking[0]}'")
     return value
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Of two values for one key each reader may take another one, so that what was checked isn't what is used."""
+    """Refuses a key with two values, of which another reader may take the one that wasn't checked."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -108,17 +106,16 @@ def digest(value: Any) -> str:
 
 @contextmanager
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Fill a temporary folder that replaces `path` if the block ends without an error.
+    """Fill a temporary folder that replaces `path` as a whole if the block ends without an error.
 
-    A kill at any moment leaves the old folder or the new one, and perhaps a hidden folder `.NAME.…` beside it, which
-    the next write removes. On systems that can't swap two folders (all but Linux), `path` is missing for a moment
-    between two renames, while the hidden folder is the old one.
+    A kill at any moment leaves the old folder or the new one, and perhaps a hidden `.NAME.…` beside it, which the next
+    write removes. Systems other than Linux can't swap folders: between two renames only the hidden one is there.
 
     Args:
-        path: the folder to write; one that exists is replaced as a whole. A symbolic link is followed.
+        path: the folder; a symbolic link is followed.
 
     Yields:
-        The temporary folder, on the same file system as `path`.
+        The temporary folder, on the same file system.
 
     Raises:
         InputError: `path` is a file, or nothing can be written there.
@@ -141,11 +138,19 @@ def _beside(target: Path) -> Path:
 
 @contextmanager
 def _temporary(target: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """A new file or folder beside the target, locked until the block ends; what is still there then is removed."""
-    # If the target is missing, what is beside it may be the only copy: see `_put`.
-    if target.exists():
+    """A new file or folder beside the target, locked and in the end removed if it is still there."""
+    if target.exists():  # otherwise what is beside it may be the only copy, see `_put`
         _remove_abandoned(target)
-    path, lock = _made(target, make)
+    lock = None
+    while True:
+        path = _beside(target)
+        make(path)
+        # Before it was locked, another process may have removed it as abandoned.
+        with suppress(FileNotFoundError, BlockingIOError):
+            lock = _lock(path)
+            if lock is None or path.exists():
+                break
+            os.close(lock)
     try:
         yield path
         _remove_abandoned(target)
@@ -155,21 +160,9 @@ def _temporary(target: Path, make: Callable[[Path], None]) -> Iterator[Path]:
             os.close(lock)
 
 
-def _made(target: Path, make: Callable[[Path], None]) -> tuple[Path, int | None]:
-    while True:
-        path = _beside(target)
-        make(path)
-        # Before it was locked, another process may have taken it for abandoned.
-        with suppress(FileNotFoundError, BlockingIOError):
-            lock = _lock(path)
-            if lock is None or path.exists():
-                return path, lock
-            os.close(lock)
-
-
 def _remove_abandoned(target: Path) -> None:
-    """Remove what killed writers of the target left beside it: temporary paths that nobody holds a lock on."""
-    # Longer ones are those of a folder that was written into a temporary one.
+    """Remove what killed writers left beside the target: temporary paths without a lock."""
+    # Several suffixes: a folder written into a temporary one.
     ours = re.compile(rf"\.+{re.escape(target.name)}(?:\.[0-9a-f]{{8}})+")
     for path in [Path(entry) for entry in os.scandir(target.parent) if ours.fullmatch(entry.name)]:
         with suppress(OSError):
@@ -180,11 +173,11 @@ def _remove_abandoned(target: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """A handle that holds the lock of a file or folder; None if the system can't lock it.
+    """An open handle that locks a file or folder; None if the system can't.
 
     Raises:
         FileNotFoundError: it is gone.
-        BlockingIOError: another handle holds the lock.
+        BlockingIOError: it is locked.
     """
     if sys.platform == "win32":
         return None
@@ -196,7 +189,7 @@ def _lock(path: Path) -> int | None:
     except BlockingIOError:
         os.close(handle)
         raise
-    except OSError:  # A network file system without locks, say.
+    except OSError:  # such as a network file system without locks
         os.close(handle)
         return None
     return handle
@@ -211,7 +204,7 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _input_errors(target: Path) -> Iterator[None]:
-    """Turn an error of the file system into an `InputError` that names the user's path, not the temporary one."""
+    """Turn errors of the file system into an `InputError` that names the user's path, not the temporary one."""
     try:
         yield
     except (OSError, SafetensorError) as error:
@@ -219,7 +212,7 @@ def _input_errors(target: Path) -> Iterator[None]:
 
 
 def _settle(folder: Path) -> None:
-    """Sync every file, and give it the folder's read permissions: safetensors writes files for the owner only."""
+    """Sync all files, and give them the folder's permissions: safetensors writes for the owner only."""
     mode = folder.stat().st_mode & 0o666
     for entry in folder.rglob("*"):
         if entry.is_file():
@@ -230,7 +223,7 @@ def _settle(folder: Path) -> None:
 
 def _sync(path: Path) -> None:
     if os.name == "nt":
-        return  # Windows syncs neither folders nor files opened for reading.
+        return  # Windows syncs neither folders nor files opened for reading
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -239,7 +232,7 @@ def _sync(path: Path) -> None:
 
 
 def _put(new: Path, target: Path) -> None:
-    """Rename `new` to `target`; afterwards `new` is gone, or is the folder that was there."""
+    """Rename `new` to `target`; afterwards `new` is gone or is the old folder."""
     if not target.exists():
         new.replace(target)
         return
@@ -256,7 +249,7 @@ def _put(new: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step, which `rename` can't do with a non-empty target; False if the system can't."""
+    """Swap two folders in one step, which `rename` can't; False if the system can't."""
     with suppress(AttributeError, OSError, TypeError):
         rename = ctypes.CDLL(None).renameat2
         return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)

@@ -1,4 +1,4 @@
-"""What an encoder reads: a question alone (a query) or a question with its program (an example); and own examples."""
+"""What an encoder reads: a question (a query) or a question with its program (an example)."""
 
 from __future__ import annotations
 
@@ -16,35 +16,29 @@ Named = TypeVar("Named", bound=tuple[Any, ...])
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 )
-"""Letters of scripts that write no spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
+"""Scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
 WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
-"""What matches a word; in a script without spaces, a letter, so that a clause doesn't become one word."""
+"""Matches a word or, in these scripts, a letter, so that a clause isn't one word."""
 _PIECE = 512
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 class Item(NamedTuple):
-    """One text to encode.
-
-    Args:
-        source: the question.
-        target: the program; empty for a query, whose program is unknown.
-    """
+    """One text to encode: a question, and its program unless that is unknown."""
 
     source: str
     target: str = ""
 
     @property
     def text(self) -> str:
-        """What a text encoder reads: the question and, on a line of its own, the program if there is one."""
+        """What a text encoder reads: the question and, on the next line, the program if there is one."""
         return f"{self.source}\n{self.target}" if self.target else self.source
 
 
 def readable(items: Iterable[Item]) -> list[Item]:
-    """Items as encoders read them: questions in Unicode's NFKC, in which full-width letters are plain ones.
+    """Items as encoders and fits read them: questions in Unicode's NFKC, where full-width letters are plain ones.
 
-    Every question passes here on its way into an encoder, or into what is fitted to it; prompts show it as it was
-    written. Programs stay as they are, since their parsers tell such letters apart.
+    Programs stay as they are, since parsers tell such letters apart; prompts show questions as they were written.
     """
     items = list(items)
     if all(item.source.isascii() for item in items):
@@ -53,20 +47,20 @@ def readable(items: Iterable[Item]) -> list[Item]:
 
 
 def _nfkc(text: str) -> str:
-    # In pieces, since sorting a long run of accents takes the square of its length.
+    # In pieces: sorting a long run of accents takes quadratic time.
     return "".join(normalize("NFKC", text[start : start + _PIECE]) for start in range(0, len(text), _PIECE))
 
 
 def made(kind: type[Named], *columns: Iterable[Any]) -> Iterator[Named]:
-    """Named tuples of their columns; one call of Python each would take thrice as long."""
+    """Named tuples from columns, three times as fast as one call each."""
     return map(partial(tuple.__new__, kind), zip(*columns, strict=True))
 
 
 def copied(examples: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> Iterable[dict[str, Any]]:
-    """The fields of examples, sharing nothing that can be changed.
+    """Deep copies of examples' fields.
 
     Raises:
-        PoolError: a field can't be copied; the message names the example's id.
+        PoolError: a field can't be copied; names the example's id.
     """
     copies = list(map(dict, examples))
     if _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, copies)))):

@@ -10,25 +10,20 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 DELAY_S = 1.0
-"""Seconds that work may take before a bar appears: what is quick shows none."""
+"""Quicker work shows no bar."""
 
 
 def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = None) -> Any:
-    """Count steps on a bar.
-
-        with bar("adding", len(items)) as shown:
-            shown.update(n)  # n more are done
-
-    It is removed when the block ends. Of several processes that torchrun started, the first alone shows bars.
+    """A bar, as a context manager with `update(n)`; it goes when the block ends. Of several processes the first has it.
 
     Args:
         text: what is being done.
         total: steps in all.
-        done: steps that were done before, in an earlier process say.
-        items: what the bar gives one by one, if it is iterated over.
+        done: steps done before, by an earlier process say.
+        items: what iterating over the bar gives.
 
     Returns:
-        A `tqdm.tqdm`; one that shows nothing where stderr is not a terminal.
+        A `tqdm.tqdm`, which shows nothing where stderr is not a terminal.
     """
     from tqdm import tqdm
 
@@ -46,12 +41,7 @@ def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = N
 
 
 def track(items: Sequence[T], text: str) -> Iterable[T]:
-    """The items one by one, with a bar; costs nothing where there is nothing to show.
-
-    Args:
-        items: what a loop goes over.
-        text: what is being done.
-    """
+    """The items one by one, with a bar; costs nothing where there is none to show."""
     if len(items) < 2 or not _shown():
         return items
     shown: Iterable[T] = bar(text, len(items), items=items)

@@ -1,4 +1,4 @@
-"""What every group of settings shares: the run's, a family's own, those of the language model. Loads nothing heavy."""
+"""What all groups of settings share. Loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
 )
-"""Characters that move the cursor, change its colour, turn a text's direction or can't be written; not tab, newline."""
+"""Characters that steer a terminal, turn a text's direction or can't be encoded; not tab and newline."""
 
 
 class Section(BaseModel):
@@ -48,10 +48,10 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Marks a text field whose values are the names in a registry: `Annotated[str, OneOf(names)]`.
+    """Marks a field whose values are the names in a registry: `Annotated[str, OneOf(names)]`.
 
     Args:
-        names: returns what is registered now, each name with a line that describes it ("" for none).
+        names: returns the registered names, each with its description or "".
     """
 
     names: Callable[[], Mapping[str, str]]
@@ -69,17 +69,17 @@ class OneOf:
 
 
 def contradiction(field: str, value: object, other: str, other_value: object, advice: str) -> ValueError:
-    """What a validator raises where two settings contradict each other."""
+    """The error for two settings that contradict each other."""
     return ValueError(f"{field} = {show(value)} contradicts {other} = {show(other_value)}: {advice}")
 
 
 def show(value: object) -> str:
-    """A value as a message quotes it: short, on one line, None as null."""
+    """A value as messages quote it: short, on one line, None as null."""
     if value is None:
         return "null"
     return reprlib.repr(str(value) if isinstance(value, Path) else value)
 
 
 def printable(text: str) -> str:
-    """A text of the data as a terminal or a plot may show it: with U+FFFD in place of control characters."""
+    """A text that is safe in a terminal or plot: U+FFFD replaces control characters."""
     return _CONTROL.sub("\ufffd", text)

@@ -1,7 +1,7 @@
 """The command rcr-train: results on stdout, progress and errors on stderr.
 
-Exit codes: 0 done, 2 for what the user can fix (one line), 130 for Ctrl-C and SIGTERM, 1 with a traceback for a
-bug. Of several processes that `torchrun` started, the first alone reports; an error is printed once on each machine.
+Exit codes: 0 done, 2 for what the user can fix (one line), 130 for Ctrl-C and SIGTERM, 1 with a traceback for a bug.
+Of several processes the first reports; an error is printed once on each machine.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rcr_trainer.settings import Settings
 
 EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
-"""What the extra `train` brings, as it is imported."""
+"""The packages of the extra `train`, as they are imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size", "time")
 """The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""
 
@@ -35,14 +35,7 @@ _LONGEST = 900
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line.
-
-    Args:
-        argv: the arguments; None for this process's.
-
-    Returns:
-        The exit code.
-    """
+    """Run the command line, by default this process's, and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
         if argv is None:  # SIGTERM (of `timeout`, SLURM, `docker stop`) is Ctrl-C.
@@ -69,13 +62,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _line_of(error: Exception) -> str | None:
-    """What to say of an error about which the user can do something; None for a bug."""
+    """The message of an error that the user can fix; None for a bug."""
     if isinstance(error, RCRError):
         return str(error)
     if isinstance(error, ModuleNotFoundError):
         package = (error.name or "").partition(".")[0]
         return str(MissingExtraError(package, "train")) if package in EXTRA else None
-    if isinstance(error, OSError):  # The disk is full, a name too long, a folder not ours.
+    if isinstance(error, OSError):  # such as a full disk, a name too long, a folder not ours
         return f"{str(error.filename)[:200]}: {error.strerror}" if error.filename else str(error.strerror or error)
     return None
 
@@ -85,6 +78,7 @@ def _line_of(error: Exception) -> str | None:
 
 def _run(given: argparse.Namespace) -> None:
     from rcr_trainer import pipeline
+    from rcr_trainer.budget import plan
     from rcr_trainer.errors import ConfigError
     from rcr_trainer.layers import load_config
 
@@ -95,12 +89,8 @@ def _run(given: argparse.Namespace) -> None:
         )
     _check_extra(config)
     if given.dry_run:
-        from rcr_trainer.budget import plan
-
-        if number("RANK"):
-            return
         with logged():
-            lines = plan(config)
+            lines = [] if number("RANK") else plan(config)
         for line in lines:
             show(line)
         return
@@ -162,7 +152,7 @@ def _completion(given: argparse.Namespace) -> None:
 
 
 def build_parser(arguments: Sequence[str]) -> Parser:
-    """The parser, with the flags of the settings for the command that `arguments` call."""
+    """The parser; only the command that `arguments` call gets its settings' flags, which cost an import."""
     parser = Parser(
         prog=PROG,
         description="Train, evaluate and feed step-by-step retrievers of few-shot examples.",
@@ -171,7 +161,6 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"{PROG} {langchain_rcr.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
-    # Only the command at hand gets its settings' flags: they cost an import.
     called = next((word for word in arguments if not word.startswith("-")), "")
 
     text = "write a YAML file with all settings, commented"
@@ -222,7 +211,6 @@ def build_parser(arguments: Sequence[str]) -> Parser:
 
 
 def _add_report(commands: Any) -> None:
-    """The command `report`."""
     text = "write runs as one HTML file: tables, curves, and who picked what for which question"
     report = command(commands, "report", _report, text, "report runs/demo runs/reinforced --out both.html")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that has been evaluated")
@@ -232,7 +220,6 @@ def _add_report(commands: Any) -> None:
 
 
 def _add_paper(commands: Any, called: str) -> None:
-    """The command `paper`."""
     text = "do the runs behind a table or figure of the paper, as far as they are missing, and write it"
     example = "paper --table main --llm completion:NAME --splits template_1 --seeds 0"
     paper = command(commands, "paper", "rcr_trainer.paper.command:paper", text, example)
@@ -257,7 +244,6 @@ def _add_paper(commands: Any, called: str) -> None:
 
 
 def _add_keys(parser: argparse.ArgumentParser) -> None:
-    """What is guessed of a file unless it is given."""
     parser.add_argument("--source-key", help="field of the question (default: guessed)")
     parser.add_argument("--target-key", help="field of the program (default: guessed)")
     languages = "functional, sexpr, sql, sql:DIALECT, json, python or tokens (default: guessed)"
@@ -265,7 +251,6 @@ def _add_keys(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_data(commands: Any) -> None:
-    """The commands below `data`."""
     data = commands.add_parser(
         "data", help="look at your files; turn public data into a folder that data.directory takes"
     )

@@ -1,7 +1,4 @@
-"""What all commands of rcr-train share: its parser, the flags of settings, and where lines go.
-
-Results go to stdout, progress and errors to stderr. Loads nothing heavy.
-"""
+"""What all commands share: parser, flags of settings, output. Loads nothing heavy."""
 
 from __future__ import annotations
 
@@ -21,13 +18,10 @@ _SETTING = "setting:"
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors take one line, and an unknown setting names the nearest known one.
-
-    Attributes:
-        commands: parsers of the commands below this one, by name.
-    """
+    """Errors take one line, and an unknown setting names the nearest known one."""
 
     commands: Mapping[str, argparse.ArgumentParser]
+    """The parsers of the commands, by name."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line."""
@@ -39,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, shown(f"{PROG}: error: {message} ({hint})\n"))
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """As argparse does it, but for what is said of unknown arguments."""
+        """Parse; unknown arguments get our own message."""
         given, unknown = self.parse_known_args(args, namespace)
         if unknown:
             flag = unknown[0].partition("=")[0]
@@ -55,21 +49,18 @@ class Parser(argparse.ArgumentParser):
 def command(
     commands: Any, name: str, function: Callable[[argparse.Namespace], int | None] | str, text: str, example: str
 ) -> argparse.ArgumentParser:
-    """Add a command.
+    """Add a command to what `add_subparsers` returned.
 
     Args:
-        commands: what `add_subparsers` returned.
+        commands: the subparsers.
         name: of the command.
-        function: called with the parsed arguments; returns the exit code, None for 0. Or MODULE:NAME, where it is.
+        function: takes the parsed arguments and returns the exit code (None: 0); or MODULE:NAME, where it is.
         text: what the command does.
         example: its arguments in an example.
     """
+    about, example = f"{text[0].upper()}{text[1:]}.", f"example: {PROG} {example}"
     parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        help=text,
-        description=text[0].upper() + text[1:] + ".",
-        epilog=f"example: {PROG} {example}",
-        allow_abbrev=False,
+        name, help=text, description=about, epilog=example, allow_abbrev=False
     )
     parser.set_defaults(command=function, name=name, prog=parser.prog, settings={})
     return parser
@@ -97,47 +88,40 @@ def add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool])
 
 
 def flags(given: argparse.Namespace) -> dict[str, str]:
-    """The settings that were given as flags: dotted path → text."""
+    """The settings given as flags: dotted path → text."""
     return {name.removeprefix(_SETTING): value for name, value in vars(given).items() if name.startswith(_SETTING)}
 
 
 def completion_script(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """A bash script that completes commands and their flags; other words are completed as file names.
-
-    Args:
-        parsers: of all commands, with the flags of their settings.
-    """
+    """A bash script that completes commands and their flags, and other words as file names."""
     cases = []
     for name, parser in parsers.items():
         found = re.findall(r"^    (\w+) |^  (?:-\w, |    )?(--[\w.-]+)", parser.format_help(), re.MULTILINE)
         cases.append(f'        {name}) words="{" ".join(map("".join, found))}" ;;')
-    return "\n".join(
-        [
-            "_rcr_train() {",
-            f'    local current="${{COMP_WORDS[COMP_CWORD]}}" words="{" ".join(parsers)}"',
-            '    if [ "$COMP_CWORD" -gt 1 ]; then case "${COMP_WORDS[1]}" in',
-            *cases,
-            '        *) words="" ;;',
-            "    esac; fi",
-            '    COMPREPLY=($(compgen -W "$words" -- "$current"))',
-            "}",
-            f"complete -o default -F _rcr_train {PROG}",
-        ]
-    )
+    listed = "\n".join(cases)
+    return f"""_rcr_train() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" words="{" ".join(parsers)}"
+    if [ "$COMP_CWORD" -gt 1 ]; then case "${{COMP_WORDS[1]}}" in
+{listed}
+        *) words="" ;;
+    esac; fi
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _rcr_train {PROG}"""
 
 
 # ---------------------------------------------------------------- output
 
 
 def show(line: str) -> None:
-    """Write a line of results, without secrets and control characters."""
+    """Write a line of results to stdout."""
     from rcr_trainer.redaction import shown
 
     sys.stdout.write(f"{shown(line)}\n")
 
 
 def say(line: str) -> None:
-    """Write a line for the user's eyes, as `show` does; of several processes on a machine the first does."""
+    """Write a line to stderr; of several processes on a machine the first does."""
     from rcr_trainer.redaction import shown
 
     if number("LOCAL_RANK") == 0:
@@ -145,13 +129,13 @@ def say(line: str) -> None:
 
 
 def number(variable: str) -> int:
-    """This process's number among those that were started together (RANK), on this machine (LOCAL_RANK); alone: 0."""
+    """This process's number among those started together (RANK) or on this machine (LOCAL_RANK)."""
     value = os.environ.get(variable, "")
     return int(value) if value.isdigit() and os.environ.get("WORLD_SIZE", "1") != "1" else 0
 
 
 class _AboveBars(logging.Handler):
-    """Log lines on stderr, above the progress bars that are shown there, without secrets and control characters."""
+    """Writes log lines to stderr, above progress bars."""
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
@@ -163,7 +147,7 @@ class _AboveBars(logging.Handler):
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Show what the trainer logs; of several processes the first alone does."""
+    """Show what is logged; of several processes the first does."""
     log, library, handler = logging.getLogger("rcr_trainer"), logging.getLogger("langchain_rcr"), _AboveBars()
     level = log.level
     log.addHandler(handler)

@@ -1,8 +1,7 @@
-"""Reading and writing the settings of a run (`rcr_trainer.settings`): YAML file < environment < flags.
+"""Reads and writes the settings of a run (`rcr_trainer.settings`): YAML file < environment < flags.
 
-The layers are our own. pydantic-settings (2.16) names no line, variable or flag that a bad value comes from, passes
-over missing files, keys that are set twice and unknown variables, suggests nothing for a typo, takes lists in
-variables as JSON alone, and has no flags for settings that only some families have.
+pydantic-settings (2.16) can't do this: it names neither the line, variable nor flag of a bad value, accepts keys that
+are set twice and unknown variables, and has no flags for settings that only some families have.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import difflib
 import os
 import re
 import textwrap
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -28,84 +27,50 @@ from langchain_rcr.families import Family, families
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.redaction import HIDDEN, PLACES, redact, remember, without_secrets
 from rcr_trainer.settings import Settings
-from rcr_trainer.settings_file import read_settings_file, read_value
 
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
-"""Variables with our prefix that are no settings: RCR_DATA tells the project's tests where the corpora lie."""
+"""Not a setting: where the project's tests find the corpora."""
 
 _KINDS = {"list": "LIST", "dict": "MAPPING", "int": "INT", "float": "FLOAT", "bool": "BOOL", "Path": "PATH"}
+_MAX_NODES = 100_000
+"""Values in a settings file; there are some 150 settings."""
+_MAX_DIGITS = 3_500
+"""Digits of a number in any notation: Python prints at most 4,300 decimal ones."""
+
+_Given = tuple[str, Any, str]
+"""Dotted path, value, and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS" or "--sft.epochs"."""
+
+
+# ---------------------------------------------------------------- the settings there are
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting.
+    """A setting as help texts and fresh files show it."""
 
-    Args:
-        path: dotted, "sft.epochs"; without a dot at the top level.
-        info: pydantic's record of the field: annotation and default.
-        description: what it sets; of the section model, with what single families add to it.
-        families: the default of each family that has the setting, where it depends on the family; else empty.
-    """
-
-    path: str
-    info: FieldInfo
+    path: str  # dotted: "sft.epochs"; without a dot at the top level
+    section: str  # empty at the top level
+    name: str
     description: str
-    families: Mapping[str, Any]
-
-    @property
-    def section(self) -> str:
-        """The section's name, empty at the top level."""
-        return self.path.rpartition(".")[0]
-
-    @property
-    def name(self) -> str:
-        """The name within its section."""
-        return self.path.rpartition(".")[2]
-
-    @property
-    def default(self) -> Any:
-        """The value in a fresh YAML file; None where it depends on the family."""
-        return None if self.families else self.info.get_default(call_default_factory=True)
-
-    @property
-    def choices(self) -> Mapping[str, str]:
-        """The allowed words, where they are few, each with what it stands for, if that is known."""
-        for mark in self.info.metadata:
-            if isinstance(mark, OneOf):
-                return mark.names()
-        literal = get_origin(self.info.annotation) is Literal
-        return dict.fromkeys(get_args(self.info.annotation), "") if literal else {}
-
-    @property
-    def kind(self) -> str:
-        """The type as help texts name it: {one,other}, INT, FLOAT, BOOL, PATH, LIST, MAPPING or TEXT."""
-        if choices := self.choices:
-            return f"{{{','.join(choices)}}}"
-        found = re.search(r"\b(list|dict|int|float|bool|Path)\b", str(self.info.annotation))
-        return _KINDS[found[1]] if found else "TEXT"
-
-    @property
-    def comment(self) -> str:
-        """The description, what each choice means and, where the default depends on the family, what null means."""
-        text = self.description
-        explained = "; ".join(f"{name}: {meaning}" for name, meaning in self.choices.items() if meaning)
-        text += f" {explained}." if explained else ""
-        each = ", ".join(f"{family} {plain(value)}" for family, value in self.families.items())
-        return f"{text} null: by family, {each}." if each else text
+    comment: str  # the description, the meanings of choices and, where the default depends on the family, of null
+    kind: str  # {one,other}, INT, FLOAT, BOOL, PATH, LIST, MAPPING or TEXT
+    default: Any  # None where it depends on the family
+    families: Mapping[str, Any]  # family → its default, where it depends on the family
 
 
 @cache
 def sections() -> dict[str, type[BaseModel]]:
-    """The model of each section, by name; "" is the top level."""
+    """The model of each section by name; "" is the top level."""
     kinds = {name: info.annotation for name, info in Settings.model_fields.items()}
-    inner = {name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)}
-    return {"": Settings, **inner}
+    return {"": Settings} | {
+        name: kind for name, kind in kinds.items() if isinstance(kind, type) and issubclass(kind, BaseModel)
+    }
 
 
 @cache
 def settings() -> dict[str, Setting]:
-    """Every setting by its dotted path, top level first, then section by section, in the order of their fields."""
+    """Every setting by its dotted path: the top level, then section by section, in the order of their fields."""
     found: dict[str, Setting] = {}
     for section, model in sections().items():
         models = {family: family.Settings if section == "model" else model for family in families()}
@@ -117,17 +82,28 @@ def settings() -> dict[str, Setting]:
 
 
 def _setting(path: str, common: FieldInfo | None, models: Mapping[Family, type[BaseModel]]) -> Setting:
-    """A setting of the section that each family has a model of; `common` is the field that all families share."""
+    """One setting, by its section's model for each family; `common` is the field that all families share."""
     section, _, name = path.rpartition(".")
     infos = {family: model.model_fields[name] for family, model in models.items() if name in model.model_fields}
-    defaults = {f.name: f.training.get(section, {}).get(name, info.get_default()) for f, info in infos.items()}
+    info = common or next(iter(infos.values()))
+    defaults = {f.name: f.training.get(section, {}).get(name, own.get_default()) for f, own in infos.items()}
     if common is not None and all(value == common.get_default() for value in defaults.values()):
         defaults = {}
     texts: dict[str, list[str]] = {}
-    for family, info in infos.items():
-        texts.setdefault(" ".join((info.description or "").split()), []).append(family.name)
+    for family, own in infos.items():
+        texts.setdefault(" ".join((own.description or "").split()), []).append(family.name)
     text = next(iter(texts)) if len(texts) == 1 else " ".join(f"{', '.join(of)}: {each}" for each, of in texts.items())
-    return Setting(path, common or next(iter(infos.values())), text, defaults)
+    comment = text
+    literal = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
+    choices = next((mark.names() for mark in info.metadata if isinstance(mark, OneOf)), dict.fromkeys(literal, ""))
+    match = re.search(r"\b(list|dict|int|float|bool|Path)\b", str(info.annotation))
+    kind = f"{{{','.join(choices)}}}" if choices else _KINDS[match[1]] if match else "TEXT"
+    if explained := "; ".join(f"{choice}: {meaning}" for choice, meaning in choices.items() if meaning):
+        comment += f" {explained}."
+    if defaults:
+        comment += f" null: by family, {', '.join(f'{family} {plain(value)}' for family, value in defaults.items())}."
+    default = None if defaults else info.get_default(call_default_factory=True)
+    return Setting(path, section, name, text, comment, kind, default, defaults)
 
 
 def section_title(section: str) -> str:
@@ -142,16 +118,21 @@ def plain(value: object) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
+    """The message about a path that is no setting: it is a section, or this setting is nearest."""
+    if path in sections():
+        first = next((each.path for each in known.values() if each.section == path), "")
+        return f"'{path}' is a section, not a setting: set one of its own, such as {first}"
+    near = [setting.path for setting in known.values() if setting.name == path.rpartition(".")[2]]
+    near += difflib.get_close_matches(path, [*known, *sections()], 1)
+    return f"unknown setting '{path}'" + (f": did you mean '{near[0]}'?" if near else "")
+
+
 # ---------------------------------------------------------------- writing
 
 
 def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> str:
-    """A YAML file of all settings, each under a comment that explains it.
-
-    Args:
-        name: the run's name.
-        values: dotted path → value, where that is not the default.
-    """
+    """A YAML file of all settings, each under a comment; `values` (by dotted path) replace defaults."""
     values = {"name": name, **(values or {})}
     lines: list[str] = []
     section = ""
@@ -161,9 +142,8 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
             lines += ["", f"# {section_title(section)}", f"{section}:"]
         pad = "  " if section else ""
         mark = f"{pad}# "
-        lines += textwrap.wrap(
-            setting.comment, 100, initial_indent=mark, subsequent_indent=mark, break_on_hyphens=False
-        )
+        wrapper = textwrap.TextWrapper(100, mark, mark, break_on_hyphens=False)
+        lines += wrapper.wrap(setting.comment)
         value = values.get(setting.path, setting.default)
         text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
         lines.append(f"{pad}{setting.name}: {text}")
@@ -171,24 +151,25 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
 
 
 def to_yaml(config: Settings) -> str:
-    """The settings of a run as YAML that `load_config` reads back to the same but for secrets, which are left out."""
+    """The settings as YAML that `load_config` reads back, without secrets."""
     text: str = yaml.safe_dump(_nested(_shown(config)), sort_keys=False, allow_unicode=True)
     return text
 
 
 def differences(one: Settings, other: Settings, *, ignore: Collection[str] = ()) -> list[str]:
-    """The settings in which two configurations differ, each as "sft.epochs (3, now 5)"."""
+    """The settings in which two runs differ, each as "sft.epochs (3, now 5)"."""
     before, now = _shown(one), _shown(other)
     changed = [path for path in {**before, **now} if path not in ignore and before.get(path) != now.get(path)]
     return [f"{path} ({show(before.get(path))}, now {show(now.get(path))})" for path in changed]
 
 
 def _shown(config: Settings) -> dict[str, Any]:
-    """Dotted path → value as JSON has it, without secrets."""
+    """Dotted path → JSON value, without secrets."""
     return {path: without_secrets(value) for path, value in _flat(config.model_dump(mode="json")).items()}
 
 
 def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings by dotted path."""
     found: dict[str, Any] = {}
     for name, value in nested.items():
         found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
@@ -196,7 +177,7 @@ def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by section, from those by dotted path."""
+    """Settings by section."""
     nested: dict[str, Any] = {}
     for path, value in values.items():
         section, _, name = path.rpartition(".")
@@ -205,11 +186,11 @@ def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by section; what comes later wins."""
+    """Settings by section; later ones win."""
     return _nested({path: value for each in settings for path, value in _flat(each).items()})
 
 
-# ---------------------------------------------------------------- the three layers
+# ---------------------------------------------------------------- reading
 
 
 def load_config(
@@ -217,31 +198,27 @@ def load_config(
     flags: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Read the settings: YAML file < environment < flags.
+    """Read the settings of a run.
 
     Args:
-        path: the YAML file, or None for the defaults.
-        flags: dotted path → text, as typed after `--path`.
-        environ: the environment; None for this process's. Variables are RCR_NAME and RCR_SECTION__NAME.
+        path: the YAML file; None for the defaults.
+        flags: dotted path → text.
+        environ: RCR_NAME and RCR_SECTION__NAME; None for this process's environment.
 
     Returns:
-        The checked configuration. Its name is the YAML file's stem unless a layer names it.
+        The checked settings. The name is that of the YAML file unless a layer gives one.
 
     Raises:
-        ConfigError: a key is unknown (with the nearest known one), a value has the wrong type or range, settings
-            contradict each other, or the file can't be read. One line each.
+        ConfigError: a key is unknown, a value has the wrong type or range, settings contradict each other, or the
+            file can't be read; one line that says where.
     """
-    values, origins = _layers(path, flags, environ)
+    given = _layers(path, flags, environ)
+    values = {dotted: value for dotted, value, _ in given}
     for place in PLACES:
         remember(values.get(place))
     if path is not None:
         values.setdefault("name", run_name(path))
-    return checked(_nested(values), origins)
-
-
-def run_name(path: str | os.PathLike[str]) -> str:
-    """The name of the run of a settings file that gives none: its stem, as far as that may name a folder."""
-    return re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")[:200] or "rcr"
+    return checked(_nested(values), {dotted: where for dotted, _, where in given})
 
 
 def given_settings(
@@ -249,20 +226,21 @@ def given_settings(
     flags: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the layers of `load_config` set, by section, unchecked but for the keys: for commands that add to it.
+    """What the layers of `load_config` set, by section; only the keys are checked.
 
     Raises:
         ConfigError: a key is unknown, or the file can't be read.
     """
-    return _nested(_layers(path, flags, environ)[0])
+    return _nested({dotted: value for dotted, value, _ in _layers(path, flags, environ)})
+
+
+def run_name(path: str | os.PathLike[str]) -> str:
+    """A run's name from its settings file: the stem, as far as that may name a folder."""
+    return re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")[:200] or "rcr"
 
 
 def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Settings:
-    """The settings, by section, as an object.
-
-    Args:
-        nested: what differs from the defaults.
-        origins: dotted path → where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS", "--sft.epochs".
+    """The settings, given by section, as an object; `origins` (dotted path → place) is for error messages.
 
     Raises:
         ConfigError: a value has the wrong type or range, or settings contradict each other.
@@ -274,10 +252,9 @@ def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None)
 
 
 def run_config(path: str | os.PathLike[str], flags: Mapping[str, str] | None = None) -> Settings:
-    """The settings of a run folder's config.yaml, then flags.
+    """The settings of a run folder's config.yaml, then flags; only secrets come from the environment.
 
-    The environment gives what the file must not hold, secrets, and nothing else: a variable that is set for the next
-    training doesn't alter this run.
+    So variables set for the next training don't alter this run.
     """
     config = load_config(path, flags, environ={})
     names = {_variable(place) for place in hidden(config)}
@@ -285,7 +262,7 @@ def run_config(path: str | os.PathLike[str], flags: Mapping[str, str] | None = N
 
 
 def hidden(config: Settings) -> list[str]:
-    """The settings that lack the secret which they were first given with."""
+    """The settings whose secret was left out when they were written."""
     return [place for place in PLACES if HIDDEN in str(attrgetter(place)(config))]
 
 
@@ -304,13 +281,10 @@ def check_hidden(config: Settings, section: str) -> None:
 
 def _layers(
     path: str | os.PathLike[str] | None, flags: Mapping[str, str] | None, environ: Mapping[str, str] | None
-) -> tuple[dict[str, Any], dict[str, str]]:
-    """Dotted path → value, and → where it was given."""
-    known, values, origins = settings(), dict[str, Any](), dict[str, str]()
-    for dotted, value, where in read_settings_file(Path(path), sections().keys()) if path is not None else ():
-        if dotted not in known:
-            raise ConfigError(f"{where}: {unknown_key(dotted, known)}")
-        values[dotted], origins[dotted] = value, where
+) -> list[_Given]:
+    """What is given, the strongest last."""
+    known = settings()
+    given = [] if path is None else list(_from_file(Path(path)))
     variables = {_variable(each): each for each in known}
     for name, text in (os.environ if environ is None else environ).items():
         if not name.startswith(PREFIX) or name in RESERVED:
@@ -319,45 +293,111 @@ def _layers(
             near = difflib.get_close_matches(name, variables, 1)
             hint = f"did you mean {near[0]}?" if near else f"settings are {PREFIX}NAME and {PREFIX}SECTION__NAME"
             raise ConfigError(f"unknown setting in the environment variable {name}: {hint}")
-        dotted = variables[name]
-        values[dotted], origins[dotted] = parse_text(known[dotted], text), name
+        given.append((variables[name], _value_of(known[variables[name]], text), name))
     for dotted, text in (flags or {}).items():
         if dotted not in known:
             raise ConfigError(unknown_key(dotted, known))
-        values[dotted], origins[dotted] = parse_text(known[dotted], text), f"--{dotted}"
-    return values, origins
-
-
-def parse_text(setting: Setting, text: str) -> Any:
-    r"""The value of a flag or variable: null is None, lists are split at commas, mappings are YAML, the rest is left.
-
-    A list in brackets is read as YAML, so that "\n" in double quotes is a line break; its items stay texts.
-    """
-    if text.strip().lower() == "null":
-        return None
-    is_list, listed = setting.kind == "LIST", text.strip().removeprefix("[").removesuffix("]")
-    if setting.kind == "MAPPING" or (is_list and text.lstrip().startswith("[")):
-        with suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
-            return read_value(text, yaml.BaseLoader if is_list else yaml.SafeLoader)  # the former makes no numbers
-    return [part.strip().strip("'\"") for part in listed.split(",") if part.strip()] if is_list else text
+        given.append((dotted, _value_of(known[dotted], text), f"--{dotted}"))
+    return given
 
 
 def _variable(path: str) -> str:
     return PREFIX + path.upper().replace(".", "__")
 
 
-def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
-    """What to say of an unknown dotted path: that it is a section, or unknown, and which known one is nearest."""
-    if path in sections():
-        first = next((each.path for each in known.values() if each.section == path), "")
-        return f"'{path}' is a section, not a setting: set one of its own, such as {first}"
-    near = [setting.path for setting in known.values() if setting.name == path.rpartition(".")[2]]
-    near += difflib.get_close_matches(path, [*known, *sections()], 1)
-    return f"unknown setting '{path}'" + (f": did you mean '{near[0]}'?" if near else "")
+def _value_of(setting: Setting, text: str) -> Any:
+    r"""The value of a flag or variable: null is None, lists are split at commas, mappings are YAML, the rest is left.
+
+    A list in brackets is read as YAML, so that "\n" in double quotes is a line break; its items stay texts.
+    """
+    stripped, is_list = text.strip(), setting.kind == "LIST"
+    if stripped.lower() == "null":
+        return None
+    if setting.kind == "MAPPING" or (is_list and stripped.startswith("[")):
+        with suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
+            loader = yaml.BaseLoader(text) if is_list else yaml.SafeLoader(text)  # the former makes no numbers
+            root = _root_node(loader)
+            return None if root is None else loader.construct_document(root)
+    parts = stripped.removeprefix("[").removesuffix("]").split(",")
+    return [part.strip().strip("'\"") for part in parts if part.strip()] if is_list else text
+
+
+def _from_file(path: Path) -> Iterator[_Given]:
+    """The settings in a YAML file.
+
+    Raises:
+        ConfigError: it can't be read, is not YAML, too large or not a mapping, or a key is unknown or set twice.
+    """
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))  # libyaml's overflows the stack on deep nesting
+        if (root := _root_node(loader)) is not None:
+            yield from _flatten(loader, root, path)
+        return
+    except ConfigError:
+        raise
+    except FileNotFoundError:
+        fault = f": no such file (`rcr-train init {path}` writes one with all settings)"
+    except UnicodeDecodeError:
+        fault = ": not a text file in UTF-8"
+    except OSError as error:
+        fault = f": can't be read: {error.strerror}"
+    except RecursionError:
+        fault = ": not a settings file: nested too deeply"
+    except (yaml.YAMLError, ValueError, OverflowError) as error:  # such as an impossible date
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
+        where = f" line {mark.line + 1}" if mark is not None else ""
+        fault = f"{where}: not YAML: {redact(' '.join(problem.split()))[:200]}"
+    raise ConfigError(f"{path}{fault}") from None
+
+
+def _root_node(loader: Any) -> Any:
+    """The root of the YAML; aliases (`*name`) must not make it endless or huge."""
+    sizes: dict[int, int] = {}
+
+    def size(node: Any) -> int:
+        if isinstance(node, tuple):
+            return sum(map(size, node))
+        if node.tag.endswith(":int") and len(node.value) > _MAX_DIGITS:
+            problem = f"not a number of at most {_MAX_DIGITS:,} digits"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+        if id(node) not in sizes:
+            sizes[id(node)] = _MAX_NODES  # in case it contains itself
+            sizes[id(node)] = 1 + (sum(map(size, node.value)) if isinstance(node.value, list) else 0)
+        return sizes[id(node)]
+
+    root = loader.get_single_node()
+    if root is not None and size(root) > _MAX_NODES:
+        raise yaml.YAMLError(f"more than {_MAX_NODES:,} values, aliases written out")
+    return root
+
+
+def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[_Given]:
+    """The values of a mapping node; those of a section are one level down."""
+    where = f"{path} line {root.start_mark.line + 1}"
+    if root.id != "mapping":
+        raise ConfigError(f"{where}: the file must hold settings as `key: value`, not a {root.id}")
+    seen = set()
+    for key_node, node in root.value:
+        key = prefix + str(loader.construct_object(key_node, deep=True))
+        where = f"{path} line {key_node.start_mark.line + 1}"
+        if key in seen:
+            raise ConfigError(f"{where}: '{key}' is set twice")
+        seen.add(key)
+        if key in sections() and node.id == "mapping":
+            yield from _flatten(loader, node, path, f"{key}.")
+            continue
+        value = loader.construct_object(node, deep=True)
+        if key in sections():
+            if value is not None:
+                raise ConfigError(f"{where}: '{key}' is a section with settings of its own, not {show(value)}")
+        elif key not in settings():
+            raise ConfigError(f"{where}: {unknown_key(key, settings())}")
+        else:
+            yield key, value, where
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """One line for what pydantic found: field, value, what is expected, and where the value was given."""
+    """One line for what pydantic found: where the value was given, the field, what is expected, and the value."""
     messages: list[str] = []
     for item in error.errors(include_url=False):
         text = item["msg"].removeprefix("Value error, ")
@@ -365,7 +405,7 @@ def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
         if dotted not in settings():
             messages.append(text)
             continue
-        # pydantic appends how it failed ("…, unable to parse string as an integer"): the value says that better.
+        # pydantic adds how it failed ("…, unable to parse string as an integer"); the value says that better.
         expected = re.sub(r", (unable|got) .*", "", text.removeprefix("Input should be "))
         too_short = re.match(r"(?:List|String) should (have at least \d+ \w+)", text)
         words = [part.strip("' ") for part in re.split(",| or ", expected)] if item["type"] == "literal_error" else []

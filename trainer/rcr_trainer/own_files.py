@@ -1,4 +1,4 @@
-"""The commands for a user's own files: `data check`, `init --train` and `data text2sql`."""
+"""The commands `data check`, `init` and `data text2sql`."""
 
 from __future__ import annotations
 
@@ -17,10 +17,7 @@ if TYPE_CHECKING:
 
 
 def check(given: argparse.Namespace) -> int:
-    """Say what is in files, and which rows need fixing.
-
-    Returns:
-        The exit code: 1 where something does.
+    """Say what is in files, and which rows need fixing; the exit code is 1 if any do.
 
     Raises:
         DataError: a file can't be read at all.
@@ -40,11 +37,11 @@ def check(given: argparse.Namespace) -> int:
     return min(1, faults)
 
 
-def _programs(path: Path, keys: Keys) -> list[str]:
-    """The programs in a file, bad rows aside."""
+def _programs(path: Path, keys: Keys, *, collect: bool = True) -> list[str]:
+    """The programs in a file; `collect` passes over bad rows."""
     from rcr_trainer.data import read_examples
 
-    examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=True)
+    examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=collect)
     return [example.target for example in examples]
 
 
@@ -63,11 +60,11 @@ def _show(check: FileCheck) -> None:
 
 
 def init(given: argparse.Namespace) -> None:
-    """Write a settings file: for the user's own files, where they are given.
+    """Write a settings file, for the user's own files if any are given.
 
     Raises:
-        ConfigError: there is such a file already.
-        DataError: a file can't be read, none of its rows can, or it isn't clear which fields are meant.
+        ConfigError: the settings file exists.
+        DataError: a file or all of its rows can't be read, or it isn't clear which fields are meant.
         InputError: there is no such language.
     """
     path: Path = given.path
@@ -75,8 +72,8 @@ def init(given: argparse.Namespace) -> None:
         raise ConfigError(f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say")
     if path.exists() and not given.force:
         raise ConfigError(f"{path} exists: give another name, or --force to overwrite it")
-    about = (given.dev, given.test, given.source_key, given.target_key, given.language)
-    if given.train is None and any(value is not None for value in about):
+    about = {given.dev, given.test, given.source_key, given.target_key, given.language}
+    if given.train is None and about != {None}:
         raise ConfigError("--dev, --test, --language and keys need --train, the pool and the training questions")
     from rcr_trainer.layers import fresh_yaml, run_name
 
@@ -94,14 +91,13 @@ def init(given: argparse.Namespace) -> None:
 
 
 def _words(*paths: Path | None) -> str:
-    """Paths as a shell takes them, none of which looks like an option."""
+    """Paths as a shell takes them; none looks like an option."""
     return shlex.join(f"./{path}" if str(path).startswith("-") else str(path) for path in paths if path is not None)
 
 
 def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """What differs from the defaults for these files: dotted path → value."""
     from langchain_rcr.programs import get_parser
-    from rcr_trainer.data import read_examples
     from rcr_trainer.data.check import guess_keys, guess_language
 
     if given.language is not None:
@@ -112,7 +108,7 @@ def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
         if (file := getattr(given, part)) is not None:
             values[f"data.{part}"] = str(file)
             if not _programs(file, keys):
-                read_examples(file, source_key=keys.source, target_key=keys.target)  # which says what is wrong with it
+                _programs(file, keys, collect=False)  # raises what is wrong with it
     values |= {"data.source_key": keys.source, "data.target_key": keys.target}
     values["program.language"] = given.language or guess_language(_programs(given.train, keys))[0]
     if given.test is None:
@@ -124,7 +120,7 @@ def text2sql(given: argparse.Namespace) -> None:
     """Turn a file of the text2sql-data collection into a split folder.
 
     Raises:
-        DataError: the file is no such file, or the folder holds others.
+        DataError: the file is not of that form, or the folder holds others.
     """
     from rcr_trainer.data import text2sql_split, write_split
 

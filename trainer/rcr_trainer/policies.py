@@ -20,12 +20,7 @@ if TYPE_CHECKING:
 
 
 def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
-    """A fresh policy, on the run's device.
-
-    Args:
-        config: of the run.
-        task: the pool, from which vocabularies are read, and how its programs are read.
-        known: the frozen vectors computed before, to which training adds.
+    """A fresh policy for a task's pool, on the run's device; frozen vectors are taken from and added to `known`.
 
     Raises:
         InputError: the base model can't be loaded.
@@ -55,8 +50,7 @@ def load_model(
     Args:
         config: of the run.
         checkpoint: the folder.
-        known: the frozen vectors computed before, which the policy's backbone takes from here, and to which it adds;
-            None: it computes each again.
+        known: frozen vectors computed before, to which the policy adds; None: each is computed again.
         trust: which models that the checkpoint names may be loaded, see `TriEncoder.from_pretrained`.
     """
     from langchain_rcr.families.backbone import RememberingBackbone
@@ -69,7 +63,7 @@ def load_model(
 
 
 def embeddings_of(config: Settings) -> Any:
-    """The LangChain embeddings that `model.base` names as langchain:MODULE:CALLABLE; None where it names a model.
+    """The LangChain embeddings that `model.base` names; None where it names a model.
 
     Raises:
         ConfigError: there is no such callable, or what it returns embeds nothing.
@@ -81,16 +75,14 @@ def embeddings_of(config: Settings) -> Any:
         return None
     from rcr_trainer.rewards.make import load
 
-    embeddings = load(base.removeprefix("langchain:"), "model.base")()
-    if not (hasattr(embeddings, "embed_query") and hasattr(embeddings, "embed_documents")):
-        raise ConfigError(
-            f"model.base = '{base}' returned {type(embeddings).__name__}, which is no LangChain embeddings"
-        )
-    return embeddings
+    made = load(base.removeprefix("langchain:"), "model.base")()
+    if not (hasattr(made, "embed_query") and hasattr(made, "embed_documents")):
+        raise ConfigError(f"model.base = '{base}' returned {type(made).__name__}, which is no LangChain embeddings")
+    return made
 
 
 def device_of(config: Settings) -> str:
-    """The torch device that `device` means here.
+    """The torch device of a run.
 
     Raises:
         ConfigError: there is no such device on this machine.
@@ -107,7 +99,7 @@ def device_of(config: Settings) -> str:
 
 
 def check_files(run: Run) -> None:
-    """Check that a run's data and the checkpoints that it has, with their pools, are as they were written.
+    """Check that a run's data and checkpoints, with their pools, are as they were written.
 
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
@@ -125,7 +117,7 @@ def check_files(run: Run) -> None:
 
 
 def check_data(run: Run) -> None:
-    """Check that a run's data are as they were written; those of an earlier version have no digests.
+    """Check that a run's data are as they were written; earlier versions wrote no digests.
 
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
@@ -137,14 +129,10 @@ def check_data(run: Run) -> None:
 
 
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
-    """The policy that `sft.checkpoint` names, once it is certain that it is one for this run.
-
-    Args:
-        config: of the run.
-        pool: the run's candidates.
+    """The policy that `sft.checkpoint` names, if it fits the run's settings and pool.
 
     Raises:
-        CheckpointError: it is neither checkpoint nor run folder, is damaged, or its run has not got that far.
+        CheckpointError: it is neither checkpoint nor run folder, is damaged, or its run has no policy yet.
         ConfigError: the policy differs from the settings.
         PoolError: it has another pool.
     """
@@ -159,14 +147,11 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
         folder = other.sft_checkpoint if other.sft_checkpoint.is_dir() else other.checkpoint
     model = load_model(config, folder, trust=[config.model.pretrained or ""])
     verify(folder, pool=True)
-    policy = {"family": model.family.name, "lam": model.config.lam, "tau": model.config.tau}
-    for name, value in policy.items():
+    for name, value in (("family", model.family.name), ("lam", model.config.lam), ("tau", model.config.tau)):
         if value != getattr(config.model, name):
             raise ConfigError(f"sft.checkpoint = {start} has {name} {value}: set model.{name}: {value}")
-    found, wanted = (
-        Counter((example.source, example.target) for example in examples)
-        for examples in (read_examples(folder / "pool.jsonl")[0], pool)
-    )
+    own = read_examples(folder / "pool.jsonl")[0]
+    found, wanted = (Counter(example.item for example in examples) for examples in (own, pool))
     if found != wanted:
         raise PoolError(
             f"sft.checkpoint = {start} has another pool: {(wanted - found).total()} of this run's {len(pool)} examples "
@@ -184,9 +169,8 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], co
     from langchain_rcr.policy.prompt import APPENDIX_D
     from rcr_trainer.data import write_examples
 
-    model.card = model_card(
-        model.config, model.spec, name=config.name, datasets=config.data.public, k=config.evaluation.k
-    )
+    datasets = config.data.public
+    model.card = model_card(model.config, model.spec, name=config.name, datasets=datasets, k=config.evaluation.k)
     taught = config.grpo.enabled and config.llm.given
     model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None
     model.group = config.data.group

@@ -1,7 +1,6 @@
-"""Keeps keys and passwords of the settings out of files and messages, and control characters out of terminals.
+"""Keeps keys and passwords out of files and messages, and control characters out of terminals.
 
-A run folder has HIDDEN in place of a secret. To continue the run, it is given again as it was the first time: by the
-settings file, the environment or a flag.
+Run folders hold HIDDEN in place of a secret; to continue the run, the secret is given again.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from langchain_rcr.basics.section import printable
 
 HIDDEN = "***HIDDEN***"
 PLACES = ("llm.base_url", "llm.extra_body", "reward.database")
-"""The settings whose values may hold secrets that are needed again."""
+"""Settings that may hold a secret."""
 
 _LONG = "api[_-]?key|access[_-]?key|secret|token|password|passwd|passphrase|pwd|authorization|credential|cookie"
-"""Words that tell a secret wherever a name ends in them: clientSecret, sslpassword."""
+"""A name that ends in one is a secret's: clientSecret, sslpassword."""
 _WORDS = f"{_LONG}|auth|sig(?:nature)?"
 _NAME = re.compile(rf"(?i:{_LONG}|(?:^|[_.-])(?:key|auth|sig(?:nature)?))s?$|(?:Key|Auth|Sig(?:nature)?)s?$")
 _HARMLESS = re.compile(r"(?i)^(?:keys|(?:source|target)_?keys?|max\w*tokens)$")
@@ -31,24 +30,24 @@ _PATTERNS = (
     re.compile(r"(?i)\bbearer\s+(?P<secret>[\w.~+/=-]{6,})"),
     re.compile(r"\b(?P<secret>(?:sk-|hf_|gh[opsu]_|xox[a-z]-|AKIA|AIza)[\w-]{8,})"),
 )
-_KEY = 8
-"""Characters from which on something is a key: those of any service have 20 and more."""
+_MIN_KEY = 8
+"""Services' keys have 20 characters and more; a shorter one, such as "none" or "EMPTY", is a placeholder."""
 _known: set[str] = set()
 
 
 def remember(value: Any) -> None:
-    """From now on no message of this process shows the secrets in a setting's value."""
+    """Hide the secrets in a setting's value from all later messages."""
     _known.update(secrets_in(value))
 
 
 def remember_key(key: str) -> None:
-    """As `remember`, for a key alone. A short one, such as "none" or "EMPTY" for a server of one's own, is no key."""
-    if len(key) >= _KEY:
+    """Hide a key from all later messages."""
+    if len(key) >= _MIN_KEY:
         _known.add(key)
 
 
 def redact(text: str) -> str:
-    """A text without known secrets, and without what looks like one."""
+    """A text without known secrets and what looks like one."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return without_secrets(text)  # type: ignore[no-any-return]
@@ -59,46 +58,33 @@ def shown(text: str) -> str:
     return printable(redact(text))
 
 
-def without_secrets(value: Any, name: str = "") -> Any:
-    """A setting's value with HIDDEN in place of what is secret in it.
-
-    Args:
-        value: JSON values.
-        name: the key that it stands under, which may tell that it is a secret.
-    """
-    return _hide(value, name, [])
-
-
 def secrets_in(value: Any) -> Iterator[str]:
-    """The secrets that `without_secrets` hides; the shortest are left out, which would be found in any text."""
+    """The secrets that `without_secrets` hides, save the shortest, which would be found in any text."""
     found: list[str] = []
-    _hide(value, "", found)
+    without_secrets(value, found=found)
     for secret in found:
         for part in (secret, *secret.split(":", 1)[1:]):
             yield from (text for text in {part, unquote(part)} if len(text) > 3 and text != HIDDEN)
 
 
-def _hide(value: Any, name: str, found: list[str]) -> Any:
-    """See `without_secrets`; adds the secrets to `found`."""
+def without_secrets(value: Any, name: str = "", *, found: list[str] | None = None) -> Any:
+    """A JSON value with HIDDEN in place of secrets, which are added to `found`; its name may mark it as one."""
+    secrets = [] if found is None else found
     if isinstance(value, Mapping):
-        return {key: _hide(inner, _below(name, key), found) for key, inner in value.items()}
+        names = {key: "authorization" if re.search("(?i)headers?$", name) else str(key) for key in value}
+        return {key: without_secrets(inner, names[key], found=secrets) for key, inner in value.items()}
     if isinstance(value, list | tuple):
-        return [_hide(inner, name, found) for inner in value]
+        return [without_secrets(inner, name, found=secrets) for inner in value]
     if not isinstance(value, str):
         return value
     if value and _NAME.search(name) and not _HARMLESS.match(name):
-        found.append(value)
+        secrets.append(value)
         return HIDDEN
 
     def hidden(match: re.Match[str]) -> str:
-        found.append(match["secret"])
+        secrets.append(match["secret"])
         return match[0].replace(match["secret"], HIDDEN)
 
     for pattern in _PATTERNS:
         value = pattern.sub(hidden, value)
     return value
-
-
-def _below(name: str, key: object) -> str:
-    """The name of an inner value: headers are secret, whatever they are called."""
-    return "authorization" if re.search("(?i)headers?$", name) else str(key)

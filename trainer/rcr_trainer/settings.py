@@ -1,4 +1,4 @@
-"""The settings of a run as one pydantic model: types, ranges, defaults, descriptions, and what contradicts what."""
+"""The settings of a run as a pydantic model; the docstrings of its fields are the help texts."""
 
 from __future__ import annotations
 
@@ -65,19 +65,18 @@ class DataSettings(Section):
 
     @property
     def public(self) -> list[str]:
-        """The public data sets among the data: what a model card may name."""
+        """The public data sets that a model card may name."""
         return [] if self.task == "files" else [self.task]
 
     @model_validator(mode="after")
     def _agree(self) -> DataSettings:
-        owners = {"files": ("train", "dev", "test"), "geoquery": ("corpus", "ids")}
-        for task, fields in owners.items():
-            for field in fields:
-                value = getattr(self, field)
-                if value is not None and self.task != task:
-                    raise contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
-                if value is not None and self.directory is not None:
-                    raise contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
+        owners = {**dict.fromkeys(("train", "dev", "test"), "files"), "corpus": "geoquery", "ids": "geoquery"}
+        for field, task in owners.items():
+            value = getattr(self, field)
+            if value is not None and self.task != task:
+                raise contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
+            if value is not None and self.directory is not None:
+                raise contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
         if self.source_key == self.target_key:
             advice = "question and program are two fields"
             raise contradiction("data.source_key", self.source_key, "data.target_key", self.target_key, advice)
@@ -109,9 +108,8 @@ class ProgramSettings(Section):
     @model_validator(mode="after")
     def _agree(self) -> ProgramSettings:
         if self.covr_classes and not self.anonymize:
-            raise contradiction(
-                "program.covr_classes", True, "program.anonymize", False, "classes are a part of anonymising"
-            )
+            advice = "classes are a part of anonymising"
+            raise contradiction("program.covr_classes", True, "program.anonymize", False, advice)
         if self.anonymize == "names" and not hasattr(get_parser(self.language), "shape"):
             advice = "its programs have no tables and columns"
             raise contradiction("program.anonymize", "names", "program.language", self.language, advice)
@@ -121,13 +119,13 @@ class ProgramSettings(Section):
 
 
 def _of_its_family(values: Any) -> Any:
-    """The section `model` as the settings of the family that it names; null stands for the family's default."""
+    """The section `model` as the settings of its family; null stands for the family's default."""
     if not isinstance(values, Mapping):
         return values
     name = values.get("family") or DEFAULT_FAMILY
     given = {key: value for key, value in values.items() if value is not None}
     if name not in family_names():
-        return given  # The field says so.
+        return given  # the field's own check fails
     model = get_family(name).Settings
     for key in given.keys() - model.model_fields.keys():
         owners = [family.name for family in families() if key in family.Settings.model_fields]
@@ -267,9 +265,8 @@ class RewardSettings(Section):
     @model_validator(mode="after")
     def _agree(self) -> RewardSettings:
         if self.weights and len(self.weights) != len(self.names):
-            raise contradiction(
-                "reward.weights", self.weights, "reward.names", self.names, "give as many weights as names, or none"
-            )
+            advice = "give as many weights as names, or none"
+            raise contradiction("reward.weights", self.weights, "reward.names", self.names, advice)
         if len(set(self.names)) < len(self.names):
             raise ValueError(f"reward.names = {show(self.names)}: each once")
         return self
@@ -349,7 +346,7 @@ class Settings(Section):
 
     @property
     def folder(self) -> Path:
-        """The run folder: `output`, or runs/NAME in the working directory."""
+        """The run folder: `output`, or runs/NAME."""
         return self.output if self.output is not None else Path("runs") / self.name
 
     @field_validator("name")
@@ -362,7 +359,7 @@ class Settings(Section):
     @model_validator(mode="before")
     @classmethod
     def _trained_as_its_family(cls, values: Any) -> Any:
-        """Where other sections leave a value out, or set it to null, the family's default goes in."""
+        """The family's defaults, where other sections leave a value out or set it to null."""
         if not isinstance(values, Mapping):
             return values
         model = values.get("model")
@@ -376,20 +373,17 @@ class Settings(Section):
                 filled[section] = {**given, **missing}
         return filled
 
-    def _check_without_sft(self) -> None:
-        if not self.grpo.enabled:
-            raise contradiction("sft.enabled", False, "grpo.enabled", False, "an untrained policy picks at random")
-        if get_family(self.model.family).fits:
-            advice = "its fit is a part of SFT; set sft.epochs: 0 to do without gradient descent"
-            raise contradiction("sft.enabled", False, "model.family", self.model.family, advice)
-        if self.sft.checkpoint is not None:
-            raise contradiction("sft.enabled", False, "sft.checkpoint", self.sft.checkpoint, "keep one")
-
     @model_validator(mode="after")
     def _agree(self) -> Settings:
-        if not self.sft.enabled:
-            self._check_without_sft()
-        elif self.sft.epochs == 0 and not get_family(self.model.family).fits and self.sft.checkpoint is None:
+        fits = get_family(self.model.family).fits
+        if not self.sft.enabled and not self.grpo.enabled:
+            raise contradiction("sft.enabled", False, "grpo.enabled", False, "an untrained policy picks at random")
+        if not self.sft.enabled and fits:
+            advice = "its fit is a part of SFT; set sft.epochs: 0 to do without gradient descent"
+            raise contradiction("sft.enabled", False, "model.family", self.model.family, advice)
+        if not self.sft.enabled and self.sft.checkpoint is not None:
+            raise contradiction("sft.enabled", False, "sft.checkpoint", self.sft.checkpoint, "keep one")
+        if self.sft.enabled and self.sft.epochs == 0 and not fits and self.sft.checkpoint is None:
             advice = "without training it would pick at random"
             raise contradiction("sft.epochs", 0, "model.family", self.model.family, advice)
         if self.prompt.form == "chat" and self.llm.kind in ("completion", "local") and self.llm.given:

@@ -1,4 +1,4 @@
-"""From the settings to what the stages work with: pool and queries, the reward, the language model."""
+"""Makes what the stages work with from the settings: pool and queries, the reward, the language model."""
 
 from __future__ import annotations
 
@@ -23,33 +23,24 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _MOST_DEV = 200
-"""Development queries taken out of training by default, at most: coverage on 200 is known to a point or two."""
+"""Most development queries by default: coverage on 200 is known to a point or two."""
 
 LANGUAGE = "program_language"
-"""The key of a run's split.json for the language that its programs are read by, which may not be the settings'."""
+"""The key in split.json for the language that programs are read by, which may not be the settings'."""
 
 CORPUS = Path("data/geoquery/corpus.xml")
-"""Where a downloaded GeoQuery corpus is kept, in the working directory."""
+"""Where a downloaded GeoQuery corpus is kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A split as the stages use it.
+    """A split as the stages use it."""
 
-    Args:
-        pool: the candidates.
-        queries: training queries, candidates themselves.
-        dev: development queries; where the split brings none, candidates that were taken out of `queries`.
-        test: held-out queries.
-        reinforced: training queries of GRPO: `queries`, or those that were taken out of the pool for it.
-        spec: how programs are read.
-    """
-
-    pool: list[Example]
-    queries: list[Example]
-    dev: list[Example]
+    pool: list[Example]  # the candidates
+    queries: list[Example]  # for training; candidates, too
+    dev: list[Example]  # of the split, or candidates taken out of `queries`
     test: list[Example]
-    reinforced: list[Example]
+    reinforced: list[Example]  # training queries of GRPO: `queries`, or others taken out of the pool
     spec: ProgramSpec
 
     def held_out(self, split: str) -> list[Example]:
@@ -58,17 +49,13 @@ class Task:
 
 
 def load_split(data: DataSettings, seed: int) -> Split:
-    """The examples that the settings ask for.
-
-    Args:
-        data: task and where its files are.
-        seed: of what is sampled or drawn.
+    """The examples that the settings ask for; `seed` is that of what is drawn.
 
     Raises:
         DataError: a file can't be read; named with line and field.
         ConfigError: no such split.
     """
-    from rcr_trainer.data import covr_split, geoquery_split, read_split
+    from rcr_trainer.data import Split, covr_split, geoquery_split, read_examples, read_split
     from rcr_trainer.data.geoquery import printed
 
     if data.anonymize_values:
@@ -80,7 +67,14 @@ def load_split(data: DataSettings, seed: int) -> Split:
     if data.task == "geoquery":
         corpus = data.corpus or download_corpus()
         return geoquery_split(corpus, data.split, data.ids, seed, divergence=data.divergence)
-    return _split_of_files(data)
+    files: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
+    for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
+        if path is not None:
+            source, target = data.source_key, data.target_key
+            found, _ = read_examples(path, source_key=source, target_key=target, id_key=data.id_key)
+            prefix = "" if data.id_key else f"{part}-"  # row numbers restart in every file
+            files[part] = [replace(each, id=f"{prefix}{each.id}") for each in found]
+    return Split("files", **files, meta={"task": "files"})
 
 
 def download_corpus(destination: Path = CORPUS) -> Path:
@@ -93,34 +87,18 @@ def download_corpus(destination: Path = CORPUS) -> Path:
 
     if not destination.is_file():
         logger.info("downloading the GeoQuery corpus (1.2 MB, checksum tested) to %s", destination)
-        destination.parent.mkdir(parents=True, exist_ok=True)
         download_geoquery(destination)
     return destination
-
-
-def _split_of_files(data: DataSettings) -> Split:
-    from rcr_trainer.data import Split, read_examples
-
-    parts: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
-    for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
-        if path is None:
-            continue
-        examples, _ = read_examples(path, source_key=data.source_key, target_key=data.target_key, id_key=data.id_key)
-        # Row numbers restart in every file.
-        prefix = "" if data.id_key else f"{part}-"
-        parts[part] = [replace(example, id=f"{prefix}{example.id}") for example in examples]
-    return Split("files", parts["train"], parts["dev"], parts["test"], {"task": "files"})
 
 
 def divide(config: Settings, split: Split) -> Task:
     """Pool, training, development and test queries of a split.
 
-    Where a split has no dev part, `data.dev_size` training queries, drawn by the seed, become development queries.
-    They stay in the pool. With `grpo.queries`, that many of the others are drawn for GRPO alone and leave the pool
-    (appendix A).
+    Without a dev part, `data.dev_size` training queries become development queries and stay in the pool.
+    `grpo.queries` of the others are drawn for GRPO alone and leave the pool (appendix A).
 
     Raises:
-        ConfigError: that would leave no training queries.
+        ConfigError: no training queries would be left.
         InputError: there is no such program language.
     """
     from langchain_rcr.programs import ProgramSpec
@@ -130,21 +108,21 @@ def divide(config: Settings, split: Split) -> Task:
     size = config.data.dev_size
     if size is None:
         size = min(_MOST_DEV, len(split.train) // 5)
-    dev, queries = split.dev, split.train
+    pool, dev, queries = split.train, split.dev, split.train
     if not split.dev and size:
         dev, queries = _drawn(split.train, size, config.seed, "data.dev_size")
-    if not config.grpo.enabled or config.grpo.queries is None:
-        return _in_groups(config, Task(split.train, queries, dev, split.test, queries, spec))
-    reinforced, queries = _drawn(queries, config.grpo.queries, [config.seed, 1], "grpo.queries")
-    gone = {id(example) for example in reinforced}
-    pool = [example for example in split.train if id(example) not in gone]
+    reinforced = queries
+    if config.grpo.enabled and config.grpo.queries is not None:
+        reinforced, queries = _drawn(queries, config.grpo.queries, [config.seed, 1], "grpo.queries")
+        gone = {id(example) for example in reinforced}
+        pool = [example for example in split.train if id(example) not in gone]
     return _in_groups(config, Task(pool, queries, dev, split.test, reinforced, spec))
 
 
 def _in_groups(config: Settings, task: Task) -> Task:
-    """The task with the groups of `data.group`; queries whose group has too few candidates are left out.
+    """The task with the groups of `data.group`, without queries whose group has too few candidates.
 
-    A query to train on needs k candidates with other programs, and k more, since its fold may bar half of its group.
+    A training query needs k with other programs, and 2 k in all, since its fold may bar half of its group.
     """
     key = config.data.group
     if key is None:
@@ -161,16 +139,11 @@ def _in_groups(config: Settings, task: Task) -> Task:
     sizes = Counter(example.group for example in pool)
     programs = Counter((example.group, task.spec.key(example.target)) for example in pool)
 
+    def needed(query: Example, part: str) -> int:
+        return k + 1 if part == "test" else max(2 * k, k + programs[query.group, task.spec.key(query.target)])
+
     def kept(part: str, queries: Sequence[Example]) -> list[Example]:
-        members = [member(query) for query in queries]
-        if part == "test":
-            found = [query for query in members if sizes[query.group] > k]
-        else:
-            found = [
-                query
-                for query in members
-                if sizes[query.group] >= max(2 * k, k + programs[query.group, task.spec.key(query.target)])
-            ]
+        found = [query for query in map(member, queries) if sizes[query.group] >= needed(query, part)]
         if queries and not found:
             raise DataError(
                 f"no {part} query has enough candidates with its own {key} for k = {k}: data.group: null picks across"
@@ -188,34 +161,32 @@ def _in_groups(config: Settings, task: Task) -> Task:
 def _drawn(
     examples: Sequence[Example], size: int, seed: int | list[int], field: str
 ) -> tuple[list[Example], list[Example]]:
-    """`size` examples, drawn by the seed, and the others; both in their original order."""
+    """`size` examples drawn at random, and the others, both in their order."""
     import numpy as np
 
     if size >= len(examples):
         raise ConfigError(f"{field} = {size} leaves no training queries of {len(examples)}: lower it")
-    is_drawn = np.zeros(len(examples), dtype=bool)
-    is_drawn[np.random.default_rng(seed).permutation(len(examples))[:size]] = True
-    drawn = [example for example, chosen in zip(examples, is_drawn, strict=True) if chosen]
-    return drawn, [example for example, chosen in zip(examples, is_drawn, strict=True) if not chosen]
+    order = np.random.default_rng(seed).permutation(len(examples)).tolist()
+    drawn, others = ([examples[number] for number in sorted(part)] for part in (order[:size], order[size:]))
+    return drawn, others
 
 
 def check_task(config: Settings, task: Task) -> Task:
-    """Find now what would stop the run later, and how its programs are read.
+    """Find now what would stop the run later.
 
     Returns:
-        The task; its programs are read as `tokens` where none of the user's own files is of the settings' language.
+        The task, with language `tokens` if no program in the user's own files is of the settings' language.
 
     Raises:
         PoolError: fewer candidates than picks.
-        DataError: no program of the pool parses though its language is known, or none of the queries to evaluate on.
+        DataError: no program of a public data set parses, or no program of the queries to evaluate on.
         ConfigError: there are no queries to evaluate on.
     """
-    # A training query never retrieves itself, hence one more than k.
-    needs = [("sft.k", config.sft.k, 1), ("evaluation.k", config.evaluation.k, 0)]
+    needs = [("sft.k", config.sft.k), ("evaluation.k", config.evaluation.k)]
     if config.grpo.enabled:
-        needs.append(("grpo.k", config.grpo.k, 1))
-    for field, k, more in needs:
-        if len(task.pool) < k + more:
+        needs.append(("grpo.k", config.grpo.k))
+    for field, k in needs:
+        if len(task.pool) < k + (field != "evaluation.k"):  # a training query never retrieves itself
             raise PoolError(f"the pool has {len(task.pool)} examples, too few for {field} = {k}")
     spec = replace(task.spec, language=_language_of(task.pool, task.spec, own=config.data.task == "files"))
     split = config.evaluation.split
@@ -232,13 +203,7 @@ def check_task(config: Settings, task: Task) -> Task:
 
 
 def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
-    """Log what the data hold, in a line for the user's own files, and what test and training data share.
-
-    Args:
-        data: where the split comes from.
-        split: the examples.
-        spec: how programs are read.
-    """
+    """Log what the data hold (a line for the user's own files), and what test and training data share."""
     from rcr_trainer.data.check import Keys, check_files, check_split, in_one_line
 
     files = [path for path in (data.train, data.dev, data.test) if path is not None]
@@ -267,22 +232,17 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
             logger.warning(
                 "%d of %d programs don't parse as '%s' (id %s first): they stay in the pool, cover nothing and train "
                 "nothing",
-                len(broken),
-                len(pool),
-                language,
-                broken[0],
+                *(len(broken), len(pool), language, broken[0]),
             )
         return language
     first = " ".join(pool[0].target.split())[:80]
     if not own:
         raise DataError(f"no program of the pool parses with program.language = '{language}' (the first: {first})")
     best, counts = guess_language([example.target for example in pool])
+    hint = "" if best == TOKENS else f"; {counts}: set program.language: {best}"
     logger.warning(
         "none of the %d programs parses as '%s' (the first is '%s'): token n-grams stand for structures%s",
-        len(pool),
-        language,
-        first,
-        "" if best == TOKENS else f"; {counts}: set program.language: {best}",
+        *(len(pool), language, first, hint),
     )
     return TOKENS
 
@@ -322,15 +282,12 @@ def build_execution(config: Settings, spec: ProgramSpec) -> Reward | None:
 
 
 def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> LanguageModel:
-    """The model that answers prompts; close it when done.
-
-    Answers are kept in a file beside the run folder, for all runs; what is spent is booked under the run's folder.
+    """The model that answers prompts, to be closed; what it costs is booked under the run's folder.
 
     Args:
         config: of the run.
         task: how programs are read.
-        keep: whether there is such a file; without it answers and bookings are gone with the model, and it is only
-            checked that there could be one.
+        keep: keep answers in a file beside the run folder, for all runs; otherwise only check that this could be done.
 
     Raises:
         ConfigError: invalid settings.

@@ -1,8 +1,7 @@
-"""What a run folder may do where it is only read: compared again, or shown.
+"""Guards against run folders of strangers.
 
-A settings file that is given to `rcr-train run` is the caller's own word: what it names is imported, opened and asked.
-The settings in a run folder are data, since the folder may be someone else's. What they name outside of it takes the
-caller's consent (`--trust`), or is given by a flag.
+A settings file given to `rcr-train run` is the caller's own: what it names is imported, opened and asked. Settings in a
+run folder are only data; what they name outside of it needs the caller's consent (`--trust`) or a flag.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from rcr_trainer.runs.folder import Run
 
 _OPENS_MODELS = {"embed", "embed_tokens", "token_ids", "policy"}
-"""Needs of baselines for which a model is opened by its name."""
+"""Needs of baselines that open a model by name."""
 
 
 def check_foreign(run: Run) -> None:
@@ -40,7 +39,7 @@ def check_foreign(run: Run) -> None:
 
 
 def _named(config: Settings) -> Iterator[tuple[str, str]]:
-    """What a comparison imports, opens and asks beyond the run folder: the setting, and what would happen."""
+    """What a comparison would import, open and ask: the setting, and what it would do."""
     evaluation, base = config.evaluation, config.model.pretrained or ""
     if base.startswith("langchain:") and get_family(config.model.family).frozen:
         yield "model.base", f"import {base.removeprefix('langchain:')}"
@@ -52,12 +51,9 @@ def _named(config: Settings) -> Iterator[tuple[str, str]]:
     for path, model in models.items():
         if model and not model.startswith(("package:", "langchain:")):
             yield path, f"open the model {model}"
-    if "score" in needs or evaluation.asks(config.llm):
-        yield from _asked(config)
-
-
-def _asked(config: Settings) -> Iterator[tuple[str, str]]:
     llm, reward = config.llm, config.reward
+    if "score" not in needs and not evaluation.asks(llm):
+        return
     if llm.kind == "local":
         yield "llm.model", f"open the model {llm.model}"
     else:

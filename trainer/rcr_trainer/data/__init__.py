@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rcr_trainer.data.check import shared
 from rcr_trainer.data.covr import covr_split
-from rcr_trainer.data.examples import Example, Split, read_split, write_examples, write_split
-from rcr_trainer.data.files import ReadReport, read_examples, unparsed
+from rcr_trainer.data.examples import Example, Split, write_examples, write_split
+from rcr_trainer.data.files import ReadReport, read_examples, read_split, unparsed
 from rcr_trainer.data.geoquery import download_geoquery, geoquery_split
 from rcr_trainer.data.text2sql import text2sql_split
 

@@ -1,10 +1,8 @@
-"""COVR-10: ten splits of questions and programs by held-out combinations of grammar rules; no download needed.
+"""COVR-10: ten splits by held-out combinations of grammar rules (Bogin et al., 2022); no download needed.
 
-COVR is the data set of Bogin et al. (2022), "Unobserved Local Structures Make Compositional Generalization
-Hard". Its synchronous grammar stands here in a form of our own, with weights fitted to the published examples: one draw
-gives a question, its program and the rules used. The grammar's limits are written into the symbols: a thing has at
-most two filters, a chain at most two relations, ``scene ( )`` occurs only in a quantifier's condition, and what is
-asked about a number is answered by a number.
+The synchronous grammar is written in a form of our own, with weights fitted to the published examples. Its symbols hold
+its limits: at most two filters a thing and two relations a chain, ``scene ( )`` only in a quantifier's condition, and
+numbers as answers to questions about numbers.
 """
 
 from __future__ import annotations
@@ -25,25 +23,17 @@ LONGEST_PROGRAM = 113
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One production; both sides say with ``{0}``, ``{1}``, … where the parts' own words go.
+    """One production; ``{0}``, ``{1}``, … in both sides stand for its parts."""
 
-    Args:
-        parts: the symbols that it expands into, in order.
-        program: the program side.
-        utterance: the side in words.
-        weight: how often it is taken, relative to the other rules of its symbol.
-        tag: the name by which a held-out combination refers to it; rules may share one.
-    """
-
-    parts: tuple[str, ...]
+    parts: tuple[str, ...]  # the symbols that it expands into
     program: str
     utterance: str
-    weight: float = 1.0
-    tag: str = ""
+    weight: float = 1.0  # how often it is taken, relative to the other rules of its symbol
+    tag: str = ""  # its name in held-out combinations; rules may share one
 
 
 class Draw(NamedTuple):
-    """One derivation: the two sides, and the tags of the rules that it uses."""
+    """One derivation: its two sides, and the tags of its rules."""
 
     utterance: str
     program: str
@@ -51,27 +41,18 @@ class Draw(NamedTuple):
 
 
 class SetChances(NamedTuple):
-    """How often a set of things is narrowed, by the place where it is described.
+    """How often a set of things is narrowed."""
 
-    Args:
-        relation: the set's things stand in a relation to others.
-        second_relation: and these others to others again.
-        lone_filter: a thing without a relation has a filter.
-        head_filter: a thing that a relation narrows has one.
-        inner_filter: a thing at the end of a relation has one.
-        second_filter: a thing with a filter has another.
-    """
-
-    relation: float
-    second_relation: float
-    lone_filter: float
-    head_filter: float
-    inner_filter: float
-    second_filter: float
+    relation: float  # to other things
+    second_relation: float  # of these to others again
+    lone_filter: float  # of a thing without a relation
+    head_filter: float  # of a thing with a relation
+    inner_filter: float  # of a thing at the end of a relation
+    second_filter: float  # of a thing with a filter
 
 
 class ClauseWeights(NamedTuple):
-    """How often a statement takes each of its forms."""
+    """How often a statement has each form."""
 
     exists: float
     quantifier: float
@@ -81,10 +62,8 @@ class ClauseWeights(NamedTuple):
 
 # The weights match the published statistics (see tests/test_data_covr.py).
 _FORMS = {"what": 16, "choose": 26, "and": 16, "or": 15, "single": 28}
-# Of a statement that stands alone, and of one half of a pair.
 _CLAUSES = {"single": ClauseWeights(4, 9, 7.5, 7.5), "paired": ClauseWeights(6.3, 5.3, 7, 5)}
-# In a question for a value, in a statement alone, in a pair, on a comparison's second side, and at the end of a
-# condition's relation, where only one more relation is possible (a first one and a lone thing play no part).
+# "second" is a comparison's second side, "condition" the end of a condition's relation, which has at most one more.
 _SETS = {
     "asked": SetChances(0.87, 0.64, 0.9, 0.6, 0.5, 0.58),
     "single": SetChances(0.76, 0.2, 0.9, 0.72, 0.48, 0.45),
@@ -162,7 +141,7 @@ def _clause_rules(place: str, forms: ClauseWeights) -> dict[str, list[Rule]]:
 
 
 def _set_rules(place: str, chances: SetChances) -> dict[str, list[Rule]]:
-    """The sets described at one place: ``place/n`` holds at most n relations in a chain."""
+    """The sets described at one place; ``place/n`` has at most n relations in a chain."""
     lone, head, inner = f"{place} lone thing", f"{place} head", f"{place} inner thing"
     related = ("with_relation ( {0} , {1} , {2} )", "{0} that is {1} {2}")
     filtered = ("filter ( {0} , {1} )", "{0} {1}")
@@ -191,11 +170,7 @@ def _set_rules(place: str, chances: SetChances) -> dict[str, list[Rule]]:
 
 
 class Sampler:
-    """Draws derivations; the same seed gives the same draws on every machine and Python version.
-
-    Args:
-        seed: of a `random.Random` of its own; text or a number.
-    """
+    """Draws derivations; the same seed gives the same draws on every machine and Python version."""
 
     def __init__(self, seed: str | int) -> None:
         # Only random() is promised to give the same numbers in later Pythons, not choices() or shuffle().
@@ -206,7 +181,7 @@ class Sampler:
         }
 
     def draw(self) -> Draw:
-        """One question with its program. Draws may repeat."""
+        """One question with its program; draws may repeat."""
         while True:
             tags: set[str] = set()
             utterance, program = self._expand("question", tags)
@@ -240,29 +215,25 @@ HELD_OUT: Mapping[str, tuple[frozenset[str], ...]] = {
 }
 
 _Pair = tuple[str, str]
-
-# Draws without a new example after which the grammar counts as exhausted.
 _PATIENCE = 200_000
+"""Draws without a new example after which the grammar counts as exhausted."""
 
 
 def covr_split(name: str | int, seed: int = 0, train: int = 3000, test: int = 500, dev: int = 0) -> Split:
-    """Draw one of the ten COVR-10 splits (sizes in the paper's Appendix A: 3,000 train, 500 test).
+    """Draw one of the ten COVR-10 splits (sizes in the paper's Appendix A: 3,000 train, 500 test), without duplicates.
 
-    The same arguments give the same examples on every machine. Within a seed the draws are one fixed sequence:
-    a smaller split is the beginning of a larger one, and the size of dev changes neither train nor test.
+    The same arguments give the same examples on every machine. A smaller split is the beginning of a larger one, and
+    the size of dev changes neither train nor test.
 
     Args:
         name: one of 8, 25, 34, 43, 48, 51, 99, 100, 110, 115.
         seed: of the draws.
-        train: how many examples without a held-out combination go to train.
-        test: how many examples with one go to test.
-        dev: how many more, drawn as train is, go to dev. Unlike test they hold nothing new.
-
-    Returns:
-        A split without duplicates, within its parts or across them.
+        train: examples without a held-out combination.
+        test: examples with one.
+        dev: more examples like those of train.
 
     Raises:
-        ConfigError: no such split, a size below 0, or more examples wanted than the grammar yields.
+        ConfigError: no such split, a size below 0, or the grammar yields too few examples.
     """
     name = str(name)
     if name not in HELD_OUT:
@@ -271,16 +242,15 @@ def covr_split(name: str | int, seed: int = 0, train: int = 3000, test: int = 50
         if size < 0:
             raise ConfigError(f"covr: {part} must be 0 or more, got {size}")
     known, held_out = _draw(name, seed, train + dev, test)
-    parts = {"train": known[:train], "dev": known[train:], "test": held_out}
-    examples = {
-        part: [Example(f"{part}-{row}", *pair) for row, pair in enumerate(pairs)] for part, pairs in parts.items()
-    }
     meta = {"task": "covr", "split": name, "seed": seed, "how": "sampled from the grammar of COVR"}
-    return Split(f"covr-{name}", examples["train"], examples["dev"], examples["test"], meta)
+    split = Split(f"covr-{name}", [], meta=meta)
+    for part, pairs in (("train", known[:train]), ("dev", known[train:]), ("test", held_out)):
+        setattr(split, part, [Example(f"{part}-{row}", *pair) for row, pair in enumerate(pairs)])
+    return split
 
 
 def is_held_out(name: str, tags: frozenset[str]) -> bool:
-    """Whether a derivation that uses the rules of these tags belongs to the split's test set."""
+    """Whether a derivation with these tags belongs to the split's test set."""
     return any(combination <= tags for combination in HELD_OUT[name])
 
 

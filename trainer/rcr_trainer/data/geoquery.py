@@ -16,8 +16,8 @@ from xml.etree import ElementTree
 
 from langchain_rcr.basics.files import write_bytes
 from langchain_rcr.programs import ProgramSpec, Tree
+from rcr_trainer.data.dividing import length_split, random_split, template_split, tmcd_split
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file, read_text
-from rcr_trainer.data.splits import length_split, random_split, template_split, tmcd_split
 from rcr_trainer.errors import ConfigError, DataError
 
 # The sizes of train (Appendix A); template, TMCD and length leave 440 ids for dev and test.
@@ -40,20 +40,18 @@ _MOST_BYTES = 10_000_000
 
 
 def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, timeout: float = 30.0) -> Path:
-    """Download the GeoQuery corpus (1.2 MB) from the public text2sql-data repository, at a fixed revision.
-
-    A file that is already there with the right content is left as it is.
+    """Download the GeoQuery corpus (1.2 MB) from the public text2sql-data repository, unless it is there already.
 
     Args:
-        destination: the file to write; its folder is made.
-        url: where from; a mirror must hold the very same bytes, since they are compared by their checksum.
+        destination: the file to write.
+        url: where from; the content must have the corpus' checksum.
         timeout: seconds without an answer after which to give up.
 
     Returns:
-        The destination. It holds the corpus, or is what it was before.
+        The destination.
 
     Raises:
-        DataError: no connection, or another content.
+        DataError: no connection, or other content; the destination is as before.
         InputError: the destination can't be written.
     """
     destination = Path(destination)
@@ -79,19 +77,11 @@ def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, timeout
 
 
 def read_corpus(path: str | Path) -> dict[int, Example]:
-    """Read the corpus: the English question and the FunQL program of each example that the splits know.
-
-    A file that declares entities is refused, so that a crafted one can neither blow up in memory nor read
-    other files.
-
-    Args:
-        path: the corpus as `download_geoquery` brings it (XML).
-
-    Returns:
-        880 examples by id, 0 to 879, in this order.
+    """The English questions and FunQL programs of the 880 examples in the splits, by id in order.
 
     Raises:
-        DataError: the file is missing, isn't such a corpus, or lacks an example.
+        DataError: the file is missing, isn't the corpus, lacks an example, or declares entities, by which a crafted
+            file could fill the memory or read other files.
     """
     text = read_text(path)
     if "<!ENTITY" in text:
@@ -127,22 +117,19 @@ def geoquery_split(
     *,
     divergence: float | None = PUBLISHED_DIVERGENCE,
 ) -> Split:
-    """One GeoQuery split (sizes: the paper's Appendix A).
+    """One GeoQuery split (sizes: the paper's Appendix A); ids are those of the corpus.
 
-    Dev is a quarter of the ids outside train (110 of 440); the standard split has none.
+    Dev is a quarter of what is not in train (110 of 440); the standard split has none.
 
     Args:
         corpus: the corpus file.
         kind: ``standard`` (at random), ``template`` (no anonymised program on both sides), ``tmcd`` (compounds of
-            test unlike those of train) or ``length`` (the longest programs in test, as the paper has it; the published
-            split goes by the words of the question); see `splits`.
-        ids: a JSON file ``{"train": [ids], "test": [ids]}``, such as the published splits: exactly those ids. With
-            a ``dev`` of its own, also exactly that; without, dev is drawn from test, always the same for a file.
+            test unlike those of train) or ``length`` (the longest programs in test; the published split goes by the
+            words of the question).
+        ids: a JSON file ``{"train": [ids], "test": [ids]}``, such as the published splits. It may have a ``dev``;
+            otherwise dev is drawn from test, always the same.
         seed: of the draw, without `ids`.
         divergence: of compounds, at which the draw of ``tmcd`` ends; None: as far as it goes, some 0.34.
-
-    Returns:
-        The split; its examples' ids are those of the corpus.
 
     Raises:
         ConfigError: no such kind.
@@ -159,53 +146,41 @@ def geoquery_split(
         parts = _drawn_ids(examples, kind, seed, divergence)
         name, meta["how"], meta["seed"] = kind, "drawn by the procedure", seed
     if kind != "standard" and not parts["dev"]:
-        parts["dev"], parts["test"] = _take_dev(parts["test"], seed if ids is None else 0)
-    train, dev, test = ([examples[id_] for id_ in parts[part]] for part in PARTS)
-    return Split(f"geoquery-{name}", train, dev, test, meta)
+        rest = parts["test"]
+        draw = random.Random(f"geoquery-dev-{seed if ids is None else 0}").random  # noqa: S311 - data, not secrets
+        dev = {id_ for _, id_ in sorted((draw(), id_) for id_ in sorted(rest))[: round(len(rest) / 4)]}
+        parts["dev"], parts["test"] = [i for i in rest if i in dev], [i for i in rest if i not in dev]
+    return Split(f"geoquery-{name}", **{part: [examples[id_] for id_ in parts[part]] for part in PARTS}, meta=meta)
 
 
 def printed(split: Split) -> Split:
-    """A split with its examples as the paper's Appendix D prints them.
-
-    Programs have 'value' for the name of each state, city, river, place and country; questions are in lower case,
-    without a mark at their end.
-    """
-
-    def one(example: Example) -> Example:
-        source, target = _MARK.sub("", example.source.lower()), _VALUE.sub("'value'", example.target)
-        return replace(example, source=source, target=target)
-
-    train, dev, test = ([one(example) for example in getattr(split, part)] for part in PARTS)
-    return Split(split.name, train, dev, test, {**split.meta, "values": "as the paper prints them"})
+    """A split as the paper's Appendix D prints it: 'value' for names, questions in lower case without a final mark."""
+    printed = Split(split.name, [], meta={**split.meta, "values": "as the paper prints them"})
+    for part in PARTS:
+        for each in getattr(split, part):
+            source, target = _MARK.sub("", each.source.lower()), _VALUE.sub("'value'", each.target)
+            getattr(printed, part).append(replace(each, source=source, target=target))
+    return printed
 
 
 def _drawn_ids(examples: Mapping[int, Example], kind: str, seed: int, divergence: float | None) -> dict[str, list[int]]:
     spec = ProgramSpec(language="functional", anonymize=True)
-    ids, programs = list(examples), [example.target for example in examples.values()]
-    name = f"geoquery-{kind}-{seed}"
+    ids, size, name = list(examples), _TRAIN[kind], f"geoquery-{kind}-{seed}"
+    trees: list[Tree] = []
+    for example in examples.values():
+        if (tree := spec.tree(example.target)) is None:
+            raise DataError(f"example {example.id} holds no FunQL program: {example.target}")
+        trees.append(tree)
     if kind == "standard":
-        sides = random_split(len(ids), _TRAIN[kind], name)
+        sides = random_split(len(ids), size, name)
     elif kind == "template":
-        sides = template_split([spec.key(program) for program in programs], _TRAIN[kind], name)
+        sides = template_split([spec.key(example.target) for example in examples.values()], size, name)
     elif kind == "tmcd":
-        sides = tmcd_split([_tree(spec, example) for example in examples.values()], _TRAIN[kind], name, divergence)
+        sides = tmcd_split(trees, size, name, divergence)
     else:
-        sides = length_split([len(_tree(spec, example)) for example in examples.values()], _TRAIN[kind], name)
+        sides = length_split([len(tree) for tree in trees], size, name)
     train, test = ([ids[position] for position in side] for side in sides)
     return {"train": train, "dev": [], "test": test}
-
-
-def _tree(spec: ProgramSpec, example: Example) -> Tree:
-    tree = spec.tree(example.target)
-    if tree is None:
-        raise DataError(f"example {example.id} holds no FunQL program: {example.target}")
-    return tree
-
-
-def _take_dev(test: list[int], seed: int) -> tuple[list[int], list[int]]:
-    draw = random.Random(f"geoquery-dev-{seed}").random  # noqa: S311 - data, not secrets
-    dev = {id_ for _, id_ in sorted((draw(), id_) for id_ in sorted(test))[: round(len(test) / 4)]}
-    return [id_ for id_ in test if id_ in dev], [id_ for id_ in test if id_ not in dev]
 
 
 def _read_ids(path: Path) -> dict[str, list[int]]:
@@ -218,17 +193,11 @@ def _read_ids(path: Path) -> dict[str, list[int]]:
         if not isinstance(values, list) or not values:
             raise DataError(f"{path}: {part!r} must be a list of ids, with at least one")
         for value in values:
-            id_ = _id(value)
-            if id_ is None:
+            id_ = int(value) if isinstance(value, str) and value.isdecimal() else value
+            if type(id_) is not int or id_ not in _IDS:
                 raise DataError(f"{path}: {value!r} in {part!r} is no GeoQuery id; they run from 0 to {_IDS[-1]}")
             if id_ in owner:
                 raise DataError(f"{path}: id {id_} is in {owner[id_]!r} and also in {part!r}")
             owner[id_] = part
             parts[part].append(id_)
     return parts
-
-
-def _id(value: object) -> int | None:
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value in _IDS else None

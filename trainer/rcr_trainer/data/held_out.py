@@ -1,9 +1,9 @@
-"""Which queries and candidates belong together, so that training and evaluation look at what is new to the policy."""
+"""Which candidates a query may not get, so that training and evaluation look at questions new to the policy."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 import numpy as np
@@ -19,34 +19,35 @@ from rcr_trainer.data import Example
 logger = logging.getLogger(__name__)
 
 _MOST = 0.5
-"""The share of the pool, or of a query's group, that a fold may bar. One program may have most of the questions: it
-bars itself alone."""
+"""The share of the pool, or of a query's group, that a fold may bar; the program of most questions would bar more."""
 
 
 def own_positions(
     queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool = False
 ) -> list[NDArray[np.int64]]:
-    """For each query the pool positions that are the query itself, of another group or, as an option, of its program.
+    """For each query the pool positions of itself (by id, or question and program) and of other groups.
 
     Args:
-        queries: examples; one that is also in the pool shares its id, or its question and program, with it.
+        queries: with gold programs.
         pool: the candidates.
         spec: decides what the same program is.
-        same_program: also bar candidates with the query's own program.
+        same_program: add candidates with the query's own program.
     """
 
     def identities(example: Example) -> list[object]:
         own: list[object] = [("id", example.id), ("pair", example.source, example.target)]
         return [*own, ("program", spec.key(example.target))] if same_program else own
 
-    positions: dict[object, list[int]] = {}
+    positions: dict[object, list[int]] = defaultdict(list)
     for position, example in enumerate(pool):
         for identity in identities(example):
-            positions.setdefault(identity, []).append(position)
-    barred = ([n for identity in identities(query) for n in positions.get(identity, ())] for query in queries)
-    own = [np.unique(np.array(row, dtype=np.int64)) for row in barred]
+            positions[identity].append(position)
     others = {group: np.flatnonzero(~inside) for group, inside in _groups(queries, pool).items()}
-    return [np.union1d(row, others[query.group]) for row, query in zip(own, queries, strict=True)]
+    barred = []
+    for query in queries:
+        own = [n for identity in identities(query) for n in positions.get(identity, ())]
+        barred.append(np.union1d(np.array(own, dtype=np.int64), others[query.group]))
+    return barred
 
 
 def _groups(queries: Sequence[Example], pool: Sequence[Example]) -> dict[str | None, NDArray[np.bool_]]:
@@ -56,31 +57,25 @@ def _groups(queries: Sequence[Example], pool: Sequence[Example]) -> dict[str | N
 
 
 class HeldOut:
-    """Training questions as questions to come: neither the fit nor the pool has seen the others of their folds.
+    """Training questions as if they were new: neither the fit nor the pool has seen their folds.
 
     Args:
         pool: the candidates.
         queries: training questions that aren't among them.
         spec: decides what the same program is.
-        new: the share of them that is held out with their programs, of which the pool then has none.
+        new: the share of questions that is held out with their programs.
         seed: of the folds.
     """
 
     def __init__(
-        self,
-        pool: Sequence[Example],
-        queries: Sequence[Example],
-        spec: ProgramSpec,
-        *,
-        new: float = 1.0,
-        seed: int = 0,
+        self, pool: Sequence[Example], queries: Sequence[Example], spec: ProgramSpec, *, new: float = 1.0, seed: int = 0
     ) -> None:
         self.pool, self.spec = pool, spec
         self.folds = Folds.of(_items([*pool, *queries]), spec, new=new, seed=seed)
         self._numbers = self.folds.numbers(_items(pool))
 
     def barred(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
-        """For each training question the pool positions that it may not get: its own, and those of its fold."""
+        """For each training question the pool positions that it may not get: itself and its fold."""
         itself, programs = (own_positions(queries, self.pool, self.spec, same_program=same) for same in (False, True))
         items, groups = _items(queries), _groups(queries, self.pool)
         out = []
@@ -100,17 +95,12 @@ class HeldOut:
 
 
 def share_held_out(
-    given: bool | None,
-    queries: Sequence[Example],
-    dev: Sequence[Example],
-    pool: Sequence[Example],
-    spec: ProgramSpec,
+    given: bool | None, queries: Sequence[Example], dev: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec
 ) -> float:
-    """The share of training questions to hold out with their programs, so that they are as new as questions to come.
+    """The share of training questions to hold out with their programs, to make them as new as questions to come.
 
-    Of questions to come as many are taken to be new, in that no example of the pool has their program, as of
-    development questions that were not taken from training; where there are none, as of training questions, each
-    without itself.
+    A question is new if no example of the pool has its program. As many are expected to be as of the development
+    questions, or, where those were taken from training, as of the training questions, each without itself.
 
     Args:
         given: `exclude_own_program`: true for all, false for none, None to estimate it.
@@ -139,14 +129,12 @@ def share_held_out(
 
 
 def _items(examples: Sequence[Example]) -> list[Item]:
-    """As `Family.fit` takes them."""
     return readable(example.item for example in examples)
 
 
 def taken_from(queries: Sequence[Example], pool: Sequence[Example]) -> bool:
-    """Whether queries were taken out of the training questions, so that they are in the pool (by their ids).
+    """Whether queries are in the pool (by id): then, as for training questions, the fit has seen their programs.
 
-    What holds for training queries then holds for them: a closed-form fit has seen their programs, and they get no
-    candidate with their own. True where there are no queries.
+    True where there are no queries.
     """
     return {query.id for query in queries} <= {example.id for example in pool}

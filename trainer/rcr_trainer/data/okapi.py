@@ -22,13 +22,10 @@ def tokenize(text: str) -> list[str]:
 
 
 class BM25Scorer:
-    """Scores texts against a corpus just as `rank_bm25.BM25Okapi(...).get_scores` does, all queries at once.
+    """Scores as `rank_bm25.BM25Okapi.get_scores` gives them, for all queries at once.
 
-    A document's score is a sum over the query's words of a weight of (word, document), so the weights make up a
-    matrix (words, documents) and scoring is the product of the queries' word counts with it.
-
-    Args:
-        corpus_texts: the N documents.
+    A score is the sum of weights of (word, document) over a query's words, so it is one product of word counts
+    (B, words) with weights (words, N).
     """
 
     def __init__(self, corpus_texts: Sequence[str]) -> None:

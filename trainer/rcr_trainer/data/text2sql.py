@@ -1,7 +1,4 @@
-"""Questions with SQL in the form of the text2sql-data collection: ATIS, Scholar, Geography, Academic, IMDB, Yelp.
-
-Source: Finegan-Dollak, Kummerfeld et al., "Improving Text-to-SQL Evaluation Methodology", ACL 2018.
-"""
+"""The text2sql-data collection: ATIS, Scholar, Geography, Academic, IMDB, Yelp (Finegan-Dollak et al., ACL 2018)."""
 
 from __future__ import annotations
 
@@ -43,24 +40,23 @@ _FILE = TypeAdapter(Annotated[list[_Query], Field(min_length=1)])
 
 
 def text2sql_split(json_path: str | Path, kind: str = "query", fold: int | None = None) -> Split:
-    """Read a file of the text2sql-data form, its variables filled in, in its own split.
+    """Read a file of the collection with its variables filled in, in its own split.
 
-    A file brings train, dev and test, or numbered folds: one of them becomes test, the next one dev (after the last
-    comes the first), the others train. What it excludes is left out.
+    A file has train, dev and test, or numbered folds, of which one becomes test, the next dev (the first follows the
+    last), the others train. What it excludes is left out.
 
     Args:
         json_path: the file.
-        kind: ``question`` divides questions at random; ``query`` keeps all questions of a query on one side, so that
-            test asks for queries never seen.
-        fold: the fold that becomes test; None: fold 0, if the file has folds.
+        kind: ``question`` divides questions at random; ``query`` keeps all questions of a query on one side.
+        fold: the fold that becomes test; None: fold 0, if there are folds.
 
     Returns:
-        The split. A question with several queries has the first of the file's list. An id is the place of the query
-        in the file and that of the question among the query's, as ``12-3``, in both kinds of split.
+        The split. Of several queries for a question the first counts. Ids such as ``12-3`` are the query's place in
+        the file and the question's among the query's.
 
     Raises:
         ConfigError: no such kind or fold.
-        DataError: the file is missing or not of that form; the message is one line that names the first fault.
+        DataError: the file is missing or not of that form; one line that names the first fault.
     """
     path = Path(json_path)
     if kind not in KINDS:
@@ -91,7 +87,7 @@ def _queries(path: Path) -> list[_Query]:
 
 
 def _parts(labels: Set[str], fold: int | None, path: Path) -> dict[str, str]:
-    """Which part the examples with each of a file's labels go to."""
+    """The part that each label stands for."""
     if labels <= set(PARTS):
         if fold is not None:
             raise ConfigError(f"{path.name} has no folds: leave out fold = {fold}")
@@ -107,5 +103,5 @@ def _parts(labels: Set[str], fold: int | None, path: Path) -> dict[str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """The text with every variable replaced at once, so that no value is taken for a variable."""
+    """All variables are replaced at once, so that no value is taken for a variable."""
     return re.sub(r"\b[a-z_]+\d+\b", lambda match: values.get(match[0], match[0]), text)
