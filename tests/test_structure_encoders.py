@@ -177,13 +177,6 @@ def test_an_example_s_own_question_word_for_word_is_picked_first():
         assert [SPEC.key(pool[at].target) for at in picks] == [SPEC.key(item.target) for item in own]
 
 
-def test_parts_by_hand():
-    inventory = Inventory(SPEC, [["f -> a <-> b"], ["f -> a"], ["a <-> b"], ["a"], ["highPoint_2 -> b"]])
-    pairs = {tuple(pair) for pair in inventory.parts.T.tolist()}
-    assert pairs == {(0, 1), (0, 2), (1, 3), (2, 3)}
-    assert inventory.lengths.tolist() == [3, 2, 2, 1, 2]
-
-
 def test_the_most_telling_columns_are_kept():
     programs = ["f(a)", "f(b)", "f(c)"]
     inventory = Inventory.fit(ProgramSpec(max_size=2), programs, 1)

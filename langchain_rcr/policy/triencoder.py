@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 """Raise it whenever what is saved would mean something else, be it a weight or a constant used in fitting."""
 FEWEST = 20
 """The fewest programs from which `TriEncoder.fitted` learns structures."""

@@ -30,9 +30,8 @@ from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.additions import MOST, Additions, Joined, NewLabels
-from langchain_rcr.families.structure.inventory import MARKS, SPARE, Inventory
+from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views
-from langchain_rcr.families.structure.parts import Parts
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
 
@@ -136,7 +135,6 @@ class Needs:
         local: (N, C) what its phrases say of each column of `Inventory.small`.
         raw: (N, D) likelihoods that take the place of those predicted by the landmarks alone: for training questions
             without their folds, as those of a held-out question are; for others with added questions as landmarks.
-        together: (N, S) as in `NeedEncoder`, without its fold.
         shift: (N, S) what a draft adds to the log-odds of each structure.
         new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
         words: (N, WORDS) 1 in the columns of the question's words.
@@ -145,7 +143,6 @@ class Needs:
     likeness: NDArray[np.float32]
     local: NDArray[np.float32]
     raw: NDArray[np.float32] | None = None
-    together: NDArray[np.float32] | None = None
     shift: NDArray[np.float32] | None = None
     new: NDArray[np.float32] | None = None
     words: NDArray[np.float32] | None = None
@@ -155,7 +152,7 @@ class Needs:
 
     def select(self, rows: NDArray[np.int64]) -> Needs:
         """The features of some rows, in that order."""
-        others = (self.raw, self.together, self.shift, self.new, self.words)
+        others = (self.raw, self.shift, self.new, self.words)
         first = self.likeness[rows], self.local[rows]
         return Needs(*first, *(None if array is None else array[rows] for array in others))
 
@@ -193,7 +190,8 @@ class NeedEncoder(Encoder):
     fitted = ("landmarks.", "token_bags.", "dual", "learnt", "speaks")
     learnt: Tensor
     mean: Tensor
-    together: Tensor
+    owner: Tensor
+    lengths: Tensor
     phrases: Tensor
     speaks: Tensor
     rarity: Tensor
@@ -221,7 +219,8 @@ class NeedEncoder(Encoder):
         self.register_buffer("learnt", torch.zeros(0, 2, dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(columns))
         structures = len(inventory.names)
-        self.register_buffer("together", torch.zeros(structures))
+        self.register_buffer("owner", torch.from_numpy(inventory.owner), persistent=False)
+        self.register_buffer("lengths", torch.from_numpy(inventory.lengths), persistent=False)
         self.register_buffer("phrases", torch.full((len(vocabulary),), -1))  # see `cues.phrases`
         self.register_buffer("speaks", torch.zeros(1, len(inventory.small)))
         # Logarithms, so that steps are factors.
@@ -231,7 +230,6 @@ class NeedEncoder(Encoder):
         self.cost = nn.Parameter(torch.full((), math.log(_UNFITTED)))  # ε
         self.wording = nn.Parameter(torch.full((), math.log(max(words, LEAST))))  # ω
         self.register_buffer("rarity", torch.ones(WORDS))
-        self.parts = Parts(inventory)
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
@@ -409,11 +407,12 @@ class NeedEncoder(Encoder):
 
     def likelihoods(self, features: Needs) -> Tensor:
         """(N, S) how likely each structure is, by all evidence and the draft, if there is one."""
-        device = self.mean.device
-        together = self.together if features.together is None else torch.from_numpy(features.together).to(device)
-        by_phrases = self.parts.local(torch.from_numpy(features.local).to(device), together)
-        by_phrases = torch.where(by_phrases >= SURE, by_phrases, 0)
-        likely = torch.maximum(self.parts.each(self.raw(features).clamp(0, 1)), by_phrases)
+        predicted = self.raw(features).clamp(0, 1)
+        said = torch.zeros_like(predicted)
+        said[:, self.inventory.small] = torch.from_numpy(features.local).to(said.device)
+        by_phrases = said[:, self.owner]
+        by_phrases = torch.where((by_phrases >= SURE) & (self.lengths <= PHRASED), by_phrases, 0)
+        likely = torch.maximum(predicted[:, self.owner], by_phrases)
         if features.shift is None:
             return likely
         shift = torch.from_numpy(features.shift).to(likely.device)
@@ -431,8 +430,8 @@ class NeedEncoder(Encoder):
 
     def valued(self, likely: Tensor) -> Tensor:
         """(N, columns) what the inventory's columns are worth, from (N, S) likelihoods."""
-        worth = (self.worth + self.by_size[self.parts.lengths.long() - 1]).exp()
-        return self.scale * self.parts.by_column(worth * self._each(likely))
+        worth = (self.worth + self.by_size[self.lengths.long() - 1]).exp() * self._each(likely)
+        return self.scale * worth.new_zeros(len(worth), len(self.inventory)).index_add(1, self.owner, worth)
 
     def _each(self, likely: Tensor) -> Tensor:
         return likely.clamp(min=LEAST) ** self.power.exp() - self.cost.exp() * (1 - likely)

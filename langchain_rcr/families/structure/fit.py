@@ -22,8 +22,6 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
-from langchain_rcr.families.structure.inventory import Inventory
-from langchain_rcr.families.structure.parts import padded
 
 MOST_LANDMARKS = 4000
 """Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""
@@ -53,13 +51,11 @@ class LeftOut:
         fold: (M,) the fold of each; −1: it is in none.
         raw: (M, D) likelihoods by the kernel.
         local: (M, C) likelihoods by the phrases.
-        together: (F, S) as in `NeedEncoder`, without each fold.
     """
 
     fold: _Ints
     raw: _Floats
     local: _Floats
-    together: _Floats
 
 
 def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
@@ -87,7 +83,6 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
     with torch.no_grad():
         encoder.dual.copy_(torch.from_numpy(dual))
         encoder.mean.copy_(torch.from_numpy(mean))
-        encoder.together.copy_(torch.from_numpy(_together(encoder.inventory, targets)[-1]))
         encoder.phrases.copy_(torch.from_numpy(phrases))
         encoder.speaks = torch.from_numpy(cues.fit(present, small)).to(encoder.mean.device)
     _weigh(encoder, targets)
@@ -114,14 +109,12 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     present = cues.incidence(bags, encoder.phrases.cpu().numpy(), count)
     left_out = _left_out(encoder, targets, inverse, dual, present, folds, set(ways[rows].tolist()))
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
-    together = np.tile(encoder.together.cpu().numpy(), (len(questions), 1))
     local = features.local.copy()
     for number, way in left_out.items():
         mine = rows[(ways[rows] == number) & (way.fold[landmark[rows]] >= 0)]
         at = landmark[mine]
         raw[mine], local[mine] = way.raw[at], way.local[at]
-        together[mine] = way.together[way.fold[at]]
-    return replace(features, local=local, raw=raw, together=together)
+    return replace(features, local=local, raw=raw)
 
 
 def _left_out(
@@ -154,7 +147,7 @@ def _left_out(
                 weights = cues.fit(present[others], small[others])
                 local[by][mine] = cues.likelihoods(present[mine], weights)
         raw = without_folds(inverse, dual, targets, fold)
-        left_out[way] = LeftOut(fold, raw, local[by], _together(encoder.inventory, targets, fold))
+        left_out[way] = LeftOut(fold, raw, local[by])
     return left_out
 
 
@@ -181,24 +174,6 @@ def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targe
         rows = np.flatnonzero(fold == number)
         raw[rows] = targets[rows] - np.linalg.solve(inverse[np.ix_(rows, rows)], dual[rows])
     return raw
-
-
-def _together(inventory: Inventory, targets: _Floats, fold: _Ints | None = None) -> _Floats:
-    """(F + 1, S) how often each structure is there where all its parts are, without each fold; the last: of all."""
-    have = targets[:, inventory.owner] >= _HAS
-    fold = np.zeros(len(have), np.int64) if fold is None else fold
-    whole = np.ones_like(have)
-    for place in padded(inventory.parts, have.shape[1]).T:
-        more = place >= 0
-        whole[:, more] &= have[:, place[more]]
-    counts = []
-    for rows in (have, whole):
-        by_fold = np.stack([rows[fold == number].sum(axis=0) for number in range(fold.max() + 1)])
-        total = rows.sum(axis=0)
-        counts.append(np.concatenate([total - by_fold, total[None]]))
-    there, possible = counts
-    share: _Floats = ((there + 0.5) / (np.maximum(there, possible) + 1)).astype(np.float32)
-    return share
 
 
 def _weigh(encoder: NeedEncoder, targets: _Floats) -> None:

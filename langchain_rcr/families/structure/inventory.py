@@ -22,6 +22,8 @@ SPARE = 64
 """Columns of every vector that are kept free for labels that come in after training."""
 MARKS = 3
 """Of them that one label takes: with three, two labels hardly ever share all."""
+PHRASED = 2
+"""Nodes of the largest structures that the phrases of a question speak for."""
 _UNREAD = "~"
 """What the labels of a program begin with that doesn't parse: its tokens."""
 _MOST_UNREAD = 4_000
@@ -113,16 +115,9 @@ class Inventory(Vocabulary):
         return np.fromiter((name in found for name in self.names), dtype=np.bool_, count=len(self.names))
 
     @cached_property
-    def parts(self) -> NDArray[np.int64]:
-        """(2, P): structure [0, p] has structure [1, p] as a part with one node less."""
-        number = {name: at for at, name in enumerate(self.names)}
-        pairs = {(at, number[part]) for name, at in number.items() for part in _parts(name) if part in number}
-        return np.array(sorted(pairs), dtype=np.int64).reshape(-1, 2).T
-
-    @cached_property
     def small(self) -> NDArray[np.int64]:
-        """(C,) the columns that have a structure of one or two nodes."""
-        return np.unique(self.owner[self.lengths <= 2])
+        """(C,) the columns that have a structure which phrases may speak for."""
+        return np.unique(self.owner[self.lengths <= PHRASED])
 
     @cached_property
     def lengths(self) -> NDArray[np.float32]:
@@ -162,20 +157,3 @@ def _structures(spec: ProgramSpec, program: str) -> frozenset[str]:
 @lru_cache(maxsize=4096)
 def _marks(label: str) -> tuple[int, ...]:
     return tuple(sorted(range(SPARE), key=lambda place: text_hash(f"{place} {label}"))[:MARKS])
-
-
-def _parts(name: str) -> list[str]:
-    """The structures of one node less: without the top, the last sibling or the end, or the first sibling."""
-    pieces = _LINK.split(name)
-    labels, links = pieces[::2], pieces[1::2]
-    if len(labels) == 1:
-        return []
-    above = links.count("->")
-    out = [_joined(labels[1:], links[1:]), _joined(labels[:-1], links[:-1])]
-    if 0 < above < len(links):
-        out.append(_joined(labels[:above] + labels[above + 1 :], links[:above] + links[above + 1 :]))
-    return out
-
-
-def _joined(labels: list[str], links: list[str]) -> str:
-    return labels[0] + "".join(f" {link} {label}" for link, label in zip(links, labels[1:], strict=True))
