@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, Search
+from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row
 
 
 def run(work):
@@ -30,25 +30,24 @@ class PlainReader:
     def size(self) -> int:
         return len(self.pool.candidate)
 
-    async def search(self, search: Search) -> Hits:
+    async def search(self, states, t, exclude, tau=None) -> Hits:
         self.searches += 1
         if self._waits:
             await asyncio.sleep(0)
-        t, dim = search.t, self.pool.candidate.shape[1]
-        keys = np.full((len(search.states), t), -1, dtype=np.int64)
-        logits = np.full((len(search.states), t), -np.inf, dtype=np.float32)
-        contexts = np.zeros((len(search.states), t, dim), dtype=np.float32)
-        rows, totals = [], []
-        for b, state in enumerate(search.states):
+        keys = np.full((len(states), t), -1, dtype=np.int64)
+        logits = np.full((len(states), t), -np.inf, dtype=np.float32)
+        totals = []
+        for b, state in enumerate(states):
             scores = self.pool.candidate @ state
-            left = [n for n in range(self.size) if n not in set(search.exclude[b].tolist())]
+            left = [n for n in range(self.size) if n not in set(exclude[b].tolist())]
             ranked = sorted(left, key=lambda n: (-round(float(scores[n]), 5), n))[:t]
-            found = len(ranked)
-            keys[b, :found], logits[b, :found], contexts[b, :found] = ranked, scores[ranked], self.pool.context[ranked]
-            rows.append([self._rows[n] for n in ranked])
-            if search.tau is not None:
-                totals.append(np.log(sum(np.exp(float(scores[n]) / search.tau) for n in left)))
-        return Hits(keys, logits, contexts, rows, None if search.tau is None else np.array(totals))
+            keys[b, : len(ranked)], logits[b, : len(ranked)] = ranked, scores[ranked]
+            if tau is not None:
+                totals.append(np.log(sum(np.exp(float(scores[n]) / tau) for n in left)))
+        return Hits(keys, logits, self._rows, self._contexts, None if tau is None else np.array(totals))
+
+    def _contexts(self, keys):
+        return self.pool.context[keys]
 
     async def candidates(self, keys):
         return self.pool.candidate[keys]
@@ -62,16 +61,14 @@ class Reading:
         self.size = reader.size
 
     def hits(self, states, t, exclude, tau=None) -> Hits:
-        hits = self._index.run(self._reader.search(Search(states, t, exclude, tau)))
-        for keys, contexts, rows in zip(hits.keys.tolist(), hits.contexts, hits.rows, strict=True):
-            self._found |= zip(keys, zip(contexts, rows, strict=False), strict=False)
+        hits = self._index.run(self._reader.search(states, t, exclude, tau))
+        for key in hits.keys[hits.keys >= 0].tolist():
+            self._found[key] = hits.contexts(np.array([key]))[0], hits.rows[key]
         return hits
 
     def search(self, states, t, exclude):
         hits = self.hits(states, t, exclude)
-        assert hits.keys.shape == hits.logits.shape == hits.contexts.shape[:2] == (len(states), t)
-        assert [len(rows) for rows in hits.rows] == (hits.keys >= 0).sum(axis=1).tolist()
-        assert not hits.contexts[hits.keys < 0].any()
+        assert hits.keys.shape == hits.logits.shape == (len(states), t)
         return hits.keys, hits.logits
 
     def log_partition(self, states, tau, exclude):
@@ -82,12 +79,13 @@ class Reading:
 
     def everything(self, dim):
         """The rows of all that can be found, by key."""
-        return list(self._all(dim).rows[0])
+        hits = self._all(dim)
+        return [hits.rows[key] for key in hits.keys[0].tolist() if key >= 0]
 
     def keys(self, dim):
         """The key of each example that can be found, by its id."""
         hits = self._all(dim)
-        return {row.id: key for key, row in zip(hits.keys[0].tolist(), hits.rows[0], strict=False)}
+        return {hits.rows[key].id: key for key in hits.keys[0].tolist() if key >= 0}
 
     def _all(self, dim):
         states = np.zeros((1, dim), dtype=np.float32)

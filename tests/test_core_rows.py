@@ -7,15 +7,18 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain_reader import run
 
 from langchain_rcr import Item, PoolError
 from langchain_rcr.basics.rows import Growing, GrowingSparse, SparseRows, longest, product, sparse, taken
 from langchain_rcr.families.state import SaturatingState
 from langchain_rcr.families.structure.words import WORDS
 from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable, MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
-from langchain_rcr.policy.selection import _decoded, greedy
+from langchain_rcr.policy.constraints import DifferentPrograms
+from langchain_rcr.policy.selection import Options, greedy, select
 from langchain_rcr.policy.triencoder import TriEncoder
 
 ITEMS = [
@@ -148,17 +151,19 @@ def test_questions_follow_a_large_sparse_pool(monkeypatch, seed, tau):
     if seed % 3:
         table = table.allowing(rng.random(300) < 0.5)
     need = (rng.random((7, 60)) - 0.1).astype(np.float32)
-    groups, barred = rng.integers(0, 40, 300), [rng.permutation(300)[:20]] * 7
+    rows, barred = [Row(str(n), {}, n % 40) for n in range(300)], np.tile(rng.permutation(300)[:20], (7, 1))
     state = SaturatingState(float(rng.choice([1.0, 0.6])), rng.choice([None, 3.0]))
-    expected = _decoded(need, table, state, k, barred, groups, tau)
+    options = Options(
+        k, tau=tau or 1.0, probabilities=tau is not None, constraints=(DifferentPrograms(),) if seed % 2 else ()
+    )
+    expected = run(select(need, state, options, LocalReader(table, rows), barred))
     monkeypatch.setattr("langchain_rcr.basics.rows.LARGE", 0)
     for by_column, few in ((False, 2), (True, 2), (True, 7), (True, 1)):
-        keys, logits, totals, contexts = _decoded(need[:few], table, state, k, barred[:few], groups, tau)
+        picks = run(select(need[:few], state, options, LocalReader(table, rows), barred[:few]))
         assert ("_by_column" in table._candidate.rows.__dict__) is (by_column and k > 1)
-        np.testing.assert_array_equal(keys, expected[0][:few])
-        np.testing.assert_allclose(logits, expected[1][:few], rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(totals, expected[2][:few], rtol=1e-5, atol=1e-5)
-        np.testing.assert_array_equal(contexts, expected[3][:few])
+        np.testing.assert_array_equal(picks.positions, expected.positions[:few])
+        np.testing.assert_allclose(picks.logits, expected.logits[:few], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(picks.probabilities, expected.probabilities[:few], rtol=1e-4, atol=1e-6)
 
 
 def test_rounding_that_adds_up_decides_nothing(monkeypatch):

@@ -12,7 +12,7 @@ from langchain_rcr.basics.rows import longest
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index import faiss as module
-from langchain_rcr.index.base import InThisThread, PoolVectors, Row, Search
+from langchain_rcr.index.base import InThisThread, PoolVectors, Row
 from langchain_rcr.index.faiss import FaissIndex, FaissOptions, FaissTable
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
@@ -42,14 +42,14 @@ def test_flat_finds_what_the_matrix_finds(batch, kinds):
     rng = np.random.default_rng(batch)
     pool = with_duplicates(rng, 1013, 384, kinds)
     states = rng.normal(size=(batch, 384)).astype(np.float32)
-    exclude = [rng.integers(-1, 1020, rng.integers(0, 40)) for _ in states]
+    exclude = [rng.integers(0, 1013, rng.integers(0, 40)) for _ in states]
     allowed = rng.random(1013) < 0.4
     matrix, flat = MatrixTable(pool), FaissTable(pool, FaissOptions())
     for one, other in ((matrix, flat), (matrix.allowing(allowed), flat.allowing(allowed))):
         assert one.size == other.size
         for t in (1, 5, 60):
-            keys, logits = other.search(states, t, exclude)
-            expected, values = one.search(states, t, exclude)
+            keys, logits, _ = other.found(states, t, exclude)
+            expected, values, _ = one.found(states, t, exclude)
             # Logits that differ by just the slack fall on either side of it, by rounding.
             close = np.abs(logits - values) < 2 * slack(states, longest(pool.candidate))[:, None]
             assert close.all()
@@ -73,7 +73,7 @@ def test_the_flat_kind_is_the_engine_in_memory():
 def test_greedy_picks_are_the_same():
     rng = np.random.default_rng(0)
     pool, queries = with_duplicates(rng, 1500, 64, 300), rng.normal(size=(20, 64)).astype(np.float32)
-    reader = LocalReader(FaissTable(pool, FaissOptions()), [Row(str(n), {}, n) for n in range(1500)], np.arange(1500))
+    reader = LocalReader(FaissTable(pool, FaissOptions()), [Row(str(n), {}, n) for n in range(1500)])
     for lam in (-0.5, 0.3):
         ours = InThisThread().run(select(queries, AdditiveState(lam), Options(6), reader))
         np.testing.assert_array_equal(ours.positions, greedy(queries, pool, AdditiveState(lam), 6).positions)
@@ -87,8 +87,8 @@ def test_recall(kind, fp16):
     pool, states = vectors(rng, 3000), rng.normal(size=(50, 32)).astype(np.float32)
     table = FaissTable(pool, FaissOptions(kind, fp16, nlist=20, nprobe=14, train_from=1000))
     exclude = [rng.integers(0, 3000, 4) for _ in states]
-    expected = MatrixTable(pool).search(states, 10, exclude)[0]
-    keys, logits = table.search(states, 10, exclude)
+    expected = MatrixTable(pool).found(states, 10, exclude)[0]
+    keys, logits, _ = table.found(states, 10, exclude)
     hits = np.mean([len(set(one) & set(other)) / 10 for one, other in zip(keys, expected, strict=True)])
     assert hits > 0.9
     assert not any(set(row) & set(barred) for row, barred in zip(keys, exclude, strict=True))
@@ -105,16 +105,16 @@ def test_a_rare_filter_is_searched_exactly_and_nothing_is_lacking(kind):
     pool, states = vectors(rng, 3000), rng.normal(size=(20, 32)).astype(np.float32)
     table = FaissTable(pool, FaissOptions(kind, m=4, ef_search=1, nlist=60, nprobe=1, train_from=1000))
     rare = rng.random(3000) < 0.01
-    found = table.allowing(rare).search(states, 5, [NOTHING] * 20)[0]
-    np.testing.assert_array_equal(found, MatrixTable(pool).allowing(rare).search(states, 5, [NOTHING] * 20)[0])
+    found = table.allowing(rare).found(states, 5, [NOTHING] * 20)[0]
+    np.testing.assert_array_equal(found, MatrixTable(pool).allowing(rare).found(states, 5, [NOTHING] * 20)[0])
     # Approximate search would find enough of these, but not the best.
     wide = FaissTable(pool, FaissOptions(kind, m=4, ef_search=16, nlist=60, nprobe=20, train_from=1000))
     rare = rng.random(3000) < 0.08
-    found = wide.allowing(rare).search(states, 5, [NOTHING] * 20)[0]
-    np.testing.assert_array_equal(found, MatrixTable(pool).allowing(rare).search(states, 5, [NOTHING] * 20)[0])
+    found = wide.allowing(rare).found(states, 5, [NOTHING] * 20)[0]
+    np.testing.assert_array_equal(found, MatrixTable(pool).allowing(rare).found(states, 5, [NOTHING] * 20)[0])
     for allowed in (rng.random(3000) < 0.2, np.arange(3000) >= 0):
         some = table.allowing(allowed)
-        keys, _ = some.search(states, 700, [NOTHING] * 20)
+        keys, _, _ = some.found(states, 700, [NOTHING] * 20)
         expected = min(700, some.size)
         assert ((keys >= 0).sum(axis=1) == expected).all()
         assert all(len(set(row[row >= 0])) == expected and allowed[row[row >= 0]].all() for row in keys)
@@ -126,10 +126,10 @@ def test_small_pools_are_searched_exactly(monkeypatch):
     pool, states = vectors(rng, 1500), rng.normal(size=(20, 32)).astype(np.float32)
     for kind in ("hnsw", "ivf"):
         table = FaissTable(pool, FaissOptions(kind, m=2, ef_search=1, nlist=30, nprobe=1, train_from=1000))
-        expected = MatrixTable(pool).search(states, 5, [NOTHING] * 20)[0]
-        np.testing.assert_array_equal(table.search(states, 5, [NOTHING] * 20)[0], expected)
+        expected = MatrixTable(pool).found(states, 5, [NOTHING] * 20)[0]
+        np.testing.assert_array_equal(table.found(states, 5, [NOTHING] * 20)[0], expected)
         more = table.extended(vectors(rng, 1))
-        assert (more.search(states, 5, [NOTHING] * 20)[0] != expected).any()
+        assert (more.found(states, 5, [NOTHING] * 20)[0] != expected).any()
 
 
 def test_ties_are_fetched_until_the_lowest_key_is_sure(monkeypatch):
@@ -140,7 +140,7 @@ def test_ties_are_fetched_until_the_lowest_key_is_sure(monkeypatch):
     candidate[490:] += np.arange(1, 11, dtype=np.float32)[:, None]
     table = FaissTable(PoolVectors(candidate, candidate), FaissOptions())
     states = np.array([[1, 1, 1], [-1, -1, -1]], dtype=np.float32)
-    keys, _ = table.search(states, 3, [np.array([0, 1])] * 2)
+    keys, _, _ = table.found(states, 3, [np.array([0, 1])] * 2)
     assert keys.tolist() == [[499, 498, 497], [2, 3, 4]]
     assert fetched[0] == (2, 13)  # 8 more than are needed
     assert [rows for rows, _ in fetched[1:]] == [1] * (len(fetched) - 1)
@@ -153,13 +153,13 @@ def test_inverted_lists_begin_when_there_are_enough_rows():
     first = table.extended(vectors(rng, 199))
     assert not first._shared.trained
     states = rng.normal(size=(5, 32)).astype(np.float32)
-    before = first.search(states, 3, [NOTHING] * 5)[0]
+    before = first.found(states, 3, [NOTHING] * 5)[0]
     second = first.extended(vectors(rng, 1))
     assert second._shared.trained
     assert second._shared.count == 200
     third = second.extended(vectors(rng, 30))
     assert third._shared is second._shared
-    np.testing.assert_array_equal(first.search(states, 3, [NOTHING] * 5)[0], before)
+    np.testing.assert_array_equal(first.found(states, 3, [NOTHING] * 5)[0], before)
     np.testing.assert_array_equal(third.candidates(np.arange(199)), first.candidates(np.arange(199)))
 
 
@@ -186,7 +186,7 @@ def test_two_extensions_of_one_table_do_not_meet():
     first, second = base.extended(one), base.extended(other)
     np.testing.assert_array_equal(first.candidates(np.arange(5, 7)), one.candidate)
     np.testing.assert_array_equal(second.candidates(np.arange(5, 8)), other.candidate)
-    assert set(base.search(np.ones((1, 32), dtype=np.float32), 9, [NOTHING])[0][0]) == {0, 1, 2, 3, 4, -1}
+    assert set(base.found(np.ones((1, 32), dtype=np.float32), 9, [NOTHING])[0][0]) == {0, 1, 2, 3, 4, -1}
 
 
 @pytest.mark.parametrize("options", [FaissOptions("hnsw"), FaissOptions(fp16=True)])
@@ -198,7 +198,7 @@ def test_log_partition_sums_over_the_best_alone(monkeypatch, options):
     logits = np.where(np.arange(300) >= np.arange(4)[:, None], states @ pool.candidate.T, -np.inf)
     best = np.sort(logits, axis=1)[:, -20:]
     expected = np.log(np.exp(best / 0.5).sum(axis=1))
-    np.testing.assert_allclose(table.found(Search(states, 1, exclude, 0.5))[2], expected, rtol=2e-3)
+    np.testing.assert_allclose(table.found(states, 1, exclude, 0.5)[2], expected, rtol=2e-3)
 
 
 @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivf"])
@@ -208,7 +208,7 @@ def test_pickles_with_its_faiss_index(kind, fp16):
     table = FaissTable(vectors(rng, 400), FaissOptions(kind, fp16, nlist=4, train_from=200))
     states = rng.normal(size=(9, 32)).astype(np.float32)
     again = pickle.loads(pickle.dumps(table))
-    for one, other in zip(table.search(states, 5, [NOTHING] * 9), again.search(states, 5, [NOTHING] * 9), strict=True):
+    for one, other in zip(table.found(states, 5, [NOTHING] * 9), again.found(states, 5, [NOTHING] * 9), strict=True):
         np.testing.assert_array_equal(one, other)
     more = vectors(rng, 3)
     np.testing.assert_allclose(again.extended(more).candidates(np.arange(400, 403)), more.candidate, atol=2e-3)
@@ -232,7 +232,7 @@ def test_options_out_of_range_are_named(options, message):
 def test_a_state_that_is_not_finite_is_an_error():
     table = FaissTable(vectors(np.random.default_rng(7), 3), FaissOptions())
     with pytest.raises(InputError, match="not finite"):
-        table.search(np.full((1, 32), np.nan, dtype=np.float32), 1, [NOTHING])
+        table.found(np.full((1, 32), np.nan, dtype=np.float32), 1, [NOTHING])
 
 
 def test_without_faiss_the_extra_is_named(monkeypatch):

@@ -58,6 +58,12 @@ class State(ABC, Generic[Array]):
         state._query, state._vector = self._query, self.compose(self._query, self.vector(), context)
         return state
 
+    def take(self, rows: Any) -> Self:
+        """The states of some rows (M,), in that order."""
+        state, query, vector = type(self)(self.lam, self.fade), self._query, self.vector()
+        state._query, state._vector = query[rows], vector[rows]  # type: ignore[index]
+        return state
+
     def vector(self) -> Array:
         """The vectors (B, D) whose inner products with E_c(c) are the logits of Eq. 4."""
         if self._vector is None:

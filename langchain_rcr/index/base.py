@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Collection, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -72,61 +72,35 @@ class Row(NamedTuple):
     program: int
 
 
-@dataclass(frozen=True, slots=True)
-class Search:
-    """All that one step of a selection asks of an engine.
-
-    A key is an int64 that names a candidate; one that was added later has a larger key.
-
-    Args:
-        states: state vectors, (B, D) float32.
-        t: how many candidates for each, at least 1.
-        exclude: for each of the B states the keys that may not come back (duplicates and unknown keys allowed). Few:
-            engines that can't leave them out fetch that many more.
-        tau: τ, where the log partition is wanted, too.
-    """
-
-    states: FloatArray
-    t: int
-    exclude: Sequence[IntArray]
-    tau: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Hits:
+class Hits(NamedTuple):
     """What a search found, best first.
 
     Args:
         keys: (B, t) int64; −1 where a state has fewer than t candidates left.
         logits: (B, t) float32; −inf there.
-        contexts: E_z of the hits, (B, t, D) float32; 0 there.
-        rows: for each state the examples of its hits, not to be changed; fewer than t where it has fewer hits.
+        rows: the examples found so far, by key; not to be changed.
+        contexts: returns E_z (M, D) of M keys found so far.
         log_partition: log Σ exp(logit / τ) over the candidates that aren't excluded, (B,) float64, −inf where there is
             none; None where no τ was given.
     """
 
     keys: IntArray
     logits: FloatArray
-    contexts: FloatArray
-    rows: list[list[Row]]
+    rows: Mapping[int, Row] | Sequence[Row]
+    contexts: Callable[[IntArray], FloatArray]
     log_partition: NDArray[np.float64] | None = None
 
-    @classmethod
-    def of(
-        cls,
-        keys: IntArray,
-        logits: FloatArray,
-        seen: Mapping[int, tuple[Row, FloatArray]],
-        dim: int,
-        log_partition: NDArray[np.float64] | None,
-    ) -> Hits:
-        """Hits whose rows and E_z (D,) are those that were `seen` by these keys."""
-        rows = [[seen[key][0] for key in line if key >= 0] for line in keys.tolist()]
-        contexts = np.zeros((*keys.shape, dim), dtype=np.float32)
-        for place, key in np.ndenumerate(keys):
-            if key >= 0:
-                contexts[place] = seen[int(key)][1]
-        return cls(keys, logits, contexts, rows, log_partition)
+
+class Seen:
+    """What a reader of an engine elsewhere has found so far: rows, and E_z (D,), by key."""
+
+    def __init__(self) -> None:
+        self.rows: dict[int, Row] = {}
+        self.vectors: dict[int, FloatArray] = {}
+
+    def contexts(self, keys: IntArray) -> FloatArray:
+        """See `Hits.contexts`."""
+        return np.stack([self.vectors[key] for key in keys.tolist()])
 
 
 class Reader(Protocol):
@@ -140,8 +114,18 @@ class Reader(Protocol):
         """How many candidates there are."""
         ...
 
-    async def search(self, search: Search) -> Hits:
-        """One step."""
+    async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
+        """Find the best candidates: one step of a selection.
+
+        A key is an int64 that names a candidate; one that was added later has a larger key.
+
+        Args:
+            states: state vectors, (B, D) float32.
+            t: how many candidates for each, at least 1.
+            exclude: (B, E) for each state the keys that may not come back, all found by this reader. Few: engines that
+                can't leave them out fetch that many more.
+            tau: τ, where the log partition is wanted, too.
+        """
         ...
 
     async def candidates(self, keys: IntArray) -> FloatArray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.errors import InputError, MissingExtraError
-from langchain_rcr.index.base import BEST, InThisThread, PoolVectors, Search
+from langchain_rcr.index.base import BEST, InThisThread, PoolVectors
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import best_fetched, log_sums, slack
@@ -147,28 +147,25 @@ class FaissTable(Table):
             found: FloatArray = index.reconstruct_batch(np.ascontiguousarray(keys))
             return found
 
-    def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
-        """See `Table.found`; approximate where the kind of index is."""
-        tau, exclude = search.tau, search.exclude
-        totals = None if tau is None else self._log_partition(search.states, tau, exclude)
-        return *self._best(search.states, search.t, exclude), totals
-
-    def _best(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """Keys and logits (B, t) of the best."""
+    def found(
+        self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None
+    ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+        """See `Table.found`; approximate where the kind of index is. Partitions sum over the `BEST` best."""
         states = np.ascontiguousarray(states, dtype=np.float32)
+        keys, logits = self._best(states, t, exclude)
+        if tau is None:
+            return keys, logits, None
+        return keys, logits, log_sums(self._best(states, min(BEST, max(1, self.size)), exclude)[1], tau)
+
+    def _best(self, states: FloatArray, t: int, exclude: IntArray) -> tuple[IntArray, FloatArray]:
+        """Keys and logits (B, t) of the best."""
 
         async def fetch(some: FloatArray, width: int) -> list[tuple[IntArray, FloatArray]]:
-            return [
-                (keys[keys >= 0], scores[keys >= 0]) for keys, scores in zip(*self._fetch(some, width), strict=True)
-            ]
+            found = zip(*self._fetch(some, width), strict=True)
+            return [(keys[keys >= 0], scores[keys >= 0]) for keys, scores in found]
 
         found = best_fetched(fetch, states, t, exclude, slack(states, self._longest), self.size, most=self.size)
         return InThisThread().run(found)
-
-    def _log_partition(self, states: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
-        """Log Σ exp(logit / τ) over the `BEST` best that are left, (B,)."""
-        _, scores = self._best(states, min(BEST, max(1, self.size)), exclude)
-        return log_sums(scores, tau, ())
 
     def _fetch(self, states: FloatArray, width: int) -> tuple[IntArray, FloatArray]:
         """The `width` best of each state, (B, width) each, best first; −1 and any score where there are fewer."""

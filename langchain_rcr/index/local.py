@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import BoolArray, FloatArray, Growing, IntArray, growing, longest, taken
+from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, growing, longest, taken
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, Search, check_ids, check_vectors, replaced
+from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, check_ids, check_vectors, replaced
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
+
+T = TypeVar("T")
 
 _FILTERS_KEPT = 64
 """Filters for which an index remembers what passes."""
+
+
+class _Turns:
+    """As many at once as there are cores: more threads would hand Python's lock and the caches to and fro."""
+
+    def __init__(self) -> None:
+        self._start()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._start)  # threads that hold one are not in the child
+
+    def _start(self) -> None:
+        self.free = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+
+_turns = _Turns()
 
 
 class Table(ABC):
@@ -67,18 +85,19 @@ class Table(ABC):
         """Both of the rows `keys` (B,), for another table."""
         return PoolVectors(self.candidates(keys), taken(self._context.rows, keys))
 
+    def opened(self) -> Self:
+        """This table for one selection, in which a step may build on the last one."""
+        return self
+
     @abstractmethod
-    def found(self, search: Search) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
-        """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,); see `Hits`.
+    def found(
+        self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None
+    ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+        """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,); see `Reader.search`.
 
         Raises:
             InputError: a state or a candidate is not finite.
         """
-
-    def search(self, states: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
-        """Keys (B, t) and logits (B, t) of the t best candidates for each state; see `found`."""
-        keys, logits, _ = self.found(Search(states, t, exclude))
-        return keys, logits
 
 
 class LocalReader:
@@ -87,20 +106,15 @@ class LocalReader:
     Args:
         table: what can be found.
         rows: the rows of the table; may go on behind them.
-        programs: (N,) `Row.program` of each.
     """
 
-    def __init__(self, table: Table, rows: Sequence[Row], programs: IntArray) -> None:
-        self.table, self.rows, self.programs, self.size = table, rows, programs, table.size
+    def __init__(self, table: Table, rows: Sequence[Row]) -> None:
+        self.table, self._rows, self.size = table.opened(), rows, table.size
 
-    async def search(self, search: Search) -> Hits:
+    async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
         """See `Reader.search`."""
-        keys, logits, totals = self.table.found(search)
-        there = keys >= 0
-        contexts = np.zeros((*keys.shape, search.states.shape[1]), dtype=np.float32)
-        contexts[there] = self.table.vectors(keys[there])
-        rows = [[self.rows[key] for key in line if key >= 0] for line in keys.tolist()]
-        return Hits(keys, logits, contexts, rows, totals)
+        keys, logits, totals = self.table.found(states, t, exclude, tau)
+        return Hits(keys, logits, self._rows, self.table.vectors, totals)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
@@ -136,25 +150,22 @@ class _Snapshot:
     Args:
         table: the vectors of all rows, deleted ones too.
         rows: a list whose first N are the table's; later changes append to the same list.
-        programs: `Row.program` of these N.
         alive: which of them are not deleted, (N,).
         filters: of `rows`.
     """
 
-    def __init__(
-        self, table: Table, rows: list[Row], programs: Growing[np.int64], alive: BoolArray, filters: _Filters
-    ) -> None:
-        self.table, self.rows, self.programs, self.alive, self.filters = table, rows, programs, alive, filters
+    def __init__(self, table: Table, rows: list[Row], alive: BoolArray, filters: _Filters) -> None:
+        self.table, self.rows, self.alive, self.filters = table, rows, alive, filters
         self.everything = table if alive.all() else table.allowing(alive)
 
     def reader(self, where: Filter | None) -> LocalReader:
         if where is None:
-            return LocalReader(self.everything, self.rows, self.programs.rows)
+            return LocalReader(self.everything, self.rows)
         for field in fields_of(where) if self.alive.any() else ():
             if not any(field in row.example for row in self._there()):
                 raise unknown_field(where, [*{field for row in self._there() for field in row.example}])
         allowed = self.filters.passing(where, len(self.table)) & self.alive
-        return LocalReader(self.table.allowing(allowed), self.rows, self.programs.rows)
+        return LocalReader(self.table.allowing(allowed), self.rows)
 
     def _there(self) -> Iterator[Row]:
         return itertools.compress(self.rows, self.alive)
@@ -193,6 +204,11 @@ class LocalIndex(InThisThread, ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.count()} examples)"
 
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the caller's thread, when it has a turn."""
+        with _turns.free:
+            return super().run(work)
+
     def bind(self, fingerprint: str, dim: int) -> None:
         """See `CandidateIndex.bind`."""
         with self._lock:
@@ -229,8 +245,7 @@ class LocalIndex(InThisThread, ABC):
             table = now.table.extended(vectors) if start else self._table(vectors)
             del now.rows[start:]  # left by a change that failed half-way
             now.rows.extend(rows)
-            programs = now.programs.extended(_programs(rows))
-            self._publish(table, programs, np.append(now.alive, np.ones(len(rows), dtype=bool)), gone)
+            self._publish(table, np.append(now.alive, np.ones(len(rows), dtype=bool)), gone)
             self._keys.update(zip(ids, range(start, start + len(rows)), strict=True))
             self._compact()
 
@@ -239,7 +254,7 @@ class LocalIndex(InThisThread, ABC):
         with self._lock:
             there = self._keys.keys() & set(ids)
             if there:
-                self._publish(self._now.table, self._now.programs, self._now.alive.copy(), there)
+                self._publish(self._now.table, self._now.alive.copy(), there)
                 self._compact()
             return len(there)
 
@@ -273,12 +288,12 @@ class LocalIndex(InThisThread, ABC):
         """Begin with rows and their table; `alive` None: all are there."""
         alive = np.ones(len(rows), dtype=bool) if alive is None else alive
         self._keys = {rows[key].id: key for key in np.flatnonzero(alive).tolist()}
-        self._now = _Snapshot(table, rows, Growing(_programs(rows)), alive, _Filters(rows))
+        self._now = _Snapshot(table, rows, alive, _Filters(rows))
 
-    def _publish(self, table: Table, programs: Growing[np.int64], alive: BoolArray, gone: set[str]) -> None:
+    def _publish(self, table: Table, alive: BoolArray, gone: set[str]) -> None:
         """The one moment at which a change is there: another table, and the rows of some ids are gone."""
         alive[[self._keys[one] for one in gone]] = False
-        self._now = _Snapshot(table, self._now.rows, programs, alive, self._now.filters)
+        self._now = _Snapshot(table, self._now.rows, alive, self._now.filters)
         for one in gone:
             del self._keys[one]
 
@@ -295,10 +310,6 @@ class LocalIndex(InThisThread, ABC):
         else:
             return
         raise CheckpointError(f"{msg}: encode the examples again, into an index of their own")
-
-
-def _programs(rows: Sequence[Row]) -> IntArray:
-    return np.fromiter((row.program for row in rows), dtype=np.int64, count=len(rows))
 
 
 def _no_vectors(dim: int) -> PoolVectors:

@@ -22,48 +22,52 @@ _MORE = 8
 """Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
 
 
-def best(scores: FloatArray, slack: FloatArray, t: int, exclude: Sequence[IntArray]) -> tuple[IntArray, FloatArray]:
+def best(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, FloatArray]:
     """The t best columns of each row of scores.
 
     Args:
-        scores: (B, N) float32; −inf for what may not be found. Written to meanwhile, and restored.
+        scores: (B, N) float32, N ≥ 1; −inf for what may not be found.
         slack: (B,) how far below a row's best a score still counts as the same; of these the lowest column wins.
         t: how many.
-        exclude: for each row columns to leave out; numbers that are no column are ignored.
 
     Returns:
         Columns (B, t) int64 and their scores (B, t) float32, best first; −1 and −inf where nothing is left.
     """
-    barred = places(exclude, scores.shape[1])
-    hidden = scores[barred]
-    scores[barred] = -np.inf
+    if t == 1:
+        return _first_best(scores, slack)
     keys, logits = nothing(len(scores), t)
-    at = max(0, scores.shape[1] - t)
-    floor = np.partition(scores, at, axis=1)[:, at] - slack if scores.shape[1] else slack
-    for row, values in enumerate(scores):
-        # Every pick lies within the slack of the t-th largest score or above it: the rest needs no look.
-        near = np.flatnonzero((values >= floor[row]) & (values > -np.inf))
-        found, value = in_order(near, values[near], float(slack[row]), t)
+    for row, (near, values) in enumerate(near_best(scores, slack, t)):
+        found, value = in_order(near, values, float(slack[row]), t)
         keys[row, : len(found)], logits[row, : len(found)] = found, value
-    scores[barred] = hidden
     return keys, logits
 
 
-def first_best(scores: FloatArray, slack: FloatArray) -> IntArray:
-    """The lowest position among each row's best scores.
+def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[tuple[IntArray, FloatArray]]:
+    """For each row the columns that can be among its t best, and their scores: the rest lies below by the slack."""
+    if t == 1:
+        floor = scores.max(axis=1) - slack
+    else:
+        at = max(0, scores.shape[1] - t)
+        floor = np.partition(scores, at, axis=1)[:, at] - slack
+    for values, least in zip(scores, floor, strict=True):
+        near = np.flatnonzero((values >= least) & (values > -np.inf))
+        yield near, values[near]
 
-    Args:
-        scores: (B, N) float32; −inf for what may not be found.
-        slack: (B,) how far below a row's best a score still counts as the same.
 
-    Returns:
-        (B,) int64.
-    """
+def _first_best(scores: FloatArray, slack: FloatArray) -> tuple[IntArray, FloatArray]:
+    """`best` for t = 1."""
+    if len(scores) == 1:  # faster without arrays of one
+        (line,) = scores
+        top = line[line.argmax()]
+        key = (line >= top - slack[0]).argmax() if top > -np.inf else -1
+        return np.array([[key]]), np.array([[line[key]]])
     first = np.empty(len(scores), dtype=np.int64)
     for rows in blocks(len(scores), scores.shape[1], _CACHED):
         floor = scores[rows].max(axis=1) - slack[rows]
         first[rows] = (scores[rows] >= floor[:, None]).argmax(axis=1)
-    return first
+    logits = scores[np.arange(len(first)), first]
+    first[logits == -np.inf] = -1
+    return first[:, None], logits[:, None]
 
 
 def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> tuple[IntArray, FloatArray]:
@@ -77,8 +81,14 @@ def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> tuple[
     """
     order = np.lexsort((keys, -scores))
     keys, scores = keys[order], scores[order]
-    if (scores[:-1] - scores[1:] > slack)[:t].all():
+    apart = scores[:-1] - scores[1:] > slack
+    if apart[:t].all():
         return keys[:t], scores[:t]
+    starts = np.append(True, apart)[: len(keys)]
+    run = np.cumsum(starts)
+    if (scores[starts][run - 1] - scores <= slack).all():  # runs of equal ones
+        order = np.lexsort((keys, run))[:t]
+        return keys[order], scores[order]
     order = np.argsort(keys)
     keys, left = keys[order], scores[order].copy()
     scores = scores[:t].copy()
@@ -94,7 +104,7 @@ async def best_fetched(
     fetch: Callable[[FloatArray, int], Awaitable[Sequence[tuple[IntArray, FloatArray]]]],
     states: FloatArray,
     t: int,
-    exclude: Sequence[IntArray],
+    exclude: IntArray,
     slack: FloatArray,
     size: int,
     *,
@@ -108,7 +118,7 @@ async def best_fetched(
             order; fewer where there are fewer.
         states: (B, D).
         t: how many.
-        exclude: for each state keys to leave out.
+        exclude: (B, E) for each state keys to leave out.
         slack: (B,) as for `best`.
         size: how many candidates there are.
         rounding: how far off the order may be in which `fetch` finds them, relative to |state|.
@@ -142,31 +152,20 @@ def slack(states: FloatArray, longest: float) -> FloatArray:
     Raises:
         InputError: a state or a candidate is not finite.
     """
-    squares = np.einsum("bd,bd->b", states, states)
-    _check_finite(longest, squares.sum())
-    margin: FloatArray = np.float32(TIE * longest) * np.sqrt(squares)
-    return margin
-
-
-def slack_alone(state: FloatArray, longest: float) -> np.float32:
-    """`slack` of one state (D,)."""
-    square = float(state @ state)
-    _check_finite(longest, square)
-    return np.float32(TIE * longest * math.sqrt(square))
-
-
-def _check_finite(*values: float) -> None:
-    if not all(map(math.isfinite, values)):
+    if len(states) == 1:  # faster
+        lengths = [math.sqrt(states[0] @ states[0])]
+    else:
+        lengths = np.sqrt(np.einsum("bd,bd->b", states, states)).tolist()
+    if not all(map(math.isfinite, (longest, *lengths))):
         msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
         raise InputError(msg)
+    return np.array([TIE * longest * length for length in lengths], dtype=np.float32)
 
 
-def log_sums(scores: FloatArray, tau: float, exclude: Sequence[IntArray]) -> NDArray[np.float64]:
-    """Log Σ exp(score / τ) of each row of (B, N) scores without the excluded columns, (B,); overwrites the scores."""
+def log_sums(scores: FloatArray, tau: float) -> NDArray[np.float64]:
+    """Log Σ exp(score / τ) of each row of (B, N) scores, (B,); overwrites the scores."""
     if not scores.shape[1]:
         return np.full(len(scores), -np.inf)
-    if len(exclude):
-        scores[places(exclude, scores.shape[1])] = -np.inf
     total = np.empty(len(scores))
     for rows in blocks(len(scores), scores.shape[1], _CACHED):
         some = scores[rows]

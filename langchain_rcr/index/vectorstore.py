@@ -35,7 +35,7 @@ from langchain_rcr.index.base import (
     PoolVectors,
     Reader,
     Row,
-    Search,
+    Seen,
     check_ids,
     check_vectors,
     replaced,
@@ -262,8 +262,7 @@ class VectorStoreIndex(InThisThread):
             found = sorted(self._passing(where, header), key=lambda one: one.key)
             vectors = np.array([(one.candidate, one.context) for one in found], dtype=np.float32)
             candidate, context = np.ascontiguousarray(vectors.reshape(-1, 2, header.dim).swapaxes(0, 1))
-            rows, programs = [one.row for one in found], np.array([one.row.program for one in found], dtype=np.int64)
-            yield LocalReader(MatrixTable(PoolVectors(candidate, context)), rows, programs)
+            yield LocalReader(MatrixTable(PoolVectors(candidate, context)), [one.row for one in found])
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
         """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can be.
@@ -472,19 +471,18 @@ class _Reader:
 
     def __init__(self, index: VectorStoreIndex, header: _Header, partition: int) -> None:
         self._index, self._header, self._partition = index, header, partition
-        self._seen: dict[int, tuple[Row, FloatArray]] = {}
-        self._candidates: dict[int, FloatArray] = {}
+        self._seen, self._candidates = Seen(), dict[int, FloatArray]()
         self.size = header.count
 
-    async def search(self, search: Search) -> Hits:
+    async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
         """See `Reader.search`."""
-        states, exclude, totals = search.states, search.exclude, None
         margins, size, off = slack(states, self._header.longest), self.size, _ROUNDING * self._header.bound
-        keys, logits = await best_fetched(self._fetch, states, search.t, exclude, margins, size, rounding=off)
-        if search.tau is not None:
+        keys, logits = await best_fetched(self._fetch, states, t, exclude, margins, size, rounding=off)
+        totals = None
+        if tau is not None:
             _, some = await best_fetched(self._fetch, states, self._partition, exclude, 0 * margins, size, rounding=off)
-            totals = log_sums(some, search.tau, ())
-        return Hits.of(keys, logits, self._seen, states.shape[1], totals)
+            totals = log_sums(some, tau)
+        return Hits(keys, logits, self._seen.rows, self._seen.contexts, totals)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
@@ -495,7 +493,8 @@ class _Reader:
         near = []
         for state in states:
             found = self._index.nearest(state, width)
-            self._seen |= {one.key: (one.row, one.context) for one in found}
+            self._seen.rows |= {one.key: one.row for one in found}
+            self._seen.vectors |= {one.key: one.context for one in found}
             self._candidates |= {one.key: one.candidate for one in found}
             matrix = np.array([one.candidate for one in found], dtype=np.float32).reshape(-1, len(state))
             near.append((np.array([one.key for one in found], dtype=np.int64), matrix @ state))

@@ -13,7 +13,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.basics.section import printable
 from langchain_rcr.families.state import State
-from langchain_rcr.index.base import Reader, Search
+from langchain_rcr.index.base import Reader
 from langchain_rcr.policy.selection import Options, select
 
 Structures = Callable[[str], Collection[str]]
@@ -114,15 +114,14 @@ async def explain(
     """
     ((*picks,),) = (await select(vector, state, options, reader)).hits
     current, start = state.start(vector), state.start(vector).vector()
+    keys = np.array([[pick.key for pick in picks]], dtype=np.int64)
     steps: list[Step] = []
     seen: set[str] = set()
     for number, pick in enumerate(picks):
         here = current.vector()
-        before = np.array([one.key for one in picks[:number]], dtype=np.int64)
-        hits = await reader.search(Search(here, runner_ups + 1, [before], options.tau))
-        pairs = zip(hits.keys[0].tolist(), hits.rows[0], strict=False)
-        others = [(key, row) for key, row in pairs if key != pick.key][:runner_ups]
-        shown = [(pick.key, pick.row), *others]
+        hits = await reader.search(here, runner_ups + 1, keys[:, :number], options.tau)
+        others = [key for key in hits.keys[0].tolist() if key not in (pick.key, -1)][:runner_ups]
+        shown = [(pick.key, pick.row), *((key, hits.rows[key]) for key in others)]
         vectors = await reader.candidates(np.array([key for key, _ in shown], dtype=np.int64))
         total = 0.0 if hits.log_partition is None else float(hits.log_partition[0])
         logits, relevance = vectors @ here[0], vectors @ start[0]
@@ -142,7 +141,7 @@ async def explain(
         has = frozenset(structures(scored[0].target)) if structures else frozenset()
         steps.append(Step(scored[0], tuple(scored[1:]), tuple(sorted(has - seen))))
         seen |= has
-        current = current.update(pick.context[None])
+        current = current.update(hits.contexts(keys[:, number]))
     return Explanation(query, tuple(steps))
 
 

@@ -2,47 +2,27 @@
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import FloatArray, IntArray
+from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import State
-from langchain_rcr.index.base import PoolVectors, Reader, Row, Search
+from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row
 from langchain_rcr.index.local import LocalReader
-from langchain_rcr.index.memory import Followed, MatrixTable
-from langchain_rcr.index.ranking import blocks, checked_exclude
+from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.ranking import checked_exclude, nothing
 from langchain_rcr.policy.constraints import DifferentPrograms
 
-_NONE = np.empty(0, dtype=np.int64)
 _SHORTLIST = 8
 """Candidates looked at for one that a constraint allows, before more are fetched."""
-
-
-class _Turns:
-    """As many at once as there are cores: more threads would hand Python's lock and the caches to and fro."""
-
-    def __init__(self) -> None:
-        self._start()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._start)  # threads that hold one are not in the child
-
-    def _start(self) -> None:
-        self._free = threading.BoundedSemaphore(os.cpu_count() or 1)
-
-    def one(self) -> AbstractContextManager[Any]:
-        """A turn: waits until there is one."""
-        return self._free
-
-
-_turns = _Turns()
+_LEAST = np.finfo(np.float64).min
+"""In the place of −∞, which can't be subtracted from itself."""
 
 
 class Constraint(Protocol):
@@ -89,16 +69,20 @@ class Options:
 
 
 class Hit(NamedTuple):
-    """A candidate found at one step."""
+    """One pick of one query.
+
+    Args:
+        key: its key in the engine.
+        logit: its logit (Eq. 4) in the state it was picked in.
+        row: its example.
+    """
 
     key: int
     logit: float
-    context: FloatArray
-    """E_z, (D,)."""
     row: Row
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Picks:
     """What was picked for B queries.
 
@@ -106,40 +90,80 @@ class Picks:
         positions: (B, k) int64; positions[b, t] is the key of query b's pick at step t (the pool position, for a
             matrix); −1 where its sequence ended before.
         logits: (B, k) float32; the pick's logit (Eq. 4) in the state it was picked in; −inf where there is none.
-        probabilities: (B, k) float64; π of the pick among the candidates left; NaN where it wasn't asked for. Where
-            several queries go over a large dense pool in memory, and none ends for its `min_probability`, to about a
-            thousandth of it (a hundredth at most in trials).
-        hits: for each query its picks with their examples; `greedy` leaves it empty.
+        probabilities: (B, k) float64; π of the pick among the candidates left; NaN where it wasn't asked for.
+        rows: the examples picked, by key; `greedy` has none.
     """
 
     positions: IntArray
     logits: FloatArray
     probabilities: NDArray[np.float64]
-    hits: tuple[tuple[Hit, ...], ...] = ()
+    rows: Mapping[int, Row] | Sequence[Row] = ()
 
     @classmethod
     def none(cls, batch: int, k: int) -> Picks:
         """Nothing picked yet."""
-        logits = np.full((batch, k), -np.inf, dtype=np.float32)
-        return cls(np.full((batch, k), -1, dtype=np.int64), logits, np.full((batch, k), np.nan))
+        return cls(*nothing(batch, k), np.full((batch, k), np.nan))
+
+    @property
+    def hits(self) -> tuple[tuple[Hit, ...], ...]:
+        """For each query its picks with their examples."""
+        each = zip(self.positions.tolist(), self.logits.tolist(), strict=True)
+        return tuple(
+            tuple(Hit(key, logit, self.rows[key]) for key, logit in zip(keys, logits, strict=True) if key >= 0)
+            for keys, logits in each
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class _Sequence:
-    """One partial context of a query."""
+class _Beams:
+    """The sequences that still grow: R of equal length, those of a query one after the other, the best first.
 
-    query: int
-    hits: tuple[Hit, ...] = ()
-    log_probs: tuple[float, ...] = ()
-    score: float = 0.0
-    ended: bool = False
+    Args:
+        state: of the queries.
+        k: how long they may become.
+        exclude: (B, E) what may not be picked.
+    """
+
+    def __init__(self, state: State[Any], k: int, exclude: IntArray) -> None:
+        count, self._first = exclude.shape
+        self.query = np.arange(count)
+        """(R,) whose they are."""
+        self.state, self.length = state, 0
+        self._keys = np.concatenate((exclude, np.full((count, k), -1, dtype=np.int64)), axis=1)
+        self._logits = np.full((count, k), -np.inf, dtype=np.float32)
+        self._log_probs = np.full((count, k), np.nan)
+
+    @property
+    def exclude(self) -> IntArray:
+        """(R, E + length) what may not be picked next: what was given, then the picks."""
+        return self._keys[:, : self._first + self.length]
 
     @property
     def keys(self) -> IntArray:
-        return np.array([hit.key for hit in self.hits], dtype=np.int64)
+        """(R, length) the picks."""
+        return self._keys[:, self._first : self._first + self.length]
 
-    def with_pick(self, hit: Hit, log_prob: float) -> _Sequence:
-        return _Sequence(self.query, (*self.hits, hit), (*self.log_probs, log_prob), self.score + log_prob)
+    @property
+    def log_probs(self) -> NDArray[np.float64]:
+        """(R, length) log π of the picks, where it is needed."""
+        return self._log_probs[:, : self.length]
+
+    def keep(self, at: IntArray) -> None:
+        """Go on with some of the sequences (M,)."""
+        self.query, self.state = self.query[at], self.state.take(at)
+        self._keys, self._logits, self._log_probs = self._keys[at], self._logits[at], self._log_probs[at]
+
+    def grow(self, keys: IntArray, logits: FloatArray, log_probs: NDArray[np.float64] | None) -> None:
+        """A pick more for each (R,)."""
+        self._keys[:, self._first + self.length], self._logits[:, self.length] = keys, logits
+        if log_probs is not None:
+            self._log_probs[:, self.length] = log_probs
+        self.length += 1
+
+    def end(self, queries: IntArray, picks: Picks) -> None:
+        """Write down the best sequence of each of these queries."""
+        at = np.searchsorted(self.query, queries)
+        picks.positions[queries], picks.logits[queries] = self._keys[at, self._first :], self._logits[at]
+        picks.probabilities[queries] = np.exp(self._log_probs[at])
 
 
 def greedy(
@@ -173,107 +197,21 @@ def greedy(
     barred = checked_exclude(exclude, len(queries), table.size, k)
     if groups is not None and len(groups) != table.size:
         raise InputError(f"groups has {len(groups)} entries for a pool of {table.size}")
-    positions, logits, _, _ = _decoded(queries, table, state, k, barred, groups)
-    return Picks(positions, logits, np.full(positions.shape, np.nan))
+    rows = [] if groups is None else [Row("", {}, group) for group in groups.tolist()]
+    options = Options(k, constraints=() if groups is None else (DifferentPrograms(),))
+    picks = Picks.none(len(queries), k)
+    lengths = np.array([len(keys) for keys in barred])
+    for length in np.unique(lengths):
+        some = np.flatnonzero(lengths == length)
+        keys, reader = np.array([barred[at] for at in some]), LocalReader(table, rows)
+        found = InThisThread().run(select(queries[some], state, options, reader, keys))
+        picks.positions[some], picks.logits[some] = found.positions, found.logits
+    return picks
 
 
-def _decoded(
-    queries: FloatArray,
-    table: MatrixTable,
-    state: State[Any],
-    k: int,
-    barred: Sequence[IntArray],
-    groups: NDArray[np.integer[Any]] | None = None,
-    tau: float | None = None,
-    *,
-    rough: bool = False,
-) -> tuple[IntArray, FloatArray, NDArray[np.float64], FloatArray]:
-    """See `greedy` and, for `rough`, `MatrixTable.first`.
-
-    Returns:
-        Keys (B, k), logits (B, k), log partitions (B, k), NaN without a τ, and E_z of the picks, (B, k, D).
-    """
-    shape = (len(queries), k)
-    keys, logits, totals = np.empty(shape, np.int64), np.empty(shape, np.float32), np.full(shape, np.nan)
-    contexts = np.empty((*shape, queries.shape[1]), dtype=np.float32)
-    for block in blocks(len(queries), len(table)):
-        current, taken, masked = state.start(queries[block]), list(barred[block]), [_NONE] * len(queries[block])
-        followed = table.followed(queries[block], tau, rough=rough)
-        if followed is not None:
-            for row, one in zip(range(len(queries))[block], followed, strict=True):
-                out = keys[row], logits[row], totals[row], contexts[row]
-                _follow(one, state.start(queries[row : row + 1]), table, barred[row].tolist(), groups, tau, *out)
-            continue
-        for step in range(k):
-            found, logits[block, step], total = table.first(current.vector(), taken, masked, tau, rough=rough)
-            keys[block, step], contexts[block, step] = found, table.vectors(found)
-            if total is not None:
-                totals[block, step] = total
-            if step + 1 < k:
-                current = current.update(contexts[block, step])
-                taken = [np.append(row, key) for row, key in zip(taken, found, strict=True)]
-                if groups is not None:
-                    same = (np.flatnonzero(groups == groups[key]) for key in found)
-                    masked = [np.append(row, more) for row, more in zip(masked, same, strict=True)]
-    return keys, logits, totals, contexts
-
-
-def _follow(
-    followed: Followed,
-    current: State[Any],
-    table: MatrixTable,
-    barred: list[int],
-    groups: NDArray[np.integer[Any]] | None,
-    tau: float | None,
-    keys: IntArray,
-    logits: FloatArray,
-    totals: NDArray[np.float64],
-    contexts: FloatArray,
-) -> None:
-    """`_decoded` for one query; into keys, logits and log partitions (k,) and E_z (k, D)."""
-    masked = list[IntArray]()
-    for step in range(len(keys)):
-        keys[step], logits[step] = key, _ = followed.first(barred, masked)
-        if tau is not None:
-            totals[step] = followed.log_partition(tau)
-        contexts[step] = table.vectors(keys[step : step + 1])[0]
-        if step + 1 < len(keys):
-            current = current.update(contexts[step : step + 1])
-            followed.move(current.vector())
-            barred.append(key)
-            if groups is not None:
-                masked.append(np.flatnonzero(groups == groups[key]))
-
-
-def _quick(queries: FloatArray, state: State[Any], options: Options, reader: LocalReader, table: MatrixTable) -> Picks:
-    """`select` for one beam over a matrix, where nothing but programs has to differ."""
-    k, tau = min(options.k, reader.size), options.tau if options.scored else None
-    groups, barred = reader.programs if options.constraints else None, [_NONE] * len(queries)
-    rough = not options.min_probability  # nobody decides by them
-    keys, logits, totals, contexts = _decoded(queries, table, state, k, barred, groups, tau, rough=rough)
-    if options.scored or options.stop_early or k < options.k:
-        # Above 0 by rounding.
-        log_probs = np.minimum(0.0, logits / options.tau - totals)
-        ended = logits <= 0 if options.stop_early else np.zeros(keys.shape, dtype=bool)
-        if options.scored:
-            ended |= np.exp(log_probs) < options.min_probability
-        lengths = np.where(ended.any(axis=1), ended.argmax(axis=1), k) if k else np.zeros(len(queries), dtype=np.int64)
-        picks = Picks.none(len(queries), options.k)
-        there = np.arange(k) < lengths[:, None]
-        picks.positions[:, :k][there], picks.logits[:, :k][there] = keys[there], logits[there]
-        picks.probabilities[:, :k][there] = np.exp(log_probs[there])
-    else:
-        picks, lengths = Picks(keys, logits, totals), np.full(len(queries), k)
-    rows = reader.rows
-    each = zip(keys.tolist(), logits.tolist(), contexts, lengths.tolist(), strict=True)
-    hits = (
-        tuple(Hit(key, logit, z, rows[key]) for key, logit, z in zip(line[:n], values[:n], of, strict=False))
-        for line, values, of, n in each
-    )
-    return replace(picks, hits=tuple(hits))
-
-
-async def select(queries: FloatArray, state: State[Any], options: Options, reader: Reader) -> Picks:
+async def select(
+    queries: FloatArray, state: State[Any], options: Options, reader: Reader, exclude: IntArray | None = None
+) -> Picks:
     """Pick examples for B queries together: every step is one search for all their sequences.
 
     Args:
@@ -281,106 +219,102 @@ async def select(queries: FloatArray, state: State[Any], options: Options, reade
         state: how picks compose (its `start` is called here).
         options: k, beams, when to stop, what to keep to.
         reader: the pool; see `CandidateIndex.run` for where to await this.
+        exclude: (B, E) for each query keys that it must not get.
 
     Returns:
         Picks of up to k distinct candidates a query. With beams: the sequence of the most picks, among them that with
         the largest Π π. Of two that hold the same picks in another order the more probable one is kept.
     """
-    simple = options.beam_width == 1 and all(isinstance(one, DifferentPrograms) for one in options.constraints)
-    if simple and isinstance(reader, LocalReader) and isinstance(reader.table, MatrixTable):
-        with _turns.one():
-            return _quick(queries, state, options, reader, reader.table)
-    beams = [[_Sequence(query)] for query in range(len(queries))]
-    for _ in range(options.k):
-        active = [sequence for beam in beams for sequence in beam if not sequence.ended]
-        if not active:
-            break
-        states = _states(queries, state, active)
-        tau = options.tau if options.scored else None
-        search = Search(states, options.beam_width, [one.keys for one in active], tau)
-        found, totals = await _candidates(search, active, options.constraints, reader)
-        beams = [[sequence for sequence in beam if sequence.ended] for beam in beams]
-        for at, (sequence, hits) in enumerate(zip(active, found, strict=True)):
-            total = None if totals is None else float(totals[at])
-            beams[sequence.query].extend(_grown(sequence, hits, total, options))
-        beams = [_best(beam, options.beam_width) for beam in beams]
-    return _picks([beam[0] for beam in beams], options)
+    count = len(queries)
+    picks = Picks.none(count, options.k)
+    exclude = np.empty((count, 0), dtype=np.int64) if exclude is None else exclude
+    beams = _Beams(state.start(queries), options.k, exclude)
+    hits: Hits | None = None
+    while beams.length < options.k:
+        if hits is not None:
+            beams.state = beams.state.update(hits.contexts(beams.keys[:, -1]))
+        hits = await _candidates(beams, options, reader)
+        picks.rows = hits.rows
+        log_probs, grows = _judged(hits, options)
+        if options.beam_width == 1 and grows.min(initial=True):
+            beams.grow(hits.keys[:, 0], hits.logits[:, 0], None if log_probs is None else log_probs[:, 0])
+            continue
+        at, of = _best(beams, hits.keys, log_probs, grows, options.beam_width)
+        beams.end(np.setdiff1d(beams.query, beams.query[at]), picks)
+        if not len(at):
+            return picks
+        beams.keep(at)
+        beams.grow(hits.keys[at, of], hits.logits[at, of], None if log_probs is None else log_probs[at, of])
+    beams.end(np.unique(beams.query), picks)
+    return picks
 
 
-def _states(queries: FloatArray, state: State[Any], sequences: Sequence[_Sequence]) -> FloatArray:
-    """The vectors (R, D) of R sequences of equal length."""
-    current = state.start(queries[[sequence.query for sequence in sequences]])
-    for hits in zip(*(sequence.hits for sequence in sequences), strict=True):
-        current = current.update(np.stack([hit.context for hit in hits]))
-    vectors: FloatArray = current.vector()
-    return vectors
-
-
-async def _candidates(
-    search: Search, sequences: Sequence[_Sequence], constraints: Sequence[Constraint], reader: Reader
-) -> tuple[list[list[Hit]], NDArray[np.float64] | None]:
-    """For each sequence the best `search.t` candidates that the constraints allow, fewer where there are no more.
+async def _candidates(beams: _Beams, options: Options, reader: Reader) -> Hits:
+    """For each sequence the best candidates that the constraints allow, as many as beams.
 
     Where none is left that all allow, the soft ones give way.
     """
-    soft = [constraint for constraint in constraints if constraint.soft]
-    hard = [constraint for constraint in constraints if not constraint.soft]
-    found: list[list[Hit]] = [[] for _ in sequences]
-    spare: list[list[Hit]] = [[] for _ in sequences]
-    seen, open_, asked, totals = list(search.exclude), list(range(len(sequences))), search, None
-    if constraints:
-        asked = replace(search, t=max(_SHORTLIST, 2 * search.t))
-    while open_:
-        hits = await reader.search(asked)
-        totals = hits.log_partition if asked.tau is not None else totals
-        still = []
-        each = zip(open_, hits.keys, hits.logits.tolist(), hits.contexts, hits.rows, strict=True)
-        for at, keys, logits, contexts, rows in each:
-            picked = [one.row for one in sequences[at].hits]
+    states, width, tau = beams.state.vector(), options.beam_width, options.tau if options.scored else None
+    if not options.constraints:
+        return await reader.search(states, width, beams.exclude, tau)
+    soft = [constraint for constraint in options.constraints if constraint.soft]
+    hard = [constraint for constraint in options.constraints if not constraint.soft]
+    found = [list[tuple[int, float]]() for _ in states]
+    spare = [list[tuple[int, float]]() for _ in states]
+    left, seen, t = np.arange(len(states)), beams.exclude, max(_SHORTLIST, 2 * width)
+    hits = first = await reader.search(states, t, seen, tau)
+    while True:
+        for at, keys, logits in zip(left.tolist(), hits.keys.tolist(), hits.logits.tolist(), strict=True):
+            picked = [hits.rows[key] for key in beams.keys[at].tolist()]
             # One by one: constraints ask a tokenizer, which need not see more than it must.
-            for hit in map(Hit, keys.tolist(), logits, contexts, rows):
-                if len(found[at]) == search.t:
+            for key, logit in zip(keys, logits, strict=True):
+                if key < 0 or len(found[at]) == width:
                     break
-                into = found[at] if all(one.allows(picked, hit.row) for one in soft) else spare[at]
-                if len(into) < search.t and all(one.allows(picked, hit.row) for one in hard):
-                    into.append(hit)
-            if constraints and len(found[at]) < search.t and keys[-1] >= 0:
-                seen[at] = np.concatenate([seen[at], keys])
-                still.append(at)
-        open_ = still
-        asked = Search(search.states[open_], 4 * asked.t, [seen[at] for at in open_])
-    return [allowed or others for allowed, others in zip(found, spare, strict=True)], totals
+                into = found[at] if all(one.allows(picked, hits.rows[key]) for one in soft) else spare[at]
+                if len(into) < width and all(one.allows(picked, hits.rows[key]) for one in hard):
+                    into.append((key, logit))
+        more = [n for n, at in enumerate(left.tolist()) if len(found[at]) < width and hits.keys[n, -1] >= 0]
+        if not more:
+            break
+        seen = np.concatenate((seen[more], hits.keys[more]), axis=1)
+        left, t = left[more], 4 * t
+        hits = await reader.search(states[left], t, seen)
+    keys, logits = nothing(len(states), width)
+    for at, some in enumerate(allowed or others for allowed, others in zip(found, spare, strict=True)):
+        for n, (key, logit) in enumerate(some):
+            keys[at, n], logits[at, n] = key, logit
+    return hits._replace(keys=keys, logits=logits, log_partition=first.log_partition)
 
 
-def _grown(sequence: _Sequence, hits: Sequence[Hit], total: float | None, options: Options) -> Iterator[_Sequence]:
-    """The sequence with each candidate that may follow; itself, ended, where none may."""
-    grown = 0
-    for hit in hits:
+def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64] | None, BoolArray]:
+    """Log π of each hit (R, t), where it is needed, and whether a sequence may go on with it (R, t)."""
+    log_probs, grows = None, hits.keys >= 0
+    if hits.log_partition is not None:
+        total = np.maximum(hits.log_partition, _LEAST)[:, None]
         # Above 0 where the total is over the best candidates alone, or by rounding.
-        log_prob = 0.0 if total is None else min(0.0, hit.logit / options.tau - total)
-        if (options.stop_early and hit.logit <= 0) or np.exp(log_prob) < options.min_probability:
-            continue
-        grown += 1
-        yield sequence.with_pick(hit, log_prob)
-    if not grown:
-        yield replace(sequence, ended=True)
+        log_probs = np.minimum(0.0, hits.logits / np.float64(options.tau) - total)
+        if options.min_probability:
+            grows &= np.exp(log_probs) >= options.min_probability
+    if options.stop_early:
+        grows &= hits.logits > 0
+    return log_probs, grows
 
 
-def _best(beam: list[_Sequence], width: int) -> list[_Sequence]:
-    """The best sequences of one query: longest first, then most probable; one for each set of picks."""
-    ranked = sorted(beam, key=lambda sequence: (-len(sequence.hits), -sequence.score))
-    distinct: dict[frozenset[int], _Sequence] = {}
-    for sequence in ranked:
-        distinct.setdefault(frozenset(hit.key for hit in sequence.hits), sequence)
-    return list(distinct.values())[:width]
+def _best(
+    beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64] | None, grows: BoolArray, width: int
+) -> tuple[IntArray, IntArray]:
+    """For each query the most probable of its sequences with one hit more; one for each set of picks.
 
-
-def _picks(sequences: Sequence[_Sequence], options: Options) -> Picks:
-    picks = Picks.none(len(sequences), options.k)
-    for at, sequence in enumerate(sequences):
-        length = len(sequence.hits)
-        picks.positions[at, :length] = sequence.keys
-        picks.logits[at, :length] = [hit.logit for hit in sequence.hits]
-        if options.scored:
-            picks.probabilities[at, :length] = np.exp(sequence.log_probs)
-    return replace(picks, hits=tuple(sequence.hits for sequence in sequences))
+    Returns:
+        Sequences (M,), and the hit of each (M,).
+    """
+    at, of = np.nonzero(grows)
+    scores = np.zeros(len(at)) if log_probs is None else beams.log_probs.sum(axis=1)[at] + log_probs[at, of]
+    sets = defaultdict[int, set[frozenset[int]]](set)
+    best = list[int]()
+    for n in np.lexsort((-scores, beams.query[at])).tolist():
+        there, picks = sets[int(beams.query[at[n]])], frozenset((*beams.keys[at[n]].tolist(), int(keys[at[n], of[n]])))
+        if len(there) < width and picks not in there:
+            there.add(picks)
+            best.append(n)
+    return at[best], of[best]

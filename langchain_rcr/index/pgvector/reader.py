@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import BEST, Hits, Row, Search
+from langchain_rcr.index.base import BEST, Hits, Row, Seen
 from langchain_rcr.index.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.pgvector.database import Transaction
 from langchain_rcr.index.pgvector.jsonb import to_path
@@ -85,7 +85,7 @@ class PgVectorReader:
         self._transaction, self._approximate = transaction, approximate
         self._pool = pool or Pool(0, 0, "", 0)
         self._path: str | None = None
-        self._seen: dict[int, tuple[Row, FloatArray]] = {}
+        self._seen = Seen()
         self.size = self._pool.examples
 
     async def filter(self, where: Filter) -> None:
@@ -109,16 +109,15 @@ class PgVectorReader:
             count = "SELECT count(*) FROM {table} WHERE example @@ %s::jsonpath"
             ((self.size,),) = await self._transaction.fetch(count, [self._path])
 
-    async def search(self, search: Search) -> Hits:
+    async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
         """See `Reader.search`; the log partition is exact without an index, with HNSW over the best candidates."""
-        states, exclude = search.states, search.exclude
         if self.size and states.shape[1] != self._pool.dim:
             msg = f"states have {states.shape[1]} numbers each, the vectors in the pool {self._pool.dim}"
             raise InputError(msg)
         fetch, margins = partial(self._nearest, ship=True), slack(states, self._pool.longest)
-        keys, logits = await best_fetched(fetch, states, search.t, exclude, margins, self.size)
-        totals = None if search.tau is None else await self._log_partition(search, search.tau)
-        return Hits.of(keys, logits, self._seen, states.shape[1], totals)
+        keys, logits = await best_fetched(fetch, states, t, exclude, margins, self.size)
+        totals = None if tau is None else await self._log_partition(states, exclude, tau)
+        return Hits(keys, logits, self._seen.rows, self._seen.contexts, totals)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
@@ -128,14 +127,13 @@ class PgVectorReader:
         found = dict(await self._transaction.fetch(query, [keys.tolist()]))
         return np.stack([_vector(found[key]) for key in keys.tolist()])
 
-    async def _log_partition(self, search: Search, tau: float) -> NDArray[np.float64]:
-        states, exclude = search.states, search.exclude
+    async def _log_partition(self, states: FloatArray, exclude: IntArray, tau: float) -> NDArray[np.float64]:
         if self._approximate:
             fetch, most = partial(self._nearest, ship=False), max(1, min(BEST, self.size))
             _, logits = await best_fetched(
                 fetch, states, most, exclude, np.zeros(len(states), dtype=np.float32), self.size
             )
-            return log_sums(logits, tau, ())
+            return log_sums(logits, tau)
         totals = np.full(len(states), -np.inf)
         for part in self._parts(states) if self.size else ():
             for n, value in await self._ask(_LOG_PARTITION, states[part], exclude[part], tau=tau):
@@ -159,10 +157,11 @@ class PgVectorReader:
         text = text.replace("{order}", "distance, e.key" if exact else distance)
         near: list[dict[int, float]] = [{} for _ in states]
         for part in self._parts(states):
-            rows = await self._ask(text, states[part], width=width, seen=[*self._seen])
+            rows = await self._ask(text, states[part], width=width, seen=[*self._seen.rows])
             for n, key, apart, context, example_id, example, program in rows:
                 if n is None:
-                    self._seen[key] = Row(example_id, json.loads(example), program), _vector(context)
+                    self._seen.rows[key] = Row(example_id, json.loads(example), program)
+                    self._seen.vectors[key] = _vector(context)
                 else:
                     near[part.start + n][key] = apart
         return near
@@ -173,12 +172,12 @@ class PgVectorReader:
         return blocks(len(states), max(looked_at, _LOGITS // _STATES), _LOGITS)
 
     async def _ask(
-        self, text: str, states: FloatArray, barred: Sequence[IntArray] = (), **parameters: Any
+        self, text: str, states: FloatArray, barred: IntArray | None = None, **parameters: Any
     ) -> list[tuple[Any, ...]]:
         """Run a statement over a table `state` (number, vector, keys left out) and a filter's `{condition}`."""
         values = ", ".join(f"({n}, %(v{n})s::vector, %(b{n})s::bigint[])" for n in range(len(states)))
         for n, state in enumerate(states):
-            parameters |= {f"v{n}": state, f"b{n}": barred[n].tolist() if len(barred) else []}
+            parameters |= {f"v{n}": state, f"b{n}": [] if barred is None else barred[n].tolist()}
         front, condition = f"WITH state (n, v, barred) AS (VALUES {values})", "true"
         if self._path is not None:
             condition, parameters["path"] = "e.example @@ %(path)s::jsonpath", self._path
