@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 from langchain_core.callbacks import (
@@ -27,7 +26,7 @@ from langchain_rcr.policy.explanation import Explanation, Structures
 from langchain_rcr.policy.prompt import APPENDIX_D, arranged
 from langchain_rcr.policy.selection import Constraint, Options
 from langchain_rcr.pool.arguments import Order, check_fields, query_of
-from langchain_rcr.pool.batching import batched, resolved
+from langchain_rcr.pool.batching import Selection, batched, resolved
 from langchain_rcr.pool.examples import Example
 from langchain_rcr.pool.making import Made
 from langchain_rcr.pool.store import ExampleStore, Pick
@@ -139,18 +138,21 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         Raises:
             InputError: the query, or the value of `group`, is missing; the message names the keys.
         """
-        picks: list[Pick] = []
-        self.invoke(self._query(input_variables), **self.options_for(input_variables), picked=picks, draft=draft)
-        return [self._shown(pick) for pick in picks]
+        return InThisThread().run(self._select_for(input_variables, draft, is_async=False))
 
     async def aselect_examples(
         self, input_variables: Mapping[str, str], *, draft: str | None = None
     ) -> list[dict[str, Any]]:
         """`select_examples`, awaited."""
-        picks: list[Pick] = []
-        options = self.options_for(input_variables)
-        await self.ainvoke(self._query(input_variables), **options, picked=picks, draft=draft)
-        return [self._shown(pick) for pick in picks]
+        return await self._select_for(input_variables, draft, is_async=True)
+
+    async def _select_for(
+        self, input_variables: Mapping[str, Any], draft: str | None, *, is_async: bool
+    ) -> list[dict[str, Any]]:
+        query, options = self._query(input_variables), self.options_for(input_variables)
+        drafts = None if draft is None else {query: draft}
+        (found,) = await self._select([query], None, drafts, options, documents=False, is_async=is_async)
+        return [self._shown(pick) for pick in found.picks]
 
     def options_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any]:
         """What a call must be told of a prompt's variables: with a `group`, the value that they have for it.
@@ -220,7 +222,6 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         run_manager: CallbackManagerForRetrieverRun,
         draft: str | None = None,
         drafts: Mapping[str, str] | None = None,
-        picked: list[Pick] | None = None,
         **overrides: Any,
     ) -> list[Document]:
         """The picks as documents.
@@ -231,8 +232,6 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             draft: a program that the question may have, such as a model's first answer: its structures count as likely
                 needed. One that doesn't parse changes nothing.
             drafts: `batch`'s, which configured retrievers pass on to `invoke`.
-            picked: a list that receives the picks. Then only callbacks see the documents: where there are no callbacks,
-                none are made, and no probabilities computed.
             **overrides: `k` and `beam_width`, each in place of the field; `filter`, which must hold beside the field;
                 `within`, the value of `group`.
 
@@ -240,9 +239,8 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
-        seen = picked is None or bool(run_manager.handlers)
-        found = self.store.select([query], *self._options(seen, **overrides), [_draft_of(query, draft, drafts)])
-        return self._handed_over(found[0], picked, seen)
+        (picks,) = self.store.select([query], *self._options(True, **overrides), [_draft_of(query, draft, drafts)])
+        return self._documents(self._ordered(picks))
 
     async def _aget_relevant_documents(
         self,
@@ -251,13 +249,12 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         run_manager: AsyncCallbackManagerForRetrieverRun,
         draft: str | None = None,
         drafts: Mapping[str, str] | None = None,
-        picked: list[Pick] | None = None,
         **overrides: Any,
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
-        seen = picked is None or bool(run_manager.handlers)
-        found = await self.store.aselect([query], *self._options(seen, **overrides), [_draft_of(query, draft, drafts)])
-        return self._handed_over(found[0], picked, seen)
+        drafted = [_draft_of(query, draft, drafts)]
+        (picks,) = await self.store.aselect([query], *self._options(True, **overrides), drafted)
+        return self._documents(self._ordered(picks))
 
     def batch(
         self,
@@ -273,9 +270,8 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         Each question has a callback run of its own. With `return_exceptions` an invalid question gets its exception
         and the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.
         """
-        pick = partial(self._pick_for, self.store.select, drafts=drafts, overrides=kwargs)
-        batch = batched(self, inputs, config, CallbackManager, pick, self._get_ls_params(**kwargs), return_exceptions)
-        return InThisThread().run(batch)
+        found = InThisThread().run(self._select(inputs, config, drafts, kwargs, return_exceptions))
+        return [getattr(one, "documents", one) for one in found]
 
     async def abatch(
         self,
@@ -287,20 +283,35 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
         **kwargs: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
-        pick, about = partial(self._pick_for, self.store.aselect, drafts=drafts, overrides=kwargs), self._get_ls_params
-        return await batched(self, inputs, config, AsyncCallbackManager, pick, about(**kwargs), return_exceptions)
+        found = await self._select(inputs, config, drafts, kwargs, return_exceptions, is_async=True)
+        return [getattr(one, "documents", one) for one in found]
 
-    async def _pick_for(
+    async def _select(
         self,
-        select: Callable[..., Any],
         queries: Sequence[str],
-        *,
+        config: RunnableConfig | list[RunnableConfig] | None,
         drafts: Mapping[str, str] | None,
         overrides: Mapping[str, Any],
-    ) -> list[list[Document]]:
-        """The documents for valid questions, by a `select` that is sync, and then nothing here waits, or async."""
-        picks = select(queries, *self._options(True, **overrides), [(drafts or {}).get(query) for query in queries])
-        return [self._documents(self._ordered(each)) for each in await resolved(picks)]
+        return_exceptions: bool = False,
+        *,
+        documents: bool = True,
+        is_async: bool = False,
+    ) -> list[Any]:
+        """For each question its `Selection`, or its exception; unless `is_async`, nothing here waits.
+
+        Documents and probabilities are left out where neither the caller wants `documents` nor callbacks see them.
+        """
+
+        async def pick(valid: Sequence[str], traced: bool) -> list[Selection]:
+            seen, drafted = documents or traced, [(drafts or {}).get(query) for query in valid]
+            select: Callable[..., Any] = self.store.aselect if is_async else self.store.select
+            found = await resolved(select(valid, *self._options(seen, **overrides), drafted))
+            ordered = [self._ordered(picks) for picks in found]
+            return [Selection(picks, self._documents(picks) if seen else []) for picks in ordered]
+
+        manager: Any = AsyncCallbackManager if is_async else CallbackManager
+        about = self._get_ls_params(**overrides)
+        return await batched(self, queries, config, manager, pick, about, return_exceptions)
 
     def explain(
         self,
@@ -399,13 +410,6 @@ class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector)
 
     def _query(self, input_variables: Mapping[str, Any]) -> str:
         return query_of(input_variables, self.input_keys, self.source_keys)
-
-    def _handed_over(self, picks: list[Pick], picked: list[Pick] | None, seen: bool) -> list[Document]:
-        """Hand picks over in their order: to `picked`, and as documents where somebody sees them."""
-        picks = self._ordered(picks)
-        if picked is not None:
-            picked.extend(picks)
-        return self._documents(picks) if seen else []
 
     def _ordered(self, picks: list[Pick]) -> list[Pick]:
         if self.shown_in == "relevance":

@@ -1,10 +1,10 @@
-"""Many questions to a retriever at once, each with a callback run of its own."""
+"""Questions to a retriever, one or many at once, each with a callback run of its own."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from langchain_core.callbacks import AsyncCallbackManager, CallbackManager
 from langchain_core.documents import Document
@@ -13,7 +13,14 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.pool.store import check_query
+from langchain_rcr.pool.store import Pick, check_query
+
+
+class Selection(NamedTuple):
+    """What a question got: the picks, in the order of the prompt, and, where somebody sees them, their documents."""
+
+    picks: list[Pick]
+    documents: list[Document]
 
 
 async def batched(
@@ -21,20 +28,23 @@ async def batched(
     queries: Sequence[str],
     config: RunnableConfig | list[RunnableConfig] | None,
     manager: type[CallbackManager | AsyncCallbackManager],
-    pick: Callable[[Sequence[str]], Awaitable[list[list[Document]]]],
+    pick: Callable[[Sequence[str], bool], Awaitable[list[Selection]]],
     about: Mapping[str, Any],
     return_exceptions: bool,
-) -> list[list[Document]]:
-    """Documents for questions that are picked for together; an invalid one gets its exception and stops no other.
+) -> list[Any]:
+    """Pick for questions together; an invalid one gets its exception and stops no other.
 
     Args:
         retriever: whose name, tags and metadata the runs get.
         queries: the questions.
         config: for all, or for each.
         manager: of callbacks that are sync, and then nothing here waits, or async.
-        pick: the documents of the valid questions, in their order.
+        pick: what the valid questions get, in their order; and whether callbacks see it.
         about: for traces.
         return_exceptions: put exceptions into the list in place of raising the first.
+
+    Returns:
+        For each question its `Selection`, or its exception.
     """
     runs = []
     for query, one in zip(queries, get_config_list(config, len(queries)), strict=True):
@@ -49,15 +59,17 @@ async def batched(
         runs.append(await resolved(callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))))
     errors = [_error_of(query) for query in queries]
     valid = [query for query, error in zip(queries, errors, strict=True) if error is None]
-    results: list[Any]  # LangChain's type leaves out the exceptions among the lists
+    results: list[Any]
     try:
-        documents = iter(await pick(valid) if valid else ())
-        results = [next(documents) if error is None else error for error in errors]
+        found = iter(await pick(valid, any(run.handlers for run in runs)) if valid else ())
+        results = [next(found) if error is None else error for error in errors]
     except Exception as error:
         results = [one or error for one in errors]
     for run, result in zip(runs, results, strict=True):
-        failed = isinstance(result, Exception)
-        await resolved(run.on_retriever_error(result) if failed else run.on_retriever_end(result))
+        if isinstance(result, Exception):
+            await resolved(run.on_retriever_error(result))
+        else:
+            await resolved(run.on_retriever_end(result.documents))
     first = next((result for result in results if isinstance(result, Exception)), None)
     if first is not None and not return_exceptions:
         raise first
