@@ -28,7 +28,7 @@ from langchain_rcr.policy.selection import Constraint, Options
 from langchain_rcr.pool.arguments import Order, check_fields, query_of
 from langchain_rcr.pool.batching import Selection, batched, resolved
 from langchain_rcr.pool.examples import Example
-from langchain_rcr.pool.making import Made
+from langchain_rcr.pool.making import Constructors
 from langchain_rcr.pool.store import ExampleStore, Pick
 from langchain_rcr.programs.languages import unknown
 
@@ -36,7 +36,7 @@ _OPEN: Any = object()
 """A value that isn't given. Not None: where a caller's value is lacking, another's filter mustn't say which it is."""
 
 
-class SequentialCompositionalRetriever(Made, BaseRetriever, BaseExampleSelector):
+class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleSelector):
     """Picks few-shot examples one after the other, each conditioned on those already picked.
 
     A LangChain retriever and example selector in one. Create it with `from_pretrained`, `from_examples` or

@@ -49,8 +49,9 @@ def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[tuple[I
     else:
         at = max(0, scores.shape[1] - t)
         floor = np.partition(scores, at, axis=1)[:, at] - slack
+    floor = np.maximum(floor, np.finfo(np.float32).min)  # not what may not be found
     for values, least in zip(scores, floor, strict=True):
-        near = np.flatnonzero((values >= least) & (values > -np.inf))
+        near = np.flatnonzero(values >= least)
         yield near, values[near]
 
 

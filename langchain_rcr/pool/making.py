@@ -36,7 +36,7 @@ _LOOKED_AT = 50
 """Examples that tell questions from programs."""
 
 
-class Made:
+class Constructors:
     """The part of the retriever that makes and keeps it."""
 
     if TYPE_CHECKING:
