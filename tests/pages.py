@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 import shlex
 from dataclasses import dataclass
-from pathlib import Path
 
-ROOT = Path(__file__).parent.parent
+from places import ROOT
+
 LANGUAGES = {"bash", "console", "diff", "json", "python", "sql", "text", "yaml"}
 _FENCE = re.compile(r'^```(\w*)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 

@@ -1,0 +1,256 @@
+"""The text-to-SQL chain: the schema in the prompt, SQL run read-only, one repair; and the example over it."""
+
+import os
+import re
+import runpy
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from langchain_core.example_selectors import LengthBasedExampleSelector
+from langchain_core.language_models import FakeListChatModel, FakeListLLM
+from langchain_core.prompts import PromptTemplate
+from places import ROOT
+from toys import lexical
+
+from langchain_rcr import (
+    InputError,
+    ProgramError,
+    Prompt,
+    SequentialCompositionalRetriever,
+    open_database,
+    schema_text,
+    semantic_parsing_chain,
+    text_to_sql_chain,
+)
+
+TABLE = "CREATE TABLE river (name TEXT, length INTEGER DEFAULT '{}')"
+
+
+@pytest.fixture
+def rivers(tmp_path: Path) -> str:
+    path = tmp_path / "rivers.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute(TABLE)
+        connection.executemany("INSERT INTO river VALUES (?, ?)", [("Oder", 840), ("Elbe", 1094)])
+    connection.close()
+    return str(path)
+
+
+@pytest.fixture
+def selector() -> LengthBasedExampleSelector:
+    examples = [{"source": "how many rivers are there", "target": "SELECT COUNT(*) FROM river"}]
+    return LengthBasedExampleSelector(examples=examples, example_prompt=PromptTemplate.from_template("{source}"))
+
+
+class Seen(FakeListChatModel):
+    """Keeps what it was asked."""
+
+    prompts: list
+
+    def _call(self, messages, *args, **kwargs):
+        self.prompts.append([message.text for message in messages])
+        return super()._call(messages, *args, **kwargs)
+
+
+def test_sql_is_run_and_its_prompt_has_schema_and_examples(rivers: str, selector) -> None:
+    model = Seen(responses=["```sql\nSELECT name FROM river WHERE length > 1000\n```"], prompts=[])
+    answer = text_to_sql_chain(model, selector, rivers).invoke("which rivers are longer than 1000")
+    assert (answer.program, answer.result) == ("SELECT name FROM river WHERE length > 1000", [("Elbe",)])
+    assert answer.ok
+    system, *rest = model.prompts[0]
+    assert TABLE in system
+    assert "SQLite" in system
+    assert rest == ["how many rivers are there", "SELECT COUNT(*) FROM river", "which rivers are longer than 1000"]
+
+
+@pytest.mark.parametrize("name", ["appendix_d", "sql"])
+def test_a_checkpoint_s_own_prompt_is_used_if_it_shows_a_schema(rivers: str, name: str) -> None:
+    rows = [{"source": "how many rivers are there", "target": "SELECT COUNT(*) FROM river"}]
+    encoder = lexical(rows, dim=8)
+    encoder.prompt = Prompt(name=name)
+    model = Seen(responses=["SELECT 1"], prompts=[])
+    text_to_sql_chain(model, SequentialCompositionalRetriever.from_encoder(encoder, rows), rivers).invoke("how many")
+    assert TABLE in "".join(model.prompts[0])
+    assert ("Question: how many" in model.prompts[0][-1]) == (name == "sql")
+
+
+def test_an_error_of_the_database_goes_back_to_the_model_once(rivers: str, selector) -> None:
+    model = Seen(responses=["SELECT title FROM river", "SELECT name FROM river"], prompts=[])
+    answer = text_to_sql_chain(model, selector, rivers).invoke("which rivers are there")
+    assert answer.result == [("Oder",), ("Elbe",)]
+    assert answer.answers == ("SELECT title FROM river", "SELECT name FROM river")
+    assert "no such column: title" in model.prompts[1][-1]
+
+
+@pytest.mark.parametrize(
+    ("sql", "complaint"),
+    [
+        ("SELECT title FROM river", "no such column: title"),
+        ("DELETE FROM river", "can't be run"),
+        ("", "it is empty"),
+        # Its first line alone could be run.
+        ("SELECT COUNT(*)\nFROM lake", "no such table: lake"),
+    ],
+)
+def test_what_no_repair_helps_is_an_error_in_the_answer(rivers: str, selector, sql: str, complaint: str) -> None:
+    answer = text_to_sql_chain(FakeListLLM(responses=[sql]), selector, rivers).invoke("which rivers are there")
+    assert not answer.ok
+    assert answer.result is None
+    assert complaint in answer.error
+    assert len(answer.answers) == 2
+    with closing(sqlite3.connect(rivers)) as database:
+        assert database.execute("SELECT COUNT(*) FROM river").fetchone() == (2,)
+
+
+def test_the_database_may_be_a_path(rivers: str, selector) -> None:
+    assert schema_text(Path(rivers)) == schema_text(rivers)
+    chain = text_to_sql_chain(FakeListLLM(responses=["SELECT COUNT(*) FROM river"]), selector, Path(rivers))
+    assert chain.invoke("how many rivers are there").result == [(2,)]
+
+
+async def test_many_questions_together_and_awaited(rivers: str, selector) -> None:
+    chain = text_to_sql_chain(FakeListLLM(responses=["SELECT COUNT(*) FROM river"]), selector, rivers)
+    answers = await chain.abatch(["how many rivers are there", "count the rivers"])
+    assert [answer.result for answer in answers] == [[(2,)], [(2,)]]
+
+
+def test_a_completion_model_reads_the_schema_before_the_examples(rivers: str, selector) -> None:
+    chain = text_to_sql_chain(FakeListLLM(responses=[""]), selector, rivers)
+    text = chain.prompt.invoke({"source": "q", "picked_examples": selector.examples}).to_string()
+    assert text.index(TABLE) < text.index("Question: how many") < text.index("Question: q")
+
+
+def test_an_executor_that_breaks_is_no_error_of_the_model(selector) -> None:
+    def broken(program: str) -> None:
+        raise OSError("the disk is gone")
+
+    chain = semantic_parsing_chain(FakeListLLM(responses=["SELECT 1"]), selector, "sql", execute=broken)
+    with pytest.raises(OSError, match="the disk is gone"):
+        chain.invoke("how many")
+
+
+def test_a_database_that_isn_t_there_is_named(selector, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"none\.sqlite can't be read"):
+        text_to_sql_chain(FakeListLLM(responses=[""]), selector, str(tmp_path / "none.sqlite"))
+
+
+def test_the_schema_of_postgresql_has_tables_columns_and_keys(postgres_url: str) -> None:
+    import psycopg
+
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute('DROP TABLE IF EXISTS city, river, "Bay"')
+        connection.execute('CREATE TABLE river (id int PRIMARY KEY, name text, "the length" numeric(6, 1))')
+        connection.execute("CREATE TABLE city (name text, river_id int REFERENCES river (id))")
+        connection.execute('CREATE TABLE "Bay" (id int PRIMARY KEY)')
+    try:
+        # Other tests keep tables on this server.
+        ours = ("CREATE TABLE city ", "CREATE TABLE river ", 'CREATE TABLE "Bay" ')
+        assert [line for line in schema_text(postgres_url).splitlines() if line.startswith(ours)] == [
+            'CREATE TABLE "Bay" (id integer, PRIMARY KEY (id));',
+            "CREATE TABLE city (name text, river_id integer, FOREIGN KEY (river_id) REFERENCES river(id));",
+            'CREATE TABLE river (id integer, name text, "the length" numeric(6,1), PRIMARY KEY (id));',
+        ]
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute('DROP TABLE city, river, "Bay"')
+
+
+def test_a_schema_may_have_any_name(postgres_url: str) -> None:
+    import psycopg
+    from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+    given = conninfo_to_dict(postgres_url).get("options") or ""
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        for name in ("MySchema", "my schema", 'my"schema', "select"):
+            quoted = f'"{name.replace(chr(34), chr(34) * 2)}"'
+            connection.execute(f"CREATE SCHEMA {quoted} CREATE TABLE t (a int)")  # type: ignore[call-overload]
+            escaped = quoted.replace(" ", "\\ ")
+            address = make_conninfo(postgres_url, options=f"{given} -c search_path={escaped}")
+            try:
+                assert schema_text(address) == "CREATE TABLE t (a integer);"
+            finally:
+                connection.execute(f"DROP SCHEMA {quoted} CASCADE")  # type: ignore[call-overload]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("TEST_POSTGRES_URL" in os.environ, reason="a given server's roles are left alone")
+def test_the_role_of_the_docs_reads_and_no_more(postgres_url: str) -> None:
+    import psycopg
+    from psycopg.conninfo import make_conninfo
+
+    [statements] = re.findall(r"```sql\n(.*?)```", (ROOT / "docs" / "text-to-sql.md").read_text("utf-8"), re.DOTALL)
+    shop = make_conninfo(postgres_url, dbname="shop")
+    with psycopg.connect(postgres_url, autocommit=True) as server:
+        server.execute("CREATE DATABASE shop")
+        try:
+            with psycopg.connect(shop, autocommit=True) as database:
+                database.execute("CREATE TABLE book (title text)")
+                database.execute(statements)
+            asker = make_conninfo(shop, user="asker", password="change me")
+            assert schema_text(asker) == "CREATE TABLE book (title text);"
+            with open_database(asker, max_processes=1) as run:
+                assert run("SELECT count(*), lower('A') FROM book") == [(0, "a")]
+                for harm in (
+                    *("lo_create(0)", "lo_from_bytea(0, 'x')", "pg_logical_emit_message(false, 'a', 'b')"),
+                    *("pg_sleep(0)", "pg_sleep_for('0')", "pg_terminate_backend(1)", "pg_cancel_backend(1)"),
+                    *("pg_advisory_lock(1)", "pg_try_advisory_xact_lock(1)", "pg_notify('a', 'b')"),
+                    *("set_config('statement_timeout', '0', false)", "pg_read_file('x')", "pg_ls_dir('.')"),
+                ):
+                    with pytest.raises(ProgramError, match="permission denied for function"):
+                        run(f"SELECT {harm}")
+                # Those that the server goes on computing can be looked for.
+                run._overruns.append((1, 0.0))
+                run._forget_ended()
+                assert not run._overruns
+        finally:
+            server.execute("DROP DATABASE shop WITH (FORCE)")
+            server.execute("DROP ROLE asker")
+
+
+def test_the_user_s_own_tables_are_shown_whatever_they_are_called(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE sqlitelog (id INTEGER PRIMARY KEY AUTOINCREMENT)")  # makes sqlite_sequence
+        database.execute("CREATE TABLE SQLite2 (a)")
+    expected = "CREATE TABLE sqlitelog (id INTEGER PRIMARY KEY AUTOINCREMENT);\nCREATE TABLE SQLite2 (a);"
+    assert schema_text(f"sqlite:///{path}") == schema_text(path) == expected
+
+
+def test_a_schema_that_can_t_be_read_says_so(tmp_path: Path, selector) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute(f"CREATE TABLE t (a TEXT DEFAULT '{'x' * 1_100_000}')")
+    with pytest.raises(InputError, match="the schema can't be read: string or blob too big; write down the tables"):
+        text_to_sql_chain(FakeListLLM(responses=[""]), selector, path)
+
+
+@pytest.fixture(scope="module")
+def example():
+    return runpy.run_path(str(ROOT / "examples" / "text_to_sql.py"))
+
+
+def test_the_example_s_test_questions_combine_what_no_training_question_does(example) -> None:
+    train, test = example["make_pairs"](300, 60)
+    assert (len(train), len(test)) == (300, 60)
+
+    def form(pair: dict[str, str]) -> tuple[bool, ...]:
+        ends = [sql.split("{where}") for _, sql in example["ASKED"].values()]
+        asked = [pair["sql"].startswith(first) and pair["sql"].endswith(last) for first, last in ends]
+        return *asked, *(condition.split("{")[0] in pair["sql"] for _, condition, _ in example["WHICH"].values())
+
+    assert not {form(pair) for pair in train} & {form(pair) for pair in test}
+
+
+@pytest.mark.slow
+def test_the_example_s_bookshop_on_postgresql(example, postgres_url: str, selector) -> None:
+    import psycopg
+
+    example["make_database"](postgres_url)
+    try:
+        answer = text_to_sql_chain(lambda prompt: "SELECT count(*) FROM books", selector, postgres_url).invoke("q")
+        assert answer.result == [(120,)]
+    finally:
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("DROP TABLE orders, customers, books, authors")

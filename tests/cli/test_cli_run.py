@@ -1,0 +1,192 @@
+"""The command line end to end on a tiny lexical model: run, resume, evaluate, data."""
+
+import json
+from pathlib import Path
+
+import pytest
+import warm
+from places import DATA
+from rcr_trainer import cli
+from rcr_trainer.data import covr_split, write_split
+from rcr_trainer.runs.folder import Run
+from rcr_trainer.settings import DataSettings
+from rcr_trainer.tasks import divide, load_split
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
+
+CONFIG = """
+data: {split: 110, train_size: 60, test_size: 12, dev_size: 10}
+model: {family: lexical, dim: 16}
+sft: {epochs: 2}
+evaluation: {steps: 5, selectors: [random, bm25]}
+tensorboard: false
+threads: 1
+"""
+
+
+@pytest.fixture(autouse=True)
+def here(here: Path) -> Path:
+    (here / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+    return here
+
+
+def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
+    assert cli.main(["run", "--sft.k", "3", "demo.yaml"]) == 0
+    out = capsys.readouterr().out
+    folder = here / "runs" / "demo"
+    assert "rcr" in out
+    assert "bm25" in out
+    assert "run folder: runs/demo" in out
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "checkpoint", "config.yaml", "coverage.png", "data", "evaluation.json", "metrics.jsonl", "picks.jsonl",
+        "run.json", "run.lock", "state",
+    ]  # fmt: skip
+    assert (folder / "coverage.png").read_bytes().startswith(b"\x89PNG")
+    report = json.loads((folder / "evaluation.json").read_text())
+    assert [report[name] for name in ("k", "n", "split", "part", "seed")] == [4, 12, "110", "test", 0]
+    assert set(report["selectors"]) == {"rcr", "random", "bm25"}
+    assert 0 <= report["selectors"]["rcr"]["coverage"] <= 100
+    pool = [json.loads(line) for line in (folder / "checkpoint" / "pool.jsonl").read_text().splitlines()]
+    assert len(pool) == 60
+    assert pool[0].keys() == {"id", "source", "target"}
+    assert Run.open(folder).config.sft.k == 3
+    assert Run.open(folder).status == "finished"
+    assert [row["step"] for row in Run.open(folder).metrics("sft")] == [0, 1, 2]
+
+    before = {path: path.stat().st_mtime_ns for path in (folder / "checkpoint").rglob("*")}
+    assert cli.main(["run", "demo.yaml", "--sft.k=3"]) == 0
+    assert capsys.readouterr().out == out
+    assert {path: path.stat().st_mtime_ns for path in (folder / "checkpoint").rglob("*")} == before
+
+    assert cli.main(["run", "demo.yaml"]) == 2
+    assert "sft.k (3, now 4)" in capsys.readouterr().err
+
+
+def test_sft_then_evaluate(capsys, here):
+    assert cli.main(["sft", "demo.yaml", "--name", "only"]) == 0
+    folder = here / "runs" / "only"
+    assert not (folder / "evaluation.json").exists()
+    capsys.readouterr()
+    assert (
+        cli.main(["evaluate", "runs/only/checkpoint", "--split", "dev", "--k=2", "--evaluation.selectors=fixed"]) == 0
+    )
+    captured = capsys.readouterr()
+    report = json.loads((folder / "evaluation.json").read_text())
+    assert [report[name] for name in ("k", "n", "split", "part")] == [2, 10, "110", "dev"]
+    assert set(report["selectors"]) == {"rcr", "fixed"}
+    assert "fixed" in captured.out
+    assert Run.open(folder).config.evaluation.k == 4
+    assert cli.main(["evaluate", "runs/only", "--k", "99"]) == 2
+    assert json.loads((folder / "evaluation.json").read_text())["k"] == 2
+    assert Run.open(folder).status == "finished"
+
+
+def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(capsys, here):
+    script = (
+        "import os, signal, sys\nfrom rcr_trainer import cli\nfrom rcr_trainer.runs import folder as runs\n"
+        "log = runs.Run.log\n"
+        "def kill(self, stage, step, metrics):\n"
+        "    log(self, stage, step, metrics)\n"
+        "    self.state.mkdir()\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "runs.Run.log = kill\n"
+        "cli.main(['run', 'demo.yaml'])"
+    )
+    result = warm.run("-c", script, cwd=here)
+    assert result.returncode == -9
+    folder = here / "runs" / "demo"
+    made = (folder / "data" / "train.jsonl").stat().st_mtime_ns
+    assert cli.main(["run", "demo.yaml"]) == 2
+    assert "--resume continues it" in capsys.readouterr().err
+    assert cli.main(["run", "demo.yaml", "--resume"]) == 0
+    assert "data: done before" in capsys.readouterr().err
+    assert (folder / "data" / "train.jsonl").stat().st_mtime_ns == made
+    assert [row["step"] for row in Run.open(folder).metrics("sft")] == [0, 1, 2]
+    assert Run.open(folder).status == "finished"
+
+
+HANGS = """
+import sys, time
+from rcr_trainer import cli
+from rcr_trainer.runs import folder as runs
+def hang(*_):
+    print("there", flush=True)
+    time.sleep(60)
+runs.Run.log = hang
+cli.main(sys.argv[1:])
+"""
+
+
+def test_a_second_run_in_the_folder_of_a_running_one_is_refused(capsys, here):
+    folder = here / "runs" / "demo"
+    running = warm.Program("-c", HANGS, "run", "demo.yaml", cwd=here)
+    try:
+        assert running.says("there\n")
+        before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        for flags in (["--seed=1"], ["--seed=1", "--overwrite"], ["--resume"]):
+            assert cli.main(["run", "demo.yaml", *flags]) == 2
+        assert cli.main(["evaluate", "runs/demo"]) == 2
+        errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert len(errors) == 4
+        for line in errors:
+            assert line.startswith(f"rcr-train: error: runs/demo is in use by process {running.pid} on ")
+        assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before
+    finally:
+        running.end(0)
+    assert cli.main(["run", "demo.yaml", "--resume"]) == 0
+
+
+def test_progress_and_results_part_ways(here):
+    result = warm.run("-m", "rcr_trainer.cli", "sft", "demo.yaml", cwd=here)
+    assert result.returncode == 0
+    assert result.stdout == "run folder: runs/demo\n"
+    assert "epoch 2" in result.stderr
+    assert "dev_coverage" in result.stderr
+
+
+def test_dense_and_mmr_are_left_out_with_a_reason_where_there_are_no_embeddings(capsys, here):
+    assert cli.main(["run", "demo.yaml", "--evaluation.selectors=dense,random"]) == 0
+    report = json.loads((here / "runs/demo/evaluation.json").read_text())
+    assert set(report["selectors"]) == {"rcr", "random"}
+    assert set(report["left_out"]) == {"dense"}
+
+
+def test_development_queries_stay_in_the_pool_and_do_not_train(here):
+    from rcr_trainer.layers import load_config
+
+    config = load_config(here / "demo.yaml")
+    task = divide(config, load_split(config.data, 0))
+    pool, queries, dev = ({example.id for example in part} for part in (task.pool, task.queries, task.dev))
+    assert (len(pool), len(queries), len(dev)) == (60, 50, 10)
+    assert queries | dev == pool
+    assert not queries & dev
+    assert divide(config, load_split(config.data, 0)).dev == task.dev
+
+
+def test_a_run_takes_a_split_folder(here):
+    write_split(here / "data/covr/8", covr_split("8", 0, 20, 5))
+    arguments = ["--data.directory=data/covr/8", "--data.dev_size=5", "--evaluation.selectors=random"]
+    assert cli.main(["run", "demo.yaml", *arguments]) == 0
+
+
+@pytest.mark.skipif(not (DATA / "geoquery").is_dir(), reason="the GeoQuery corpus is not there (RCR_DATA)")
+def test_geoquery_takes_the_published_ids():
+    corpus, ids = DATA / "geoquery/corpus.xml", DATA / "geoquery/splits/template_1.json"
+    split = load_split(DataSettings(task="geoquery", split="template", corpus=corpus, ids=ids), 0)
+    published = json.loads(ids.read_text())
+    assert {int(e.id) for e in split.train} == set(map(int, published["train"]))
+    assert len(split.dev) == 110
+    assert {int(e.id) for e in split.dev + split.test} == set(map(int, published["test"]))
+
+
+def test_without_a_corpus_the_download_is_announced(capsys, here, monkeypatch):
+    from rcr_trainer.errors import DataError
+
+    def offline(destination):
+        raise DataError("can't download: no network")
+
+    monkeypatch.setattr("rcr_trainer.data.download_geoquery", offline)
+    assert cli.main(["run", "demo.yaml", "--data.task=geoquery", "--data.split=length"]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert "downloading the GeoQuery corpus" in lines[0]
+    assert lines[-1] == "rcr-train: error: can't download: no network"

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from pathlib import Path
+
+import places
+import pytest
+from rcr_trainer.data import Split, geoquery_split, write_split
+from rcr_trainer.data.dividing import atoms, compound_divergence
+from rcr_trainer.data.geoquery import CORPUS_SHA256, read_corpus
+from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.settings import DataSettings
+from rcr_trainer.tasks import load_split
+
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.prompt import APPENDIX_D
+from langchain_rcr.programs import ProgramSpec, Tree
+
+DATA = places.DATA / "geoquery"
+needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no GeoQuery corpus at {DATA}")
+
+SPEC = ProgramSpec()
+EXAMPLE = """<example id='{id}'><nl lang='de'>wie viele</nl><nl lang='en'>\n How  many &lt; {id} ?\n</nl>
+<mrl lang='geo-prolog'>x</mrl><mrl lang='geo-funql'>\nanswer(f{kind}(stateid('s{id}')))\n</mrl></example>"""
+
+
+def _corpus(path: Path, ids=range(892), head: str = "") -> Path:
+    body = "\n".join(EXAMPLE.format(id=id_, kind=id_ % 97) for id_ in ids)
+    path.write_text(f"<?xml version='1.0' encoding='UTF-8'?>\n{head}<examples>\n{body}\n</examples>\n")
+    return path
+
+
+@pytest.mark.slow
+def test_the_880_examples_in_order(tmp_path: Path) -> None:
+    examples = read_corpus(_corpus(tmp_path / "corpus.xml", ids=reversed(range(892))))
+    assert list(examples) == list(range(880))
+    assert examples[7].id == "7"
+    assert examples[7].source == "How many < 7 ?"
+    assert examples[7].target == "answer(f7(stateid('s7')))"
+
+
+BOMB = "<!DOCTYPE x [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;&a;&a;'>]>\n"
+
+
+@pytest.mark.parametrize(
+    ("ids", "head", "message"),
+    [
+        (range(10), "", "isn't the GeoQuery corpus: 870 of 880 examples are missing, id 10 first"),
+        ([*range(880), 5], "", "example 5 occurs twice"),
+        (["five"], "", "an example's id is a number, got 'five'"),
+        (range(880), BOMB, "declares an entity"),
+        (range(880), "<!DOCTYPE x [<!ENTITY f SYSTEM 'file:///etc/hostname'>]>\n", "declares an entity"),
+        (range(880), "<open>", "not well-formed XML"),
+    ],
+)
+def test_other_files_are_refused(tmp_path: Path, ids, head: str, message: str) -> None:
+    path = tmp_path / "corpus.xml"
+    body = "\n".join(EXAMPLE.format(id=id_, kind=0) for id_ in ids)
+    path.write_text(f"<?xml version='1.0'?>\n{head}<examples>\n{body}\n</examples>")
+    with pytest.raises(DataError, match=message) as caught:
+        read_corpus(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_example_without_a_program_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "corpus.xml"
+    path.write_text("<examples>\n<example id='0'><nl lang='en'>q</nl></example></examples>")
+    with pytest.raises(DataError, match="example 0 has no English question or no geo-funql program"):
+        read_corpus(path)
+
+
+def test_missing_file_and_unknown_kind(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"can't read .*nowhere\.xml"):
+        read_corpus(tmp_path / "nowhere.xml")
+    with pytest.raises(ConfigError, match="no GeoQuery split 'iid'; the splits are standard, template, tmcd, length"):
+        geoquery_split(tmp_path / "nowhere.xml", "iid")
+
+
+def _ids(path: Path, record: object) -> Path:
+    path.write_text(json.dumps(record))
+    return path
+
+
+def test_exactly_the_given_ids(tmp_path: Path) -> None:
+    corpus = _corpus(tmp_path / "corpus.xml")
+    ids = _ids(tmp_path / "mine_1.json", {"train": [3, 1], "test": list(range(100, 140))})
+    split = geoquery_split(corpus, "template", ids)
+    assert split.name == "geoquery-mine_1"
+    assert [example.id for example in split.train] == ["3", "1"]
+    assert split.counts() == {"train": 2, "dev": 10, "test": 30}
+    assert sorted(int(example.id) for example in split.dev + split.test) == list(range(100, 140))
+    assert geoquery_split(corpus, "template", ids, seed=5) == split
+    assert geoquery_split(corpus, "standard", ids).counts() == {"train": 2, "dev": 0, "test": 40}
+    own_dev = _ids(tmp_path / "b.json", {"train": ["3"], "dev": [4], "test": [5, 6]})
+    assert geoquery_split(corpus, "template", own_dev).counts() == {"train": 1, "dev": 1, "test": 2}
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ([1], "a splits file looks like"),
+        ({"train": [1]}, "a splits file looks like"),
+        ({"train": [1], "test": [2], "tset": [3]}, "a splits file looks like"),
+        ({"train": [], "test": [2]}, "'train' must be a list of ids, with at least one"),
+        ({"train": [880], "test": [2]}, "880 in 'train' is no GeoQuery id"),
+        ({"train": [True], "test": [2]}, "True in 'train' is no GeoQuery id"),
+        ({"train": [1, 2], "test": [2]}, "id 2 is in 'train' and also in 'test'"),
+    ],
+)
+def test_faulty_ids_files(tmp_path: Path, record: object, message: str) -> None:
+    corpus = _corpus(tmp_path / "corpus.xml")
+    with pytest.raises(DataError, match=message):
+        geoquery_split(corpus, "template", _ids(tmp_path / "ids.json", record))
+
+
+@needs_data
+def test_the_checksum_is_that_of_the_corpus() -> None:
+    assert hashlib.sha256((DATA / "corpus.xml").read_bytes()).hexdigest() == CORPUS_SHA256
+
+
+@needs_data
+@pytest.mark.parametrize(
+    ("name", "counts"),
+    [
+        ("standard", (600, 0, 280)),
+        ("template_1", (441, 110, 329)),
+        ("tmcd_1", (440, 110, 330)),
+        ("length_1", (440, 110, 330)),
+    ],
+)
+def test_published_splits(name: str, counts: tuple[int, int, int]) -> None:
+    path = DATA / "splits" / f"{name}.json"
+    split = geoquery_split(DATA / "corpus.xml", name.split("_", maxsplit=1)[0], path)
+    assert tuple(split.counts().values()) == counts
+    record = json.loads(path.read_text())
+    assert [example.id for example in split.train] == [str(id_) for id_ in record["train"]]
+    assert {example.id for example in split.dev + split.test} == {str(id_) for id_ in record["test"]}
+
+
+def _trees(split: Split) -> tuple[list[Tree], list[Tree]]:
+    sides = split.train, split.dev + split.test
+    train, test = ([tree for e in side if (tree := SPEC.tree(e.target)) is not None] for side in sides)
+    return train, test
+
+
+@pytest.mark.slow
+@needs_data
+def test_a_drawn_template_split_is_like_the_published_one() -> None:
+    for split in (
+        geoquery_split(DATA / "corpus.xml", "template", DATA / "splits" / "template_1.json"),
+        geoquery_split(DATA / "corpus.xml", "template", seed=0),
+    ):
+        train, test = ({SPEC.key(e.target) for e in side} for side in (split.train, split.dev + split.test))
+        assert not train & test
+        assert abs(len(split.train) - 440) <= 2
+
+
+@pytest.mark.slow
+@needs_data
+def test_a_tmcd_split_that_is_drawn_to_the_end_diverges_more_than_the_published_one() -> None:
+    published = _trees(geoquery_split(DATA / "corpus.xml", "tmcd", DATA / "splits" / "tmcd_1.json"))
+    drawn = _trees(geoquery_split(DATA / "corpus.xml", "tmcd", seed=0, divergence=None))
+    random = _trees(geoquery_split(DATA / "corpus.xml", "standard", seed=0))
+    assert compound_divergence(*random) < 0.05 < 0.15 < compound_divergence(*published)
+    assert compound_divergence(*drawn) > compound_divergence(*published) + 0.1
+    for train, test in (published, drawn):
+        assert not {atom for tree in test for atom in atoms(tree)} - {atom for tree in train for atom in atoms(tree)}
+
+
+@pytest.mark.slow
+@needs_data
+def test_a_drawn_length_split_has_the_longest_programs_in_test() -> None:
+    train, test = _trees(geoquery_split(DATA / "corpus.xml", "length", seed=0))
+    assert max(len(tree) for tree in train) <= min(len(tree) for tree in test)
+    assert (len(train), len(test)) == (440, 440)
+
+
+@needs_data
+@pytest.mark.parametrize(
+    "kind", ["standard", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("template", "length"))]
+)
+def test_a_draw_depends_on_the_seed_only(kind: str) -> None:
+    first = geoquery_split(DATA / "corpus.xml", kind, seed=1)
+    assert geoquery_split(DATA / "corpus.xml", kind, seed=1) == first
+    assert geoquery_split(DATA / "corpus.xml", kind, seed=2).train != first.train
+    assert len({e.id for e in first.train + first.dev + first.test}) == 880
+
+
+@pytest.mark.slow
+@needs_data
+@pytest.mark.parametrize("seed", [0, 1])
+def test_a_drawn_tmcd_split_is_as_far_from_its_test_as_the_published_one(seed: int) -> None:
+    published = compound_divergence(
+        *_trees(geoquery_split(DATA / "corpus.xml", "tmcd", DATA / "splits" / "tmcd_1.json"))
+    )
+    drawn = geoquery_split(DATA / "corpus.xml", "tmcd", seed=seed)
+    assert drawn.counts() == {"train": 440, "dev": 110, "test": 330}
+    assert compound_divergence(*_trees(drawn)) == pytest.approx(published, abs=0.02)
+
+
+@needs_data
+def test_the_published_length_split_goes_by_the_question_and_a_draw_by_the_program() -> None:
+    published = geoquery_split(DATA / "corpus.xml", "length", DATA / "splits" / "length_1.json")
+    train, test = ([len(e.source.split()) for e in side] for side in (published.train, published.dev + published.test))
+    assert (min(train), max(train), min(test), max(test)) == (4, 9, 8, 23)
+    train_trees, test_trees = _trees(published)
+    assert max(map(len, train_trees)) > min(map(len, test_trees)) + 3
+
+
+# Appendix D; its first program lacks "answer", and Appendix E prints it whole.
+PRINTED = [
+    (
+        "which capitals are in the states that border texas",
+        "answer(capital(loc_2(state(next_to_2(stateid('value'))))))",
+    ),
+    (
+        "what is the largest city in states that border california",
+        "answer(largest(city(loc_2(state(next_to_2(stateid('value')))))))",
+    ),
+    (
+        "what are the capitals of the states that border texas",
+        "answer(capital(loc_2(state(next_to_2(stateid('value'))))))",
+    ),
+    (
+        "which state has the lowest point that borders idaho",
+        "answer(state(loc_1(lowest(place(loc_2(next_to_2(stateid('value'))))))))",
+    ),
+    (
+        "what is the highest point in states bordering georgia",
+        "answer(highest(place(loc_2(state(next_to_2(stateid('value')))))))",
+    ),
+    (
+        "what states have no bordering state",
+        "answer(exclude(state(all), next_to_2(state(all))))",
+    ),
+]
+
+
+@needs_data
+def test_examples_as_the_paper_prints_them(tmp_path: Path) -> None:
+    ids = DATA / "splits" / "standard.json"
+    where = {"task": "geoquery", "split": "standard", "corpus": DATA / "corpus.xml", "ids": ids}
+    split, plain = (load_split(DataSettings(**where, anonymize_values=on), 0) for on in (True, False))
+    programs = {example.source: example.target for example in split.train + split.test}
+    assert [(question, programs.get(question)) for question, _ in PRINTED] == PRINTED
+    prompt = APPENDIX_D.text([Item(question, program) for question, program in PRINTED[:1]], "x")
+    assert prompt.startswith(
+        "Source: which capitals are in the states that border texas\nTarget: answer(capital(loc_2("
+    )
+    # Nothing but values and the questions' form differs.
+    for ours, theirs in zip(split.train, plain.train, strict=True):
+        assert ours.id == theirs.id
+        assert SPEC.structures(ours.target) == SPEC.structures(theirs.target)
+    write_split(tmp_path / "plain", plain)
+    folder = DataSettings(task="geoquery", directory=tmp_path / "plain", anonymize_values=True)
+    assert load_split(folder, 0) == split
+    assert {value for text in programs.values() for value in re.findall("'[^']*'", text)} == {"'value'"}

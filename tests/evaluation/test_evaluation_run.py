@@ -1,0 +1,428 @@
+"""The comparison of a whole run with a language model: whom it asks, what that costs, and what a failure leaves."""
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from answering import Composing, answering, asks
+from openai_server import OpenAIServer
+from places import MODEL
+from rcr_trainer import baselines, cli, pipeline
+from rcr_trainer.baselines.bm25 import BM25Selector
+from rcr_trainer.data import read_split
+from rcr_trainer.evaluation import EvaluationReport, read_picks, resources, stage
+from rcr_trainer.layers import load_config
+from rcr_trainer.llm.cache import AnswerCache
+from rcr_trainer.llm.faults import AccessError
+from rcr_trainer.llm.model import LanguageModel
+from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.runs.folder import Run
+from rcr_trainer.settings import EvaluationSettings, Settings
+from tiny_bert import tiny_bert
+
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.prompt import APPENDIX_D
+from langchain_rcr.programs import ProgramSpec
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
+
+PARSER = MODEL
+CONFIG = """
+data: {split: 110, train_size: 60, test_size: 8, dev_size: 8}
+model: {family: lexical, dim: 16}
+sft: {epochs: 1}
+evaluation: {steps: 4, selectors: [random, bm25]}
+tensorboard: false
+threads: 1
+"""
+LABELS = ProgramSpec(max_size=1)
+SERVER = ["--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1"]
+
+
+@pytest.fixture(autouse=True)
+def here(here: Path) -> Path:
+    (here / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+    return here
+
+
+def report(folder="runs/demo"):
+    return EvaluationReport.read(folder)
+
+
+def exact(folder="runs/demo"):
+    return {name: scores.exact_match for name, scores in report(folder).selectors.items()}
+
+
+# ---------------------------------------------------------------- whom it asks
+
+
+@pytest.mark.parametrize(("kind", "by_default"), [("completion", False), ("chat", False), ("local", True)])
+def test_only_free_models_are_called_by_default(kind, by_default):
+    named, nobody = LLMSettings(kind=kind, model="m"), LLMSettings(kind=kind)
+    assert EvaluationSettings().asks(named) is by_default
+    assert EvaluationSettings().asks(nobody) is False
+    assert EvaluationSettings(answers=True).asks(named) is True
+    assert EvaluationSettings(answers=False).asks(named) is False
+
+
+def test_answers_without_a_model_are_refused():
+    with pytest.raises(ValueError, match=r"evaluation\.answers = True contradicts llm\.model = null: name a model"):
+        Settings.model_validate({"evaluation": {"answers": True}})
+
+
+def test_a_run_names_the_model_and_scores_as_a_plain_loop_does(capsys, here):
+    with answering(spec=LABELS) as server:
+        assert cli.main(["run", "demo.yaml", *asks(server)]) == 0
+    assert "Exact match: 8 queries of 8 programs, answered by m." in capsys.readouterr().out
+    values = json.loads((here / "runs/demo/evaluation.json").read_text())
+    asked = {"model": "m", "n": 8, "programs": 8, "missing": "", "unpaid": False, "order": "reversed"}
+    assert values["answers"] == asked
+    assert list(values["selectors"]) == ["rcr", "random", "bm25"]
+    split = read_split(here / "runs/demo/data")
+    gold = {example.source: example.target for example in [*split.train, *split.test]}
+    model = Composing(programs=gold, spec=LABELS)
+    picks = BM25Selector([{"source": e.source, "target": e.target} for e in split.train]).pick(
+        [e.source for e in split.test], 4
+    )
+    right = [
+        model.answer(APPENDIX_D.text([Item(split.train[i].source, split.train[i].target) for i in row], query.source))
+        == query.target
+        for query, row in zip(split.test, picks, strict=True)
+    ]
+    assert 0 < sum(right) < 8
+    assert values["selectors"]["bm25"]["exact_match"] == 100 * sum(right) / 8
+
+
+def test_answers_are_compared_by_their_results_where_programs_can_be_run(here, capsys):
+    (here / "runner.py").write_text("def sizes(program):\n    return len(program.split())\n", encoding="utf-8")
+    with answering(spec=LABELS) as server:
+        flags = [*asks(server), "--reward.executor=runner:sizes"]
+        assert cli.main(["run", "demo.yaml", *flags]) == 0
+        assert cli.main(["run", "demo.yaml", *asks(server), "--name=plain"]) == 0
+    assert report("runs/plain").selectors["rcr"].execution is None
+    picks = read_picks("runs/demo")
+    for name, scores in report().selectors.items():
+        rows = [(each.selectors[name], each.gold) for each in picks if each.selectors[name].answer is not None]
+        same = [len(own.answer.split()) == len(gold.split()) for own, gold in rows]
+        assert [own.execution for own, _ in rows] == same
+        assert scores.execution == 100 * sum(same) / 8 >= scores.exact_match
+    assert cli.main(["evaluate", "runs/demo"]) == 2
+    assert "import runner:sizes (reward.executor): --trust" in capsys.readouterr().err
+    assert cli.main(["evaluate", "runs/demo", "--trust"]) == 0  # its own settings have the executor
+    assert report().selectors["rcr"].execution is not None
+
+
+def test_after_grpo_both_policies_are_answered(capsys, here):
+    flags = ["--grpo.enabled=true", "--grpo.epochs=1", "--grpo.max_steps=1", "--grpo.group_size=2"]
+    with answering() as server:
+        assert cli.main(["run", "demo.yaml", *asks(server), "--evaluation.answer_queries=3", *flags]) == 0
+    assert list(exact()) == ["rcr", "rcr_without_rl", "random", "bm25"]
+    assert None not in exact().values()
+    assert (report().answers.n, report().n) == (3, 8)
+    out = " ".join(capsys.readouterr().out.split())
+    assert "The 8 questions ask for 8 different programs: too few to tell whether rcr is worth deploying" in out
+    assert "Whether reinforcement helped can't be told (full coverage: " in out
+
+
+def test_a_server_is_named_but_not_asked(capsys, here):
+    assert cli.main(["run", "demo.yaml", *SERVER]) == 0
+    captured = capsys.readouterr()
+    assert "m is not asked, as it may charge for it: evaluation.answers: true" in captured.err
+    assert report().answers is None
+    assert "xact" not in captured.out
+    assert not (here / "runs" / "answers.sqlite").exists()
+
+
+def test_no_api_key_and_no_such_folder_are_found_before_there_is_a_run(capsys, here, monkeypatch):
+    for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert cli.main(["run", "demo.yaml", "--llm.model=m", "--evaluation.answers=true"]) == 2
+    assert "no API key" in capsys.readouterr().err
+    assert cli.main(["run", "demo.yaml", "--llm.kind=local", "--llm.model=nowhere"]) == 2
+    assert "'nowhere' can't be loaded" in capsys.readouterr().err
+    assert not (here / "runs").exists()
+
+
+def test_a_finished_run_without_a_model_is_given_one(capsys, here, monkeypatch):
+    assert cli.main(["run", "demo.yaml"]) == 0
+    assert report().answers is None
+    coverage = {name: scores.coverage for name, scores in report().selectors.items()}
+    flags = ["--llm.kind=local", f"--llm.model={PARSER}", "--evaluation.answer_queries=4"]
+    capsys.readouterr()
+    assert cli.main(["evaluate", "runs/demo", *flags]) == 0
+    assert "Exact match: 4 queries of 4 programs, answered by" in capsys.readouterr().out
+    assert (report().answers.model, report().answers.n) == (str(PARSER), 4)
+    assert {name: scores.coverage for name, scores in report().selectors.items()} == coverage
+    found = exact()
+    assert max(found.values()) > 0
+    assert Run.open("runs/demo").config.llm.model is None
+
+    # From elsewhere: the same account, and nothing is asked twice.
+    folder = here / "runs" / "demo"
+    answers = here / "runs" / "answers.sqlite"
+    with closing(AnswerCache(answers)) as cache:
+        spent = cache.spent(str(folder.resolve()))
+    assert spent.calls > 0
+    (here / "elsewhere").mkdir()
+    monkeypatch.chdir(here / "elsewhere")
+    assert cli.main(["evaluate", str(folder), *flags, f"--llm.budget_calls={spent.calls}"]) == 0
+    assert exact(folder) == found
+    with closing(AnswerCache(answers)) as cache:
+        assert cache.spent(str(folder.resolve())) == spent
+    assert list((here / "elsewhere").iterdir()) == []
+
+
+# ---------------------------------------------------------------- what that costs
+
+
+def budgeted(calls):
+    """A model with a budget of calls in the place of the run's language model."""
+
+    def open_language_model(config, task):
+        gold = {example.source: example.target for example in [*task.pool, *task.test]}
+        return LanguageModel(Composing(programs=gold), LLMSettings(budget_calls=calls, concurrency=1))
+
+    return open_language_model
+
+
+def test_a_spent_budget_leaves_the_table(capsys, here, monkeypatch):
+    monkeypatch.setattr(stage, "open_language_model", budgeted(17))
+    assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 0
+    captured = capsys.readouterr()
+    (warning,) = (line for line in captured.err.splitlines() if "no exact match" in line)
+    assert warning.startswith("no exact match for bm25: the budget of 17 calls could be exceeded")
+    assert "No exact match for bm25: the budget of 17 calls could be" in captured.out
+    assert [name for name, figure in exact().items() if figure is None] == ["bm25"]
+    assert all(scores.coverage > 0 for scores in report().selectors.values())
+    assert Run.open("runs/demo").status == "finished"
+
+
+def test_more_budget_and_resume_answer_the_rest(capsys, here):
+    with OpenAIServer() as server:
+        flags = ["--llm.model=m", f"--llm.base_url={server.base_url}", "--evaluation.answers=true"]
+        assert cli.main(["run", "demo.yaml", *flags, "--llm.budget_calls=10"]) == 0
+        assert [name for name, figure in exact().items() if figure is not None] == ["rcr"]
+        weights = here / "runs" / "demo" / "checkpoint" / "tri_encoder.json"
+        trained = weights.stat().st_mtime_ns
+        for more in (["--llm.budget_calls=10"], ["--llm.budget_calls=10", "--resume"]):
+            assert cli.main(["run", "demo.yaml", *flags, *more]) == 0
+            assert len(server.requests) == 10  # no more than was allowed, and nothing twice
+        assert cli.main(["run", "demo.yaml", *flags, "--llm.budget_calls=100", "--resume"]) == 0
+        assert None not in exact().values()
+        asked = [request.prompt for request in server.requests]
+        assert len(asked) == len(set(asked))
+        capsys.readouterr()
+        assert cli.main(["run", "demo.yaml", *flags]) == 0
+        assert "evaluation: done before" in capsys.readouterr().err
+        assert [request.prompt for request in server.requests] == asked
+    assert weights.stat().st_mtime_ns == trained
+
+
+def test_a_budget_that_was_spent_before_leaves_coverage_alone(capsys, here, monkeypatch):
+    monkeypatch.setattr(stage, "open_language_model", budgeted(0))
+    assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 0
+    captured = capsys.readouterr()
+    assert captured.err.count("no exact match for rcr, random, bm25: the budget") == 1
+    assert "match %" not in captured.out
+    assert set(exact().values()) == {None}
+
+
+def test_a_model_that_cannot_be_asked_fails_the_stage_and_leaves_coverage(capsys, here, monkeypatch):
+    class Broken:
+        name, prompt = "m", APPENDIX_D
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def generate(self, prompts):
+            raise AccessError("the server knows no model 'm'")
+
+    monkeypatch.setattr(stage, "open_language_model", lambda *_: Broken())
+    assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "rcr-train: error: the server knows no model 'm'"
+    assert report().selectors["rcr"].coverage > 0
+    assert (here / "runs/demo/coverage.png").is_file()
+    assert not Run.open("runs/demo").done("evaluation")
+    monkeypatch.undo()
+    monkeypatch.chdir(here)
+    assert cli.main(["evaluate", "runs/demo", "--evaluation.answers=false"]) == 0
+
+
+def test_an_evaluation_that_fails_leaves_the_one_before(capsys, here):
+    with answering() as server:
+        assert cli.main(["run", "demo.yaml", *asks(server)]) == 0
+    names = ("evaluation.json", "picks.jsonl", "coverage.png", "checkpoint/README.md")
+    before = {name: (here / "runs/demo" / name).read_bytes() for name in names}
+    with OpenAIServer() as server:
+        server.fault_of = lambda request: "401"
+        flags = ["--llm.kind=chat", "--llm.model=m", f"--llm.base_url={server.base_url}", "--evaluation.answers=true"]
+        for more in ([], ["--only-picks"]):
+            assert cli.main(["evaluate", "runs/demo", *flags, *more]) == 2
+            assert "the key is missing or wrong" in capsys.readouterr().err
+        assert server.requests
+    assert {name: (here / "runs/demo" / name).read_bytes() for name in names} == before
+
+
+def test_an_evaluation_with_other_settings_is_not_shown_as_the_runs_own(capsys, here):
+    assert cli.main(["run", "demo.yaml"]) == 0
+    assert "The run's own settings are others" not in capsys.readouterr().out
+    card = here / "runs/demo/checkpoint/README.md"
+    before = card.read_text(encoding="utf-8")
+    assert cli.main(["evaluate", "runs/demo", "--split=dev", "--k=6", "--threads=1"]) == 0
+    said = "The run's own settings are others: evaluation.split ('test', now 'dev'), evaluation.k (4, now 6)."
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert card.read_text(encoding="utf-8") == before
+    assert cli.main(["run", "demo.yaml", "--resume"]) == 0
+    assert said in " ".join(capsys.readouterr().out.split())
+    assert cli.main(["report", "runs/demo"]) == 0
+    assert "own settings are others: evaluation.split" in (here / "runs/demo/report.html").read_text(encoding="utf-8")
+    config = load_config(here / "demo.yaml")
+    assert not pipeline.is_done(config)
+    pipeline.resumed(config)
+    assert (report().k, report().part, report().changed) == (4, "test", [])
+    assert pipeline.is_done(config)
+    assert cli.main(["evaluate", "runs/demo", "--k=6"]) == 0
+    assert cli.main(["evaluate", "runs/demo"]) == 0
+    assert (report().k, report().changed) == (4, [])
+
+
+def test_a_dry_run_counts_the_answers(capsys, here):
+    paid = [*SERVER, "--evaluation.answers=true", "--llm.max_tokens=10"]
+    assert cli.main(["run", "demo.yaml", "--dry-run", *paid]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [
+        "pool 60, training 52, dev 8, test 8",
+        "evaluation: 8 test queries, answered with 3 selectors' picks",
+    ]
+    assert lines[2].startswith("language model: at most 24 calls, ")
+    assert "and 240 completion tokens" in lines[2]
+
+    grpo = ["--grpo.enabled=true", "--grpo.epochs=1", "--grpo.group_size=2", "--reward.names=correctness"]
+    assert cli.main(["run", "demo.yaml", "--dry-run", *paid, *grpo, "--evaluation.answer_queries=5"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:3] == [
+        "GRPO: 52 queries, reward correctness",
+        "evaluation: 5 test queries, answered with 4 selectors' picks",
+    ]
+    # One epoch with two sequences a query, twice the development queries, five test queries for four selectors.
+    assert f"at most {52 * 2 + 2 * 8 + 5 * 4} calls" in lines[3]
+
+    assert cli.main(["run", "demo.yaml", "--dry-run", *SERVER]) == 0
+    assert capsys.readouterr().out.splitlines() == ["pool 60, training 52, dev 8, test 8"]
+    assert not (here / "runs").exists()
+
+
+def test_selectors_without_embeddings_cost_nothing(here):
+    flags = {"evaluation.selectors": "bm25,dense,mmr,dpp,set_bsr"}
+
+    def count(**more):
+        return resources.count_selectors(load_config(here / "demo.yaml", flags | more))
+
+    assert count() == 2
+    assert count(**{"evaluation.embeddings": "some-model"}) == 6
+    assert count(**{"evaluation.embeddings": "langchain:module:make"}) == 5
+
+
+def test_the_paragraph_at_the_end(capsys, here):
+    flags = ["--data.test_size=40", "--evaluation.selectors=random,bm25,oracle", "--evaluation.gold=pool"]
+    assert cli.main(["run", "demo.yaml", *flags]) == 0
+    out = capsys.readouterr().out
+    assert max(map(len, out.splitlines())) <= 100
+    (paragraph,) = (" ".join(part.split()) for part in out.split("\n\n") if part.startswith("With 4 picks"))
+    found = report()
+    assert paragraph == found.advice
+    assert f"{found.selectors['oracle'].coverage:.1f} % of what the pool has of the gold programs" in paragraph
+    assert f"count most, is {found.selectors['rcr'].specific_coverage:.1f} % with rcr's picks" in paragraph
+    assert "95 % interval" in paragraph
+    assert out.rstrip().endswith("run folder: runs/demo")
+
+    assert cli.main(["evaluate", "runs/demo", "--split=dev", "--evaluation.gold=all"]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "The 8 questions ask for 8 different programs: too few to tell whether rcr is worth deploying" in out
+    assert "These are development queries" in out
+    assert (found.gold, report().gold) == ("pool", "all")
+
+
+def test_every_selector_in_a_whole_run(here):
+    words = "what is the number of that are and color to a animal dog cat"
+    folder = tiny_bert(here / "bert", words=words, positions=64)
+    names = ",".join(baselines.names())
+    flags = [f"--evaluation.selectors={names}", f"--evaluation.embeddings={folder}", "--evaluation.answers=false"]
+    flags += [f"--evaluation.bert={folder}", f"--evaluation.contriever={folder}"]
+    flags += ["--llm.kind=local", f"--llm.model={PARSER}", "--baselines.queries=5", "--baselines.epochs=1"]
+    flags += ["--baselines.candidates=6", "--baselines.sets=3"]
+    assert cli.main(["run", "demo.yaml", *flags]) == 0
+    found = report()
+    assert list(found.selectors) == ["rcr", *names.split(",")]
+    assert {name: choice.chosen_on for name, choice in found.trade_offs.items()} == dict.fromkeys(
+        ("mmr", "dpp", "knn_structures"), "dev"
+    )
+    assert found.left_out == {}
+    # The same model, the same questions.
+    assert found.selectors["bert"].coverage_by_step == found.selectors["contriever"].coverage_by_step
+
+
+def test_a_model_that_a_selector_brings_and_that_is_not_there_is_named(capsys):
+    assert cli.main(["run", "demo.yaml", "--evaluation.selectors=[contriever,bm25]"]) == 0
+    assert list(report().selectors) == ["rcr", "bm25"]
+    assert report().left_out["contriever"].startswith("model 'facebook/contriever' can't be loaded")
+    assert "facebook/contriever" in capsys.readouterr().out
+
+
+# ---------------------------------------------------------------- selectors that learn from it
+
+LEARNED = ["--evaluation.selectors=[bm25,epr,se2_tri]", "--baselines.queries=10", "--baselines.candidates=4"]
+LEARNED += ["--baselines.epochs=1", "--evaluation.answers=false"]
+
+
+@pytest.mark.parametrize("llm", [[], ["--llm.kind=chat", "--llm.model=m"]])
+def test_selectors_that_learn_say_in_one_line_that_no_language_model_scores(capsys, here, llm):
+    assert cli.main(["run", "demo.yaml", *LEARNED, *llm]) == 2
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert said.startswith("rcr-train: error: evaluation.selectors: epr, se2_tri learn from a scoring language model: ")
+    assert not (here / "runs").exists()
+
+
+def test_selectors_learn_from_a_local_model_and_pay_once(capsys, here):
+    llm = ["--llm.kind=local", f"--llm.model={PARSER}", "--llm.device=cpu"]
+    assert cli.main(["run", "demo.yaml", "--dry-run", *LEARNED, *llm]) == 0
+    assert "baselines: at most 200 texts scored, to learn from" in capsys.readouterr().out
+    kept = []
+    for _ in range(2):
+        assert cli.main(["run", "demo.yaml", "--overwrite", *LEARNED, *llm]) == 0
+        assert list(report().selectors) == ["rcr", "bm25", "epr", "se2_tri"]
+        with closing(AnswerCache(here / "runs/answers.sqlite")) as cache:
+            kept.append(len(cache))
+    # EPR's candidates, and those of four steps of se², a few of which are the same.
+    assert 180 < kept[0] == kept[1] <= 10 * 4 + 10 * 4 * 4
+
+
+def test_a_budget_that_ends_learning_leaves_selectors_out_and_a_larger_one_brings_them_in(here):
+    llm = ["--llm.kind=local", f"--llm.model={PARSER}", "--llm.device=cpu"]
+    assert cli.main(["run", "demo.yaml", *LEARNED, *llm, "--llm.budget_calls=100"]) == 0
+    assert list(report().selectors) == ["rcr", "bm25", "epr"]
+    assert report().left_out["se2_tri"].startswith("the budget of 100 calls could be exceeded by the next call")
+    assert report().unpaid
+    assert cli.main(["run", "demo.yaml", "--resume", *LEARNED, *llm, "--llm.budget_calls=200"]) == 0
+    assert list(report().selectors) == ["rcr", "bm25", "epr", "se2_tri"]
+    assert not report().unpaid
+
+
+def test_a_server_that_scores_no_text_says_so_first_and_costs_the_comparison_only_who_would_learn_from_it(capsys):
+    with OpenAIServer() as server:
+        llm = ["--llm.kind=completion", "--llm.model=m", f"--llm.base_url={server.base_url}"]
+        assert cli.main(["run", "demo.yaml", *LEARNED[:-1], *llm, "--evaluation.answers=true"]) == 0
+        asked = [bool({"echo", "grammar"} & request.body.keys()) for request in server.requests]
+    # Before training, by both ways; at the comparison, once for both selectors; then the answers.
+    assert asked[:4] == [True] * 4
+    assert not any(asked[4:])
+    assert list(report().selectors) == ["rcr", "bm25"]
+    assert None not in exact().values()
+    assert list(report().left_out) == ["epr", "se2_tri"]
+    assert "'m' can't score: its server heeds neither echo" in report().left_out["epr"]
+    said = capsys.readouterr().err
+    assert said.index("epr, se2_tri will be left out of the comparison: 'm' can't score") < said.index("sft …")

@@ -1,0 +1,519 @@
+"""Against a real HTTP server on loopback that speaks the OpenAI protocol, with every fault it can have."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+import sqlite3
+import time
+import traceback
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai_server import OpenAIServer, each, prompts_of
+from places import TESTS
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.cache import Answer
+from rcr_trainer.llm.client import LONGEST_BODY
+from rcr_trainer.llm.faults import AccessError, LLMError, RequestError, UnscoredError
+from rcr_trainer.llm.model import LanguageModel, open_llm
+from rcr_trainer.llm.settings import LLMSettings
+from warm import Program
+
+pytestmark = pytest.mark.slow
+
+KINDS = ["completion", "chat"]
+KEY = "sk-very-secret-0123456789"
+
+
+@pytest.fixture(autouse=True)
+def key(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+
+
+def program(prompt: str) -> str:
+    return f" f ( {prompt.split()[2]} )"
+
+
+def expected(count: int, start: int = 0) -> list[str]:
+    return [f"f ( {n} )" for n in range(start, start + count)]
+
+
+def model(server: OpenAIServer, kind: str, cache: Path | None = None, **options: Any) -> LanguageModel:
+    settings = {"kind": kind, "model": "m", "base_url": server.base_url, "timeout": 20, "backoff": 0.02, **options}
+    return open_llm(LLMSettings(**settings), cache)
+
+
+def texts(answers: list[Answer]) -> list[str | None]:
+    return [answer.text for answer in answers]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_sent(kind: str) -> None:
+    with OpenAIServer(program) as server, model(server, kind, max_tokens=9) as llm:
+        assert texts(llm.generate(prompts_of(1))) == expected(1)
+    body = server.requests[0].body
+    assert server.requests[0].authorization == f"Bearer {KEY}"
+    assert (body["model"], body["temperature"], body["max_tokens"]) == ("m", 0.0, 9)
+    if kind == "chat":
+        assert [message["role"] for message in body["messages"]] == ["system", "user"]
+        assert body["messages"][1]["content"] == prompts_of(1)[0]
+        assert "stop" not in body
+        assert "max_completion_tokens" not in body
+    else:
+        assert body["prompt"] == prompts_of(1)
+        assert body["stop"] == ["\nSource:"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_concurrency_reaches_the_cap_and_not_more(kind: str) -> None:
+    with OpenAIServer(program, delay=0.5) as server, model(server, kind, concurrency=12, timeout=20) as llm:
+        assert texts(llm.generate(prompts_of(24))) == expected(24)
+        assert server.peak == llm.stats.peak == 12
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_fault_ends_with_the_right_answers_and_none_is_paid_twice(kind: str, tmp_path: Path) -> None:
+    passing = ["429:0.2", "429:date:1", "503:ms:50", "429", "500", "502", "hang", "drop", "cut"]
+    passing += ["truncated", "html", "no_choices", "null_choices", "error_body", "slow", "no_usage"]
+    final = {"empty": "empty", "null_text": "empty", "filter": "refused", "azure_filter": "refused"}
+    final |= {"length": "truncated", "refusal": "refused" if kind == "chat" else "empty"}
+    count = len(passing) + len(final)
+    prompts = prompts_of(count)
+    with OpenAIServer(program) as server:
+        server.fault_of = each([*passing, *final])
+        with model(server, kind, tmp_path / "a.sqlite", concurrency=1, timeout=3) as llm:
+            answers = llm.generate(prompts + prompts)
+            assert texts(answers[: len(passing)]) == expected(len(passing))
+            assert [answer.reason for answer in answers[len(passing) : count]] == list(final.values())
+            assert [answer.program for answer in answers[len(passing) : count]] == [None] * len(final)
+            assert answers[count:] == answers[:count]
+            assert len(set(server.paid)) == len(server.paid)
+            assert llm.stats.retries == {
+                "429": 3, "500": 1, "502": 1, "503": 1, "timeout": 1, "connection": 2, "malformed": 5
+            }  # fmt: skip
+            assert llm.stats.distinct_share == 0.5
+            assert sum(llm.stats.failures.values()) == 2 * len(final)
+        asked = len(server.requests)
+        with model(server, kind, tmp_path / "a.sqlite") as llm:
+            assert [(a.text, a.reason) for a in llm.generate(prompts)] == [(a.text, a.reason) for a in answers[:count]]
+        assert len(server.requests) == asked
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_faults_at_random_with_many_calls_at_once(kind: str) -> None:
+    faults = itertools.cycle(
+        ["429:0.05", None, "500", None, "drop", None, "truncated", "cut", None, "slow", "no_choices"]
+    )
+    with OpenAIServer(program, delay=0.01) as server:
+        server.fault_of = each(itertools.islice(faults, 80))
+        with model(server, kind, concurrency=16, timeout=30) as llm:
+            assert texts(llm.generate(prompts_of(80))) == expected(80)
+        assert sorted(server.paid) == sorted(prompts_of(80))
+
+
+@pytest.mark.parametrize("header", ["0.7", "ms:700"])
+def test_a_limit_holds_for_all_calls(header: str) -> None:
+    with OpenAIServer(program, delay=0.3) as server:
+        server.fail(f"429:{header}")
+        with model(server, "completion", concurrency=4) as llm:
+            assert texts(llm.generate(prompts_of(12))) == expected(12)
+        begin = server.requests[0].time
+        assert len(server.requests) == 13
+        assert all(request.time >= begin + 0.69 for request in server.requests[4:])
+
+
+def test_a_server_that_wants_an_hour_stops_the_run() -> None:
+    with OpenAIServer(program) as server, model(server, "chat") as llm:
+        server.fail("429:3600")
+        with pytest.raises(LLMError, match="asks to wait 3,600 s"):
+            llm.generate(prompts_of(1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("fault", "error", "advice"),
+    [
+        ("quota", AccessError, "add credit"),
+        ("401", AccessError, "llm.api_key_env"),
+        ("403", AccessError, "may not use"),
+        ("404", AccessError, "llm.model"),
+        ("context", RequestError, "fewer or shorter"),
+        ("400", RequestError, "status 400"),
+    ],
+)
+def test_hopeless_errors_stop_at_once(kind: str, fault: str, error: type[LLMError], advice: str) -> None:
+    with OpenAIServer(program, delay=0.05) as server, model(server, kind, concurrency=3) as llm:
+        server.fail(None, fault)
+        begin = time.monotonic()
+        with pytest.raises(error, match=advice):
+            llm.generate(prompts_of(40))
+        assert time.monotonic() - begin < 10
+        assert len(server.requests) <= 6
+        # What ran beside it was finished and kept.
+        done = list(server.paid)
+        llm.generate(done)
+        assert server.paid == done
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_answer_in_all_attempts_stops_the_run(kind: str) -> None:
+    with OpenAIServer(program) as server, model(server, kind, attempts=3) as llm:
+        server.fault_of = lambda request: "500" if request.prompt == prompts_of(3)[2] else None
+        with pytest.raises(LLMError, match=r"status 500.*in 3 attempts"):
+            llm.generate(prompts_of(3))
+        assert len([r for r in server.requests if r.fault == "500"]) == 3
+        server.fault_of = None
+        assert texts(llm.generate(prompts_of(3))) == expected(3)
+        assert sorted(server.paid) == prompts_of(3)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_that_is_always_malformed_has_no_program(kind: str, tmp_path: Path) -> None:
+    with OpenAIServer(program) as server:
+        bad = prompts_of(2)[1]
+        server.fault_of = lambda request: "no_choices" if request.prompt == bad else None
+        with model(server, kind, tmp_path / "a.sqlite") as llm:
+            assert [(a.text, a.reason) for a in llm.generate(prompts_of(2))] == [("f ( 0 )", ""), (None, "malformed")]
+            assert len(server.requests) == 1 + 3
+        server.fault_of = None
+        # It was paid for three times: a resumed run doesn't ask again.
+        with model(server, kind, tmp_path / "a.sqlite") as llm:
+            assert [(a.text, a.reason) for a in llm.generate(prompts_of(2))] == [("f ( 0 )", ""), (None, "malformed")]
+            assert len(server.requests) == 1 + 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_a_surrogate_pair_costs_no_other_answer_and_is_not_asked_again(kind: str, tmp_path: Path) -> None:
+    with OpenAIServer(lambda prompt: f"f ( \ud800{program(prompt)}") as server:
+        for _ in range(2):
+            with model(server, kind, tmp_path / "a.sqlite") as llm:
+                answers = llm.generate([*prompts_of(20), "Source: a \udfff"])
+                assert texts(answers)[:20] == [f"f ( \ufffd {each}" for each in expected(20)]
+        assert len(server.requests) == 21
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_token_counts_that_cannot_be_true_are_estimated_and_booked(kind: str, tmp_path: Path) -> None:
+    untrue = [
+        '{"prompt_tokens": 1e30, "completion_tokens": 1e30, "total_tokens": 1e30}',
+        '{"prompt_tokens": -5, "completion_tokens": -7, "total_tokens": null}',
+        '{"prompt_tokens": null, "completion_tokens": null, "total_tokens": null}',
+        '{"prompt_tokens": Infinity, "completion_tokens": NaN}',
+        '{"prompt_tokens": "5", "completion_tokens": [5], "prompt_tokens_details": 5}',
+        '{"prompt_tokens": 0, "completion_tokens": 0}',
+        "[]",
+        "5",
+    ]
+    count = len(untrue)
+    with OpenAIServer(program) as server, model(server, kind, tmp_path / "a.sqlite") as llm:
+        server.fail(*[f"usage:{usage}" for usage in untrue])
+        assert texts(llm.generate(prompts_of(count))) == expected(count)
+        assert len(server.requests) == llm.spent.calls == llm.stats.counted == count
+        most = sum(map(llm.count_tokens, prompts_of(count)))
+        assert 3 * count <= llm.spent.prompt_tokens <= most
+        assert count <= llm.spent.completion_tokens <= most
+
+
+def test_one_count_that_is_told_counts() -> None:
+    with OpenAIServer(program) as server, model(server, "chat") as llm:
+        server.fail('usage:{"prompt_tokens": 77, "completion_tokens": null}')
+        llm.generate(prompts_of(1))
+        assert llm.spent.prompt_tokens == 77
+        assert llm.spent.completion_tokens > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "fault", ["truncated", "deep", "endless", "gzip_cut", "gzip_junk", "gzip_tail", "gzip, gzip", "zstd"]
+)
+def test_a_response_that_nothing_can_read_is_malformed_and_stops_no_run(kind: str, fault: str, tmp_path: Path) -> None:
+    with OpenAIServer(program) as server:
+        bad = prompts_of(2)[1]
+        server.fault_of = lambda request: fault if request.prompt == bad else None
+        for _ in range(2):
+            with model(server, kind, tmp_path / "a.sqlite", concurrency=1, max_tokens=9) as llm:
+                assert [(a.text, a.reason) for a in llm.generate(prompts_of(2))] == [
+                    ("f ( 0 )", ""),
+                    (None, "malformed"),
+                ]
+        assert len(server.requests) == 1 + 3
+        # What the server goes on to send is in buffers, if anywhere.
+        assert server.sent < 3 * 4 * LONGEST_BODY
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_encoding_is_asked_for_that_the_http_client_would_unpack_without_limit(kind: str) -> None:
+    with OpenAIServer(program) as server, model(server, kind) as llm:
+        server.fail("gzip")
+        assert texts(llm.generate(prompts_of(1))) == expected(1)
+        assert server.requests[0].encodings == "gzip"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_redirect_is_followed_since_prompt_and_keys_would_go_along(kind: str) -> None:
+    with OpenAIServer(program) as server, OpenAIServer(program) as other, model(server, kind) as llm:
+        server.fail(f"redirect:{other.base_url}/chat/completions?key=x")
+        with pytest.raises(AccessError, match=rf"redirects to {other.base_url}.*set llm\.base_url") as caught:
+            llm.generate(prompts_of(1))
+        assert "key=x" not in str(caught.value)
+        assert not other.requests
+        assert llm.spent.calls == 0
+
+
+def test_an_answer_of_many_megabytes_is_cut_off() -> None:
+    with OpenAIServer(lambda prompt: "x" * (1 << 21)) as server, model(server, "chat") as llm:
+        answer = llm.generate(prompts_of(1))[0]
+        assert (len(answer.text or ""), answer.reason) == (1 << 20, "truncated")
+
+
+def test_a_server_of_another_kind_is_told_from_a_bad_answer() -> None:
+    with OpenAIServer(program) as server, model(server, "chat") as llm:
+        server.fault_of = lambda request: "html"
+        with pytest.raises(LLMError, match=r"check llm\.base_url"):
+            llm.generate(prompts_of(30))
+
+
+def test_no_server_at_all() -> None:
+    with OpenAIServer() as server:
+        url = server.base_url
+    settings = {"kind": "completion", "model": "m", "base_url": url, "attempts": 2, "backoff": 0.01}
+    with open_llm(LLMSettings(**settings), None) as llm, pytest.raises(LLMError, match="connection failed"):
+        llm.generate(["a"])
+    assert llm.spent.calls == 0
+
+
+def test_two_models_of_one_server_and_one_after_the_other(tmp_path: Path) -> None:
+    """Connections are shared between models and outlive a call; with a loop for each call that would fail."""
+    with OpenAIServer(program) as server:
+        for start in range(3):
+            with model(server, "chat") as one, model(server, "chat", temperature=None) as other:
+                for llm in (one, other, one):
+                    assert texts(llm.generate(prompts_of(2, 2 * start))) == expected(2, 2 * start)
+        assert {"temperature" in request.body for request in server.requests} == {True, False}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_given_as_an_object_loses_its_own_retries_and_keeps_its_settings(kind: str) -> None:
+    from langchain_openai import ChatOpenAI, OpenAI
+
+    with OpenAIServer(program) as server:
+        options: dict[str, Any] = {"model": "m", "base_url": server.base_url, "api_key": KEY, "temperature": 0.3}
+        given = (ChatOpenAI if kind == "chat" else OpenAI)(**options, max_retries=5, max_tokens=9)
+        with LanguageModel(given, LLMSettings(stop=["\n"], backoff=0.01)) as llm:
+            server.fail("quota")
+            with pytest.raises(AccessError):
+                llm.generate(prompts_of(1))
+            assert len(server.requests) == 1
+            server.fail("500")
+            assert texts(llm.generate(prompts_of(1))) == expected(1)
+            assert len(server.requests) == 3
+            assert llm.estimate_calls(1, "a").use.completion_tokens == 9
+        assert {request.body["temperature"] for request in server.requests} == {0.3}
+        assert given.max_retries == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_server_model_and_parameters_part_the_cache(kind: str, tmp_path: Path) -> None:
+    cache = tmp_path / "a.sqlite"
+
+    def asked(server: OpenAIServer, **options: Any) -> int:
+        before = len(server.requests)
+        with model(server, kind, cache, **options) as llm:
+            llm.generate(prompts_of(1))
+        return len(server.requests) - before
+
+    with OpenAIServer(program) as server, OpenAIServer(program) as other:
+        assert asked(server) == 1
+        assert asked(server, timeout=3, concurrency=2, attempts=9, price_prompt=1, price_completion=1) == 0
+        assert asked(other) == 1
+        assert asked(server, model="n") == 1
+        assert asked(server, temperature=0.5) == 1
+        assert asked(server, max_tokens=3) == 1
+        assert asked(server, stop=["x"]) == 1
+        assert asked(server, extra_body={"top_k": 1}) == 1
+        assert asked(server, extra_body={"eos_token": "</s>"}) == 1
+        assert asked(server, extra_body={"eos_token": "<end>"}) == 1
+        os.environ["OPENAI_API_KEY"] = "sk-another-key"
+        assert asked(server) == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_keys_are_nowhere(kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    with OpenAIServer(program) as server, model(server, kind, tmp_path / "a.sqlite") as llm:
+        server.fail("500")
+        llm.generate(prompts_of(3))
+        server.fail("echo_key")
+        with pytest.raises(AccessError) as caught:
+            llm.generate(prompts_of(1, 9))
+        said = "".join(traceback.format_exception(caught.value))
+        files = b"".join(path.read_bytes() for path in tmp_path.iterdir())
+    assert "***" in str(caught.value)
+    assert KEY not in said
+    assert KEY not in caplog.text
+    assert KEY.encode() not in files
+    # Prompts aren't kept either.
+    assert b"question 1" not in files
+
+
+CHILD = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from openai_server import prompts_of
+from rcr_trainer.llm.model import open_llm
+from rcr_trainer.llm.settings import LLMSettings
+settings = {"kind": sys.argv[2], "model": "m", "base_url": sys.argv[3], "concurrency": 4, "timeout": 30}
+with open_llm(LLMSettings(**settings), sys.argv[4]) as llm:
+    print([answer.text for answer in llm.generate(prompts_of(int(sys.argv[5])))])
+"""
+
+
+def child(server: OpenAIServer, kind: str, cache: Path, count: int) -> Program:
+    return Program("-c", CHILD, TESTS, kind, server.base_url, cache, count)
+
+
+def kept(cache: Path) -> int:
+    if not cache.exists():
+        return 0
+    with closing(sqlite3.connect(cache)) as database:
+        tables = database.execute("SELECT count(*) FROM sqlite_master WHERE name = 'answers'").fetchone()[0]
+        return int(database.execute("SELECT count(*) FROM answers").fetchone()[0]) if tables else 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_after_kill_9_nothing_that_was_paid_is_asked_again(kind: str, tmp_path: Path) -> None:
+    cache = tmp_path / "a.sqlite"
+    late = set(prompts_of(30)[18:])
+    with OpenAIServer(program) as server:
+        server.fault_of = lambda request: "hang" if request.prompt in late else None
+        process = child(server, kind, cache, 30)
+        deadline = time.monotonic() + 60
+        while kept(cache) < 18 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert process.end(timeout=0).returncode == -9
+        assert kept(cache) == 18
+        assert sorted(server.paid) == sorted(prompts_of(18))
+        server.fault_of = None
+        settings = {"kind": kind, "model": "m", "base_url": server.base_url}
+        with open_llm(LLMSettings(**settings), cache) as llm:
+            assert texts(llm.generate(prompts_of(30))) == expected(30)
+            assert (llm.stats.cached, llm.stats.paid) == (18, 12)
+        assert len(set(server.paid)) == len(server.paid) == 30
+
+
+def test_processes_that_share_a_cache_go_on_with_the_same_answers(tmp_path: Path) -> None:
+    numbers = itertools.count()
+    with OpenAIServer(lambda prompt: f"f ( {next(numbers)} )", delay=0.02) as server:
+        processes = [child(server, "completion", tmp_path / "a.sqlite", 60) for _ in range(2)]
+        ended = [process.end() for process in processes]
+    assert [done.returncode for done in ended] == [0, 0]
+    assert ended[0].stdout == ended[1].stdout != ""
+    assert kept(tmp_path / "a.sqlite") == 60
+
+
+@pytest.mark.parametrize(
+    ("echo", "error", "message", "calls"),
+    [
+        (None, AccessError, "'m' can't score: its server heeds neither echo, as vLLM does, nor grammar", 2),
+        (lambda text: None, AccessError, "'m' can't score: its server heeds neither echo, as", 2),
+        (lambda text: told(text, [" else"]), LLMError, "gave no probabilities of a text: the response is malformed", 3),
+        (lambda text: told(text, [" b", "\n"], None), LLMError, "gave no probabilities of a text", 3),
+    ],
+)
+def test_a_server_that_cannot_score_costs_one_text_for_each_way(
+    echo: Any, error: type[LLMError], message: str, calls: int
+) -> None:
+    with OpenAIServer(echo=echo) as server, model(server, "completion", backoff=0) as llm:
+        with pytest.raises(error, match=message) as caught:
+            llm.log_likelihoods(["a", "b", "c"], [" b\n"] * 3)
+        assert "\n" not in str(caught.value)
+        assert len(server.requests) == calls
+        with pytest.raises(UnscoredError, match=message):  # known from now on
+            llm.log_likelihoods(["d"], [" b\n"])
+        assert len(server.requests) == calls
+
+
+def test_a_server_that_refuses_to_score_is_one_that_cannot() -> None:
+    with OpenAIServer() as server, model(server, "completion") as llm:
+        server.fail("400", "400")
+        with pytest.raises(UnscoredError, match=r"'m' can't score: .*the server refuses the request with status 400"):
+            llm.log_likelihoods(["a"], [" b\n"])
+        assert [sorted({"echo", "grammar"} & request.body.keys()) for request in server.requests] == [
+            ["echo"],
+            ["grammar"],
+        ]
+
+
+def told(text: str, last: list[str], value: float | None = -1.0, first: str = "") -> dict[str, Any]:
+    """`logprobs` of a text that ends with some tokens; as vLLM counts where a token `first` begins each text."""
+    tokens = [*([first] if first else []), text[: -len("".join(last))], *last, " more"]
+    offsets = [sum(map(len, tokens[:at])) for at in range(len(tokens))]
+    return {"tokens": tokens, "text_offset": offsets, "token_logprobs": [None, *[value] * (len(tokens) - 1)]}
+
+
+@pytest.mark.parametrize("first", ["", "<s>"])
+def test_a_scored_text_ends_before_what_the_server_writes(first: str) -> None:
+    with (
+        OpenAIServer(echo=lambda text: told(text, [" b", "\n"], -1.5, first)) as server,
+        model(server, "completion") as llm,
+    ):
+        assert llm.log_likelihoods(["Source: a\nTarget:", "x"], [" b\n"] * 2) == [-3.0, -3.0]
+        assert llm.log_likelihoods([], []) == []
+        sent = server.requests[0].body
+        assert (sent["prompt"], sent["echo"], sent["logprobs"]) == ("Source: a\nTarget: b\n", True, 1)
+
+
+def written(text: str, size: int = 3, value: float | None = -0.5) -> dict[str, Any]:
+    """`logprobs` as llama.cpp writes them, of a text in tokens of some bytes; then the end of the answer."""
+    raw = text.encode()
+    tokens = [raw[at : at + size] for at in range(0, len(raw), size)]
+    content = [{"token": part.decode(errors="replace"), "bytes": [*part], "logprob": value} for part in tokens]
+    return {"content": [*content, {"token": "", "bytes": [], "logprob": -9.0}]}
+
+
+@pytest.mark.parametrize("program", ["b", 'say ( "a\\b" )', "größe ( 'Ω 🙂' )"])
+def test_a_server_that_ignores_echo_is_held_to_the_text_by_a_grammar(program: str, tmp_path: Path) -> None:
+    text = f" {program}\n"
+    with OpenAIServer(grammar=written) as server:
+        for _ in range(2):
+            with model(server, "completion", tmp_path / "kept.sqlite") as llm:
+                found = llm.log_likelihoods(["Source: a\nTarget:", "x"], [text] * 2)
+            assert found == [-0.5 * math.ceil(len(text.encode()) / 3)] * 2
+        assert [request.body.get("echo") for request in server.requests] == [True, None, None]  # the rest is kept
+        sent = server.requests[-1].body
+        assert (sent["prompt"], sent["max_tokens"]) == ("x", len(text.encode()) + 1)
+        with model(server, "completion", tmp_path / "kept.sqlite") as llm:  # what is kept doesn't tell the way
+            assert llm.log_likelihoods(["x", "new"], [text] * 2) == found
+        assert [request.body.get("echo") for request in server.requests[3:]] == [True, None]
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        (lambda text: written(text[:-1]), "heeds neither echo"),
+        (lambda text: written("x" + text), "heeds neither echo"),
+        (lambda text: {"content": None}, "heeds neither echo"),
+        (lambda text: written(text, value=None), "gave no probabilities of a text"),
+    ],
+)
+def test_probabilities_of_another_text_or_of_none_are_refused(told: Any, message: str) -> None:
+    with (
+        OpenAIServer(grammar=told) as server,
+        model(server, "completion", backoff=0) as llm,
+        pytest.raises(UnscoredError, match=message),
+    ):
+        llm.log_likelihoods(["a"], [" b\n"])
+
+
+def test_a_chat_model_cannot_score() -> None:
+    with OpenAIServer() as server, model(server, "chat") as llm:
+        with pytest.raises(ConfigError, match="'m' tells no probabilities: scoring needs"):
+            llm.log_likelihoods(["a"], ["b"])
+        assert not server.requests

@@ -1,0 +1,345 @@
+"""Tables from what runs found, by hand: means, spreads, intervals, the paper's figures, Markdown, CSV, LaTeX, plots."""
+
+import csv
+import io
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from places import DATA, ROOT
+from rcr_trainer import baselines
+from rcr_trainer.cli import TABLES as NAMES
+from rcr_trainer.data import read_split
+from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.layers import given_settings, merged
+from rcr_trainer.paper.results import Result, cell
+from rcr_trainer.paper.splits import COVR, CSL, GEOQUERY, named_splits, origin, split_settings
+from rcr_trainer.paper.sweep import Outcome, Sweep
+from rcr_trainer.paper.tables import TABLES, Row, name_of, paper_figure, published
+from rcr_trainer.settings import DataSettings, Settings
+from rcr_trainer.tasks import load_split
+
+CORPUS = DATA / "geoquery" / "corpus.xml"
+PAPER = DATA.parent / "paper" / "rcr.tex"
+CHAT = {"kind": "chat", "model": "m"}
+
+
+# ---------------------------------------------------------------- the paper's own figures
+
+
+@pytest.mark.skipif(not PAPER.is_file(), reason="the paper's source is not there")
+def test_the_figures_are_those_of_the_paper():
+    text = re.sub(r"\\textbf\{([\d.]+)\}", r"\1", PAPER.read_text(encoding="utf-8"))
+    lines = [re.findall(r"\d+\.\d\d", line) for line in text.splitlines()]
+    tables = published()["tables"]
+    wanted = [*tables["main"]["rows"].values(), *tables["reward"]["rows"].values()]
+    wanted += list(zip(*tables["rl"]["rows"].values(), strict=True))  # the paper has splits by rows there
+    wanted.append([figure for (figure,) in tables["shots"]["rows"].values()])
+    for row in wanted:
+        assert [f"{figure:.2f}" for figure in row] in lines
+
+
+def test_every_row_has_a_figure_for_every_column():
+    for name, table in published()["tables"].items():
+        assert name in TABLES
+        assert {len(row) for row in table["rows"].values()} == {len(table["columns"])}
+        assert set(table["columns"]) <= set(published()["splits"].values())
+        assert list(table["rows"]) == list(TABLES[name].order)
+    assert paper_figure("main", "RCR", "COVR-10") == 36.18
+    assert paper_figure("main", "RCR", "Scholar") is paper_figure("steps", "RCR", "i.i.d.") is None
+    assert (name_of("bm25"), name_of("my_own")) == ("BM25", "my_own")
+
+
+def test_the_command_line_knows_the_tables():
+    assert set(TABLES) == set(NAMES)
+
+
+# ---------------------------------------------------------------- splits and settings
+
+
+def test_names_of_splits():
+    assert COVR[0] == "covr-8"
+    assert named_splits("covr-8, geoquery,covr") == ["covr-8", *GEOQUERY, *COVR[1:]]
+    assert named_splits("csl,csl_length") == [*CSL]
+    for unknown in ("template-1", "csl_standard", "csl_length_1"):
+        with pytest.raises(ConfigError, match=f"unknown split '{unknown}': standard, template_1"):
+            split_settings(unknown, Path("data"), Path("drawn"))
+
+
+def test_the_papers_own_splits_are_those_of_their_ids(tmp_path):
+    """Sizes: appendix A, which says 440/110/330 of all."""
+    with pytest.raises(DataError, match=r"splits_csl/template_1\.json is missing: it holds the ids of csl_template_1"):
+        split_settings("csl_template_1", tmp_path, tmp_path)
+    if not (DATA / "geoquery" / "splits_csl").is_dir():
+        pytest.skip(f"no data in {DATA}")
+    for name in CSL:
+        split = load_split(DataSettings(**split_settings(name, DATA, tmp_path)["data"]), 0)
+        sizes = tuple(len(getattr(split, part)) for part in ("train", "dev", "test"))
+        assert sum(sizes) == 880
+        assert np.abs(np.subtract(sizes, (440, 110, 330))).max() <= 2
+
+
+@pytest.mark.parametrize("name", [*TABLES])
+def test_the_settings_of_every_run_are_settings_of_its_own(name, tmp_path):
+    sweep = Sweep(TABLES[name], ["covr-110"], [0, 1], tmp_path, tmp_path, {"llm": CHAT})
+    assert len(sweep.missing()) == len(sweep.cells)
+    shown = [cell.config.model_dump_json(exclude={"name", "output"}) for cell in sweep.cells]
+    assert len(set(shown)) == len(shown)
+    assert {cell.config.data.split for cell in sweep.cells} == {"110"}
+    folders = [cell.config.folder for cell in sweep.cells]
+    assert len(set(folders)) == len(folders)
+    for cell_ in sweep.cells:
+        start = cell_.config.sft.checkpoint
+        if start is not None:  # done before
+            before = folders[: folders.index(cell_.config.folder)]
+            assert start in before or start.parent in before
+        # Whoever shares a pool holds out the same questions.
+        assert cell_.config.grpo.queries == 110 or name == "train-size"
+
+
+def test_what_the_command_says_holds_for_every_run_and_variants_have_the_last_word(tmp_path):
+    settings = {
+        "data": {"train_size": 60, "corpus": "else.xml"},
+        "grpo": {"queries": None, "group_size": 3},
+        "evaluation": {"selectors": ["bm25"], "gold": "all"},
+        "llm": CHAT,
+    }
+    cells = Sweep(TABLES["group-size"], ["covr-110"], [0], tmp_path, tmp_path, settings).cells
+    assert {cell.config.data.train_size for cell in cells} == {60}
+    assert {cell.config.grpo.queries for cell in cells} == {None}
+    assert [cell.config.grpo.group_size for cell in cells[1:]] == [2, 4, 8, 16, 32, 64]
+    assert {cell.config.evaluation.gold for cell in cells[1:]} == {"all"}
+    text = {**settings, "model": {"family": "lexical"}}
+    main = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, text).cells
+    assert [cell.config.evaluation.selectors for cell in main[1:]] == [["bm25"], []]
+    assert [cell.config.sft.enabled for cell in main] == [True, True, False]
+
+
+@pytest.mark.parametrize(("llm", "learned"), [(CHAT, False), ({"kind": "local", "model": "m"}, True)])
+def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
+    # The structure family's fit is a part of SFT: there is no RCR without.
+    _, grpo = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells
+    rewards = Sweep(TABLES["reward"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells[1:]
+    names = [name for cell_ in rewards for name in cell_.config.reward.names]
+    assert names == ["structure_coverage", "correctness", *(["likelihood"] if learned else [])]
+    left_out = set(baselines.names()) - set(grpo.config.evaluation.selectors)
+    assert left_out == (set() if learned else {"epr", "se2", "se2_tri", "ceil", "iterr"})
+
+
+FITTED = "the fit of the structure family is a part of SFT: --model.family=embeddings has this row"
+
+
+@pytest.mark.parametrize(
+    ("settings", "learned", "without_sft"),
+    [
+        ({"llm": CHAT}, "needs log-likelihoods, which a chat model doesn't give", FITTED),
+        ({"llm": {"kind": "local", "model": "m"}, "model": {"family": "lexical"}}, None, None),
+        ({"evaluation": {"answers": False}}, "needs log-likelihoods, which only a language model gives", FITTED),
+        # Whoever names the selectors knows who isn't there.
+        ({"llm": CHAT, "evaluation": {"selectors": ["bm25"]}}, None, FITTED),
+    ],
+)
+def test_who_a_table_cannot_have_is_named_with_the_reason(tmp_path, settings, learned, without_sft):
+    main, reward = (
+        Sweep(TABLES[name], ["covr-110"], [0], tmp_path, tmp_path, settings).left_out() for name in ("main", "reward")
+    )
+    names = ["EPR", "se²", "se² + tri-encoder", "ceil", "iterr"] if learned else []
+    assert main == dict.fromkeys(names, learned) | ({"RCR w/o SFT": without_sft} if without_sft else {})
+    scores = settings.get("llm", {}).get("kind") == "local"
+    assert list(reward) == ([] if scores else ["likelihood reward"])
+
+
+def test_the_papers_own_settings_fit_every_split(tmp_path):
+    config = ROOT / "examples" / "configs" / "paper_geoquery.yaml"
+    given = merged(given_settings(config, {}, {}), {"llm": CHAT})
+    ids = tmp_path / "geoquery" / "splits" / "template_1.json"
+    ids.parent.mkdir(parents=True)
+    ids.write_text("{}")
+    for table in ("main", "rl"):
+        geoquery = Sweep(TABLES[table], ["template_1"], [0], tmp_path, tmp_path, given).cells
+        covr = Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, given).cells
+        assert len(geoquery) == len(covr) == {"main": 3, "rl": 5}[table]
+        for each in (*geoquery, *covr):
+            assert each.config.model.family == "transformer"
+            assert each.config.grpo.enabled  # the file says no
+            assert each.config.data.anonymize_values == (each.split == "template_1")
+    raw = merged(given, {"data": {"anonymize_values": False}})
+    assert not Sweep(TABLES["rl"], ["template_1"], [0], tmp_path, tmp_path, raw).cells[0].config.data.anonymize_values
+
+
+@pytest.mark.parametrize("queries", [6, None])
+def test_all_runs_can_go_without_sft(tmp_path, queries):
+    settings = {"model": {"family": "lexical"}, "sft": {"enabled": "false"}, "grpo": {"queries": queries}}
+    for table in ("main", "rl", "time"):
+        first, *others = Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, {"llm": CHAT, **settings}).cells
+        assert not first.config.sft.enabled
+        assert all(cell_.config.sft.enabled == (cell_.config.sft.checkpoint is not None) for cell_ in others)
+
+
+def geoquery(folder, split, **data):
+    """The data of a split's first run, with a corpus alone and, of template_1, published ids."""
+    if not (folder / "geoquery").is_dir():
+        (folder / "geoquery" / "splits").mkdir(parents=True)
+        (folder / "geoquery" / "corpus.xml").symlink_to(CORPUS)
+        (folder / "geoquery" / "splits" / "template_1.json").write_text("{}")
+    settings = {"llm": CHAT, "data": data}
+    return Sweep(TABLES["rl"], [split], [0], folder, folder, settings).cells[0].config.data
+
+
+@pytest.mark.skipif(not CORPUS.is_file(), reason="GeoQuery's corpus is not there")
+def test_a_split_is_the_published_one_or_drawn(tmp_path):
+    found = {split: origin(geoquery(tmp_path, split)) for split in ("template_1", "template_2", "length", "covr-8")}
+    assert found == {"template_1": "published", "template_2": "drawn", "length": "drawn", "covr-8": "sampled"}
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not CORPUS.is_file(), reason="GeoQuery's corpus is not there")
+def test_a_tmcd_draw_ends_where_the_settings_say_and_has_a_folder_of_its_own(tmp_path):
+    usual, far = geoquery(tmp_path, "tmcd_2"), geoquery(tmp_path, "tmcd_2", divergence=None)
+    assert (usual.directory.name, far.directory.name) == ("geoquery-tmcd-2", "geoquery-tmcd-2-divergence-null")
+    assert far.divergence is None
+    assert geoquery(tmp_path, "tmcd_2", divergence="0.3").directory.name == "geoquery-tmcd-2-divergence-0.3"
+    assert geoquery(tmp_path, "template_2", divergence="0.3").directory.name == "geoquery-template-2"
+    usual, far = (read_split(each.directory) for each in (usual, far))
+    assert {each.id for each in usual.train} != {each.id for each in far.train}
+
+
+def test_a_policy_without_sft_needs_grpo():
+    for settings in ({}, {"grpo": {"enabled": True}, "sft": {"checkpoint": "runs/a"}}):
+        with pytest.raises(ValueError, match=r"sft\.enabled = False contradicts"):
+            Settings.model_validate({**settings, "sft": {**settings.get("sft", {}), "enabled": False}})
+
+
+# ---------------------------------------------------------------- results by hand
+
+
+def outcome(label, split, seed, exact, *, answered=None, series="", x=None, origin="published", **metrics):
+    figures = {"exact_match": exact, "coverage": 2 * exact, "jaccard": None, **metrics}
+    return Outcome(Row(label, series, x), split, seed, figures, answered or {}, origin)
+
+
+OUTCOMES = [
+    outcome("RCR", "template_1", 0, 60.0),
+    outcome("RCR", "template_1", 1, 64.0),
+    outcome("RCR", "covr-8", 0, 30.0),
+    outcome("RCR", "covr-8", 1, 34.0),
+    outcome("RCR", "covr-110", 0, 40.0),
+    outcome("RCR", "covr-110", 1, 40.0),
+    outcome("my_own", "template_1", 0, 50.0),
+    outcome("BM25", "template_1", 0, 41.0),
+    outcome("BM25", "template_1", 1, 43.0),
+]
+
+
+def main_table(outcomes=OUTCOMES):
+    return Result("main", TABLES["main"], outcomes)
+
+
+def test_cells():
+    assert (cell([]), cell([2.0]), cell([1.0, 3.0]), cell([1.0], 2, sign=True)) == ("–", "2.0", "2.0 ± 1.4", "+1.00")
+
+
+def test_markdown_has_rows_by_splits_and_the_papers_figures_in_brackets():
+    text = main_table().markdown()
+    assert "Seeds 0, 1: mean ± standard deviation. In brackets: the paper's (Table 1, exact match)." in text
+    table = text.split("## ")[1].splitlines()
+    assert table[2:] == [
+        "| main | Template 1 | COVR-10 (2 of 10) | mean |",
+        "|---|---:|---:|---:|",
+        "| BM25 | 42.0 ± 1.4 [40.4] | – [1.7] | 42.0 ± 1.4 |",
+        # COVR: means over splits 35 and 37; over all three splits 43.3 and 46.
+        "| RCR | 62.0 ± 2.8 [59.6] | 36.0 ± 1.4 [36.2] | 44.7 ± 1.9 |",
+        "| my_own | 50.0 | – | 50.0 |",
+        "",
+    ]
+    means = text.split("## ")[2].splitlines()
+    assert means[2] == "| main | exact match, % | coverage, % |"
+    assert means[4] == "| BM25 | 42.0 ± 1.4 | 84.0 ± 2.8 |"
+
+
+def test_a_drawn_split_is_no_column_of_the_papers():
+    drawn = [outcome("RCR", split, 0, 50.0, origin="drawn") for split in ("template_1", "length")]
+    result = main_table(
+        [outcome("RCR", "standard", 0, 60.0), *drawn, outcome("RCR", "covr-8", 0, 30.0, origin="sampled")]
+    )
+    text = result.markdown()
+    assert "| main | i.i.d. | Template 1, drawn | length, drawn | COVR-10 (1 of 10) | mean |" in text
+    assert "| RCR | 60.0 [78.2] | 50.0 | 50.0 | 30.0 [36.2] | 47.5 |" in text
+    assert " Published splits: standard. Drawn here, not the paper's: template_1, length.\n" in text
+    assert r" & i.i.d. & Template 1, drawn & length, drawn & COVR-10 (1 of 10) \\" in result.latex()
+    rows = [row for row in csv.DictReader(io.StringIO(result.csv())) if row["metric"] == "exact_match"]
+    assert [(row["split"], row["paper"], row["origin"]) for row in rows] == [
+        ("standard", "78.21", "published"),
+        ("template_1", "", "drawn"),
+        ("length", "", "drawn"),
+        ("covr-8", "36.18", "sampled"),
+    ]
+
+
+def test_who_is_left_out_is_said():
+    text = Result("main", TABLES["main"], OUTCOMES, {"Contriever": "no such model."}).markdown()
+    assert text.endswith("\n\nContriever left out: no such model.\n")
+
+
+def test_csv_has_a_line_for_each_figure():
+    rows = list(csv.DictReader(io.StringIO(main_table().csv())))
+    assert rows[0] == {
+        "table": "main", "row": "RCR", "split": "template_1", "seed": "0", "metric": "exact_match", "value": "60",
+        "paper": "59.64", "origin": "published",
+    }  # fmt: skip
+    assert (rows[1]["metric"], rows[1]["value"], rows[1]["paper"]) == ("coverage", "120", "")
+    assert len(rows) == 2 * len(OUTCOMES)
+
+
+def test_latex_has_the_papers_line_below():
+    lines = main_table().latex().splitlines()
+    assert r" & Template 1 & COVR-10 (2 of 10) \\" in lines
+    at = lines.index(r"RCR & 62.0 $\pm$ 2.8 & 36.0 $\pm$ 1.4 \\")
+    assert lines[at + 1] == r"\quad \textit{paper} & 59.6 & 36.2 \\"
+    assert r"my\_own & 50.0 & -- \\" in lines
+    assert "% Means over the splits" in lines
+    assert r" & exact match, \% & coverage, \% \\" in lines
+    assert r"BM25 & 42.0 $\pm$ 1.4 & 84.0 $\pm$ 2.8 \\" in lines
+    assert lines.count(r"\end{tabular}") == 2
+
+
+def test_gaps_are_paired_by_question_and_drawn_by_program():
+    ours = {f"t{i}": (f"program {i // 2}", True) for i in range(80)}
+    theirs = {f"t{i}": (f"program {i // 2}", i < 40) for i in range(60)}  # the last 20 were not answered
+    result = main_table(
+        [
+            outcome("RCR", "standard", 0, 100.0, answered=ours),
+            outcome("BM25", "standard", 0, 66.7, answered=theirs),
+            outcome("random", "standard", 1, 0.0, answered=theirs),  # of another seed: no question in common
+        ]
+    )
+    (points, (low, high)), *more = result.gaps.values()
+    assert more == []
+    assert points == pytest.approx(100 / 3)
+    assert 10 < low < points < high < 60
+    few = {key: ours[key] for key in list(ours)[:20]}
+    gaps = main_table([outcome("RCR", "a", 0, 1.0, answered=few), outcome("BM25", "a", 0, 1.0, answered=few)]).gaps
+    assert gaps == {"BM25": (0.0, None)}
+    # In all three files.
+    shown = f"{points:+.1f} ({low:+.1f} to {high:+.1f})"
+    assert f"| BM25 | 66.7 | 133.4 | {shown} |" in result.markdown()
+    assert rf"BM25 & 66.7 & 133.4 & {shown} \\" in result.latex()
+    rows = [row for row in csv.DictReader(io.StringIO(result.csv())) if row["metric"].startswith("exact_match_gap")]
+    assert {(row["row"], row["split"], row["seed"]) for row in rows} == {("BM25", "mean", "")}
+    assert {row["metric"]: float(row["value"]) for row in rows} == pytest.approx(
+        {"exact_match_gap": points, "exact_match_gap_low": low, "exact_match_gap_high": high}, rel=1e-5
+    )
+
+
+@pytest.mark.slow
+def test_a_figure_is_plotted_against_x(tmp_path):
+    outcomes = [
+        outcome(f"RCR, k = {k}", "standard", seed, 10.0 * k + seed, series="RCR", x=k, pick_seconds=0.1 * k)
+        for k in (1, 2, 4)
+        for seed in (0, 1)
+    ]
+    paths = Result("steps", TABLES["steps"], outcomes).write(tmp_path)
+    assert [path.name for path in paths] == ["steps.md", "steps.csv", "steps.tex", "steps.png"]
+    assert paths[3].read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in main_table().write(tmp_path)] == ["main.md", "main.csv", "main.tex"]
