@@ -186,6 +186,8 @@ def test_changes_of_one_number_are_not_joined_and_few_answers_change_nothing():
         ([[0], [0, 1, 0, 0], [2, 0, 2, 0]], 2),  # 0.25 is further from 1 than that
         ([[0], [0, 0, 0, 1]], 0),  # 0.25 ± 0.25: it may be nothing
         ([[0], [0.5, 0.5], [0.5, 0.5]], 1),
+        ([[0], [0.009, 0.009]], 0),  # sure, and not worth it
+        ([[0], [0.011, 0.011]], 1),
         ([[0], [-1, 1]], 0),
         ([[0], [np.nan, 1], [np.nan, np.nan]], 1),
         ([[0], [np.nan, np.nan]], 0),

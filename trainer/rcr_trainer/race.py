@@ -35,6 +35,8 @@ FloatArray = NDArray[np.float64]
 
 TOGETHER = 3
 """Changes of the first part that are tried together in the second."""
+WORTH = 0.01
+"""Reward; a change that gains less isn't worth making, however sure it is."""
 
 
 class Winner(NamedTuple):
@@ -130,7 +132,7 @@ def race(
 
 
 def mildest(gains: Sequence[FloatArray]) -> int:
-    """The place of the first variant that gains at least as much as the best, less one standard error of that.
+    """The place of the first variant that gains as much as the best, less one standard error of that or `WORTH`.
 
     The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): held-out questions can't tell these from
     each other, and what changes least does least harm to questions unlike them.
@@ -143,7 +145,7 @@ def mildest(gains: Sequence[FloatArray]) -> int:
     means = [each.mean() if len(each) else -math.inf for each in known]
     best = known[int(np.argmax(means))]
     error = best.std(ddof=1) / math.sqrt(len(best)) if len(best) > 1 else 0.0
-    return next(at for at, mean in enumerate(means) if mean >= max(means) - error)
+    return next(at for at, mean in enumerate(means) if mean >= max(means) - max(error, WORTH))
 
 
 def _halved(
