@@ -139,8 +139,7 @@ def _beside(target: Path) -> Path:
 @contextmanager
 def _temporary(target: Path, make: Callable[[Path], None]) -> Iterator[Path]:
     """A new file or folder beside the target, locked and in the end removed if it is still there."""
-    if target.exists():  # otherwise what is beside it may be the only copy, see `_put`
-        _remove_abandoned(target)
+    remove_abandoned(target)
     lock = None
     while True:
         path = _beside(target)
@@ -153,15 +152,17 @@ def _temporary(target: Path, make: Callable[[Path], None]) -> Iterator[Path]:
             os.close(lock)
     try:
         yield path
-        _remove_abandoned(target)
+        remove_abandoned(target)
     finally:
         _remove(path)
         if lock is not None:
             os.close(lock)
 
 
-def _remove_abandoned(target: Path) -> None:
-    """Remove what killed writers left beside the target: temporary paths without a lock."""
+def remove_abandoned(target: Path) -> None:
+    """Remove what killed writers left beside the target, temporary paths without a lock, if the target is there."""
+    if not target.exists():  # then what is beside it may be the only copy, see `_put`
+        return
     # Several suffixes: a folder written into a temporary one.
     ours = re.compile(rf"\.+{re.escape(target.name)}(?:\.[0-9a-f]{{8}})+")
     for path in [Path(entry) for entry in os.scandir(target.parent) if ours.fullmatch(entry.name)]:

@@ -101,7 +101,7 @@ class Encoder(nn.Module, ABC):
     vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
     """Further such arguments, each stored in a file of its own unless it is None."""
     grown: ClassVar[tuple[str, ...]] = ()
-    """Vocabularies that change as examples are added (`grow`) and so don't count for the policy's fingerprint."""
+    """Vocabularies and modules that `grow` changes: they don't count for the policy's fingerprint."""
     fitted: ClassVar[tuple[str, ...]] = ()
     """Name prefixes of the tensors that take their shapes from a fit rather than from the arguments."""
     rates: ClassVar[Mapping[str, float]] = {}

@@ -161,7 +161,10 @@ class TriEncoder(nn.Module):
         config = self.config
         policy = [self.family.name, self.dim, config.state, config.lam, config.fade, self.spec.to_json(), settings]
         total = hashlib.sha256(digest(policy).encode())
+        grown = tuple(f"{part}.{name}." for part in PARTS for name in getattr(self, part).grown)
         for name, tensor in sorted(self.state_dict().items()):
+            if name.startswith(grown):
+                continue
             total.update(f"{name} {list(tensor.shape)}".encode())
             total.update(tensor.detach().float().cpu().numpy().tobytes())
         return total.hexdigest()

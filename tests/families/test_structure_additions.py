@@ -12,6 +12,7 @@ from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.structure import encoders
 from langchain_rcr.families.structure.additions import MISSED
+from langchain_rcr.families.structure.encoders import NeedEncoder
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.kernel import RIDGE, Landmarks
 from langchain_rcr.index.memory import MemoryIndex
@@ -150,10 +151,16 @@ def test_refused_examples_teach_nothing(retriever):
     np.testing.assert_array_equal(model.encode_queries([ASKED]), before)
 
 
-def test_it_is_saved_with_the_store(retriever, tmp_path):
+def test_it_is_saved_with_the_store(retriever, tmp_path, monkeypatch):
     retriever.add_examples(NEW[:3])
     retriever.save(tmp_path / "served")
     again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "served", k=2)
+    before = retriever.store.encoder.encode_queries([ASKED])
+    read = []
+    views = NeedEncoder.views
+    monkeypatch.setattr(NeedEncoder, "views", lambda self, items: read.extend(items) or views(self, items))
+    np.testing.assert_allclose(again.store.encoder.encode_queries([ASKED]), before, rtol=1e-4, atol=1e-5)
+    assert [item.source for item in read] == [ASKED]  # the added questions aren't read again
     copies = (again, copy.deepcopy(again), pickle.loads(pickle.dumps(retriever)))
     for one in copies:
         assert programs(one.invoke(ASKED)) == programs(retriever.invoke(ASKED))

@@ -122,8 +122,8 @@ class ProgramEncoder(Encoder):
         return (self.inventory.digest,)
 
 
-_Grown: TypeAlias = tuple[Joined, NewLabels | None, Sequence[Item]]
-"""The landmarks with the added questions, who needs a new label, and the added examples."""
+_Grown: TypeAlias = tuple[Joined, NewLabels | None, NDArray[np.float32]]
+"""The regression with the A added questions, who needs a new label, and what the added programs have (A, columns)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,11 +183,11 @@ class NeedEncoder(Encoder):
     """
 
     batch_size = 128
-    grown = ("additions",)
+    grown = ("additions", "added")
     arguments = ("scale",)
     rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01, "wording": 0.05}
     vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary, "additions": Additions}
-    fitted = ("landmarks.", "token_bags.", "dual", "learnt", "speaks")
+    fitted = ("landmarks.", "added.", "token_bags.", "dual", "learnt", "speaks")
     learnt: Tensor
     mean: Tensor
     owner: Tensor
@@ -215,6 +215,7 @@ class NeedEncoder(Encoder):
         unread = np.zeros((0, width), dtype=np.float32)
         self.token_bags = TokenBags()
         self.landmarks = Landmarks(Views(unread, unread[:, :0], vocabulary.bags([])))
+        self.added = Landmarks(self.landmarks.views)
         self.dual = nn.Parameter(torch.zeros(0, columns))
         self.register_buffer("learnt", torch.zeros(0, 2, dtype=torch.int64))
         self.register_buffer("mean", torch.zeros(columns))
@@ -246,6 +247,7 @@ class NeedEncoder(Encoder):
                 f"{folder.parent} was trained over vectors of {own} numbers, its encoder gives {given}"
             )
         encoder._check(folder / "model.safetensors")
+        encoder._with_additions()  # takes seconds with thousands of landmarks, which the first question shouldn't
         return encoder
 
     def _check(self, file: Path) -> None:
@@ -254,8 +256,8 @@ class NeedEncoder(Encoder):
         Raises:
             CheckpointError: naming one.
         """
-        near, bags = self.landmarks, self.token_bags
-        count, entries = near.starts.numel() - 1, near.columns.numel()
+        bags, count = self.token_bags, self.landmarks.starts.numel() - 1
+        questions = {"landmarks": count, "added": len(self.additions.items) if self.additions else 0}
         anchors, rank = len(bags.mass), bags.root.shape[-1]
         phrases = int(self.phrases.max()) + 1 if len(self.phrases) else 0
         width = 0 if self.backbone is None else self.backbone.dim
@@ -263,20 +265,25 @@ class NeedEncoder(Encoder):
             "dual": (count, len(self.inventory)),
             "learnt": (count, 2),
             "speaks": (phrases + 1, len(self.inventory.small)),
-            **{f"landmarks.{name}": (entries,) for name in ("columns", "values")},
-            "landmarks.starts": (count + 1,),
-            "landmarks.vectors": (count, width),
-            "landmarks.tokens": (count, rank),
             "token_bags.anchors": (anchors, width) if anchors else (0, 0),
             "token_bags.centre": (width,) if anchors else (0, 0),
             "token_bags.mass": (anchors,) if anchors else (0, 0),
             "token_bags.root": (anchors, rank) if anchors else (0, 0),
         }
+        for name, number in questions.items():
+            near = getattr(self, name)
+            shapes |= {f"{name}.{part}": (near.columns.numel(),) for part in ("columns", "values")}
+            shapes[f"{name}.starts"] = (number + 1,)
+            shapes |= {f"{name}.vectors": (number, width), f"{name}.tokens": (number, rank)}
         tensors = self.state_dict()
         wrong = [name for name, shape in shapes.items() if tuple(tensors[name].shape) != shape]
-        inside = _within(near.columns, 0, len(self.vocabulary)) and _within(self.phrases, -1, len(self.phrases))
-        if not wrong and not (inside and near.starts[0] == 0 and near.starts[-1] == entries and _rises(near.starts)):
-            wrong = ["landmarks"]
+        for name in () if wrong else questions:
+            near = getattr(self, name)
+            inside = _within(near.columns, 0, len(self.vocabulary)) and _rises(near.starts)
+            if not (inside and near.starts[0] == 0 and near.starts[-1] == near.columns.numel()):
+                wrong = [name]
+        if not wrong and not _within(self.phrases, -1, len(self.phrases)):
+            wrong = ["phrases"]
         if wrong:
             raise CheckpointError(f"{file} is damaged: {wrong[0]} doesn't fit the tensors beside it")
 
@@ -291,6 +298,7 @@ class NeedEncoder(Encoder):
         self.rarity = torch.from_numpy(rarity([item.source for item in items])).to(self.mean.device)
         rest = self._unknown(self.additions.items) if self.additions else []
         self.additions, self._grown = Additions(rest) if rest else None, None
+        self.added = Landmarks(self.views(rest)).to(self.mean.device)
 
     def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N,): which landmark each example is, by its question and its program; -1: none."""
@@ -322,19 +330,26 @@ class NeedEncoder(Encoder):
         with _GROWING:
             super().save(folder)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: without what is soon made again, and large."""
+        return {**self.__dict__, "_grown": None}
+
     def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:
         """See `Encoder.grow`: what an added question needs is known from now on, and who needs a new label."""
         with _GROWING:
-            known = self.additions.items if self.additions else ()
-            if len(known) >= MOST:
+            known = dict.fromkeys(self.additions.items if self.additions else ())
+            room = MOST - len(known)
+            if room <= 0:
                 return
-            new = [item for item in dict.fromkeys(items) if self.inventory.spare(item.target)]
-            new = list(dict.fromkeys([*new, *([] if labels_only else self._unknown(items))]))
-            new = [item for item in new if item not in {*known}][: MOST - len(known)]
+            new = [item for item in items if self.inventory.spare(item.target)]
+            new += [] if labels_only else self._unknown(items[:MOST])
+            new = [item for item in dict.fromkeys(new) if item not in known][:room]
             if new:
-                self._grown = self._joined(self._with_additions(), new)
+                views = self.views(new)
+                self._grown = self._joined(self._with_additions(), views, new)
+                self.added = Landmarks(self.added.views.followed_by(views)).to(self.mean.device)
                 self.additions = Additions([*known, *new])
-            if len(known) + len(new) == MOST:
+            if len(new) == room:
                 logger.warning(
                     "%d examples were added since the fit: further ones can be picked, but teach nothing until the "
                     "next fit",
@@ -348,26 +363,28 @@ class NeedEncoder(Encoder):
         return [item for item, count in zip(unknown, np.diff(read.starts), strict=True) if count]
 
     def _with_additions(self) -> _Grown | None:
-        """The landmarks with the added questions; None: there are none."""
+        """The regression with the added questions; None: there are none."""
         if self.additions is not None and self._grown is None:  # after loading, or another fit
             with _GROWING:
-                self._grown = self._joined(None, self._unknown(self.additions.items))
+                self._grown = self._joined(None, self.added.views, self.additions.items)
         return self._grown
 
-    def _joined(self, grown: _Grown | None, new: Sequence[Item]) -> _Grown:
+    def _joined(self, grown: _Grown | None, views: Views, new: Sequence[Item]) -> _Grown:
         """With further added examples."""
+        targets = np.asarray(self.inventory.rows([item.target for item in new], spare=True))
+        questions = [item.source for item in new]
         if grown is None:
-            weights, spare = self.dual.detach().cpu().numpy(), np.zeros((len(self.learnt), SPARE), dtype=np.float32)
+            dual, mean = (tensor.detach().cpu().numpy() for tensor in (self.dual, self.mean))
             inverse = self.landmarks.inverse().astype(np.float32)
-            mean = np.concatenate([self.mean.cpu().numpy(), spare[0] if len(spare) else np.zeros(SPARE, np.float32)])
-            grown = Joined(self.landmarks, inverse, np.concatenate([weights, spare], axis=1), mean), None, []
-        joined, labels, before = grown
-        items = [*before, *new]
-        targets = np.asarray(self.inventory.rows([item.target for item in items], spare=True))
-        joined = joined.joined(self.views(new), targets[len(before) :])
-        if targets[:, -SPARE:].any():
-            labels = NewLabels(joined, targets[:, -SPARE:], [item.source for item in items], self.vocabulary)
-        return joined, labels, items
+            joined = Joined(self.landmarks, inverse, np.pad(dual, ((0, 0), (0, SPARE))), np.pad(mean, (0, SPARE)))
+        else:
+            joined, _, before = grown
+            targets = np.concatenate([before, targets])
+            known = self.additions.items if self.additions else ()
+            questions = [*(item.source for item in known), *questions]
+        joined = joined.joined(views, targets[-len(new) :])
+        spare = targets[:, -SPARE:]
+        return joined, NewLabels(joined, spare, questions, self.vocabulary) if spare.any() else None, targets
 
     def drafted(self, features: Needs, drafts: Sequence[str | None]) -> Needs:
         """See `Encoder.drafted`; a draft that doesn't parse, or has no known structure, changes nothing."""

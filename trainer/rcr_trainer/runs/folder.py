@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.basics.files import write_json, write_text
+from langchain_rcr.basics.files import remove_abandoned, write_json, write_text
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import differences, run_config, settings, to_yaml
 from rcr_trainer.runs.locking import LOCK
@@ -138,6 +138,8 @@ class Run:
             refused = f"that ends earlier: {what}; --resume goes on, --overwrite starts over"
         if refused:
             raise ConfigError(f"{folder} holds a run {refused}")
+        for stage in ("sft", "grpo"):
+            remove_abandoned(run.state / stage)
         if longer:
             run._reopen(longer[0], config)
         if differences(run.config, config):
