@@ -23,3 +23,17 @@ def train_grpo(
     environment = Environment(job, reward, llm, k=config.k, exclude_own_program=own)
     race.run(job, environment, config)
     return grpo.train(job, environment, config)
+
+
+class StopError(Exception):
+    """What `stop_at` raises."""
+
+
+def stop_at(number: int) -> Any:
+    """A log that ends the run before the epoch or step of this number is saved."""
+
+    def log(at: int, _figures: Any) -> None:
+        if at == number:
+            raise StopError
+
+    return log

@@ -32,20 +32,6 @@ def rows(*ids):
 
 
 @pytest.fixture
-def new(postgres_url):
-    made = []
-
-    def build(url=postgres_url, **options):
-        index = PgVectorIndex(url, uuid.uuid4().hex, **options)
-        made.append(index)
-        return index
-
-    yield build
-    for index in made:
-        index.close()
-
-
-@pytest.fixture
 def filled(new):
     def build(**options):
         index = new(**options)
@@ -102,7 +88,7 @@ def one_line(caught):
 def test_an_unreachable_server_is_named_without_the_password(new):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and doesn't listen
-        index = new(f"postgresql://me:hunter2@127.0.0.1:{taken.getsockname()[1]}/shop")
+        index = new(url=f"postgresql://me:hunter2@127.0.0.1:{taken.getsockname()[1]}/shop")
         for call in (index.count, lambda: index.bind("f", DIM), lambda: index.known(["a"])):
             started = time.monotonic()
             with pytest.raises(EngineError, match="Connection refused") as caught:
@@ -115,7 +101,7 @@ def test_an_unreachable_server_is_named_without_the_password(new):
 
 def test_a_server_that_never_answers(new):
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        index = new(f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x?connect_timeout=2")
+        index = new(url=f"postgresql://127.0.0.1:{silent.getsockname()[1]}/x?connect_timeout=2")
         started = time.monotonic()
         with pytest.raises(EngineError, match=r"no answer within|timeout") as caught:
             index.count()

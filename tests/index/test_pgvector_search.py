@@ -35,21 +35,6 @@ def make(rng, count, dim=DIM, start=0):
 
 
 @pytest.fixture
-def new(postgres_url):
-    """Makes indexes over pools of this test alone."""
-    made = []
-
-    def build(name="", **options):
-        index = PgVectorIndex(postgres_url, f"{name or uuid.uuid4()}", **options)
-        made.append(index)
-        return index
-
-    yield build
-    for index in made:
-        index.close()
-
-
-@pytest.fixture
 def filled(new):
     def build(count=60, seed=0, **options):
         rows, vectors = make(np.random.default_rng(seed), count)

@@ -37,18 +37,13 @@ def rows(*ids, value=0):
 
 
 @pytest.fixture
-def new(postgres_url):
-    made = []
-
+def new(new):
     def build(name="", **options):
-        index = PgVectorIndex(postgres_url, name or uuid.uuid4().hex, **options)
+        index = new(name, **options)
         index.bind("f", DIM)
-        made.append(index)
         return index
 
-    yield build
-    for index in made:
-        index.close()
+    return build
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from rcr_trainer.training import state as training_state
 from tiny_bert import tiny_bert
+from training import StopError, stop_at, train_sft
 from training import train_grpo as train
-from training import train_sft
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.chains.answers import program_of
@@ -33,10 +33,6 @@ SPEC = ProgramSpec()
 SPLIT = covr_split("110", 0, 40, 0, dev=20)
 FAST = GRPOSettings(race=0, epochs=2, batch_size=16, group_size=8, lr=1e-3, beta=0.04)
 COVERAGE = make_reward("context_coverage", SPEC)
-
-
-class StopError(Exception):
-    """A kill."""
 
 
 def items(examples):
@@ -335,16 +331,6 @@ def test_a_reward_that_reads_answers_needs_a_model():
 
 
 # ---------------------------------------------------------------- resume
-
-
-def stop_at(step):
-    """A log that ends the run before the step is saved."""
-
-    def log(at, figures):
-        if at == step:
-            raise StopError
-
-    return log
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from rcr_trainer.training import state as sft_state
 from rcr_trainer.training.runner import Runner
 from rcr_trainer.training.supervision import Supervision
 from tiny_bert import tiny_bert
+from training import StopError, stop_at
 from training import train_sft as train
 
 from langchain_rcr.basics.items import Item
@@ -27,10 +28,6 @@ SPEC = ProgramSpec()
 SPLIT = covr_split("110", 0, 60, 0, dev=40)
 SETTINGS = {"warmup": 0.0, "temperature": 0.5, "candidates": 4096, "on_policy": 0.5, "on_policy_from": 0.3}
 FAST = SFTSettings(epochs=6, lr=1e-2, batch_size=32, patience=None, **SETTINGS)
-
-
-class StopError(Exception):
-    """A kill."""
 
 
 def items(examples):
@@ -96,16 +93,6 @@ def test_the_same_seed_gives_the_same_weights():
         train(models[-1], SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, FAST, seed=seed)
     assert same_weights(models[0], models[1])
     assert not same_weights(models[0], models[2])
-
-
-def stop_at(epoch):
-    """A log that ends the run before the epoch is saved."""
-
-    def log(at, figures):
-        if at == epoch:
-            raise StopError
-
-    return log
 
 
 @pytest.mark.slow
