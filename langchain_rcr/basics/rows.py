@@ -67,7 +67,11 @@ class SparseRows:
 
     def __getitem__(self, keys: IntArray) -> FloatArray:
         """Rows at M positions, dense: (M, D)."""
-        return np.asarray(self.select(keys))
+        out = np.zeros((len(keys), self.dim), dtype=np.float32)
+        # A pick or a few: faster than by `select`.
+        for line, start, end in zip(out, self.starts[keys].tolist(), self.starts[keys + 1].tolist(), strict=True):
+            line[self.columns[start:end]] = self.values[start:end]
+        return out
 
     def __iter__(self) -> Iterator[FloatArray]:
         """The rows, dense: (D,) each."""

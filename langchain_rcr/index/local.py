@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import itertools
+import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,8 +19,25 @@ from langchain_rcr.errors import CheckpointError
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, check_ids, check_vectors, replaced
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
 
+T = TypeVar("T")
+
 _FILTERS_KEPT = 64
 """Filters for which an index remembers what passes."""
+
+
+class _Turns:
+    """As many at once as there are cores: more threads would hand Python's lock and the caches to and fro."""
+
+    def __init__(self) -> None:
+        self._start()
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._start)  # threads that hold one are not in the child
+
+    def _start(self) -> None:
+        self.free = threading.BoundedSemaphore(os.cpu_count() or 1)
+
+
+_turns = _Turns()
 
 
 class Table(ABC):
@@ -185,6 +203,11 @@ class LocalIndex(InThisThread, ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.count()} examples)"
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Run a coroutine in the caller's thread, when it has a turn."""
+        with _turns.free:
+            return super().run(work)
 
     def bind(self, fingerprint: str, dim: int) -> None:
         """See `CandidateIndex.bind`."""

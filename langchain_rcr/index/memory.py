@@ -71,8 +71,8 @@ class MatrixTable(Table):
     ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
         """`found` for states whose scores are held at once."""
         scores = self._scores(states)
-        for line, keys in zip(scores, exclude, strict=True):
-            line[keys] = -np.inf
+        for at in range(len(states)):
+            scores[at][exclude[at]] = -np.inf
         find = best if self._steps is None else self._steps.best
         keys, logits = find(scores, margin, t)
         return keys, logits, None if tau is None else log_sums(scores, tau)

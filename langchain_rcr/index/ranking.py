@@ -58,7 +58,7 @@ def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[tuple[I
 def _first_best(scores: FloatArray, slack: FloatArray) -> tuple[IntArray, FloatArray]:
     """`best` for t = 1."""
     if len(scores) == 1:  # faster without arrays of one
-        (line,) = scores
+        line = scores[0]
         top = line[line.argmax()]
         key = (line >= top - slack[0]).argmax() if top > -np.inf else -1
         return np.array([[key]]), np.array([[line[key]]])
@@ -157,7 +157,7 @@ def slack(states: FloatArray, longest: float) -> FloatArray:
         lengths = [math.sqrt(states[0] @ states[0])]
     else:
         lengths = np.sqrt(np.einsum("bd,bd->b", states, states)).tolist()
-    if not all(map(math.isfinite, (longest, *lengths))):
+    if not (math.isfinite(longest) and all(map(math.isfinite, lengths))):
         msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
         raise InputError(msg)
     return np.array([TIE * longest * length for length in lengths], dtype=np.float32)

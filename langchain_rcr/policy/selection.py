@@ -229,17 +229,21 @@ async def select(
     picks = Picks.none(count, options.k)
     exclude = np.empty((count, 0), dtype=np.int64) if exclude is None else exclude
     beams = _Beams(state.start(queries), options.k, exclude)
+    width, tau = options.beam_width, options.tau if options.scored else None
     hits: Hits | None = None
     while beams.length < options.k:
         if hits is not None:
             beams.state = beams.state.update(hits.contexts(beams.keys[:, -1]))
-        hits = await _candidates(beams, options, reader)
+        if options.constraints:
+            hits = await _candidates(beams, options, reader, tau)
+        else:
+            hits = await reader.search(beams.state.vector(), width, beams.exclude, tau)
         picks.rows = hits.rows
         log_probs, grows = _judged(hits, options)
-        if options.beam_width == 1 and grows.min(initial=True):
+        if width == 1 and grows.all():  # the usual case, faster
             beams.grow(hits.keys[:, 0], hits.logits[:, 0], None if log_probs is None else log_probs[:, 0])
             continue
-        at, of = _best(beams, hits.keys, log_probs, grows, options.beam_width)
+        at, of = _best(beams, hits.keys, log_probs, grows, width)
         beams.end(np.setdiff1d(beams.query, beams.query[at]), picks)
         if not len(at):
             return picks
@@ -249,14 +253,12 @@ async def select(
     return picks
 
 
-async def _candidates(beams: _Beams, options: Options, reader: Reader) -> Hits:
+async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: float | None) -> Hits:
     """For each sequence the best candidates that the constraints allow, as many as beams.
 
     Where none is left that all allow, the soft ones give way.
     """
-    states, width, tau = beams.state.vector(), options.beam_width, options.tau if options.scored else None
-    if not options.constraints:
-        return await reader.search(states, width, beams.exclude, tau)
+    states, width = beams.state.vector(), options.beam_width
     soft = [constraint for constraint in options.constraints if constraint.soft]
     hard = [constraint for constraint in options.constraints if not constraint.soft]
     found = [list[tuple[int, float]]() for _ in states]
