@@ -189,3 +189,23 @@ def test_four_thousand_programs_are_clustered_in_seconds():
     numbers = Folds.of(items, ProgramSpec("tokens")).numbers(items)
     assert time.perf_counter() - began < 20
     assert np.bincount(numbers[:, CLUSTER]).max() <= LARGEST * len(items)
+
+
+def test_without_a_combination_no_candidate_has_both_labels():
+    programs = ["f(a, b)", "f(a, c)", "f(a, b, c)", *(f"g({n})" for n in range(17))]
+    pool = [Example(str(at), f"question {at}", program) for at, program in enumerate(programs)]
+    held_out = HeldOut(pool, pool, SPEC, new=1.0)
+    (barred,) = held_out.without_combination([pool[2]])
+    # f and a are in three of 20, as many as may be of the pairs; then all that have both are barred.
+    assert {0, 1, 2} <= {*barred.tolist()}
+    (first,) = held_out.without_combination([pool[0]])
+    assert {0, 1, 2} <= {*first.tolist()}
+    (alone,), (own,) = held_out.without_combination([pool[5]]), held_out.barred([pool[5]])
+    both = [at for at, program in enumerate(programs) if program == "g(2)"]
+    np.testing.assert_array_equal(alone, np.union1d(own, both))
+
+
+def test_questions_held_out_alone_are_not_with_their_programs():
+    pool = [Example(str(at), item.source, item.target) for at, item in enumerate(QUESTIONS)]
+    assert not HeldOut(pool, pool, SPEC, new=0.0).with_program(pool).any()
+    assert HeldOut(pool, pool, SPEC, new=1.0).with_program(pool).all()

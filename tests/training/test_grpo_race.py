@@ -12,11 +12,12 @@ from rcr_trainer.data import covr_split
 from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.race import mildest, race
+from rcr_trainer.race import FEWER, Guard, mildest, race
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.environment import Environment
+from rcr_trainer.training.runner import Job
 from training import train_grpo
 
 from langchain_rcr.basics.items import Item
@@ -176,6 +177,33 @@ def test_changes_of_one_number_are_not_joined_and_few_answers_change_nothing():
     assert race([], earned, 50, 100).variant == {}
     silent = race(changes, lambda variant, rows: np.full(rows.stop - rows.start, np.nan), 50, 100)
     assert silent.variant == {}
+
+
+def test_what_is_not_admitted_is_neither_asked_nor_joined():
+    tried = []
+
+    def earned(variant, rows):
+        tried.append(dict(variant))
+        return np.full(rows.stop - rows.start, 0.1 * len(variant))
+
+    changes = [{"a": 1}, {"b": 1}, {"c": 1}]
+    won = race(changes, earned, 50, 100, lambda variant: variant.keys() <= {"a", "b"} and len(variant) < 2)
+    assert won.variant in ({"a": 1}, {"b": 1})
+    assert [each for at, each in enumerate(tried) if each not in tried[:at]] == [{}, {"a": 1}, {"b": 1}]
+
+
+def test_the_guard_sees_that_picks_of_the_likest_words_hide_labels(policy):
+    with torch.no_grad():
+        policy.query.by_size[0] = math.log(8.0)
+    job = Job(policy, SPLIT.train, SPLIT.train, [], SPEC)
+    environment = Environment(job, make_reward("context_coverage", SPEC), None, k=4, exclude_own_program=True)
+    guard = Guard(job, environment, np.arange(len(environment.queries)), 4)
+    pool = policy.featurize_pool(ITEMS)
+    before = guard.share(policy.pool_vectors(*pool))
+    policy.vary({"words": 50.0})
+    assert guard.share(policy.pool_vectors(*pool)) < before - FEWER
+    environment = Environment(job, make_reward("context_coverage", SPEC), None, k=4, exclude_own_program=False)
+    assert Guard(job, environment, np.arange(len(environment.queries)), 4).share(policy.pool_vectors(*pool)) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,19 +6,26 @@ most get equal rewards, tell it slowly; answers to the same questions tell it at
 The race is successive halving (Karnin, Koren and Somekh, 2013; Jamieson and Talwalkar, 2016) on paired questions: all
 variants are asked about the first questions, the better half of them about the next ones, and so on. First each change
 (`Family.changes`) by itself, then the best ones together.
+
+Where questions to come have programs of their own, they may combine what no training program combines, and no answer
+tells how a variant fares then. So a `Guard` keeps out those whose picks would no longer show such questions all labels.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.index.base import PoolVectors
+from rcr_trainer.data.coverage import structure_matrices
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.rewards import Reward, make_reward
@@ -37,6 +44,11 @@ TOGETHER = 3
 """Changes of the first part that are tried together in the second."""
 WORTH = 0.01
 """Reward; a change that gains less isn't worth making, however sure it is."""
+FEWER = 0.05
+"""Share of questions; a variant that shows so many fewer all their labels is out. On COVR's split 110 one that won by
+0.06 on held-out questions cost 30 of 100 test questions; it shows 39 % fewer (a trial, with the `Guard` off)."""
+_GUARDED = 400
+"""Questions that this is told by, at most."""
 
 
 class Winner(NamedTuple):
@@ -74,22 +86,63 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     reward, pool = _reward(job, environment), model.featurize_pool([example.item for example in job.pool])
     start, settings = {name: tensor.clone() for name, tensor in model.state_dict().items()}, model.config
 
+    @contextmanager
+    def varied(variant: Variant) -> Iterator[PoolVectors]:
+        model.vary(variant)
+        yield model.pool_vectors(*pool)
+        model.load_state_dict(start)
+        model.config = settings
+
     def earned(variant: Variant, asked: slice) -> FloatArray:
         rows = np.sort(order[asked])
         queries, part = [environment.queries[row] for row in rows], job.processes.part(len(rows))
-        model.vary(variant)
-        vectors = model.pool_vectors(*pool)
-        picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, config.k)
-        rewards = job.processes.gather(environment.score(queries[part], picks[part], reward)[0], len(rows))
-        model.load_state_dict(start)
-        model.config = settings
-        return rewards
+        with varied(variant) as vectors:
+            picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, config.k)
+            rewards = environment.score(queries[part], picks[part], reward)[0]  # shown in the variant's order
+        return job.processes.gather(rewards, len(rows))
 
-    won = race(changes, earned, len(order), config.race)
+    guard = Guard(job, environment, order, config.k)
+
+    def shows(variant: Variant) -> float:
+        with varied(variant) as vectors:
+            return guard.share(vectors)
+
+    least = shows({}) - FEWER
+    won = race(changes, earned, len(order), config.race, lambda variant: shows(variant) >= least)
     model.vary(won.variant)
     chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "as it was"
     message = "the race, on %d held-out questions: %s, %s %.3f → %.3f"
     logger.info(message, won.questions, chosen, reward.name, won.before, won.after)
+
+
+class Guard:
+    """How often picks show all labels of a question that combines what no candidate does.
+
+    Args:
+        job: the model and its data.
+        environment: of GRPO; the questions are those of its that are held out with their programs.
+        order: (Q,) its questions at random.
+        k: picks a question.
+    """
+
+    def __init__(self, job: Job, environment: Environment, order: NDArray[np.int64], k: int) -> None:
+        self._job, self._features, self._k, self._barred = job, environment.features, k, [*environment.barred]
+        with_program = environment.held_out.with_program(environment.queries)
+        self._rows = np.sort(order[with_program[order]][:_GUARDED])
+        queries = [environment.queries[row] for row in self._rows]
+        for row, barred in zip(self._rows, environment.held_out.without_combination(queries), strict=True):
+            self._barred[row] = barred
+        programs = ([each.target for each in examples] for examples in (queries, job.pool))
+        self._needed, self._labels = structure_matrices(replace(job.spec, max_size=1), *programs)
+
+    def share(self, vectors: PoolVectors) -> float:
+        """The share of the questions with all their labels among the model's picks; 1 if there are no questions."""
+        if not len(self._rows):
+            return 1.0
+        picks = greedy_picks(self._job, self._features, self._barred, self._rows, vectors, self._k)
+        shown = sum(self._labels[column] for column in picks.T)
+        has = self._needed.multiply(shown > 0).sum(axis=1)
+        return float((has == self._needed.sum(axis=1)).mean())
 
 
 def _reward(job: Job, environment: Environment) -> Reward:
@@ -106,7 +159,11 @@ def _reward(job: Job, environment: Environment) -> Reward:
 
 
 def race(
-    changes: Sequence[Variant], earned: Callable[[Variant, slice], FloatArray], questions: int, answers: int
+    changes: Sequence[Variant],
+    earned: Callable[[Variant, slice], FloatArray],
+    questions: int,
+    answers: int,
+    admitted: Callable[[Variant], bool] = lambda variant: True,
 ) -> Winner:
     """Find the variant that earns most, or one that differs less and earns as much.
 
@@ -115,9 +172,10 @@ def race(
         earned: the rewards (n,) of a variant on some of the questions; NaN: there is none.
         questions: how many there are, in random order.
         answers: rewards asked for at most.
+        admitted: whether a variant may take part.
     """
     before = np.full(questions, np.nan)
-    alone = _halved(list(changes), earned, before, answers // 2, TOGETHER)
+    alone = _halved([*filter(admitted, changes)], earned, before, answers // 2, TOGETHER)
     best = [variant for variant, gains in alone if _mean(gains) > 0]
     joined = [
         {name: value for variant in some for name, value in variant.items()}
@@ -125,7 +183,7 @@ def race(
         for some in combinations(best, size)
         if len({name for variant in some for name in variant}) == len(some)
     ]
-    finalists = [({}, np.zeros(1)), *_halved([*joined], earned, before, answers - answers // 2, 1)]
+    finalists = [({}, np.zeros(1)), *_halved([*filter(admitted, joined)], earned, before, answers - answers // 2, 1)]
     winner, gains = finalists[mildest([gains for _, gains in finalists])]
     asked = before[: len(finalists[-1][1])]
     return Winner(winner, _mean(asked), _mean(asked) + _mean(gains), len(asked))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,14 @@ from langchain_rcr.families.folds import ALONE, Folds
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
+from rcr_trainer.data.coverage import structure_matrices
 
 logger = logging.getLogger(__name__)
 
 _MOST = 0.5
 """The share of the pool, or of a query's group, that a fold may bar; the program of most questions would bar more."""
+_COMMON = 0.2
+"""The share of the pool that may have a pair of labels which is taken out."""
 
 
 def own_positions(
@@ -87,6 +91,29 @@ class HeldOut:
             few = numbers[way] >= 0 and len(mates) <= _MOST * inside.sum()
             out.append(np.union1d(positions, mates) if few else positions)
         return out
+
+    def with_program(self, queries: Sequence[Example]) -> NDArray[np.bool_]:
+        """(Q,) whether each is held out with its program, not alone."""
+        with_program: NDArray[np.bool_] = self.folds.ways(_items(queries)) != ALONE
+        return with_program
+
+    def without_combination(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
+        """`barred`, and for each question the candidates that have both of two labels of its program.
+
+        So it combines what no candidate does. Of its pairs of labels it is the one that most candidates have, but no
+        more than `_COMMON` of them.
+        """
+        spec = replace(self.spec, max_size=1)
+        pool, needed = structure_matrices(spec, [e.target for e in self.pool], [q.target for q in queries])
+        columns, barred = pool.tocsc(), self.barred(queries)
+        for at in range(len(queries)):
+            own = columns[:, needed[[at]].indices]
+            together = np.triu((own.T @ own).toarray(), 1)
+            together[together > _COMMON * len(self.pool)] = 0
+            if together.any():
+                pair = own[:, [*np.unravel_index(together.argmax(), together.shape)]]
+                barred[at] = np.union1d(barred[at], np.flatnonzero(pair.sum(axis=1) == 2))
+        return barred
 
     def features(self, model: TriEncoder, queries: Sequence[Example]) -> Features:
         """Features of training questions as if E_x had not been fitted to those of their folds."""
