@@ -1,7 +1,7 @@
 """Few-shot examples picked step by step: a LangChain example selector and retriever.
 
-Importing this package loads neither torch nor transformers: every name below is imported when it is first used. An
-engine whose extra is not installed can still be imported; creating one raises the `MissingExtraError` that names it.
+Importing this package loads neither torch nor transformers: every name below is imported when it is first used. A
+class whose extra is not installed can still be imported; creating one raises the `MissingExtraError` that names it.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from langchain_rcr.errors import (
 )
 
 if TYPE_CHECKING:
+    from langchain_rcr.agents import FewShotMiddleware
     from langchain_rcr.basics.items import Item
     from langchain_rcr.chains.few_shot import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
     from langchain_rcr.chains.semantic_parsing import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
@@ -45,6 +46,7 @@ __all__ = [
     "ExampleStore",
     "Explanation",
     "FaissIndex",
+    "FewShotMiddleware",
     "FewShotPrompt",
     "InputError",
     "Item",
@@ -73,6 +75,7 @@ _HOME = {
     "ExampleStore": "pool.store",
     "Explanation": "policy.explanation",
     "FaissIndex": "index.faiss",
+    "FewShotMiddleware": "agents",
     "FewShotPrompt": "chains.few_shot",
     "Item": "basics.items",
     "MemoryIndex": "index.memory",

@@ -35,7 +35,8 @@ class OpenAIServer:
     """`with OpenAIServer(answer) as server:` serves `answer(prompt)` at `server.base_url`.
 
     Args:
-        answer: prompt → text, or text and finish reason.
+        answer: prompt → text, or text and finish reason, or a chat message, such as one with tool calls. A chat request
+            for a stream gets the message in two parts.
         delay: seconds that each good answer takes.
         echo: text → the field `logprobs` of a response with the prompt in it; None: the server ignores `echo`.
         grammar: the same of a response that a `grammar` of one text holds to it; None: the server ignores `grammar`.
@@ -52,7 +53,7 @@ class OpenAIServer:
 
     def __init__(
         self,
-        answer: Callable[[str], str | tuple[str, str]] = lambda prompt: "answer ( all )",
+        answer: Callable[[str], str | tuple[str, str] | dict[str, Any]] = lambda prompt: "answer ( all )",
         delay: float = 0.0,
         echo: Callable[[str], dict[str, Any]] | None = None,
         grammar: Callable[[str], dict[str, Any]] | None = None,
@@ -149,7 +150,9 @@ class _Handler(BaseHTTPRequestHandler):
         # Before it is sent: whoever has the answer may look here at once.
         request.answered = fault not in ("truncated", "no_choices", "null_choices", "error_body", "deep", *_PACKED)
         try:
-            if fault in _PACKED:
+            if chat and request.body.get("stream"):
+                self._send(200, _events(body), {"Content-Type": "text/event-stream"})
+            elif fault in _PACKED:
                 self._send(200, _PACKED[fault](data), {"Content-Encoding": fault.partition("_")[0]})
             else:
                 self._send(200, data)
@@ -201,7 +204,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self, request: Request, chat: bool, fault: str) -> dict[str, Any]:
         given = self.owner.answer(request.prompt)
         text: str | None
-        text, ended = (given, "stop") if isinstance(given, str) else given
+        whole = given if isinstance(given, dict) else {}
+        text, ended = (given, "stop") if isinstance(given, str) else given if isinstance(given, tuple) else ("", "stop")
         for stop in request.body.get("stop") or []:
             text = (text or "").split(stop)[0]
         reason = {"length": "length", "filter": "content_filter"}.get(fault, ended)
@@ -220,7 +224,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.owner.grammar is not None and request.body.get("grammar"):
             text = json.loads(request.body["grammar"].removeprefix("root ::= "))
             logprobs = self.owner.grammar(text)
-        message = {"role": "assistant", "content": text, "refusal": refusal}
+        message = {"role": "assistant", "content": text, "refusal": refusal} | whole
         choice: dict[str, Any] = {"index": 0, "finish_reason": reason, "logprobs": logprobs}
         choice |= {"message": message} if chat else {"text": text}
         usage = {"prompt_tokens": len(request.prompt.split()), "completion_tokens": len((text or "").split())}
@@ -275,6 +279,20 @@ _PACKED: dict[str, Callable[[bytes], bytes]] = {
     # A frame with a window of 128 KiB, and blocks that each say "128 KiB of blanks".
     "zstd": lambda data: bytes.fromhex("28b52ffd0038") + bytes.fromhex("02001020") * 12_000 + bytes.fromhex("03000020"),
 }
+
+
+def _events(body: dict[str, Any]) -> bytes:
+    """A chat completion as a stream of server-sent events: half of its text, then the rest."""
+    (choice,) = body["choices"]
+    message = choice["message"]
+    text = message.get("content") or ""
+    calls = [{"index": at, **call} for at, call in enumerate(message.get("tool_calls") or [])]
+    first = {"role": "assistant", "content": text[: len(text) // 2]}
+    rest = {"content": text[len(text) // 2 :]} | ({"tool_calls": calls} if calls else {})
+    parts = [(first, None), (rest, None), ({}, "tool_calls" if calls else choice["finish_reason"])]
+    shared = {"id": body["id"], "object": "chat.completion.chunk", "created": body["created"], "model": body["model"]}
+    chunks = [{**shared, "choices": [{"index": 0, "delta": delta, "finish_reason": why}]} for delta, why in parts]
+    return "".join(f"data: {data}\n\n" for data in [*map(json.dumps, chunks), "[DONE]"]).encode()
 
 
 def _retry_after(text: str) -> dict[str, str]:

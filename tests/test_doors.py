@@ -27,7 +27,7 @@ LEVELS = {
         ["policy"],
         ["pool"],
         ["retriever"],
-        ["chains"],
+        ["chains", "agents"],
         ["__init__"],
     ],
     "rcr_trainer": [
@@ -55,6 +55,7 @@ LEVELS = {
 }
 LANGCHAIN = {
     "langchain_rcr": (
+        "agents.py",
         "retriever.py",
         "chains/",
         "families/backbone.py",

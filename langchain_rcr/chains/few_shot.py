@@ -64,7 +64,7 @@ class FewShotPrompt(FewShotPromptTemplate):
 
     def _shown(self, examples: Sequence[Mapping[str, Any]]) -> list[str]:
         keys = self.example_prompt.input_variables
-        return [self.example_prompt.format(**{key: row[key] for key in keys}) for row in _checked(examples, keys)]
+        return [self.example_prompt.format(**{key: row[key] for key in keys}) for row in checked(examples, keys)]
 
     def _compose(self, shown: Sequence[str], variables: Mapping[str, Any]) -> str:
         fill = DEFAULT_FORMATTER_MAPPING[self.template_format]
@@ -82,10 +82,10 @@ class FewShotMessages(FewShotChatMessagePromptTemplate):
         return self.example_prompt.pretty_repr(html=html) + note
 
     def _get_examples(self, **kwargs: Any) -> list[dict[str, Any]]:
-        return _checked(super()._get_examples(**kwargs), self.example_prompt.input_variables)
+        return checked(super()._get_examples(**kwargs), self.example_prompt.input_variables)
 
     async def _aget_examples(self, **kwargs: Any) -> list[dict[str, Any]]:
-        return _checked(await super()._aget_examples(**kwargs), self.example_prompt.input_variables)
+        return checked(await super()._aget_examples(**kwargs), self.example_prompt.input_variables)
 
 
 class PromptKeys(NamedTuple):
@@ -171,7 +171,7 @@ def chat_few_shot_prompt(
         shown = [("human", renamed(prompt.question, {"source": keys.source}))]
         shown += [("ai", renamed(prompt.answer, {"target": keys.target}))]
         shots = FewShotMessages(
-            example_selector=_asked_by(selector, keys.query),
+            example_selector=asked_by(selector, keys.query),
             example_prompt=ChatPromptTemplate(shown),
             input_variables=[keys.query],
         )
@@ -190,7 +190,7 @@ def _text(prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, syste
     example = f"{renamed(prompt.question, {'source': keys.source})}\n{renamed(prompt.answer, {'target': keys.target})}"
     before = f"{system}\n\n{prompt.prefix}" if prompt.prefix else f"{system}\n"
     return FewShotPrompt(
-        example_selector=_asked_by(selector, keys.query),
+        example_selector=asked_by(selector, keys.query),
         example_prompt=PromptTemplate.from_template(example),
         prefix=before if system else prompt.prefix,
         suffix=f"{_asked(prompt, keys)}\n{escaped(prompt.cue)}",
@@ -231,7 +231,7 @@ def prompt_keys(
     return keys
 
 
-def _asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelector:
+def asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelector:
     """The selector; one of ours is told which variable is the question, unless it knows that."""
     if not isinstance(selector, BaseExampleSelector):
         raise InputError(f"selector must be a LangChain example selector, not {type(selector).__name__}")
@@ -241,7 +241,8 @@ def _asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelect
     return selector if known else selector.model_copy(update={"input_keys": [variable]})
 
 
-def _checked(examples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+def checked(examples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> list[dict[str, Any]]:
+    """The examples; an InputError if one lacks a key that the prompt shows."""
     for example in examples:
         lacking = [key for key in keys if key not in example]
         if lacking:

@@ -54,6 +54,28 @@ class JsonParser:
         return unfold(value, _expand)
 
 
+def tool_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
+    """Return the name and the arguments of each call of a program that is one, or a list of them; else nothing."""
+    try:
+        value = _read(text)
+        found = [
+            _call(one) if isinstance(one, dict) else None for one in (value if isinstance(value, list) else [value])
+        ]
+        calls = [(call[0], _plain(call[1] or {})) for call in found if call is not None]
+    except (ValueError, RecursionError):
+        return []
+    is_all = len(calls) == len(found) and all(isinstance(arguments, dict) for _, arguments in calls)
+    return calls if is_all else []
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, _Number):
+        return json.loads(value.text)
+    if isinstance(value, dict):
+        return {key: _plain(below) for key, below in value.items()}
+    return [_plain(below) for below in value] if isinstance(value, list) else value
+
+
 def _read(text: str) -> Any:
     return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_reject)
 

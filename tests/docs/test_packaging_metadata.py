@@ -25,7 +25,7 @@ PINS = dict(
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("#")
 )
-SERVING = ("faiss", "pgvector", "qdrant", "sql")
+SERVING = ("agents", "faiss", "pgvector", "qdrant", "sql")
 """Extras that `langchain_rcr` itself has a use for."""
 STDLIB_AND_OURS = {*sys.stdlib_module_names, "_typeshed", "langchain_rcr", "rcr_trainer"}
 

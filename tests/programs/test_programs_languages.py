@@ -12,6 +12,7 @@ from langchain_rcr.chains.answers import candidates
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.hub import requirement
 from langchain_rcr.programs import LANGUAGES, ProgramParser, ProgramSpec, Tree, get_parser, parse
+from langchain_rcr.programs.json_ import tool_calls
 from langchain_rcr.programs.languages import PARSERS, About
 
 SEXPR = {
@@ -129,6 +130,23 @@ def test_python_parsing_leaks_no_warning() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("program", "calls"),
+    [
+        ('{"name": "f", "arguments": {"a": [1, 2.5], "b": {"c": null}}}', [("f", {"a": [1, 2.5], "b": {"c": None}})]),
+        ('{"function": {"name": "f", "arguments": "{\\"a\\": 1e2}"}, "id": "x"}', [("f", {"a": 100.0})]),
+        ('[{"tool": "f", "tool_input": {}}, {"name": "g", "args": null}]', [("f", {}), ("g", {})]),
+        *(
+            (text, [])
+            for text in ('[{"name": "f", "args": {}}, 1]', "{", "1", "f(x)", '{"action": "f", "action_input": "x"}')
+        ),
+        *((text, []) for text in ('{"a": ' * 20_000, f'{{"name": "f", "args": {{"a": {"9" * 5000}}}}}')),
+    ],
+)
+def test_the_calls_of_a_program(program: str, calls: list[tuple[str, dict[str, object]]]) -> None:
+    assert tool_calls(program) == calls
+
+
 @pytest.mark.parametrize(
     ("language", "text", "nodes"),
     [

@@ -11,14 +11,14 @@ from places import ROOT
 
 import langchain_rcr
 
-ENGINES = {"FaissIndex": "faiss", "PgVectorIndex": "pgvector"}
+EXTRAS = {"FaissIndex": "faiss", "PgVectorIndex": "pgvector", "FewShotMiddleware": "agents"}
 """Those that need an extra → the extra."""
 
 WITHOUT_EXTRAS = """
 import sys
 class Blocked:
     def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"faiss", "psycopg", "sqlglot", "matplotlib"}:
+        if name.split(".")[0] in {"faiss", "psycopg", "sqlglot", "matplotlib", "langchain"}:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Blocked())
 """
@@ -59,8 +59,8 @@ def test_the_version_is_that_of_the_distribution() -> None:
 
 @pytest.fixture(scope="module")
 def without_extras() -> dict[str, Any]:
-    """What a process without any extra prints: its modules, the page of `pydoc`, and what creating each engine says."""
-    engines = ", ".join(ENGINES)
+    """What a process without any extra prints: its modules, the page of `pydoc`, and what creating each class says."""
+    kinds = ", ".join(EXTRAS)
     return json.loads(
         _python(
             f"""{WITHOUT_EXTRAS}
@@ -69,11 +69,11 @@ from langchain_rcr import *
 said = {{"modules": [*sys.modules]}}
 assert set(__import__("langchain_rcr").__all__) <= set(globals())
 said["help"] = pydoc.plain(pydoc.render_doc("langchain_rcr"))
-for engine in ({engines}):
+for kind in ({kinds}):
     try:
-        engine("postgresql://localhost/none")
+        kind("postgresql://localhost/none")
     except MissingExtraError as error:
-        said[engine.__name__] = str(error)
+        said[kind.__name__] = str(error)
 print(json.dumps(said))
 """
         )
@@ -91,10 +91,8 @@ def test_the_help_works_without_any_extra(without_extras: dict[str, Any]) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "extra"), ENGINES.items())
-def test_an_engine_without_its_extra_names_the_pip_command(
-    without_extras: dict[str, Any], name: str, extra: str
-) -> None:
+@pytest.mark.parametrize(("name", "extra"), EXTRAS.items())
+def test_a_class_without_its_extra_names_the_pip_command(without_extras: dict[str, Any], name: str, extra: str) -> None:
     assert without_extras[name].endswith(f"is not installed: pip install 'langchain-rcr[{extra}]'")
 
 

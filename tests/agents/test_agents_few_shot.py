@@ -1,0 +1,171 @@
+"""FewShotMiddleware: what the model of an agent is asked, over HTTP."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise, product
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.tools import tool
+from langchain_openai import ChatOpenAI
+from langgraph.checkpoint.memory import InMemorySaver
+from openai_server import OpenAIServer
+from toys import lexical
+
+from langchain_rcr import FewShotMiddleware, InputError, SequentialCompositionalRetriever
+from langchain_rcr.agents import ModelRequest
+
+
+def _call(name: str, **arguments: Any) -> str:
+    return json.dumps({"name": name, "arguments": arguments})
+
+
+ROWS = [
+    {"source": f"{verb} the {noun}", "target": _call(verb, what=noun), "result": f"{noun}: done", "house": house}
+    for verb, noun, house in product(["open", "close", "paint"], ["door", "window"], ["red", "blue"])
+]
+
+
+@tool("open")
+def open_(what: str) -> str:
+    """Open a thing."""
+    return f"{what} is open"
+
+
+@dataclass
+class House:
+    """The agent's context."""
+
+    house: str
+
+
+@pytest.fixture(scope="module")
+def retriever() -> SequentialCompositionalRetriever:
+    return SequentialCompositionalRetriever.from_encoder(lexical(ROWS, dim=16), ROWS, k=2)
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    """A model that calls `open` once for each question, and then says so."""
+
+    def answer(_: str) -> str | dict[str, Any]:
+        messages = served.requests[-1].body["messages"]
+        if messages[-1]["role"] == "tool":
+            return "It is open now."
+        call = {"id": f"c{len(messages)}", "type": "function"}
+        return {"content": None, "tool_calls": [call | {"function": {"name": "open", "arguments": '{"what": "door"}'}}]}
+
+    with OpenAIServer(answer) as served:
+        yield served
+
+
+def _agent(server: OpenAIServer, middleware: FewShotMiddleware, **options: Any) -> Any:
+    model = ChatOpenAI(model="m", base_url=server.base_url, api_key="none")
+    return create_agent(model, [open_], system_prompt="You open.", middleware=[middleware], **options)
+
+
+def _asked(server: OpenAIServer) -> list[list[dict[str, Any]]]:
+    return [request.body["messages"] for request in server.requests]
+
+
+def _messages(retriever: Any, question: str = "open the door", **options: Any) -> list[Any]:
+    """What a model is asked."""
+    seen: list[Any] = []
+    request = ModelRequest(model=None, messages=[HumanMessage(question)])
+    FewShotMiddleware(retriever, **options).wrap_model_call(request, lambda asked: seen.extend(asked.messages))
+    return seen
+
+
+def test_the_model_sees_calls_and_results_between_system_message_and_conversation(
+    server: OpenAIServer, retriever: SequentialCompositionalRetriever
+) -> None:
+    question = {"role": "user", "content": "open the door"}
+    said = _agent(server, FewShotMiddleware(retriever)).invoke({"messages": [question]})["messages"]
+    assert [message.type for message in said] == ["human", "ai", "tool", "ai"]  # no example among them
+    first, second = _asked(server)
+    assert [message["role"] for message in first] == ["system", *["user", "assistant", "tool"] * 2, "user"]
+    row = retriever.select_examples({"source": "open the door"})[0]
+    (call,) = first[2]["tool_calls"]
+    assert first[1]["content"] == row["source"]
+    assert json.loads(call["function"]["arguments"]) == json.loads(row["target"])["arguments"]
+    assert first[3] == {"role": "tool", "content": row["result"], "tool_call_id": call["id"]}
+    assert second[: len(first)] == first  # what a provider's cache can use again
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_streamed_with_a_checkpointer_over_two_turns(
+    server: OpenAIServer, retriever: SequentialCompositionalRetriever, is_async: bool
+) -> None:
+    agent = _agent(server, FewShotMiddleware(retriever), checkpointer=InMemorySaver())
+    thread: Any = {"configurable": {"thread_id": "1"}}
+    for _ in range(2):
+        asked: Any = {"messages": [HumanMessage("open the door")]}
+        if is_async:
+            parts = [part async for part in agent.astream(asked, thread, stream_mode="messages")]
+        else:
+            parts = [*agent.stream(asked, thread, stream_mode="messages")]
+        assert "".join(part.text for part, _ in parts if part.type == "AIMessageChunk") == "It is open now."
+        assert {part.text for part, _ in parts if part.type == "tool"} == {"door is open"}
+    kept = agent.get_state(thread).values["messages"]
+    assert [message.type for message in kept] == ["human", "ai", "tool", "ai"] * 2
+    calls = _asked(server)
+    assert len(calls) == 4
+    for before, after in pairwise(calls):
+        assert after[: len(before)] == before
+
+
+def test_the_variables_may_name_a_group_of_the_context(server: OpenAIServer, retriever: Any) -> None:
+    grouped = retriever.model_copy(update={"group": "house"})
+    middleware = FewShotMiddleware(
+        grouped, variables=lambda request: {"source": request.messages[0].text, "house": request.runtime.context.house}
+    )
+    agent = _agent(server, middleware, context_schema=House)
+    for house in ("red", "blue"):
+        agent.invoke({"messages": [HumanMessage("open the door")]}, context=House(house))
+        rows = grouped.select_examples({"source": "open the door", "house": house})
+        assert {row["house"] for row in rows} == {house}
+        assert [message["content"] for message in _asked(server)[-1][1:6:3]] == [row["source"] for row in rows]
+
+
+def test_programs_that_are_no_calls_are_texts() -> None:
+    rows = [{"question": f"add {n}", "program": f"add({n})"} for n in range(3)]
+    encoder = lexical(rows, 8, keys=("question", "program"))
+    keys = {"source_key": "question", "target_key": "program"}
+    retriever = SequentialCompositionalRetriever.from_encoder(encoder, rows, k=1, **keys)
+    assert _messages(retriever, "add 2") == [HumanMessage("add 2"), AIMessage("add(2)"), HumanMessage("add 2")]
+
+
+def test_several_calls_have_a_result_each() -> None:
+    calls = f"[{_call('a', n=1, deep={'x': [2.5, None]})}, {_call('b')}]"
+    rows = [{"source": "both", "target": calls, "result": ["one", "two"]}]
+    retriever = SequentialCompositionalRetriever.from_encoder(lexical(rows, 8), rows)
+    _, ai, one, two, _ = _messages(retriever, "both")
+    ids = [call["id"] for call in ai.tool_calls]
+    assert [(call["name"], call["args"]) for call in ai.tool_calls] == [
+        ("a", {"n": 1, "deep": {"x": [2.5, None]}}),
+        ("b", {}),
+    ]
+    assert [one, two] == [
+        ToolMessage("one", tool_call_id=ids[0], name="a"),
+        ToolMessage("two", tool_call_id=ids[1], name="b"),
+    ]
+    assert len({*ids}) == 2
+    assert all(len(name) == 9 and name.isalnum() for name in ids)
+    bad = SequentialCompositionalRetriever.from_encoder(lexical(rows, 8), [rows[0] | {"result": ["one"]}])
+    with pytest.raises(InputError, match="2 calls and 1 result"):
+        _messages(bad, "both")
+
+
+def test_without_a_question_there_are_no_examples(retriever: SequentialCompositionalRetriever) -> None:
+    assert _messages(retriever, " ") == [HumanMessage(" ")]
+    assert _messages(retriever, variables=lambda _: None) == [HumanMessage("open the door")]
+
+
+def test_bad_arguments_are_named(retriever: SequentialCompositionalRetriever) -> None:
+    with pytest.raises(InputError, match="must be a LangChain example selector, not str"):
+        FewShotMiddleware("retriever")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="shows 'sorce' of each example"):
+        _messages(retriever, source_key="sorce", variables=lambda _: {"sorce": "open"})
