@@ -129,6 +129,10 @@ class Encoder(nn.Module, ABC):
             labels_only: those alone that have labels which training had not.
         """
 
+    def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(N,) which examples a fit hasn't seen, by the hashes (N, 2) of question and program; none without a fit."""
+        return np.zeros(len(names), dtype=np.bool_)
+
     def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
         """Features of questions with a draft of each one's program, which may be wrong; for families that take them."""
         raise NotImplementedError

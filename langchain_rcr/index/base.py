@@ -187,7 +187,7 @@ class CandidateIndex(Protocol):
         ...
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
-        """The examples with these ids, or all; not to be changed."""
+        """The examples with these ids, or all by order of adding; not to be changed."""
         ...
 
     def close(self) -> None:

@@ -329,7 +329,8 @@ class VectorStoreIndex(InThisThread):
         header = self._bound()
         if ids is None:
             ones = np.ones(header.dim, dtype=np.float32)
-            return [one.row for one in self.nearest(ones, header.count)] if header.count else []
+            found = self.nearest(ones, header.count) if header.count else []
+            return [one.row for one in sorted(found, key=lambda one: one.key)]
         wanted = dict.fromkeys(ids)
         names = [self._name(one) for one in wanted if one]
         loaded = map(_loaded, self._documents(names, len(_HEADERS) + header.count))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
@@ -11,13 +12,16 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from langchain_rcr.errors import InputError
+from pydantic import TypeAdapter
+
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.hub import fetched, push
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.pool.arguments import check_fields
 from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
-from langchain_rcr.pool.store import ExampleStore, checkpoint_folder, stored_pool
+from langchain_rcr.pool.store import RETRIEVER_FILE, ExampleStore, checkpoint_folder, stored_fields, stored_pool
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from langchain_rcr.programs.languages import unknown
 
@@ -30,6 +34,14 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("ids", "index", "append")
 """What `from_examples` hands to `from_encoder` as it is."""
+
+
+_NOT_SAVED = ("store", "tokenizer")
+"""Fields that a saved retriever is given again."""
+
+
+_WIDEST = 1000
+"""Beams that a saved retriever may have: a stranger's could exhaust memory with more."""
 
 
 _LOOKED_AT = 50
@@ -53,8 +65,8 @@ class Constructors:
         examples: Sequence[Example] | None = None,
         ids: Sequence[str] | None = None,
         index: CandidateIndex | None = None,
-        source_key: str | Sequence[str] = "source",
-        target_key: str = "target",
+        source_key: str | Sequence[str] | None = None,
+        target_key: str | None = None,
         embeddings: Embeddings | None = None,
         trust: bool = False,
         append: bool = False,
@@ -68,13 +80,15 @@ class Constructors:
             examples: the pool. None: the examples in `index`, or, if it is empty, those stored in the checkpoint.
             ids: an id for each of `examples`; see `from_encoder`.
             index: the engine that holds the pool; None: one in memory.
-            source_key: the key of an example's question, or several (see `ExamplePool`).
-            target_key: the key of its program.
+            source_key: the key of an example's question, or several (see `ExamplePool`). None: as `save` found it, else
+                "source".
+            target_key: the key of its program. None: as `save` found it, else "target".
             embeddings: the LangChain embeddings that the checkpoint was trained with, if any.
             trust: whether a model that the checkpoint names and doesn't contain may be fetched from the Hugging Face
                 hub or opened in another folder.
             append: as `from_encoder`.
-            **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
+            **fields: fields of the class (`k`, `input_keys`, `mask_same_program`, …), in place of those that `save`
+                wrote. `tokenizer` is not saved: a saved `max_tokens` needs it again.
 
         Raises:
             CheckpointError: the folder or a file in it is missing, damaged, foreign, or of a newer version; the engine
@@ -84,6 +98,10 @@ class Constructors:
         """
         check_fields(**fields)
         folder = checkpoint_folder(fetched(run_or_checkpoint))
+        saved = stored_fields(folder)
+        fields = cls._reopened(folder, saved["fields"], fields)
+        source_key = source_key or saved.get("source_key", "source")
+        target_key = target_key or saved.get("target_key", "target")
         if examples is None and ids is not None:
             raise InputError("ids were given without examples: the checkpoint's own examples have theirs")
         # The user's own examples are checked before a large model is loaded.
@@ -216,13 +234,38 @@ class Constructors:
         return await asyncio.to_thread(cls.from_encoder, encoder, examples, **options)
 
     def save(self, folder: str | Path) -> None:
-        """Write encoder, examples and vectors atomically to a folder that `from_pretrained` reads.
+        """Write encoder, examples, vectors and this retriever's fields to a folder that `from_pretrained` reads.
+
+        Whole or not at all. An engine that keeps its examples elsewhere, such as a database, is not asked for them:
+        pass it to `from_pretrained` again (`index=`). Nor is the `tokenizer` written.
 
         Raises:
+            InputError: a field, such as LangChain's `metadata`, has a value that JSON can't hold.
             PoolError: an example has a field that JSON can't hold as it is: an object of a class, a tuple, a key that
                 is no string. The message names it.
         """
-        self.store.save(folder)
+        own = {name: field.default for name, field in type(self).model_fields.items() if name not in _NOT_SAVED}
+        fields = {name: value for name, default in own.items() if (value := getattr(self, name)) != default}
+        try:
+            json.dumps(fields, allow_nan=False)
+        except (TypeError, ValueError) as error:
+            raise InputError(f"the retriever's fields can't be saved: {error}") from None
+        self.store.save(folder, fields)
+
+    @classmethod
+    def _reopened(cls, folder: Path, saved: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+        """Fields that were saved, and those that are given in their place."""
+        strange = next((name for name in saved if name in _NOT_SAVED or name not in cls.model_fields), None)
+        if strange is not None:
+            raise CheckpointError(f"{folder} was saved with the field {strange!r:.80}, which this retriever lacks")
+        with refusing(f"{folder / RETRIEVER_FILE} is damaged", CheckpointError):
+            for name, value in saved.items():
+                TypeAdapter(cls.model_fields[name].annotation).validate_python(value)
+            if saved.get("beam_width", 1) > _WIDEST:
+                raise InputError(f"beam_width = {saved['beam_width']} is more than {_WIDEST}")
+        fields = {**saved, **given}
+        check_fields(**fields)
+        return fields
 
     def push_to_hub(self, name: str, *, private: bool = True) -> str:
         """Upload encoder, examples and vectors to the Hugging Face hub, as you are logged in there.

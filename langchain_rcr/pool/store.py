@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from langchain_rcr.basics.files import atomic_directory
+from langchain_rcr.basics.files import atomic_directory, read_json, write_json
 from langchain_rcr.basics.items import copied, made
 from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.basics.section import printable
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
+from langchain_rcr.families.folds import text_hash
+from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.base import Row
 from langchain_rcr.index.filters import Filter
 from langchain_rcr.index.local import LocalIndex
@@ -45,6 +47,10 @@ VECTORS_FILE = "pool.safetensors"
 """Their vectors, where a store was saved."""
 
 
+RETRIEVER_FILE = "retriever.json"
+"""The keys of question and program, and the retriever's own fields, where one was saved."""
+
+
 @dataclass(frozen=True, slots=True)
 class Pick:
     """One pick for one query.
@@ -69,7 +75,8 @@ class Pick:
 class ExampleStore:
     """A trained encoder, a pool and the pool's vectors in an engine: what several retrievers share.
 
-    Safe to read and change from many threads: a query sees the pool as it was before or after a change.
+    Safe to read and change from many threads: a query sees the pool as it was before or after a change. What an engine
+    holds besides, such as what another process added, teaches the encoder as `add` does.
 
     Args:
         encoder: the trained encoder; put in inference mode.
@@ -117,6 +124,7 @@ class ExampleStore:
                     raise  # else another process that opened the same pool was faster
             if folder is None:  # of a checkpoint's own examples training has said so
                 self._say_unread(new)
+        self._learn_stored(pool)
 
     def _changes(self, pool: ExamplePool, append: bool) -> tuple[list[int], list[str]]:
         """What makes the engine hold the pool: the positions of the examples to add, and the ids that they replace."""
@@ -137,6 +145,16 @@ class ExampleStore:
             others = changed(pool, {row.id: row.example for row in self.index.rows(known)})
             fresh, gone = sorted([*fresh, *others]), [*gone, *(pool.ids[at] for at in others)]
         return fresh, gone
+
+    def _learn_stored(self, pool: ExamplePool) -> None:
+        """Teach the encoder examples that the engine held before, and the fit hasn't seen; all others are in `pool`."""
+        if not self.encoder.family.fits or self.index.count() <= len(pool):
+            return
+        others = [row for row in self.index.rows() if row.id not in {*pool.ids}]
+        items = [self.schema.item(row.example, f"the example {row.id!r}") for row in others]
+        names = [(text_hash(item.source), row.program) for item, row in zip(items, others, strict=True)]
+        unseen = self.encoder.query.unseen(np.array(names, dtype=np.int64).reshape(-1, 2))
+        self.encoder.grow([items[at] for at in np.flatnonzero(unseen).tolist()])
 
     def __repr__(self) -> str:
         return f"ExampleStore({self.index.count()} examples in {type(self.index).__name__}, keys {self.schema.keys})"
@@ -290,16 +308,22 @@ class ExampleStore:
 
     # ------------------------------------------------------------------ files
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | os.PathLike[str], fields: Mapping[str, Any] | None = None) -> None:
         """Write encoder, examples and vectors as one checkpoint folder, whole or not at all.
 
-        An engine that keeps the pool elsewhere goes on keeping it: then the folder holds the encoder alone.
+        An engine that keeps the pool elsewhere goes on keeping it: then the folder holds no examples.
+
+        Args:
+            folder: where.
+            fields: the retriever's own, JSON values.
 
         Raises:
             PoolError: an example has a field that JSON can't hold as it is.
         """
         with atomic_directory(folder) as path:
             self.encoder.save_pretrained(path)
+            keys = {"source_key": [*self.schema.source_keys], "target_key": self.schema.target_key}
+            write_json(path / RETRIEVER_FILE, {**keys, "fields": dict(fields or {})})
             if isinstance(self.index, LocalIndex):
                 rows, vectors = self.index.content()
                 pool = self.schema.extended([row.example for row in rows], [row.id for row in rows])
@@ -336,6 +360,23 @@ def checkpoint_folder(path: Path) -> Path:
     return path
 
 
+def stored_fields(folder: Path) -> dict[str, Any]:
+    """What `save` kept of a retriever: `source_key`, `target_key` and its `fields`; empty where none was saved.
+
+    Raises:
+        CheckpointError: the file is damaged.
+    """
+    if not (folder / RETRIEVER_FILE).is_file():
+        return {"fields": {}}
+    file = inside(folder, RETRIEVER_FILE)
+    found = read_json(file, ("source_key", "target_key", "fields"))
+    with refusing(f"{file} is damaged", CheckpointError):
+        ExamplePool(source_key=found["source_key"], target_key=found["target_key"])
+        if not (isinstance(found["target_key"], str) and isinstance(found["fields"], dict)):
+            raise InputError("not the keys and fields of a retriever")
+    return found
+
+
 def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) -> ExamplePool:
     """The examples of a checkpoint folder.
 
@@ -344,7 +385,7 @@ def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) 
     """
     file = inside(folder, POOL_FILE)
     if not file.is_file():
-        raise CheckpointError(f"{folder} has no {POOL_FILE}: pass the examples as examples=…")
+        raise CheckpointError(f"{folder} has no {POOL_FILE}: pass examples=…, or the engine that holds them as index=…")
     with ThreadPoolExecutor(1) as threads:  # digests are made while another thread parses
         verified = threads.submit(verify, folder, pool=True)
         try:

@@ -92,7 +92,7 @@ def test_a_foreign_folder_is_named(tmp_path: Path) -> None:
 
 def test_a_checkpoint_without_pool_says_what_to_pass(run: Path) -> None:
     (run / "checkpoint" / "pool.jsonl").unlink()
-    assert _one_line(run).endswith("has no pool.jsonl: pass the examples as examples=…")
+    assert _one_line(run).endswith("has no pool.jsonl: pass examples=…, or the engine that holds them as index=…")
 
 
 def test_a_damaged_pool_is_named_by_line(run: Path) -> None:

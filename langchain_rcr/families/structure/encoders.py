@@ -263,7 +263,7 @@ class NeedEncoder(Encoder):
         width = 0 if self.backbone is None else self.backbone.dim
         shapes = {
             "dual": (count, len(self.inventory)),
-            "learnt": (count, 2),
+            "learnt": (max(count, len(self.learnt)), 2),
             "speaks": (phrases + 1, len(self.inventory.small)),
             "token_bags.anchors": (anchors, width) if anchors else (0, 0),
             "token_bags.centre": (width,) if anchors else (0, 0),
@@ -287,14 +287,19 @@ class NeedEncoder(Encoder):
         if wrong:
             raise CheckpointError(f"{file} is damaged: {wrong[0]} doesn't fit the tensors beside it")
 
-    def learn(self, items: Sequence[Item]) -> None:
-        """Take these training questions as landmarks; their weights (`dual`) are still to be fitted."""
+    def learn(self, items: Sequence[Item], others: Sequence[Item] = ()) -> None:
+        """Take these training questions as landmarks; their weights (`dual`) are still to be fitted.
+
+        Args:
+            items: the landmarks.
+            others: training questions that are none, so that later `unseen` knows them.
+        """
         read = getattr(self.backbone, "read", None)
         if read is not None and items:
             self.token_bags = TokenBags(read([item.source for item in items])[1]).to(self.mean.device)
         self.landmarks = Landmarks(self.views(items)).to(self.mean.device)
         self.dual = nn.Parameter(self.mean.new_zeros(len(items), len(self.inventory)))
-        self.learnt = torch.from_numpy(self._names(items)).to(self.mean.device)
+        self.learnt = torch.from_numpy(self._names([*items, *others])).to(self.mean.device)
         self.rarity = torch.from_numpy(rarity([item.source for item in items])).to(self.mean.device)
         rest = self._unknown(self.additions.items) if self.additions else []
         self.additions, self._grown = Additions(rest) if rest else None, None
@@ -302,8 +307,13 @@ class NeedEncoder(Encoder):
 
     def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N,): which landmark each example is, by its question and its program; -1: none."""
-        place = {tuple(names): row for row, names in enumerate(self.learnt.tolist())}
+        place = {tuple(names): row for row, names in enumerate(self.learnt[: len(self.dual)].tolist())}
         return np.array([place.get(tuple(names), -1) for names in self._names(items).tolist()], dtype=np.int64)
+
+    def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See `Encoder.unseen`."""
+        seen = {*map(tuple, self.learnt.tolist())}
+        return np.array([tuple(each) not in seen for each in names.tolist()], dtype=np.bool_)
 
     def _names(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N, 2) hashes of each question and of each program."""
@@ -323,7 +333,7 @@ class NeedEncoder(Encoder):
         predicted = likeness @ joined.dual + joined.mean
         raw, spare = predicted[:, :-SPARE], predicted[:, -SPARE:]
         new = None if labels is None else labels.likelihoods(questions, spare)
-        return Needs(likeness[:, : len(self.learnt)], local, raw=raw, new=new, words=words)
+        return Needs(likeness[:, : len(self.dual)], local, raw=raw, new=new, words=words)
 
     def save(self, folder: Path) -> None:
         """See `Encoder.save`; examples that come in meanwhile wait."""
@@ -342,7 +352,7 @@ class NeedEncoder(Encoder):
             if room <= 0:
                 return
             new = [item for item in items if self.inventory.spare(item.target)]
-            new += [] if labels_only else self._unknown(items[:MOST])
+            new += [] if labels_only else self._unknown(items)
             new = [item for item in dict.fromkeys(new) if item not in known][:room]
             if new:
                 views = self.views(new)

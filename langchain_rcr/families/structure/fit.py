@@ -72,7 +72,8 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
         rng = np.random.default_rng([seed, 5])
         known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))
     targets = gold[known]
-    encoder.learn([questions[row] for row in known.tolist()])
+    others = np.setdiff1d(np.arange(len(questions)), known).tolist()
+    encoder.learn([questions[row] for row in known.tolist()], [questions[row] for row in others])
 
     mean = targets.mean(axis=0)
     dual = encoder.landmarks.inverse() @ (targets - mean)
@@ -131,7 +132,7 @@ def _left_out(
     Phrases, which can't learn that structures exclude each other, are refitted without folds of programs for clusters.
     """
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
-    numbers = folds.of_hashes(encoder.learnt.tolist())
+    numbers = folds.of_hashes(encoder.learnt[: len(dual)].tolist())
     local: dict[int, _Floats] = {}
     left_out: dict[int, LeftOut] = {}
     for way in sorted(ways):

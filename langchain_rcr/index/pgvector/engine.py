@@ -84,7 +84,7 @@ SELECT id, format, fingerprint, dim, examples, longest, to_regclass(%s || 'rcr_e
 FROM {schema}rcr_pools WHERE name = %s
 """
 _KNOWN = "SELECT id FROM {table} WHERE id = ANY (%s)"
-_ROWS = "SELECT id, example::text, program FROM {table} WHERE %s::text[] IS NULL OR id = ANY (%s::text[])"
+_ROWS = "SELECT id, example::text, program FROM {table} WHERE %s::text[] IS NULL OR id = ANY (%s::text[]) ORDER BY key"
 _COPY = "COPY {table} (id, example, program, candidate, context) FROM STDIN (FORMAT BINARY)"
 _COUNT = "UPDATE {schema}rcr_pools SET examples = examples + %s, longest = greatest(longest, %s) WHERE id = %s"
 _DELETE = """
@@ -283,7 +283,7 @@ class PgVectorIndex:
             return {one for (one,) in await transaction.fetch(_KNOWN, [ids])} if pool else set()
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
-        """The examples with these ids, or all."""
+        """See `CandidateIndex.rows`."""
         return self.run(self._rows(None if ids is None else [*filter(storable, ids)]))
 
     async def _rows(self, ids: list[str] | None) -> list[Row]:
