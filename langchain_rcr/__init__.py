@@ -20,7 +20,7 @@ from langchain_rcr.errors import (
 )
 
 if TYPE_CHECKING:
-    from langchain_rcr.agents import FewShotMiddleware
+    from langchain_rcr.agents import ComposedToolSelector, FewShotMiddleware
     from langchain_rcr.basics.items import Item
     from langchain_rcr.chains.few_shot import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
     from langchain_rcr.chains.semantic_parsing import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
@@ -41,6 +41,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "CheckpointError",
+    "ComposedToolSelector",
     "EngineError",
     "ExamplePool",
     "ExampleStore",
@@ -71,6 +72,7 @@ __all__ = [
 ]
 
 _HOME = {
+    "ComposedToolSelector": "agents",
     "ExamplePool": "pool.examples",
     "ExampleStore": "pool.store",
     "Explanation": "policy.explanation",

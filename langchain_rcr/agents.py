@@ -1,17 +1,26 @@
-"""Few-shot examples in LangChain agents, as middleware of `create_agent`."""
+"""Few-shot examples and tools for LangChain agents, as middleware of `create_agent`."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any
+import json
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from typing import Any, Self
 
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.tools import BaseTool
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.chains.few_shot import asked_by, checked, prompt_keys
 from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.policy.triencoder import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.json_ import tool_calls
+from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 try:
     from langchain.agents.middleware import AgentMiddleware, ModelRequest
@@ -19,6 +28,8 @@ try:
 except ImportError as error:
     raise MissingExtraError("langchain", "agents") from error
 
+SETS = ProgramSpec("set", anonymize=False, max_size=1)
+"""How sets of tools are read: each tool by itself."""
 _NO_RESULT = "You have correctly called this tool."
 """As in LangChain's own `tool_example_to_messages`."""
 
@@ -112,3 +123,142 @@ def last_question(messages: Sequence[AnyMessage]) -> str:
 def _call_id(step: int, at: int, program: str) -> str:
     """The same for the same call: nine letters and digits, a form that all providers take."""
     return hashlib.blake2b(f"{step} {at} {program}".encode(), digest_size=5).hexdigest()[:9]
+
+
+class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
+    """Shows an agent's model the tools that its request needs together, picked one after the other.
+
+    The policy is that of `SequentialCompositionalRetriever`: a tool is a structure, a request's needs are learnt from
+    requests with the tools that they used, and the pool consists of the tools. Use it as middleware, or
+    `retrieve_tools` where a function from a request to the names of tools is wanted, as in langgraph-bigtool.
+
+    Args:
+        retriever: over a pool of tools, as `from_pairs` makes it: `selector.retriever.save(folder)` writes it,
+            `ComposedToolSelector(SequentialCompositionalRetriever.from_pretrained(folder))` reads it.
+        always_include: names of tools that the model sees whatever it is asked.
+        question: the request, from a model request; None: the text of the last human message. Without one the model
+            sees all tools.
+    """
+
+    def __init__(
+        self,
+        retriever: SequentialCompositionalRetriever,
+        *,
+        always_include: Sequence[str] = (),
+        question: Callable[[ModelRequest[Any]], str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.retriever, self.always_include = retriever, frozenset(always_include)
+        self.question = question or (lambda request: last_question(request.messages))
+
+    @classmethod
+    def from_pairs(
+        cls,
+        pairs: Sequence[tuple[str, Sequence[str]]],
+        tools: Sequence[BaseTool] | Mapping[str, str],
+        k: int = 5,
+        *,
+        embeddings: Embeddings | None = None,
+        always_include: Sequence[str] = (),
+        question: Callable[[ModelRequest[Any]], str] | None = None,
+        seed: int = 0,
+        **options: Any,
+    ) -> Self:
+        """A selector that fits itself to requests, within seconds.
+
+        Tools are told from each other by the pairs, and by their names and descriptions; a tool that no pair uses by
+        these alone. With fewer than 20 pairs, all are.
+
+        Args:
+            pairs: requests with the names of the tools that each needed. Names that `tools` lacks are never picked.
+            tools: those to pick from; or names with their descriptions.
+            k: the most tools that a request gets, beside those of `always_include`.
+            embeddings: read requests and descriptions; None: the default model, from the extra `offline`.
+            always_include: as the field of the class.
+            question: as the field of the class.
+            seed: of the sample of more than 4,000 pairs.
+            **options: fields of the retriever, such as `stop_early`.
+
+        Raises:
+            InputError: a pair or a tool can't be read; the embeddings' vectors can't be used.
+        """
+        pool = _tools(tools)
+        taught = [_taught(number, pair) for number, pair in enumerate(pairs)]
+        taught += [Item(tool["source"], tool["target"]) for tool in pool]
+        encoder = TriEncoder.fitted(taught, embeddings=embeddings, spec=SETS, seed=seed)
+        ids = [tool["name"] for tool in pool]
+        retriever = SequentialCompositionalRetriever.from_encoder(encoder, pool, ids=ids, k=k, **options)
+        return cls(retriever, always_include=always_include, question=question)
+
+    def add_tools(self, tools: Sequence[BaseTool] | Mapping[str, str]) -> None:
+        """Add tools to pick from, known by their names and descriptions; those of the same names are replaced."""
+        pool = _tools(tools)
+        self.retriever.upsert(pool, [tool["name"] for tool in pool])
+
+    def retrieve_tools(self, query: str) -> list[str]:
+        """Retrieve the names of the tools that a request needs together, the one that it needs most first."""
+        return _names(self.retriever.invoke(query))
+
+    async def aretrieve_tools(self, query: str) -> list[str]:
+        """`retrieve_tools`, awaited."""
+        return _names(await self.retriever.ainvoke(query))
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelCallResult[Any]:
+        """Call the model with those of its tools that the request needs, and those that aren't in the pool."""
+        query, known = self.question(request), self._known(request)
+        if query and known:
+            picks = self.retriever.invoke(query, filter=_among(known))
+            request = request.override(tools=_left(request, known.difference(_names(picks))))
+        return handler(request)
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelCallResult[Any]:
+        """`wrap_model_call`, awaited."""
+        query, known = self.question(request), await asyncio.to_thread(self._known, request)
+        if query and known:
+            picks = await self.retriever.ainvoke(query, filter=_among(known))
+            request = request.override(tools=_left(request, known.difference(_names(picks))))
+        return await handler(request)
+
+    def _known(self, request: ModelRequest[Any]) -> set[str]:
+        """The names of the request's tools that the pool has, of which to pick."""
+        names = {tool.name for tool in request.tools if isinstance(tool, BaseTool)} - self.always_include
+        return self.retriever.store.index.known(sorted(names)) if names else names
+
+
+def _left(request: ModelRequest[Any], out: Collection[str]) -> list[BaseTool | dict[str, Any]]:
+    """The request's tools without some, in their order, so that the same picks make the same prompt."""
+    return [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in out]
+
+
+def _among(names: Collection[str]) -> dict[str, Any]:
+    return {"name": {"$in": sorted(names)}}
+
+
+def _names(picks: Sequence[Document]) -> list[str]:
+    """In the order of picking, whichever way the retriever shows its picks."""
+    return [pick.metadata["name"] for pick in sorted(picks, key=lambda pick: int(pick.metadata["step"]))]
+
+
+def _tools(tools: Sequence[BaseTool] | Mapping[str, str]) -> list[dict[str, str]]:
+    """Tools as examples: the description is the question, the set of the tool alone the program."""
+    about = tools if isinstance(tools, Mapping) else {tool.name: tool.description for tool in tools}
+    return [
+        {"source": f"{name.replace('_', ' ')}: {text}", "target": json.dumps([name]), "name": name}
+        for name, text in about.items()
+    ]
+
+
+def _taught(number: int, pair: Any) -> Item:
+    """A pair as an example; an InputError if it is none."""
+    try:
+        request, names = pair
+        is_pair = bool(request.strip()) and not isinstance(names, str) and all(isinstance(name, str) for name in names)
+    except (TypeError, ValueError, AttributeError):
+        is_pair = False
+    if not is_pair:
+        raise InputError(f"pair {number} is not a request with a list of the names of its tools: {pair!r:.80}")
+    return Item(request, json.dumps([*names]))

@@ -11,7 +11,12 @@ from places import ROOT
 
 import langchain_rcr
 
-EXTRAS = {"FaissIndex": "faiss", "PgVectorIndex": "pgvector", "FewShotMiddleware": "agents"}
+EXTRAS = {
+    "FaissIndex": "faiss",
+    "PgVectorIndex": "pgvector",
+    "FewShotMiddleware": "agents",
+    "ComposedToolSelector": "agents",
+}
 """Those that need an extra → the extra."""
 
 WITHOUT_EXTRAS = """

@@ -1,0 +1,137 @@
+"""ComposedToolSelector: which tools the model of an agent is shown."""
+
+from collections.abc import Iterator
+from itertools import combinations, product
+from pathlib import Path
+from typing import Any
+
+import pytest
+from langchain.agents import create_agent
+from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.messages import HumanMessage
+from langchain_core.tools import StructuredTool
+from langchain_openai import ChatOpenAI
+from openai_server import OpenAIServer
+
+from langchain_rcr import ComposedToolSelector, InputError, SequentialCompositionalRetriever
+
+EMBEDDINGS = DeterministicFakeEmbedding(size=8)
+WANTS = {
+    "find_flights": "fly to",
+    "book_hotel": "sleep in",
+    "weather": "is it warm in",
+    "currency": "pay in",
+    "museums": "see art in",
+}
+ABOUT = {name: f"Tool number {number}." for number, name in enumerate(WANTS)}
+TOLD = [*combinations(WANTS, 1), *list(combinations(WANTS, 2))[1:]]
+PAIRS = [
+    (f"I {' and '.join(WANTS[name] for name in names)} {town}", names)
+    for names, town in product(TOLD, ["rome", "oslo", "lima"])
+]
+UNTOLD = "I fly to and sleep in bern"
+"""A set that no pair has."""
+
+
+def _tool(name: str, about: str) -> StructuredTool:
+    def run(what: str) -> str:
+        return f"{name} {what}"
+
+    return StructuredTool.from_function(run, name=name, description=about)
+
+
+TOOLS = [_tool(name, about) for name, about in ABOUT.items()]
+
+
+@pytest.fixture(scope="module")
+def selector() -> ComposedToolSelector:
+    return ComposedToolSelector.from_pairs(PAIRS, TOOLS, k=2, embeddings=EMBEDDINGS)
+
+
+@pytest.fixture
+def server() -> Iterator[OpenAIServer]:
+    with OpenAIServer(lambda _: "done") as served:
+        yield served
+
+
+def _agent(server: OpenAIServer, selector: ComposedToolSelector, tools: Any = TOOLS) -> Any:
+    return create_agent(ChatOpenAI(model="m", base_url=server.base_url, api_key="none"), tools, middleware=[selector])
+
+
+def _shown(server: OpenAIServer) -> list[str]:
+    return [tool["function"]["name"] for tool in server.requests[-1].body.get("tools", [])]
+
+
+def test_a_set_that_no_pair_has_is_composed(selector: ComposedToolSelector) -> None:
+    assert {"find_flights", "book_hotel"} not in [{*names} for _, names in PAIRS]
+    assert {*selector.retrieve_tools(UNTOLD)} == {"find_flights", "book_hotel"}
+    assert selector.retrieve_tools("what does it cost to pay in oslo")[0] == "currency"
+
+
+async def test_as_a_function_that_retrieves_tools(selector: ComposedToolSelector) -> None:
+    tool = StructuredTool.from_function(selector.retrieve_tools, selector.aretrieve_tools)
+    assert tool.name == "retrieve_tools"
+    assert "Retrieve the names of the tools" in tool.description
+    assert tool.invoke({"query": UNTOLD}) == await tool.ainvoke({"query": UNTOLD}) == selector.retrieve_tools(UNTOLD)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_the_model_sees_the_picked_tools_in_their_order(
+    server: OpenAIServer, selector: ComposedToolSelector, is_async: bool
+) -> None:
+    agent = _agent(server, selector, [*reversed(TOOLS)])
+    asked: Any = {"messages": [HumanMessage(UNTOLD)]}
+    if is_async:
+        await agent.ainvoke(asked)
+    else:
+        agent.invoke(asked)
+    assert _shown(server) == ["book_hotel", "find_flights"]
+
+
+def test_what_the_pool_lacks_stays_and_what_the_agent_lacks_is_not_picked(
+    server: OpenAIServer, selector: ComposedToolSelector
+) -> None:
+    others = [tool for tool in TOOLS if tool.name != "find_flights"]
+    _agent(server, selector, [_tool("notes", "Take notes."), *others]).invoke({"messages": [HumanMessage(UNTOLD)]})
+    shown = _shown(server)
+    assert len(shown) == 3
+    assert {"notes", "book_hotel"} < {*shown}
+
+
+def test_some_tools_can_be_shown_always(server: OpenAIServer, selector: ComposedToolSelector) -> None:
+    always = ComposedToolSelector(selector.retriever, always_include=["museums"])
+    _agent(server, always).invoke({"messages": [HumanMessage(UNTOLD)]})
+    assert _shown(server) == ["find_flights", "book_hotel", "museums"]
+
+
+def test_without_a_request_all_are_shown(server: OpenAIServer, selector: ComposedToolSelector) -> None:
+    silent = ComposedToolSelector(selector.retriever, question=lambda _: "")
+    _agent(server, silent).invoke({"messages": [HumanMessage(UNTOLD)]})
+    assert _shown(server) == [*ABOUT]
+
+
+def test_a_tool_that_no_pair_uses_is_known_by_its_description() -> None:
+    selector = ComposedToolSelector.from_pairs(PAIRS, ABOUT, k=2, embeddings=EMBEDDINGS)
+    request = "translate a menu into english"
+    assert "translate" not in selector.retrieve_tools(request)
+    selector.add_tools({"translate": "Translate a text, such as a menu, into english"})
+    assert selector.retrieve_tools(request)[0] == "translate"
+    assert {*selector.retrieve_tools(UNTOLD)} == {"find_flights", "book_hotel"}
+
+
+def test_saved_and_read_again(selector: ComposedToolSelector, tmp_path: Path) -> None:
+    selector.retriever.save(tmp_path / "tools")
+    read = SequentialCompositionalRetriever.from_pretrained(tmp_path / "tools", embeddings=EMBEDDINGS, k=2)
+    assert ComposedToolSelector(read).retrieve_tools(UNTOLD) == selector.retrieve_tools(UNTOLD)
+
+
+def test_with_few_pairs_descriptions_decide() -> None:
+    about = {"weather": "The weather in a town", "trains": "Trains between two towns"}
+    selector = ComposedToolSelector.from_pairs(PAIRS[:2], about, k=1, embeddings=EMBEDDINGS)
+    assert len(selector.retrieve_tools("the weather in a town")) == 1
+
+
+@pytest.mark.parametrize("pair", [("fly", "find_flights"), ("fly", [1]), ("fly",), (" ", ["weather"]), 3, (1, ["a"])])
+def test_a_pair_that_is_none_is_named(pair: Any) -> None:
+    with pytest.raises(InputError, match="pair 30 is not a request with a list"):
+        ComposedToolSelector.from_pairs([*PAIRS[:30], pair], ABOUT, embeddings=EMBEDDINGS)
