@@ -155,6 +155,9 @@ class Family(ABC):
     def fit(self, encoder: Any, questions: Sequence[Item], *, seed: int) -> None:  # noqa: B027
         """Fit E_x in place, in closed form, to training questions with their programs; before any gradient descent."""
 
+    def begin(self, encoder: Any, questions: Sequence[Item], *, seed: int) -> None:  # noqa: B027
+        """Prepare E_x in place, without a fit, for gradient descent on questions like these ("RCR w/o SFT")."""
+
     def vary(self, encoders: Encoders, settings: Any, changes: Mapping[str, Any]) -> Any:
         """Change settings of a policy that need no new fit, such as λ: the encoders in place; returns new settings."""
         return self.settings(**{**settings.model_dump(), **changes})

@@ -232,6 +232,23 @@ def test_development_questions_of_the_pool_are_asked_as_held_out(trained):
     assert asked.tolist() == picks.tolist() != plain.tolist()
 
 
+@pytest.mark.slow
+def test_without_a_fit_nothing_is_known_of_questions_until_grpo_has_learnt_it():
+    pool, questions = SPLIT.train[:40], SPLIT.train[40:]
+    model = TriEncoder.build("structure", [e.item for e in pool], spec=SPEC)
+    FAMILY.begin(model.query, ITEMS, seed=0)
+    held_out = HeldOut(SPLIT.train, SPLIT.train, SPEC, new=1.0)
+    features = held_out.features(model, SPLIT.train)
+    assert features.raw is None
+    with torch.no_grad():
+        assert torch.equal(model.query.likelihoods(features), torch.full((60, len(model.query.inventory.names)), 0.5))
+    config = GRPOSettings(lr=1e-2, epochs=2, batch_size=5, group_size=8, keep="last", best_by="coverage")
+    reward = make_reward("context_coverage", SPEC)
+    history = train_grpo(model, pool, questions, questions, SPEC, config, reward).history
+    assert history[-1]["dev_coverage"] > history[0]["dev_coverage"] + 1
+    assert model.query.dual.any()
+
+
 # ---------------------------------------------------------------- what a need is worth
 
 

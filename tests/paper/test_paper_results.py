@@ -110,16 +110,14 @@ def test_what_the_command_says_holds_for_every_run_and_variants_have_the_last_wo
     assert {cell.config.grpo.queries for cell in cells} == {None}
     assert [cell.config.grpo.group_size for cell in cells[1:]] == [2, 4, 8, 16, 32, 64]
     assert {cell.config.evaluation.gold for cell in cells[1:]} == {"all"}
-    text = {**settings, "model": {"family": "lexical"}}
-    main = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, text).cells
+    main = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, settings).cells
     assert [cell.config.evaluation.selectors for cell in main[1:]] == [["bm25"], []]
     assert [cell.config.sft.enabled for cell in main] == [True, True, False]
 
 
 @pytest.mark.parametrize(("llm", "learned"), [(CHAT, False), ({"kind": "local", "model": "m"}, True)])
 def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
-    # The structure family's fit is a part of SFT: there is no RCR without.
-    _, grpo = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells
+    _, grpo, _ = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells
     rewards = Sweep(TABLES["reward"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells[1:]
     names = [name for cell_ in rewards for name in cell_.config.reward.names]
     assert names == ["structure_coverage", "correctness", *(["likelihood"] if learned else [])]
@@ -127,25 +125,22 @@ def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
     assert left_out == (set() if learned else {"epr", "se2", "se2_tri", "ceil", "iterr"})
 
 
-FITTED = "the fit of the structure family is a part of SFT: --model.family=embeddings has this row"
-
-
 @pytest.mark.parametrize(
-    ("settings", "learned", "without_sft"),
+    ("settings", "learned"),
     [
-        ({"llm": CHAT}, "needs log-likelihoods, which a chat model doesn't give", FITTED),
-        ({"llm": {"kind": "local", "model": "m"}, "model": {"family": "lexical"}}, None, None),
-        ({"evaluation": {"answers": False}}, "needs log-likelihoods, which only a language model gives", FITTED),
+        ({"llm": CHAT}, "needs log-likelihoods, which a chat model doesn't give"),
+        ({"llm": {"kind": "local", "model": "m"}}, None),
+        ({"evaluation": {"answers": False}}, "needs log-likelihoods, which only a language model gives"),
         # Whoever names the selectors knows who isn't there.
-        ({"llm": CHAT, "evaluation": {"selectors": ["bm25"]}}, None, FITTED),
+        ({"llm": CHAT, "evaluation": {"selectors": ["bm25"]}}, None),
     ],
 )
-def test_who_a_table_cannot_have_is_named_with_the_reason(tmp_path, settings, learned, without_sft):
+def test_who_a_table_cannot_have_is_named_with_the_reason(tmp_path, settings, learned):
     main, reward = (
         Sweep(TABLES[name], ["covr-110"], [0], tmp_path, tmp_path, settings).left_out() for name in ("main", "reward")
     )
     names = ["EPR", "se²", "se² + tri-encoder", "ceil", "iterr"] if learned else []
-    assert main == dict.fromkeys(names, learned) | ({"RCR w/o SFT": without_sft} if without_sft else {})
+    assert main == dict.fromkeys(names, learned)
     scores = settings.get("llm", {}).get("kind") == "local"
     assert list(reward) == ([] if scores else ["likelihood reward"])
 

@@ -216,7 +216,6 @@ def test_a_server_that_scores_no_text_costs_only_the_rows_that_need_scores(here,
         (["--llm", "oracle:x"], "llm.kind must be"),
         (["--llm", "local"], "no language model is named: give --llm, such as local:FOLDER or completion:NAME"),
         (["--llm", "chat"], "no language model is named: give --llm,"),
-        (["--sft.enabled=false"], "sft.enabled = False contradicts model.family = 'structure'"),
     ],
 )
 def test_a_mistake_is_one_line(flags, message, capsys):

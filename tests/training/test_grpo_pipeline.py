@@ -104,7 +104,6 @@ def test_without_sft_the_policy_is_reinforced_as_it_was_built(capsys, here):
 def test_without_sft_something_else_must_train(capsys, here):
     for flags, message in (
         (["--grpo.enabled=false"], "sft.enabled = False contradicts grpo.enabled = False: an untrained policy"),
-        (["--model.family=structure"], "sft.enabled = False contradicts model.family = 'structure': its fit is a part"),
         (["--sft.checkpoint=runs/x"], "sft.enabled = False contradicts sft.checkpoint = 'runs/x': keep one"),
     ):
         assert cli.main(["run", "demo.yaml", "--sft.enabled=false", *flags]) == 2

@@ -244,6 +244,7 @@ def _changed(config: Settings) -> tuple[list[str], list[str]]:
 
 def sft_stage(run: Run, task: Task, processes: Processes) -> None:
     """Train a fresh policy, or take it as it is or from `sft.checkpoint`, and save it as the run's checkpoint."""
+    from langchain_rcr.basics.items import readable
     from rcr_trainer import sft
 
     config = run.config
@@ -256,6 +257,7 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
             sft.train(_job(run, "sft", model, task, task.queries, processes), config.sft)
         else:
             logger.info("no SFT: the policy is as it was built")
+            model.family.begin(model.query, readable(query.item for query in task.queries), seed=config.seed)
     if run.writes:
         save_checkpoint(run.checkpoint, model, task.pool, config)
 

@@ -375,15 +375,12 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Settings:
-        fits = get_family(self.model.family).fits
         if not self.sft.enabled and not self.grpo.enabled:
             raise contradiction("sft.enabled", False, "grpo.enabled", False, "an untrained policy picks at random")
-        if not self.sft.enabled and fits:
-            advice = "its fit is a part of SFT; set sft.epochs: 0 to do without gradient descent"
-            raise contradiction("sft.enabled", False, "model.family", self.model.family, advice)
         if not self.sft.enabled and self.sft.checkpoint is not None:
             raise contradiction("sft.enabled", False, "sft.checkpoint", self.sft.checkpoint, "keep one")
-        if self.sft.enabled and self.sft.epochs == 0 and not fits and self.sft.checkpoint is None:
+        untaught = self.sft.epochs == 0 and not get_family(self.model.family).fits
+        if self.sft.enabled and untaught and self.sft.checkpoint is None:
             advice = "without training it would pick at random"
             raise contradiction("sft.epochs", 0, "model.family", self.model.family, advice)
         if self.prompt.form == "chat" and self.llm.kind in ("completion", "local") and self.llm.given:

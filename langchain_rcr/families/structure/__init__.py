@@ -124,6 +124,12 @@ class StructureFamily(Family):
 
         fit(encoder, questions, seed=seed)
 
+    def begin(self, encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
+        """See `Family.begin`."""
+        from langchain_rcr.families.structure.fit import begin
+
+        begin(encoder, questions, seed=seed)
+
     def vary(self, encoders: Any, settings: StructureSettings, changes: Mapping[str, Any]) -> StructureSettings:
         """See `Family.vary`; also how many times a single `label` counts, and ε, the `cost` of what isn't needed."""
         import torch

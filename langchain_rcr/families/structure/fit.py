@@ -36,6 +36,8 @@ LABEL, PAIR = 8.0, 3.0
 easily put it where it was never shown. With 3 and 2, one question in 36 of COVR with few pairs wasn't shown a label
 that was known to be needed, since larger structures weighed more; with 8, one in 140. On folds of SQL and GeoQuery 8
 costs 0.1 points of coverage; 3 makes up for the pairs that it costs."""
+_UNKNOWN = 0.5
+"""How likely each structure is without a fit: as likely as not, which can be learnt to be more or less."""
 _HAS = 0.5
 """The share of a column's structures from which on a program has it. Programs of the pool have all or none; what is
 read back from a checkpoint is off by rounding, and moves when gradient descent has moved the weights."""
@@ -66,15 +68,7 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
         questions: the training questions with their programs; those whose program has no column are not landmarks.
         seed: of the sample.
     """
-    gold = np.asarray(encoder.inventory.rows([question.target for question in questions]))
-    known: _Ints = np.flatnonzero(gold.any(axis=1))
-    if len(known) > MOST_LANDMARKS:
-        rng = np.random.default_rng([seed, 5])
-        known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))
-    targets = gold[known]
-    others = np.setdiff1d(np.arange(len(questions)), known).tolist()
-    encoder.learn([questions[row] for row in known.tolist()], [questions[row] for row in others])
-
+    targets = _learn(encoder, questions, seed)
     mean = targets.mean(axis=0)
     dual = encoder.landmarks.inverse() @ (targets - mean)
     bags = encoder.landmarks.views.bags
@@ -89,6 +83,24 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
     _weigh(encoder, targets)
 
 
+def begin(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
+    """Give E_x the questions to compare with, as `fit`, but nothing of what they need, which is left to GRPO."""
+    _learn(encoder, questions, seed)
+    encoder.mean.fill_(_UNKNOWN)
+
+
+def _learn(encoder: NeedEncoder, questions: Sequence[Item], seed: int) -> _Floats:
+    """Make landmarks of the questions whose program has a column, (M, D) of which are returned."""
+    gold = np.asarray(encoder.inventory.rows([question.target for question in questions]))
+    known: _Ints = np.flatnonzero(gold.any(axis=1))
+    if len(known) > MOST_LANDMARKS:
+        rng = np.random.default_rng([seed, 5])
+        known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))
+    others = np.setdiff1d(np.arange(len(questions)), known).tolist()
+    encoder.learn([questions[row] for row in known.tolist()], [questions[row] for row in others])
+    return gold[known]
+
+
 def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
     """What a fitted E_x would have predicted for questions had it not been fitted to their folds.
 
@@ -101,7 +113,7 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     features = encoder.featurize([Item(question.source) for question in questions])
     landmark = encoder.landmark_of(questions)
     rows = np.flatnonzero(landmark >= 0)
-    if not len(rows):
+    if not (len(rows) and encoder.dual.any()):  # not fitted: nothing is known of them
         return features
     dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
     inverse = encoder.landmarks.inverse()

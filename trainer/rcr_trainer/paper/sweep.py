@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.basics.section import Section
-from langchain_rcr.families import DEFAULT_FAMILY, family_names, get_family
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
 from rcr_trainer.evaluation import EvaluationReport, read_picks
@@ -204,10 +203,6 @@ class Sweep:
 
     def _undone(self, variant: Variant) -> str:
         """Why a variant can't be done; empty if it can."""
-        family = get_family(self.settings.get("model", {}).get("family") or DEFAULT_FAMILY)
-        if family.fits and not variant.settings.get("sft", {}).get("enabled", True):
-            other = next(name for name in family_names() if not get_family(name).fits)
-            return f"the fit of the {family.name} family is a part of SFT: --model.family={other} has this row"
         by_scores = variant.settings.get("reward", {}).get("names") == ["likelihood"]
         return self._no_scores if by_scores else ""
 
