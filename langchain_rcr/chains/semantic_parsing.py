@@ -29,6 +29,7 @@ from langchain_rcr.chains.few_shot import (
     prompt_keys,
     with_picks,
 )
+from langchain_rcr.databases.many import Databases
 from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
@@ -72,7 +73,7 @@ def semantic_parsing_chain(
     parser: str | ProgramParser | Callable[[str], Any],
     *,
     prompt: Prompt | BasePromptTemplate[Any] | None = None,
-    execute: Callable[[str], Any] | None = None,
+    execute: Databases | Callable[[str], Any] | None = None,
     retries: int = 1,
     drafts: int = 0,
     source_key: str | None = None,
@@ -168,7 +169,9 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     prompt: Runnable[dict[str, Any], PromptValue]
     parse: Callable[[str], Any]
     language: str | None = None
-    execute: Callable[[str], Any] | None = None
+    execute: Databases | Callable[[str], Any] | None = None
+    describe: Callable[[Mapping[str, Any], Sequence[Any]], dict[str, Any]] | None = None
+    """Further variables of the prompt, from a question's own and its picks."""
     retries: int = Field(default=1, ge=0)
     drafts: int = Field(default=0, ge=0)
     query_key: str = "source"
@@ -243,13 +246,22 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         going = [question for question in questions if question.error is None]
         for _ in range(self.drafts + 1):
             going = await self._pick(going, call)
-            asked = await call(self.prompt, [(each, {**each.variables, PICKED: _shown(each.picks)}) for each in going])
+            if self.describe is not None:
+                describer = RunnableLambda(self._describe, name="describe_database")
+                for question, found in await call(describer, [(each, each) for each in going]):
+                    question.described = found
+                going = [each for each in going if each.error is None]
+            asked = await call(
+                self.prompt,
+                [(each, {**each.described, **each.variables, PICKED: _shown(each.picks)}) for each in going],
+            )
             for question, prompt in asked:
                 question.prompt, question.failures = prompt, []
             going = []
             for left in range(self.retries, -1, -1):
                 again = []
-                for question, (answer, reading, result) in await call(reader, await call(self.llm, asked)):
+                said = [(question, (output, question.variables)) for question, output in await call(self.llm, asked)]
+                for question, (answer, reading, result) in await call(reader, said):
                     question.answers += (answer,)
                     if reading.program is None and left:
                         question.failures.append((answer, reading.complaint))
@@ -326,15 +338,20 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         named = getattr(selector, "input_keys", None) or (own if self.query_key in own else [self.query_key])
         return sorted({*named})
 
-    def _read(self, output: Any) -> tuple[str, Reading, Any]:
-        """The answer, the program in it, and what running that gave."""
-        answer = _text(output)
+    def _describe(self, question: _Question) -> dict[str, Any]:
+        return {} if self.describe is None else self.describe(question.variables, question.picks)
+
+    def _read(self, given: tuple[Any, Mapping[str, Any]]) -> tuple[str, Reading, Any]:
+        """The answer, the program in it, and what running that gave; from the model's output and the variables."""
+        answer, variables = _text(given[0]), given[1]
         reading = read_answer(answer, self.parse, self.language, self.labels)
         program = reading.program or reading.likeliest  # the database may accept what the parser doesn't
         if self.execute is None or program is None:
             return answer, reading, None
         try:
-            return answer, Reading(program, reading.tree, None), self.execute(program)
+            several = isinstance(self.execute, Databases)
+            result = self.execute(program, variables) if several else self.execute(program)  # type: ignore[call-arg]
+            return answer, Reading(program, reading.tree, None), result
         except ProgramError as error:
             return answer, Reading(None, None, f"it can't be run: {error}"), None
 
@@ -348,6 +365,7 @@ class _Question:
     query: Any = None  # for the retriever: a text, or the variables if it is a plain selector
     options: dict[str, Any] = field(default_factory=dict)  # for the retriever
     picks: tuple[Document | dict[str, Any], ...] = ()
+    described: dict[str, Any] = field(default_factory=dict)  # further variables of the prompt
     prompt: Any = None
     failures: list[tuple[str, str]] = field(default_factory=list)  # answers to it that are no programs, and why
     answers: tuple[str, ...] = ()

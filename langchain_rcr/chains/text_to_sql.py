@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,12 @@ from langchain_core.runnables import Runnable
 from langchain_rcr.chains.few_shot import prompt_for
 from langchain_rcr.chains.semantic_parsing import SemanticParsingChain, semantic_parsing_chain
 from langchain_rcr.databases.database import is_postgresql, open_database
+from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.policy.prompt import Prompt
 
+_KNOWN_SCHEMAS = 1000
+"""Databases whose schemas are kept in memory."""
 _SQLITE = """
 SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' ORDER BY rowid
 """
@@ -58,7 +63,8 @@ def text_to_sql_chain(
         llm: a chat or completion model; see `semantic_parsing_chain`.
         retriever: our retriever, or any other example selector.
         database: `postgresql://…` or the path of a SQLite file, also as SQLAlchemy takes them (`sqlite:///…`). Give
-            PostgreSQL a role that may do nothing but SELECT.
+            PostgreSQL a role that may do nothing but SELECT. Or many SQLite files, of which each question names one by
+            a variable: a folder with `{db_id}/{db_id}.sqlite`, or a template, `data/{tenant}.sqlite`.
         schema: what the prompt says of the database; None: what a `Prompt` says itself, else `schema_text(database)`.
         prompt: as in `semantic_parsing_chain`; a `Prompt`'s `{schema}` is filled in. None: the one that the retriever's
             checkpoint was trained with if it shows a schema, else the one named `sql`, or `sql_chat` for a chat model.
@@ -66,7 +72,8 @@ def text_to_sql_chain(
         drafts: as in `semantic_parsing_chain`.
         timeout_s: seconds a query may take.
         max_rows: rows it may give.
-        max_processes: queries that may run at the same time, with those that PostgreSQL's server can't stop.
+        max_processes: queries that may run at the same time, with those that PostgreSQL's server can't stop; of many
+            databases, how many are open.
         **keys: `source_key`, `target_key`, `query_key`: as in `semantic_parsing_chain`.
 
     Raises:
@@ -78,18 +85,24 @@ def text_to_sql_chain(
         trained = prompt_for(llm, retriever, "sql", "sql_chat")
         shows_schema = trained.db_schema or "schema" in trained.variables
         prompt = trained if shows_schema else prompt_for(llm, None, "sql", "sql_chat")
-    if isinstance(prompt, Prompt) and (schema or not prompt.db_schema):
+    limits: dict[str, Any] = {"timeout_s": timeout_s, "max_rows": max_rows}
+    execute: Databases | Callable[[str], Any]
+    describe = None
+    if are_many(database):
+        execute = several = Databases(database, max_databases=max_processes, **limits)
+        known = lru_cache(maxsize=_KNOWN_SCHEMAS)(schema_text)
+        if isinstance(prompt, Prompt) and not schema:
+            prompt = prompt.model_copy(update={"db_schema": ""})
+            describe = lambda variables, picks: {"schema": f"-- {name}\n{known(several.path(variables))}"}  # noqa: E731
+    else:
+        execute = open_database(database, max_processes=max_processes, **limits)
+    if isinstance(prompt, Prompt) and describe is None and (schema or not prompt.db_schema):
         prompt = prompt.model_copy(update={"db_schema": f"-- {name}\n{schema or schema_text(database)}"})
-    return semantic_parsing_chain(
-        llm,
-        retriever,
-        language,
-        prompt=prompt,
-        execute=open_database(database, timeout_s=timeout_s, max_rows=max_rows, max_processes=max_processes),
-        retries=repairs,
-        drafts=drafts,
-        **keys,
+    chain = semantic_parsing_chain(
+        llm, retriever, language, prompt=prompt, execute=execute, retries=repairs, drafts=drafts, **keys
     )
+    chain.describe = describe
+    return chain
 
 
 def schema_text(database: str | Path) -> str:

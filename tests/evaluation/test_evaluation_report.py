@@ -228,11 +228,13 @@ def test_each_line_has_its_label_at_its_end_and_none_covers_another():
 
 def test_a_table_with_all_columns_is_no_wider_than_the_others():
     names = ("rcr", "rcr_without_rl", "set_bsr_distinct", "oracle")
-    full = report_on({name: scores(80.0, implied_shown=100.0, exact_match=100.0) for name in names})
+    full = report_on({name: scores(80.0, implied_shown=100.0, exact_match=100.0, execution=100.0) for name in names})
     full.answers = AnswersAsked("m", n=200, programs=150)
     stream = io.StringIO()
     write_table(full, stream)
     lines = stream.getvalue().splitlines()
     assert max(map(len, lines)) <= 100
     assert "…" not in stream.getvalue()
-    assert all(any(word in line for line in lines) for word in ("exact", "implied", "query", "rcr_without_rl (SFT)"))
+    assert all(
+        any(word in line for line in lines) for word in ("exact", "same", "implied", "query", "rcr_without_rl (SFT)")
+    )

@@ -14,17 +14,16 @@ from decimal import Decimal
 from fractions import Fraction
 from pathlib import Path
 
-import numpy as np
 import pytest
 from places import DATA
 from rcr_trainer.data import Example, text2sql_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards import ProgramError, RewardError, check_reward, execution, make_reward, score
-from rcr_trainer.rewards.execution import Result, canonical
 
 from langchain_rcr import schema_text
 from langchain_rcr.databases import worker as query_worker
 from langchain_rcr.databases.database import Database, address_of, is_postgresql, open_database
+from langchain_rcr.databases.results import Result
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs import ProgramSpec
 
@@ -61,7 +60,7 @@ def rewards(reward, *pairs):
         ("SELECT people FROM city", "SELECT DISTINCT people FROM city", 0.0),  # a multiset, no set
         ("SELECT people + 0.0 FROM city", "SELECT people FROM city", 1.0),
         ("SELECT 0.1 + 0.2", "SELECT 0.3", 1.0),
-        ("SELECT people, name FROM city", "SELECT name, people FROM city", 0.0),
+        ("SELECT people, name FROM city", "SELECT name, people FROM city", 1.0),  # only the columns' order differs
         ("SELECT name FROM town", "SELECT name FROM city", 0.0),
         ("SELECT name FROM", "SELECT name FROM city", 0.0),
         ("", "SELECT name FROM city", 0.0),
@@ -75,60 +74,6 @@ def rewards(reward, *pairs):
 )
 def test_execution_by_hand(database, answer, gold, expected):
     assert rewards(make_reward("execution", SPEC, database=str(database)), (answer, gold)) == [expected]
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        (1, 1.0, True),
-        (1, Decimal("1.00"), True),
-        (True, 1, True),
-        (np.int64(3), 3, True),
-        (np.float32(0.5), Fraction(1, 2), True),
-        (0.1 + 0.2, 0.3, True),
-        (1234567890.1, 1234567890.2, False),
-        (12345678901, 12345678902, False),
-        (2**60, 2**60 + 1, False),
-        (math.nan, float("nan"), True),
-        (Decimal("NaN"), math.nan, True),
-        (math.inf, Decimal("Infinity"), True),
-        (1, "1", False),
-        ("a", b"a", False),
-        (None, "None", False),
-        (-0.0, 0, True),
-        ([1, 2], (1, 2), True),
-        ({"a": 1, "b": [2]}, {"b": [2.0], "a": 1}, True),
-        ({1, 2}, frozenset({2, 1}), True),
-        (("a,b",), ("a", "b"), False),
-        (datetime.date(2020, 1, 1), datetime.date(2020, 1, 1), True),
-    ],
-)
-def test_what_counts_as_the_same_value(one, other, same):
-    assert (canonical(one) == canonical(other)) is same
-
-
-def test_numbers_of_any_length_are_compared():
-    for one, other, same in (
-        (10**5000, Decimal("1E+5000"), True),
-        (10**5000, 10**5000 + 1, False),
-        (-(10**5000), 10**5000, False),
-        (2**1000, Decimal(2**1000), True),
-        (10**300, Decimal(10**300), True),
-        (Decimal("1E+999999999"), Decimal("10E+999999998"), True),
-        (Decimal("1.5E+400"), math.inf, False),
-        (Decimal("1E-999999"), 0, True),
-        (Decimal("sNaN"), math.nan, True),
-    ):
-        assert (canonical(one) == canonical(other)) is same
-
-
-def test_results_are_lists_but_for_their_order_or_tuples_with_it():
-    assert Result.of([1, 2]).rows == Result.of([2, 1]).rows
-    assert Result.of([1, 2]).in_order != Result.of([2, 1]).in_order
-    assert Result.of((1, 2)).rows != Result.of((2, 1)).rows
-    assert Result.of([1, 1, 2]).rows != Result.of([1, 2, 2]).rows
-    assert Result.of(["a", "b"]).rows != Result.of(["ab"]).rows
-    assert Result.of("\ud800").rows  # a lone surrogate has no UTF-8
 
 
 def nested(depth):

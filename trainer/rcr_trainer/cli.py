@@ -274,6 +274,16 @@ def _add_data(commands: Any) -> None:
     )
     text2sql.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
 
+    text = "Spider's questions on many databases, with their schemas, in a split of Spider-SSP"
+    spider = command(kinds, "spider", "rcr_trainer.own_files:spider", text, "data spider spider --out ssp-template")
+    text = "with train_spider.json, tables.json, ssp/*.json and database/DB/DB.sqlite"
+    spider.add_argument("folder", type=Path, metavar="FOLDER", help=text)
+    splits = ("random_1", "template_1", "tmcd_1", "length_1")
+    spider.add_argument("--split", choices=splits, default="template_1", help="(default: template_1)")
+    text = "the databases, if they are elsewhere (default: FOLDER/database)"
+    spider.add_argument("--databases", type=Path, metavar="FOLDER", help=text)
+    spider.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+
 
 def _check_extra(config: Settings) -> None:
     """Fail now if a library is missing, not after the training."""

@@ -1,4 +1,4 @@
-"""The commands `data check`, `init` and `data text2sql`."""
+"""The commands `data check`, `init`, `data text2sql` and `data spider`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rcr_trainer.console import PROG, show
 from rcr_trainer.errors import ConfigError
 
 if TYPE_CHECKING:
+    from rcr_trainer.data import Split
     from rcr_trainer.data.check import FileCheck, Keys
 
 
@@ -122,10 +123,34 @@ def text2sql(given: argparse.Namespace) -> None:
     Raises:
         DataError: the file is not of that form, or the folder holds others.
     """
-    from rcr_trainer.data import text2sql_split, write_split
+    from rcr_trainer.data import text2sql_split
 
     split = text2sql_split(given.file, given.split, given.fold)
-    write_split(given.out, split)
-    show(f"{given.out} written: {', '.join(f'{count} {part}' for part, count in split.counts().items())}.")
-    folder = shlex.quote(f"--data.directory={given.out}")
-    show(f"Next: {PROG} run CONFIG --data.task=files {folder} --program.language=sql")
+    _write(given.out, split, "--program.language=sql")
+
+
+def spider(given: argparse.Namespace) -> None:
+    """Turn Spider's questions into a split folder, and say what is missing.
+
+    Raises:
+        DataError: a file is not of that form, or the folder holds others.
+    """
+    from rcr_trainer.data import spider_split
+
+    databases = given.databases or given.folder / "database"
+    split = spider_split(given.folder, given.split, databases)
+    for reason, count in split.meta["left_out"].items():
+        show(f"{count} questions left out: {reason}.")
+    for what in ("missing_databases", "empty_tables"):
+        if split.meta[what]:
+            show(f"{what.replace('_', ' ')}: {', '.join(split.meta[what])}")
+    rest = shlex.quote(f"--reward.database={databases}")
+    _write(given.out, split, f"--program.language=sql:sqlite --prompt.name=sql_chat {rest}")
+
+
+def _write(out: Path, split: Split, flags: str) -> None:
+    from rcr_trainer.data import write_split
+
+    write_split(out, split)
+    show(f"{out} written: {', '.join(f'{count} {part}' for part, count in split.counts().items())}.")
+    show(f"Next: {PROG} run CONFIG --data.task=files {shlex.quote(f'--data.directory={out}')} {flags}")

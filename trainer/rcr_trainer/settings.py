@@ -254,7 +254,8 @@ class RewardSettings(Section):
     weights: list[Annotated[float, Field(gt=0)]] = Field([])
     """A weight for each of names; empty: 1 each."""
     database: str | None = None
-    """execution: a SQLite file or postgresql://…; read only, whatever the program says."""
+    """execution: a SQLite file or postgresql://…; read only, whatever the program says. Of many databases a folder with
+    {db_id}/{db_id}.sqlite, or a template, data/{tenant}.sqlite, filled in with each question's fields."""
     executor: str | None = None
     """execution: instead of a database, module:callable that runs a program."""
     timeout: float = Field(5.0, gt=0)

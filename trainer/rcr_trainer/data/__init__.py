@@ -1,4 +1,4 @@
-"""Data: users' files, GeoQuery, COVR-10 and text2sql-data, each as a `Split` of `Example`s."""
+"""Data: users' files, GeoQuery, COVR-10, text2sql-data and Spider, each as a `Split` of `Example`s."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import Example, Split, write_examples, write_split
 from rcr_trainer.data.files import ReadReport, read_examples, read_split, unparsed
 from rcr_trainer.data.geoquery import download_geoquery, geoquery_split
+from rcr_trainer.data.spider import spider_split
 from rcr_trainer.data.text2sql import text2sql_split
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "read_examples",
     "read_split",
     "shared",
+    "spider_split",
     "text2sql_split",
     "unparsed",
     "write_examples",

@@ -14,12 +14,14 @@ from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, Request, arranged
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.metrics import paired_intervals
-from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, Picks, SelectorScores
+from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, Metric, Picks, SelectorScores
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
 
 logger = logging.getLogger(__name__)
+
+_ANSWERED: tuple[Metric, ...] = ("exact_match", "execution")
 
 AnswerFunction: TypeAlias = Callable[[Sequence[Request]], Sequence[Answer]]
 """Prompts → their answers, whose `program` is None where they hold none."""
@@ -67,9 +69,16 @@ class Answerer:
         logger.info("%d answers for each of %s", n, ", ".join(names))
         given, missing, unpaid = self._answers({name: self._prompts(name, asked) for name in names})
         report.answers = AnswersAsked(self.name, n, len(set(keys)), missing, unpaid, self.orders.get(OURS, "reversed"))
-        exact = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
-        for name, interval in paired_intervals(exact, keys).items():
-            report.selectors[name].intervals["exact_match"] = interval
+        rates = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
+        for column, metric in enumerate(_ANSWERED):
+            own = {name: found[:, column] for name, found in rates.items()}
+            # Whether a gold program runs doesn't depend on who picked.
+            told = ~np.isnan(np.array([*own.values()]).reshape(-1, n)).any(axis=0)
+            programs = [key for key, kept in zip(keys, told, strict=True) if kept]
+            for name, interval in paired_intervals(
+                {name: found[told] for name, found in own.items()}, programs
+            ).items():
+                report.selectors[name].intervals[metric] = interval
 
     def _prompts(self, name: str, asked: Picks) -> list[Request]:
         order = self.orders.get(name, "reversed")
@@ -79,10 +88,10 @@ class Answerer:
     def _score(
         self, scores: SelectorScores, name: str, asked: Picks, answers: Sequence[Answer], spec: ProgramSpec
     ) -> np.ndarray:
-        """Put the figures of one selector's answers into its scores and its picks; (n,) 1 where exact."""
+        """Put the figures of one selector's answers into its scores and picks; (n, 2) rates of `_ANSWERED`."""
         programs = [answer.program for answer in answers]
         rows = [each.selectors[name] for each in asked]
-        golds = [Example(each.id, each.question, each.gold) for each in asked]
+        golds = [Example(each.id, each.question, each.gold, each.fields) for each in asked]
         shown = [row.picks for row in rows]
         exact = score(correctness(spec), programs, golds, shown)
         jaccard = score(structure_coverage(spec), programs, golds, shown)
@@ -100,7 +109,7 @@ class Answerer:
         scores.execution = None if np.isnan(same).all() else 100 * float(np.nanmean(same))
         scores.prompt_tokens, scores.completion_tokens = read / n, written / n
         scores.cost = None if money is None else 1000 * money / n
-        return exact
+        return np.stack([exact, same], axis=1)
 
     def _answers(self, prompts: Mapping[str, Sequence[Request]]) -> tuple[dict[str, list[Answer]], str, bool]:
         """By selector an answer for each prompt; why some selectors have none; whether a budget is spent.

@@ -33,7 +33,7 @@ from rcr_trainer.runs.folder import Run
 
 _HERE = Path(__file__).parent
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-_COMPARED: tuple[Metric, ...] = ("exact_match", "full_coverage", "specific_coverage")
+_COMPARED: tuple[Metric, ...] = ("exact_match", "execution", "full_coverage", "specific_coverage")
 """The figures whose intervals are shown."""
 
 

@@ -26,7 +26,7 @@ WITHOUT_RL = "rcr_without_rl"
 
 Gold: TypeAlias = Literal["all", "pool"]
 """Which structures of a gold program count: all, or those that some candidate has."""
-Metric: TypeAlias = Literal["coverage", "full_coverage", "specific_coverage", "exact_match"]
+Metric: TypeAlias = Literal["coverage", "full_coverage", "specific_coverage", "exact_match", "execution"]
 Interval: TypeAlias = tuple[float, float]
 Kind: TypeAlias = Literal["trained", "plain", "oracle"]
 """Ours are trained; an oracle sees the gold program; all others are plain, also those that learn from scores."""

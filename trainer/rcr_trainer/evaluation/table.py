@@ -17,6 +17,7 @@ _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
 _STYLES = {"trained": "green", "oracle": "dim"}
 _COLUMNS = {
     "exact_match": "exact\nmatch %",
+    "execution": "same\nrows %",
     "coverage": "coverage\n%",
     "full_coverage": "full\ncover. %",
     "specific_coverage": "specific\ncover. %",
@@ -33,6 +34,9 @@ def build_table(report: EvaluationReport) -> Table:
     """A rich table, a row a selector; what it is about stands in the title and the caption."""
     every = report.selectors.values()
     columns = [name for name in _COLUMNS if any(getattr(scores, name) is not None for scores in every)]
+    is_crowded = len(columns) >= len(_COLUMNS) - 1
+    if len(columns) == len(_COLUMNS):
+        columns.remove("hub_share")  # there is no room
     table = Table(
         title=f"split {printable(report.split)}: {report.n} {report.part} queries of {report.programs} programs, "
         f"pool of {report.pool_size}, k = {report.k}",
@@ -44,7 +48,7 @@ def build_table(report: EvaluationReport) -> Table:
         box=box.SIMPLE_HEAD,
         collapse_padding=True,
         pad_edge=False,
-        padding=(0, 0) if len(columns) == len(_COLUMNS) else (0, 1),  # with all columns there is no room for more
+        padding=(0, 0) if is_crowded else (0, 1),
     )
     table.add_column("selector", no_wrap=True)
     for name in columns:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from rcr_trainer.data import Split, geoquery_split, text2sql_split, write_split
+from langchain_rcr.basics.files import atomic_directory
+from rcr_trainer.data import Split, geoquery_split, spider_split, text2sql_split, write_split
 from rcr_trainer.data.geoquery import PUBLISHED_DIVERGENCE
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.settings import DataSettings
@@ -43,9 +45,9 @@ def split_settings(
         split: of GeoQuery `standard`, `template_1`, `tmcd_2`, … (published where `data` has the ids; else drawn with
             the number as seed, from a corpus that is downloaded if it is missing) or `csl_template_1`, … (the paper's,
             published in google-research/language, language/compgen/csl), of COVR `covr-110`, or `text2sql-NAME` for
-            the query split of a file of text2sql-data.
+            the query split of a file of text2sql-data, or `spider-template_1`, … of Spider-SSP.
         data: folder with `geoquery/corpus.xml`, `geoquery/splits/` and `geoquery/splits_csl/`, or with
-            `text2sql/*.json` and `geography_sql/geography.json`.
+            `text2sql/*.json` and `geography_sql/geography.json`, or with `spider/` (`spider_split`).
         drawn: folder for the splits that are drawn or converted.
         seed: of the run; where a text2sql-data file has folds, that of test.
         divergence: of compounds, where a TMCD split is drawn (`geoquery_split`).
@@ -65,11 +67,17 @@ def split_settings(
         folder = drawn / (split if fold is None else f"{split}-{fold}")
         where = {"task": "files", "directory": str(_made(folder, lambda: text2sql_split(file, fold=fold)))}
         return {"data": where, "program": {"language": "sql"}}
+    if split.startswith("spider-"):
+        source, kind = data / "spider", split.removeprefix("spider-")
+        databases = _unpacked(source / "database", drawn / "spider")
+        folder = _made(drawn / split, lambda: spider_split(source, kind, databases))
+        asked = {"prompt": {"name": "sql"}, "reward": {"database": str(databases)}}
+        return {"data": {"task": "files", "directory": str(folder)}, "program": {"language": "sql:sqlite"}, **asked}
     known = re.fullmatch(r"(csl_)?(standard|template|tmcd|length)(?:_(\d+))?", split)
     if known is None or (known[1] and split not in CSL):
         raise ConfigError(
             f"unknown split '{split}': {', '.join(GEOQUERY)}, csl_ before the last seven, covr-NUMBER or "
-            "text2sql-NAME; geoquery, csl or covr for all"
+            "text2sql-NAME, spider-template_1 and so on; geoquery, csl or covr for all"
         )
     published, kind, number = known.groups()
     corpus = data / "geoquery" / "corpus.xml"
@@ -101,6 +109,17 @@ def _corpus(path: Path) -> Path:
         return download_corpus(path)
     except DataError as error:
         raise DataError(f"{error}; or give --data FOLDER with geoquery/corpus.xml") from error
+
+
+def _unpacked(folder: Path, into: Path) -> Path:
+    """A folder, or what its archive holds, `folder.tar.xz`, unpacked once."""
+    archive, made = folder.with_name(f"{folder.name}.tar.xz"), into / folder.name
+    if folder.is_dir() or not archive.is_file():
+        return folder
+    if not made.is_dir():
+        with atomic_directory(into) as fresh, tarfile.open(archive) as packed:
+            packed.extractall(fresh, filter="data")
+    return made
 
 
 def _made(folder: Path, split: Callable[[], Split]) -> Path:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from langchain_rcr.databases.database import open_database
+from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.languages import unknown
 from rcr_trainer.errors import ConfigError
@@ -44,7 +46,8 @@ def make_reward(
             like a `Reward`; or a mapping from any of these to weights, for their weighted sum. A class is made into
             an object without arguments.
         spec: how programs are read.
-        database: for `execution`: a SQLite file or `postgresql://…`, also as SQLAlchemy takes them.
+        database: for `execution`: a SQLite file or `postgresql://…`, also as SQLAlchemy takes them; or many, as
+            `Databases` takes them.
         execute: for `execution` instead: what runs a program, as an object or `module:callable`.
         timeout_s: for `execution` on a database: seconds a program may take.
         max_rows: for `execution` on a database: rows it may give.
@@ -70,10 +73,12 @@ def make_reward(
     return make(reward)
 
 
-def _executor(database: str | None, execute: str | Execute | None, timeout_s: float, max_rows: int) -> Execute:
+def _executor(
+    database: str | None, execute: str | Execute | None, timeout_s: float, max_rows: int
+) -> Execute | Databases:
     if database is not None and execute is None:
-        from langchain_rcr.databases.database import open_database
-
+        if are_many(database):
+            return Databases(database, timeout_s=timeout_s, max_rows=max_rows)
         return open_database(database, timeout_s=timeout_s, max_rows=max_rows, patience_s=_PATIENCE_S)
     if execute is None or database is not None:
         raise ConfigError("reward 'execution' needs either reward.database or reward.executor to run programs")
@@ -104,6 +109,7 @@ def mixture(parts: Mapping[Reward, float]) -> Reward:
         " + ".join(f"{weight:g} {reward.name}" for reward, weight in parts.items()),
         function,
         needs_llm=any(reward.needs_llm for reward in parts),
+        reads_fields=any(reward.reads_fields for reward in parts),
         maximum=sum(weight * reward.maximum for reward, weight in parts.items()),
         minimum=sum(weight * reward.minimum for reward, weight in parts.items()),
     )

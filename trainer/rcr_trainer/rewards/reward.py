@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -19,6 +19,8 @@ from rcr_trainer.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _CLOSE = 1e-9
+_SAID = ("needs_llm", "maximum", "minimum", "reads_fields")
+"""What the attributes of a user's callable may say."""
 
 
 class RewardError(RCRError):
@@ -36,6 +38,7 @@ class Reward:
         maximum: what the gold program earns.
         minimum: what no program earns.
         likelihood: it is the probability with which the model writes the gold program; `function` isn't called.
+        reads_fields: `function` also takes `fields`.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Reward:
     maximum: float = 1.0
     minimum: float = 0.0
     likelihood: bool = False
+    reads_fields: bool = False
 
     def __call__(
         self,
@@ -52,6 +56,7 @@ class Reward:
         *,
         queries: Sequence[str],
         contexts: Sequence[Sequence[Example]],
+        fields: Sequence[Mapping[str, Any]] = (),
     ) -> list[float | None]:
         """Score B answers.
 
@@ -61,18 +66,20 @@ class Reward:
             references: the gold programs.
             queries: the questions.
             contexts: for each question the examples in its prompt, in order.
+            fields: the questions' further fields, such as `db_id`, for a reward that reads them (`reads_fields`).
 
         Returns:
             B scores; None for what can't be scored, from which nothing is learned. An exception is a bug and stops the
             run.
         """
-        return list(self.function(predictions, references, queries=queries, contexts=contexts))
+        more = {"fields": fields} if self.reads_fields else {}
+        return list(self.function(predictions, references, queries=queries, contexts=contexts, **more))
 
     @classmethod
     def of(cls, given: Callable[..., Any]) -> Reward:
         """From a user's callable, whose attributes may set the other fields."""
         name = getattr(given, "name", getattr(given, "__name__", type(given).__name__))
-        said = {each: getattr(given, each) for each in ("needs_llm", "maximum", "minimum") if hasattr(given, each)}
+        said = {each: getattr(given, each) for each in _SAID if hasattr(given, each)}
         return cls(str(name), given, **said)
 
     @classmethod
@@ -111,7 +118,8 @@ def score(
     """
     try:
         targets, sources = [example.target for example in examples], [example.source for example in examples]
-        values = reward(predictions, targets, queries=sources, contexts=contexts)
+        fields = [example.fields for example in examples]
+        values = reward(predictions, targets, queries=sources, contexts=contexts, fields=fields)
     except RCRError:
         raise
     except Exception as error:

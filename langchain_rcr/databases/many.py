@@ -1,0 +1,145 @@
+"""Queries on one of many SQLite files, as the question says, with few of them open at a time."""
+
+from __future__ import annotations
+
+import re
+import string
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from langchain_rcr.databases.database import Database, address_of
+from langchain_rcr.errors import InputError
+
+LAYOUT = "{db_id}/{db_id}.sqlite"
+"""Where a folder has the file of a database: as Spider is laid out."""
+_NAME = re.compile(r"\w[\w.\- ]{0,199}")
+"""What a field may hold: a name that leads to no other folder."""
+
+
+@dataclass(slots=True)
+class _Opened:
+    """A database; the lock is held while its only process runs a query."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    database: Database | None = None
+    users: int = 0  # threads that run a query, or wait to
+
+
+class Databases:
+    """Runs queries on the SQLite file that a question's fields name, in a process for each, as `Database` does.
+
+    May be called from any thread. Queries on one database run one after the other. Of databases that nobody queries the
+    least recently used is closed for another; a query waits where all are in use.
+
+    Args:
+        where: a folder, laid out as Spider's (`{db_id}/{db_id}.sqlite`), or a template, `data/{db_id}.sqlite`.
+        max_databases: how many have a process at the same time.
+        **limits: of each, as `Database` takes them.
+
+    Raises:
+        InputError: a template that isn't one, or PostgreSQL; `max_databases` less than 1.
+    """
+
+    def __init__(self, where: str | Path, *, max_databases: int = 8, **limits: Any) -> None:
+        place, postgres = address_of(where)
+        if postgres:
+            raise InputError("a template or a folder names SQLite files; of PostgreSQL give one database")
+        if max_databases < 1:
+            raise InputError(f"max_databases must be at least 1, not {max_databases}")
+        self._template = f"{_escaped(place)}/{LAYOUT}" if Path(place).is_dir() else place
+        self.names = _names(self._template)
+        self._limits = {**limits, "max_processes": 1}
+        self._most = max_databases
+        self._opened: OrderedDict[str, _Opened] = OrderedDict()  # the least recently used first
+        self._changed = threading.Condition()
+
+    def path(self, fields: Mapping[str, Any]) -> str:
+        """The file that a question's fields name.
+
+        Raises:
+            InputError: a field is missing, or is no plain name.
+        """
+        for name in self.names:
+            if name not in fields:
+                has = ", ".join(map(repr, fields)) or "none"
+                raise InputError(f"the database {self._template} needs the field {name!r}; a question's are {has}")
+            if not isinstance(fields[name], str) or not _NAME.fullmatch(fields[name]):
+                raise InputError(f"{name} = {fields[name]!r:.100} can't name a database: letters, digits, _, - and .")
+        return self._template.format(**{name: fields[name] for name in self.names})
+
+    def __call__(self, program: str, fields: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+        """The rows of a query on the database of these fields.
+
+        Raises:
+            ProgramError: as `Database`.
+            InputError: as `path` and `Database`.
+        """
+        return self.run(program, self.path(fields))
+
+    def run(self, program: str, path: str) -> list[tuple[Any, ...]]:
+        """The rows of a query on a file; for errors see `__call__`."""
+        opened = self._taken(path)
+        try:
+            with opened.lock:
+                if opened.database is None:
+                    opened.database = Database(path, **self._limits)
+                return opened.database(program)
+        finally:
+            with self._changed:
+                opened.users -= 1
+                self._changed.notify()
+
+    def _taken(self, path: str) -> _Opened:
+        """The database of a path, which isn't closed while it has users."""
+        with self._changed:
+            while path not in self._opened and len(self._opened) >= self._most:
+                idle = next((each for each, opened in self._opened.items() if not opened.users), None)
+                if idle is None:
+                    self._changed.wait()
+                else:
+                    _close(self._opened.pop(idle))
+            opened = self._opened.setdefault(path, _Opened())
+            self._opened.move_to_end(path)
+            opened.users += 1
+            return opened
+
+    def close(self) -> None:
+        """End the processes that run no query; so does the end of this object. The next query starts one again."""
+        with self._changed:
+            for path in [path for path, opened in self._opened.items() if not opened.users]:
+                _close(self._opened.pop(path))
+
+    def __enter__(self) -> Databases:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def are_many(database: str | Path) -> bool:
+    """Whether this is a folder of databases, or a template; else it is the address of one."""
+    place, postgres = address_of(database)
+    return Path(place).is_dir() or (not postgres and "{" in place and not Path(place).is_file())
+
+
+def _close(opened: _Opened) -> None:
+    if opened.database is not None:
+        opened.database.close()
+
+
+def _names(template: str) -> tuple[str, ...]:
+    try:
+        found = [part[1:] for part in string.Formatter().parse(template) if part[1] is not None]
+    except ValueError as error:
+        raise InputError(f"the database {template} is no template: {error}") from None
+    if not found or any(not name.isidentifier() or form or conversion for name, form, conversion in found):  # type: ignore[union-attr]
+        raise InputError(f"the database {template} is no template: it takes plain names, as in {LAYOUT}")
+    return tuple(dict.fromkeys(str(name) for name, *_ in found))
+
+
+def _escaped(text: str) -> str:
+    return text.replace("{", "{{").replace("}", "}}")

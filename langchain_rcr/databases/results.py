@@ -1,0 +1,106 @@
+"""Whether two programs give the same result, as Spider's test-suite evaluation has it, where it is right.
+
+Order counts where the caller says so, the order of columns never (Zhong, Yu and Klein, "Semantic Evaluation for
+Text-to-SQL with Distilled Test Suites", EMNLP 2020). Departures: numbers are equal to 12 digits, for sums of floats
+depend on their order, and NULL is no text.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from hashlib import sha256
+from numbers import Integral, Real
+from typing import Any
+
+_DIGITS = 12
+"""Digits to which numbers must agree: sums of floats differ in the last few by their order."""
+_EXACT = 1 << 53
+"""Below it every whole number is a float, so that 2 and 2.0 can be told equal."""
+_LARGE = 300
+"""Digits from which on numbers don't fit a float, and whole ones are compared by their digits: Python refuses to write
+integers of more than 4,300."""
+_ALL_DIGITS = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a program returned, as digests, since a caller remembers many results, and some are long.
+
+    Of a list of tuples of one length, the rows of a query, the order of columns doesn't matter.
+
+    Args:
+        in_order: of the result with its rows in order.
+        rows: of its rows in any order.
+    """
+
+    in_order: str
+    rows: str
+
+    @classmethod
+    def of(cls, value: Any) -> Result | None:
+        """The digests of a result; None where it can't be compared, such as a value that is nested too deeply."""
+        rows = value if isinstance(value, list) else [value]
+        widths = {len(row) if isinstance(row, tuple) else 0 for row in (rows if rows is value else ())}
+        try:
+            if len(widths) == 1 and max(widths) > 1:
+                return cls(*_of_table([[canonical(value) for value in row] for row in rows]))
+            texts = [canonical(row) for row in rows]
+        except (RecursionError, ValueError, ArithmeticError):
+            return None
+        return cls(_digest(texts), _digest(sorted(texts)))
+
+
+def canonical(value: Any) -> str:
+    """A text that is equal for equal results: numbers of any type by value, what is no plain value by its repr."""
+    if isinstance(value, Integral):
+        value = int(value)
+        if value.bit_length() <= 3 * _LARGE:
+            return str(value)
+        value = Decimal(value)
+    if isinstance(value, Decimal):
+        if value.is_finite() and value.adjusted() >= _LARGE:
+            return str(value.normalize(_ALL_DIGITS))
+        if value.is_finite() and value == value.to_integral_value():
+            return str(int(value))
+        value = math.nan if value.is_nan() else float(value)
+    if isinstance(value, Real):
+        number = float(f"{float(value):.{_DIGITS}g}")
+        return str(int(number)) if abs(number) < _EXACT and number.is_integer() else repr(number)
+    if isinstance(value, Mapping):
+        return "{" + ",".join(sorted(f"{canonical(key)}:{canonical(inner)}" for key, inner in value.items())) + "}"
+    if isinstance(value, Set):
+        return "<" + ",".join(sorted(map(canonical, value))) + ">"
+    if isinstance(value, list | tuple):
+        return "(" + ",".join(map(canonical, value)) + ")"
+    return repr(value)
+
+
+def _of_table(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
+    """The digests of R rows of C values, whatever the order of the columns: with rows in order, and in any order.
+
+    Columns are told apart by their values, those with equal ones by the rows that these stand in (colour refinement,
+    Weisfeiler and Leman, 1968), so that no permutation has to be tried.
+    """
+    columns = list(zip(*rows, strict=True))
+    colours = [_digest(sorted(column)) for column in columns]
+    while True:
+        kinds = len({*colours})
+        # A row's values with the kinds of their columns: all that doesn't depend on the order of either.
+        texts = [_joined(sorted(_joined(pair) for pair in zip(colours, row, strict=True))) for row in rows]
+        if kinds == len(colours):
+            break
+        colours = [_digest(sorted(map(_joined, zip(texts, column, strict=True)))) for column in columns]
+        if len({*colours}) == kinds:
+            break
+    return _digest(sorted(map(_digest, columns))), _digest(sorted(texts))
+
+
+def _joined(texts: Sequence[str]) -> str:
+    return "".join(f"{len(text)}:{text}" for text in texts)
+
+
+def _digest(texts: Sequence[str]) -> str:
+    return sha256(_joined(texts).encode("utf-8", "surrogatepass")).hexdigest()

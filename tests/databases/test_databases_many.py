@@ -1,0 +1,157 @@
+"""Many databases: which file a question's fields name, how many are open at a time, and what its users see of it."""
+
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from langchain_core.example_selectors import LengthBasedExampleSelector
+from langchain_core.language_models import FakeListLLM
+from langchain_core.prompts import PromptTemplate
+from rcr_trainer.data import Example
+from rcr_trainer.rewards import ProgramError, make_reward, score
+
+from langchain_rcr import InputError, text_to_sql_chain
+from langchain_rcr.databases.database import Database
+from langchain_rcr.databases.many import Databases, are_many
+from langchain_rcr.programs import ProgramSpec
+
+SPEC = ProgramSpec(language="sql:sqlite")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Five databases, laid out as Spider's; number n has a table of n rows."""
+    for name, count in zip("abcde", range(1, 6), strict=True):
+        (tmp_path / "all" / name).mkdir(parents=True)
+        connection = sqlite3.connect(tmp_path / "all" / name / f"{name}.sqlite")
+        connection.execute(f"CREATE TABLE t_{name} (x)")
+        connection.executemany(f"INSERT INTO t_{name} VALUES (?)", [(number,) for number in range(count)])
+        connection.commit()
+        connection.close()
+    return tmp_path / "all"
+
+
+@pytest.mark.parametrize(
+    "form", ["{folder}", "{folder}/{{db_id}}/{{db_id}}.sqlite", "sqlite:///{folder}/{{db_id}}/{{db_id}}.sqlite"]
+)
+def test_a_folder_or_a_template_names_the_files(folder, form):
+    where = form.format(folder=folder)
+    assert are_many(where)
+    with Databases(where) as run:
+        assert run.names == ("db_id",)
+        assert run("SELECT count(*) FROM t_c", {"db_id": "c", "more": [1]}) == [(3,)]
+        with pytest.raises(ProgramError, match="no such table: t_c"):
+            run("SELECT count(*) FROM t_c", {"db_id": "a"})
+
+
+def test_one_database_is_not_many(folder):
+    assert not are_many(folder / "a" / "a.sqlite")
+    assert not are_many("postgresql://host/{db_id}")
+    (folder / "{x}.sqlite").write_bytes(b"")
+    assert not are_many(folder / "{x}.sqlite")
+
+
+@pytest.mark.parametrize("value", ["../b", "b/../b", "/etc/passwd", "", ".", "..", "a\0", "a\nb", None, 3, "x" * 300])
+def test_a_field_leads_to_no_other_folder(folder, value):
+    with pytest.raises(InputError, match=r"db_id = .* can't name a database"):
+        Databases(folder).path({"db_id": value})
+
+
+def test_what_is_wrong_is_said_in_a_line(folder):
+    run = Databases(folder)
+    with pytest.raises(InputError, match=r"needs the field 'db_id'; a question's are 'schema'"):
+        run("SELECT 1", {"schema": ""})
+    with pytest.raises(InputError, match=r"gone\.sqlite can't be read: no such file"):
+        run("SELECT 1", {"db_id": "gone"})
+    for template in ("x/{}.sqlite", "{db_id.real}.sqlite", "{db_id!r}.sqlite", "{db_id:>9}.sqlite", "{db_id", "plain"):
+        with pytest.raises(InputError, match="is no template"):
+            Databases(template)
+    with pytest.raises(InputError, match="of PostgreSQL give one"):
+        Databases("postgresql://host/{db_id}")
+    with pytest.raises(InputError, match="max_databases must be at least 1, not 0"):
+        Databases(folder, max_databases=0)
+
+
+def test_the_least_recently_used_is_closed_for_another(folder):
+    with Databases(folder, max_databases=2) as run:
+        processes = {}
+        for name in "abacab":
+            assert run(f"SELECT count(*) FROM t_{name}", {"db_id": name})
+            assert len(run._opened) <= 2
+            [process] = run._opened[run.path({"db_id": name})].database._idle
+            processes.setdefault(name, []).append(process)
+        assert processes["a"][0] is processes["a"][1] is processes["a"][2]  # c took b's place, and b took c's
+        assert processes["b"][0] is not processes["b"][1]
+        assert [processes[name][0].is_alive() for name in "abc"] == [True, False, False]
+    assert not processes["a"][0].is_alive()
+
+
+def test_many_threads_share_few_databases(folder):
+    busy, most, lock = 0, 0, threading.Lock()
+    with Databases(folder, max_databases=2, timeout_s=60.0) as run:
+
+        def ask(number):
+            nonlocal busy, most
+            name = "abcde"[number % 5]
+            opened = run._taken(run.path({"db_id": name}))
+            with lock:
+                busy, most = len(run._opened), max(most, len(run._opened))
+            with run._changed:
+                opened.users -= 1
+                run._changed.notify()
+            return run(f"SELECT count(*) FROM t_{name}", {"db_id": name})
+
+        with ThreadPoolExecutor(6) as pool:
+            assert list(pool.map(ask, range(40))) == [[(number % 5 + 1,)] for number in range(40)]
+    assert most == 2
+
+
+def test_limits_are_those_of_each(folder):
+    with Databases(folder, max_rows=2) as run:
+        assert run("SELECT x FROM t_b", {"db_id": "b"}) == [(0,), (1,)]
+        with pytest.raises(ProgramError, match="more than 2 rows"):
+            run("SELECT x FROM t_c", {"db_id": "c"})
+
+
+def test_the_reward_runs_each_program_once_on_each_database(folder, monkeypatch):
+    asked = []
+    monkeypatch.setattr(Database, "__call__", lambda self, program: asked.append(program) or [(program,)])
+    reward = make_reward("execution", SPEC, database=str(folder))
+    examples = [Example(str(n), "q", "gold", {"db_id": name}) for n, name in enumerate("abab")]
+    for _ in range(3):  # selectors
+        assert score(reward, ["gold", "other", "gold", None], examples, [[]] * 4).tolist() == [1, 0, 1, 0]
+    assert sorted(asked) == ["gold", "gold", "other"]
+
+
+def test_the_reward_compares_on_the_questions_database(folder):
+    examples = [Example(name, "q", f"SELECT count(*) FROM t_{name}", {"db_id": name}) for name in "abc"]
+    answers = ["SELECT 1", "SELECT 1", "SELECT count(*) FROM t_a"]
+    alone = make_reward("execution", SPEC, database=str(folder))
+    mixed = make_reward({"execution": 2.0, "correctness": 1.0}, SPEC, database=f"{folder}/{{db_id}}/{{db_id}}.sqlite")
+    assert score(alone, answers, examples, [[]] * 3).tolist() == [1, 0, 0]
+    assert score(mixed, answers, examples, [[]] * 3).tolist() == [2, 0, 0]
+    with pytest.raises(InputError, match="needs the field 'db_id'"):
+        score(alone, ["SELECT 1"], [Example("1", "q", "SELECT 1")], [[]])
+
+
+def test_a_chain_takes_database_and_schema_of_each_question(folder):
+    rows = [{"source": "how many", "target": "SELECT 1"}]
+    selector = LengthBasedExampleSelector(examples=rows, example_prompt=PromptTemplate.from_template("{source}"))
+    prompts = []
+
+    class Seen(FakeListLLM):
+        def _call(self, prompt, *args, **kwargs):
+            prompts.append(prompt)
+            return super()._call(prompt, *args, **kwargs)
+
+    chain = text_to_sql_chain(Seen(responses=["SELECT count(*) FROM t_a"]), selector, folder, repairs=0)
+    asked = [{"source": "q", "db_id": name} for name in ("a", "b", "../a")]
+    first, second, third = chain.batch([*asked], return_exceptions=True)
+    assert first.result == [(1,)]
+    assert "no such table: t_a" in second.error
+    assert isinstance(third, InputError)
+    assert ["CREATE TABLE t_a (x)" in prompt for prompt in prompts] == [True, False]
+    assert ["CREATE TABLE t_b (x)" in prompt for prompt in prompts] == [False, True]
+    with pytest.raises(InputError, match="needs the field 'db_id'"):
+        chain.invoke("q")
