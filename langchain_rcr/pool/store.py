@@ -150,7 +150,8 @@ class ExampleStore:
         """Teach the encoder examples that the engine held before, and the fit hasn't seen; all others are in `pool`."""
         if not self.encoder.family.fits or self.index.count() <= len(pool):
             return
-        others = [row for row in self.index.rows() if row.id not in {*pool.ids}]
+        own = {*pool.ids}
+        others = [row for row in self.index.rows() if row.id not in own]
         items = [self.schema.item(row.example, f"the example {row.id!r}") for row in others]
         names = [(text_hash(item.source), row.program) for item, row in zip(items, others, strict=True)]
         unseen = self.encoder.query.unseen(np.array(names, dtype=np.int64).reshape(-1, 2))
