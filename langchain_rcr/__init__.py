@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from langchain_rcr.agents import ComposedToolSelector, FewShotMiddleware
     from langchain_rcr.basics.items import Item
     from langchain_rcr.chains.few_shot import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
+    from langchain_rcr.chains.recording import OutcomeRecorder, record_feedback
     from langchain_rcr.chains.semantic_parsing import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
     from langchain_rcr.chains.text_to_sql import schema_text, text_to_sql_chain
     from langchain_rcr.databases.database import open_database
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from langchain_rcr.policy.prompt import Prompt
     from langchain_rcr.policy.triencoder import TriEncoder
     from langchain_rcr.pool.examples import ExamplePool
+    from langchain_rcr.pool.outcomes import OutcomeLog
     from langchain_rcr.pool.store import ExampleStore
     from langchain_rcr.retriever import SequentialCompositionalRetriever
 
@@ -53,6 +55,8 @@ __all__ = [
     "Item",
     "MemoryIndex",
     "MissingExtraError",
+    "OutcomeLog",
+    "OutcomeRecorder",
     "ParsedProgram",
     "PgVectorIndex",
     "PoolError",
@@ -66,6 +70,7 @@ __all__ = [
     "chat_few_shot_prompt",
     "few_shot_prompt",
     "open_database",
+    "record_feedback",
     "schema_text",
     "semantic_parsing_chain",
     "text_to_sql_chain",
@@ -81,6 +86,8 @@ _HOME = {
     "FewShotPrompt": "chains.few_shot",
     "Item": "basics.items",
     "MemoryIndex": "index.memory",
+    "OutcomeLog": "pool.outcomes",
+    "OutcomeRecorder": "chains.recording",
     "ParsedProgram": "chains.semantic_parsing",
     "PgVectorIndex": "index.pgvector",
     "Prompt": "policy.prompt",
@@ -91,6 +98,7 @@ _HOME = {
     "chat_few_shot_prompt": "chains.few_shot",
     "few_shot_prompt": "chains.few_shot",
     "open_database": "databases.database",
+    "record_feedback": "chains.recording",
     "schema_text": "chains.text_to_sql",
     "semantic_parsing_chain": "chains.semantic_parsing",
     "text_to_sql_chain": "chains.text_to_sql",

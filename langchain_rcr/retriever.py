@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from langchain_core.callbacks import (
     AsyncCallbackManager,
     AsyncCallbackManagerForRetrieverRun,
@@ -29,6 +30,7 @@ from langchain_rcr.pool.arguments import Order, check_fields, query_of
 from langchain_rcr.pool.batching import Selection, batched, resolved
 from langchain_rcr.pool.examples import Example
 from langchain_rcr.pool.making import Constructors
+from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.store import ExampleStore, Pick
 from langchain_rcr.programs.languages import unknown
 
@@ -70,6 +72,9 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
         stop_early: stop before a pick whose logit is not above 0. Where logits are gains (the `structure` family),
             such a pick gains nothing; in other families 0 has no special meaning.
         probabilities: compute each pick's probability under the policy; costs one more pass over the pool per step.
+        explore: draw each pick from π at the temperature `explore` · τ, among the 32 best candidates. Its `probability`
+            is then that of the draw, from which `rcr-train learn` learns. 0: the best candidate is picked.
+        log: where `record` writes.
 
     Raises:
         InputError: a field is out of range; the message names it.
@@ -93,6 +98,8 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
     min_probability: float = 0.0
     stop_early: bool = False
     probabilities: bool = True
+    explore: float = 0.0
+    log: OutcomeLog | None = None
 
     def __init__(self, *, store: ExampleStore | None = None, k: int = 4, **fields: Any) -> None:
         # Not in validators: pydantic would wrap the InputError in a ValidationError.
@@ -348,6 +355,25 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
         options, where = self._options(True, k, beam_width, filter, within)
         return self.store.explain(query, options, where, draft=draft, runner_ups=runner_ups, structures=structures)
 
+    def record(
+        self, question: str, picks: Sequence[Document], outcome: float | None, *, run: str | None = None
+    ) -> None:
+        """Write to `log` what a question got and what came of it.
+
+        Args:
+            question: as it was asked.
+            picks: the documents that `invoke` or `batch` gave for it; chains have `OutcomeRecorder`.
+            outcome: how good the answer was, such as 1 for a right one and 0 for a wrong one; None: not known yet.
+            run: an id by which `OutcomeLog.outcome` can tell the outcome later, such as LangSmith's.
+
+        Raises:
+            InputError: there is no log; the outcome is not a finite number; a document is not a pick.
+        """
+        if self.log is None:
+            raise InputError('record writes to the retriever\'s log, and it has none: log=OutcomeLog("outcomes.jsonl")')
+        drawn = [(each.id, each.metadata.get("step"), each.metadata.get("probability")) for each in picks]
+        self.log.record(question, drawn, outcome, run=run, policy=self.store.fingerprint, explore=self.explore)
+
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         """Names for LangSmith traces."""
         params = super()._get_ls_params(**kwargs)
@@ -374,7 +400,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
             raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', 'within', drafts))}")
         k = self.k if k is None else k
         beam_width = self.beam_width if beam_width is None else beam_width
-        check_fields(k=k, beam_width=beam_width)
+        check_fields(k=k, beam_width=beam_width, explore=self.explore)
         where, group = joined(self.filter, filter), self.picks_within
         for value in (within, of_variables):
             if value is not _OPEN:
@@ -405,6 +431,8 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
             constraints=tuple(constraints),
             relevance=self.shown_in == "relevance",
             k_min=self.k_min,
+            explore=self.explore,
+            random=np.random.default_rng() if self.explore else None,
         )
         return options, where
 

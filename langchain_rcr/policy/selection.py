@@ -21,6 +21,8 @@ from langchain_rcr.policy.constraints import DifferentPrograms
 
 _SHORTLIST = 8
 """Candidates looked at for one that a constraint allows, before more are fetched."""
+_EXPLORED = 32
+"""Candidates among which a pick is drawn: those that a step may go on with, the best of them."""
 _LEAST = np.finfo(np.float64).min
 """In the place of −∞, which can't be subtracted from itself."""
 
@@ -50,6 +52,9 @@ class Options:
         stop_early: end a sequence where the next pick's logit is not above 0: nothing is gained any more.
         constraints: see `Constraint`.
         relevance: find out each pick's logit for the question alone (`ExampleStore` does).
+        explore: draw each pick from softmax(logits / (explore · τ)) over the `_EXPLORED` best candidates, and give its
+            probability there; 0: the best one is picked. Not with beams.
+        random: what draws.
     """
 
     k: int
@@ -61,11 +66,18 @@ class Options:
     constraints: tuple[Constraint, ...] = ()
     relevance: bool = False
     k_min: int = 0
+    explore: float = 0.0
+    random: np.random.Generator | None = None
 
     @property
     def scored(self) -> bool:
-        """Whether probabilities are needed."""
-        return self.probabilities or self.beam_width > 1 or self.min_probability > 0
+        """Whether probabilities over all that is left are needed."""
+        return (self.probabilities and not self.explore) or self.beam_width > 1 or self.min_probability > 0
+
+    @property
+    def width(self) -> int:
+        """How many candidates a step looks at for each sequence."""
+        return _EXPLORED if self.explore else self.beam_width
 
 
 class Hit(NamedTuple):
@@ -90,7 +102,8 @@ class Picks:
         positions: (B, k) int64; positions[b, t] is the key of query b's pick at step t (the pool position, for a
             matrix); −1 where its sequence ended before.
         logits: (B, k) float32; the pick's logit (Eq. 4) in the state it was picked in; −inf where there is none.
-        probabilities: (B, k) float64; π of the pick among the candidates left; NaN where it wasn't asked for.
+        probabilities: (B, k) float64; π of the pick among the candidates left, or the probability by which it was
+            drawn; NaN where it wasn't asked for.
         rows: the examples picked, by key; `greedy` has none.
     """
 
@@ -237,9 +250,11 @@ async def select(
         if options.constraints:
             hits = await _candidates(beams, options, reader, tau)
         else:
-            hits = await reader.search(beams.state.vector(), width, beams.exclude, tau)
+            hits = await reader.search(beams.state.vector(), options.width, beams.exclude, tau)
         picks.rows = hits.rows
         log_probs, grows = _judged(hits, options)
+        if options.random is not None:
+            hits, log_probs, grows = _drawn(hits, grows, options.explore * options.tau, options.random)
         if width == 1 and grows.all():  # the usual case, faster
             beams.grow(hits.keys[:, 0], hits.logits[:, 0], None if log_probs is None else log_probs[:, 0])
             continue
@@ -254,11 +269,11 @@ async def select(
 
 
 async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: float | None) -> Hits:
-    """For each sequence the best candidates that the constraints allow, as many as beams.
+    """For each sequence the best candidates that the constraints allow, as many as a step looks at.
 
     Where none is left that all allow, the soft ones give way.
     """
-    states, width = beams.state.vector(), options.beam_width
+    states, width = beams.state.vector(), options.width
     soft = [constraint for constraint in options.constraints if constraint.soft]
     hard = [constraint for constraint in options.constraints if not constraint.soft]
     found = [list[tuple[int, float]]() for _ in states]
@@ -300,6 +315,32 @@ def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64] | None, B
     if options.stop_early:
         grows &= hits.logits > 0
     return log_probs, grows
+
+
+def drawn_from(logits: NDArray[Any], tau: float) -> NDArray[np.float64]:
+    """Log-probabilities of candidates of which one is drawn: log softmax(logits / τ); −inf where none can be.
+
+    Args:
+        logits: (R, t), −inf for what can't be drawn.
+        tau: above 0.
+    """
+    scaled = logits / np.float64(tau)
+    scaled -= np.maximum(scaled.max(axis=1, keepdims=True), _LEAST)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        log_probs: NDArray[np.float64] = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
+    return log_probs
+
+
+def _drawn(
+    hits: Hits, grows: BoolArray, tau: float, random: np.random.Generator
+) -> tuple[Hits, NDArray[np.float64], BoolArray]:
+    """One hit of each sequence (R, 1), drawn from those that it may go on with; log of its probability; whether any."""
+    log_probs = drawn_from(np.where(grows, hits.logits, -np.inf), tau)
+    # The largest of log-probabilities with Gumbel noise is a draw (Gumbel, 1954).
+    at = (np.where(grows, log_probs, -np.inf) + random.gumbel(size=grows.shape)).argmax(axis=1)[:, None]
+    keys, logits = np.take_along_axis(hits.keys, at, axis=1), np.take_along_axis(hits.logits, at, axis=1)
+    drawn = hits._replace(keys=keys, logits=logits)
+    return drawn, np.take_along_axis(log_probs, at, axis=1), np.take_along_axis(grows, at, axis=1)
 
 
 def _best(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
@@ -61,6 +62,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "runner_ups": (lambda value: value == 0 or _whole(value), "a whole number from 0 on"),
     "max_tokens": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
     "max_overlap": (lambda value: value is None or _number(value, 0, 1), "a number from 0 to below 1"),
+    "explore": (lambda value: _number(value, 0, math.inf), "a number from 0 on"),
     "min_probability": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
     "order": (
         lambda value: value is None or value in get_args(Order),
@@ -80,6 +82,8 @@ def check_fields(**fields: Any) -> None:
     for name, (fits, what) in _RULES.items():
         if name in fields and not fits(fields[name]):
             raise InputError(f"{name} must be {what}, not {fields[name]!r}")
+    if fields.get("explore") and fields.get("beam_width", 1) > 1:
+        raise InputError(f"explore = {fields['explore']} draws picks, which beams don't: beam_width must be 1")
     joined(fields.get("filter"))
     if fields.get("max_tokens") is not None:
         if fields.get("tokenizer") is None:

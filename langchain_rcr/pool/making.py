@@ -36,7 +36,7 @@ _OPTIONS = ("ids", "index", "append")
 """What `from_examples` hands to `from_encoder` as it is."""
 
 
-_NOT_SAVED = ("store", "tokenizer")
+_NOT_SAVED = ("store", "tokenizer", "log")
 """Fields that a saved retriever is given again."""
 
 
@@ -88,7 +88,7 @@ class Constructors:
                 hub or opened in another folder.
             append: as `from_encoder`.
             **fields: fields of the class (`k`, `input_keys`, `mask_same_program`, …), in place of those that `save`
-                wrote. `tokenizer` is not saved: a saved `max_tokens` needs it again.
+                wrote. `tokenizer` and `log` are not saved: a saved `max_tokens` needs it again.
 
         Raises:
             CheckpointError: the folder or a file in it is missing, damaged, foreign, or of a newer version; the engine
@@ -237,7 +237,7 @@ class Constructors:
         """Write encoder, examples, vectors and this retriever's fields to a folder that `from_pretrained` reads.
 
         Whole or not at all. An engine that keeps its examples elsewhere, such as a database, is not asked for them:
-        pass it to `from_pretrained` again (`index=`). Nor is the `tokenizer` written.
+        pass it to `from_pretrained` again (`index=`). Nor are `tokenizer` and `log` written.
 
         Raises:
             InputError: a field, such as LangChain's `metadata`, has a value that JSON can't hold.

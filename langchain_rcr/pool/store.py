@@ -60,7 +60,8 @@ class Pick:
         example: its fields, a copy.
         step: 1 for the first pick, up to k.
         logit: of the pick in the state that it was picked in (Eq. 4).
-        probability: π of the pick among the candidates left at its step; None where it wasn't asked for.
+        probability: π of the pick among the candidates left at its step, or the probability by which it was drawn
+            (`Options.explore`); None where it wasn't asked for.
         relevance: the logit that it has for the question alone; None where it wasn't asked for.
     """
 
@@ -100,13 +101,13 @@ class ExampleStore:
         folder: Path | None = None,
         append: bool = False,
     ) -> None:
-        self.encoder, fingerprint = encoder.eval(), encoder.fingerprint()
+        self.encoder, self.fingerprint = encoder.eval(), encoder.fingerprint()
         self.schema = pool.only([], encoder.spec)
         self.index: CandidateIndex = MemoryIndex() if index is None else index
-        self.index.bind(fingerprint, encoder.dim)
+        self.index.bind(self.fingerprint, encoder.dim)
         saved = None
         if folder is not None and (folder / VECTORS_FILE).is_file():
-            saved = load_vectors(folder / VECTORS_FILE, fingerprint, _signatures(pool))
+            saved = load_vectors(folder / VECTORS_FILE, self.fingerprint, _signatures(pool))
         fresh, gone = self._changes(pool, append)
         if fresh:
             new = pool.only(fresh, encoder.spec)
@@ -254,7 +255,7 @@ class ExampleStore:
         runner_ups: int = 3,
         structures: Structures | None = None,
     ) -> Explanation:
-        """Pick examples for a question, and say why. Arguments: see `select` and `explanation.explain`."""
+        """Pick the best examples for a question, and say why. Arguments: see `select` and `explanation.explain`."""
         vectors = self._queries([query], [draft])
         item = self.schema.item
 
@@ -262,7 +263,8 @@ class ExampleStore:
             async with self.index.read(where) as reader:
                 if not reader.size:
                     raise PoolError("there are no candidates to explain picks from")
-                possible, state = replace(options, k=min(options.k, reader.size)), self.encoder.state()
+                possible = replace(options, k=min(options.k, reader.size), explore=0.0, random=None)
+                state = self.encoder.state()
                 return await explain(
                     query, vectors, state, possible, reader, runner_ups=runner_ups, item=item, structures=structures
                 )
@@ -299,7 +301,7 @@ class ExampleStore:
                     example,
                     step,
                     hit.logit,
-                    float(picks.probabilities[query, step - 1]) if options.scored else None,
+                    float(picks.probabilities[query, step - 1]) if options.scored or options.explore else None,
                     float(alone[hit.key][query]) if options.relevance else None,
                 )
                 for step, (hit, example) in enumerate(zip(hits, _examples(hits), strict=True), start=1)

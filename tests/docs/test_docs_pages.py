@@ -37,7 +37,7 @@ JOURNEYS = [
         *("docs/language-models.md", "docs/budgets.md", "docs/processes.md"),
     ],
     ["docs/text-to-sql.md"],
-    ["docs/serving.md", "docs/vector-stores.md", "docs/embeddings.md", "docs/languages.md"],
+    ["docs/serving.md", "docs/learning.md", "docs/vector-stores.md", "docs/embeddings.md", "docs/languages.md"],
     ["docs/paper-tables.md"],
 ]
 NOTEBOOK = ("docs/tutorial.md", "examples/tutorial.ipynb")

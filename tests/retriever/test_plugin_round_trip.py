@@ -88,7 +88,7 @@ def test_every_field_and_key_comes_back(encoder: TriEncoder, index: Any, tmp_pat
         assert {**dict(again), "store": 0} == {**dict(one), "store": 0}
         assert again.select_examples(ASKED) == one.select_examples(ASKED)
     assert reopened(retriever, tmp_path / "saved", k=1, order="picked").k == 1
-    missing = {*make.model_fields} - {*FIELDS} - {"store", "tokenizer", "max_tokens", "name"}
+    missing = {*make.model_fields} - {*FIELDS} - {"store", "tokenizer", "max_tokens", "explore", "log", "name"}
     assert not missing, "a new field: add it to FIELDS"
 
 

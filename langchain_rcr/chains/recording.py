@@ -1,0 +1,106 @@
+"""Outcomes of chains: a callback handler that writes them to a log, and LangSmith's feedback by run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+from uuid import UUID
+
+from langchain_core.callbacks import BaseCallbackHandler
+from langchain_core.documents import Document
+
+from langchain_rcr.pool.outcomes import OutcomeLog
+from langchain_rcr.retriever import SequentialCompositionalRetriever
+
+_ASKED = 100
+"""Runs whose feedback is asked for at once: their ids are in an address."""
+
+
+class OutcomeRecorder(BaseCallbackHandler):
+    """Writes what each run of a chain picked, and what came of it, to the retriever's `log`.
+
+    For `chain.invoke(question, {"callbacks": [recorder]})`, with any chain that has the retriever in it. The outermost
+    run ends the question; its id is the log's `run`. A run that fails isn't recorded. Where a question was picked for
+    twice, as with drafts, the last picks count.
+
+    Args:
+        retriever: ours, with a `log`.
+        outcome: says how good the chain's output is; None, or a None from it: that comes later, by the run
+            (`OutcomeLog.outcome`, `record_feedback`).
+    """
+
+    def __init__(
+        self, retriever: SequentialCompositionalRetriever, outcome: Callable[[Any], float | None] | None = None
+    ) -> None:
+        self._retriever, self._outcome = retriever, outcome
+        self._root: dict[UUID, UUID] = {}
+        """Of each run that goes on the outermost one."""
+        self._asked: dict[UUID, str] = {}
+        self._picked: dict[UUID, dict[str, Sequence[Document]]] = {}
+        """Of each outermost run its questions and picks."""
+
+    def on_chain_start(
+        self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """A run begins."""
+        self._root[run_id] = run_id if parent_run_id is None else self._root.get(parent_run_id, run_id)
+
+    def on_retriever_start(
+        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """A question is asked."""
+        self.on_chain_start(None, None, run_id=run_id, parent_run_id=parent_run_id)
+        self._asked[run_id] = query
+
+    def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
+        """It has its picks."""
+        root, question = self._root.pop(run_id), self._asked.pop(run_id)
+        self._picked.setdefault(root, {})[question] = documents
+        if root == run_id:  # a retriever without a chain
+            self._write(root, None)
+
+    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has none."""
+        self._asked.pop(run_id, None)
+        self._root.pop(run_id, None)
+
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A run has its output."""
+        if self._root.pop(run_id, None) == run_id:
+            self._write(run_id, None if self._outcome is None else self._outcome(outputs))
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """A run has failed."""
+        self._root.pop(run_id, None)
+        self._picked.pop(run_id, None)
+
+    def _write(self, root: UUID, outcome: float | None) -> None:
+        for question, documents in self._picked.pop(root, {}).items():
+            self._retriever.record(question, documents, outcome, run=str(root))
+
+
+def record_feedback(log: OutcomeLog, key: str, client: Any = None) -> int:
+    """Append the outcomes that LangSmith has as feedback on a log's runs.
+
+    Args:
+        log: what is recorded there without an outcome is asked for.
+        key: the feedback's, such as "correctness"; its score is the outcome, the last one where there are several.
+        client: a `langsmith.Client`; None: one that is configured by the environment.
+
+    Returns:
+        For how many runs there was one.
+    """
+    if client is None:
+        from langsmith import Client
+
+        client = Client()
+    waiting = [each.run for each in log.read() if each.run is not None and each.outcome is None]
+    found: dict[str, tuple[Any, float]] = {}
+    for start in range(0, len(waiting), _ASKED):
+        for each in client.list_feedback(run_ids=waiting[start : start + _ASKED], feedback_key=[key]):
+            run = str(each.run_id)
+            if each.score is not None and (run not in found or each.created_at > found[run][0]):
+                found[run] = each.created_at, float(each.score)
+    for run, (_, score) in found.items():
+        log.outcome(run, score)
+    return len(found)

@@ -1,0 +1,173 @@
+"""What questions got and what came of it, in a file that is only appended to: what `rcr-train learn` learns from."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from numbers import Real
+from pathlib import Path
+from typing import Any
+
+from langchain_rcr.basics.files import digest
+from langchain_rcr.errors import InputError
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A question, its picks and what came of them.
+
+    Args:
+        question: its digest (`basics.files.digest`).
+        picks: the ids of its examples, in the order of picking.
+        probabilities: by which each was drawn among what was left; None where it wasn't computed.
+        outcome: the larger, the better; None: not known.
+        explore: the retriever's when it picked.
+        policy: the fingerprint of its encoder.
+        run: an id under which the outcome may come later.
+        text: the question, where the log may hold it.
+    """
+
+    question: str
+    picks: tuple[str, ...]
+    probabilities: tuple[float | None, ...]
+    outcome: float | None
+    explore: float
+    policy: str
+    run: str | None = None
+    text: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeLog:
+    """A JSON Lines file of outcomes, which several threads and processes may append to.
+
+    A line has a digest of the question, from which who knows the question recognises it, and ids of examples; no text.
+
+    Args:
+        path: the file. One that is full becomes NAME.TIME beside it.
+        text: write the questions, too. Without, learning needs a file that has them.
+        max_bytes: when a file is full.
+        keep: how many full ones are kept; the oldest go.
+    """
+
+    path: Path
+    text: bool = False
+    max_bytes: int = 50_000_000
+    keep: int = 20
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "path", Path(self.path))
+
+    def record(
+        self,
+        question: str,
+        picks: Sequence[tuple[Any, Any, Any]],
+        outcome: float | None,
+        *,
+        run: str | None = None,
+        policy: str = "",
+        explore: float = 0.0,
+    ) -> None:
+        """Append a question.
+
+        Args:
+            question: its text.
+            picks: for each id, step and probability, in any order.
+            outcome: see `Outcome`, as all others.
+            run: see `Outcome`.
+            policy: see `Outcome`.
+            explore: see `Outcome`.
+
+        Raises:
+            InputError: the outcome is not a finite number, a pick has no id or step, or the file can't be written.
+        """
+        if wrong := [one for one in picks if not isinstance(one[0], str) or not isinstance(one[1], int)]:
+            raise InputError(f"not a pick of this retriever: id {wrong[0][0]!r:.80}, step {wrong[0][1]!r:.80}")
+        ordered = sorted(picks, key=lambda one: one[1])
+        line = {
+            "question": digest(question),
+            "picks": [one[0] for one in ordered],
+            "probabilities": [one[2] for one in ordered],
+            "outcome": _checked(outcome),
+            "explore": explore,
+            "policy": policy,
+            "run": run,
+        }
+        self._append(line | ({"text": question} if self.text else {}))
+
+    def outcome(self, run: str, outcome: float) -> None:
+        """Append the outcome of a question recorded before, by its run; the last one counts.
+
+        Raises:
+            InputError: it is not a finite number, or the file can't be written.
+        """
+        self._append({"run": str(run), "outcome": _checked(outcome)})
+
+    def read(self) -> Iterator[Outcome]:
+        """What was recorded, oldest first, each with its last outcome.
+
+        Raises:
+            InputError: there is no such file, or a line isn't one of these; the message names it.
+        """
+        if not (files := [*self._full(), *([self.path] if self.path.is_file() else [])]):
+            raise InputError(f"{self.path}: there is no such log")
+        lines = [line for file in files for line in _lines(file)]
+        later = {line["run"]: line["outcome"] for line in lines if "picks" not in line}
+        for line in lines:
+            if "picks" in line:
+                made = Outcome(**{**line, "picks": tuple(line["picks"]), "probabilities": tuple(line["probabilities"])})
+                yield replace(made, outcome=later.get(made.run, made.outcome))
+
+    def _append(self, line: dict[str, Any]) -> None:
+        timed = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **line}
+        content = (json.dumps(timed, ensure_ascii=False) + "\n").encode()
+        try:
+            if self.path.is_file() and self.path.stat().st_size + len(content) > self.max_bytes:
+                self._rotate()
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+            try:
+                os.write(handle, content)  # one call: lines of several writers don't mix
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise InputError(f"{self.path} can't be written: {error.strerror or error}") from error
+
+    def _rotate(self) -> None:
+        # Of two writers that both find it full, the second renames what the first has begun: no line is lost.
+        self.path.replace(self.path.with_name(f"{self.path.name}.{time.time_ns()}"))
+        full = self._full()
+        for old in full[: max(0, len(full) - self.keep)]:
+            old.unlink(missing_ok=True)
+
+    def _full(self) -> list[Path]:
+        found = self.path.parent.glob(f"{self.path.name}.*")
+        return sorted(path for path in found if path.suffix[1:].isdigit())
+
+
+def _checked(outcome: float | None) -> float | None:
+    if outcome is None:
+        return None
+    if not isinstance(outcome, Real) or not math.isfinite(outcome):
+        raise InputError(f"an outcome must be a finite number, not {outcome!r:.80}")
+    return float(outcome)
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    names = {"question", "picks", "probabilities", "outcome", "explore", "policy", "run"}
+    with file.open(encoding="utf-8") as lines:
+        for number, text in enumerate(lines, start=1):
+            try:
+                line = json.loads(text)
+                line.pop("time")
+                fits = line.keys() - {"text"} in (names, {"run", "outcome"})
+            except (ValueError, AttributeError, KeyError, TypeError):
+                fits = False
+            if not fits:
+                raise InputError(f"{file}, line {number}: not a line of an outcome log")
+            yield line

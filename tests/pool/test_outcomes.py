@@ -1,0 +1,80 @@
+"""The log of outcomes: what a line holds, outcomes that come later, rotation, writers side by side, bad lines."""
+
+import json
+import stat
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from langchain_rcr import InputError, OutcomeLog
+from langchain_rcr.basics.files import digest
+
+PICKS = [("b", 2, 0.25), ("a", 1, 0.5)]
+
+
+def test_a_line_has_digests_and_ids_but_no_text_unless_it_may(tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "new" / "outcomes.jsonl")
+    log.record("how many cats", PICKS, True, policy="p", explore=0.5)
+    (line,) = log.path.read_text().splitlines()
+    assert "cats" not in line
+    assert json.loads(line).keys() == {
+        *("time", "question", "picks", "probabilities", "outcome", "explore", "policy", "run")
+    }
+    assert stat.S_IMODE(log.path.stat().st_mode) == 0o600
+    (read,) = log.read()
+    assert (read.question, read.picks, read.probabilities) == (digest("how many cats"), ("a", "b"), (0.5, 0.25))
+    assert (read.outcome, read.explore, read.policy, read.text) == (1.0, 0.5, "p", None)
+    OutcomeLog(log.path, text=True).record("how many cats", PICKS, None)
+    assert [each.text for each in log.read()] == [None, "how many cats"]
+
+
+def test_an_outcome_may_come_later_and_the_last_one_counts(tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    log.record("one", PICKS, None, run="r1")
+    log.record("two", PICKS, 0.5, run="r2")
+    log.record("three", PICKS, None, run="r3")
+    for outcome in (0, 1):
+        log.outcome("r1", outcome)
+    assert [each.outcome for each in log.read()] == [1.0, 0.5, None]
+
+
+def test_full_files_are_kept_beside_up_to_a_number(tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", max_bytes=600, keep=2)
+    for number in range(12):
+        log.record(str(number), PICKS, number)
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert len(sizes) == 3
+    assert max(sizes) <= 600
+    outcomes = [each.outcome for each in log.read()]
+    assert outcomes == sorted(outcomes)
+    assert outcomes[-1] == 11.0
+
+
+def test_writers_side_by_side_lose_no_line(tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", max_bytes=5000, keep=100)
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda number: log.record(str(number), PICKS, number), range(200)))
+    assert sorted(each.outcome for each in log.read() if each.outcome is not None) == [*map(float, range(200))]
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"a": 1}', '{"time": "", "run": "r"}'])
+def test_a_line_of_something_else_is_named(tmp_path: Path, line: str) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    log.record("one", PICKS, 1)
+    log.path.write_text(log.path.read_text() + line + "\n")
+    with pytest.raises(InputError, match=r"outcomes\.jsonl, line 2: not a line of an outcome log"):
+        list(log.read())
+
+
+def test_what_cant_be_recorded_is_refused(tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    with pytest.raises(InputError, match="an outcome must be a finite number, not nan"):
+        log.record("one", PICKS, float("nan"))
+    with pytest.raises(InputError, match="not a pick of this retriever: id None, step None"):
+        log.record("one", [(None, None, None)], 1)
+    with pytest.raises(InputError, match="there is no such log"):
+        list(log.read())
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match="can't be written"):
+        OutcomeLog(tmp_path / "file" / "outcomes.jsonl").record("one", PICKS, 1)

@@ -1,0 +1,172 @@
+"""Exploring: picks drawn with known probabilities, and what a retriever or chain records of them."""
+
+from collections import Counter
+from itertools import product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from langchain_core.documents import Document
+from langchain_core.language_models import FakeListLLM
+from toys import lexical
+
+from langchain_rcr import (
+    InputError,
+    Item,
+    OutcomeLog,
+    OutcomeRecorder,
+    SequentialCompositionalRetriever,
+    TriEncoder,
+    few_shot_prompt,
+    record_feedback,
+    semantic_parsing_chain,
+)
+from langchain_rcr.policy.selection import drawn_from
+
+EXAMPLES = [
+    {"source": f"how many {color} {animal} are there", "target": f"count({color}({animal}))", "n": number}
+    for number, (color, animal) in enumerate(product(["red", "round", "big"], ["cats", "dogs"]))
+]
+IDS = "abcdef"
+QUERY = "how many red cats and big dogs are there"
+
+
+@pytest.fixture(scope="module")
+def encoder() -> TriEncoder:
+    return lexical(EXAMPLES, dim=64, tau=4.0)
+
+
+def make(encoder: TriEncoder, **fields: Any) -> SequentialCompositionalRetriever:
+    return SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, ids=list(IDS), **fields)
+
+
+def sequences(encoder: TriEncoder, tau: float) -> dict[tuple[str, str], float]:
+    """Of every two picks their probability, by a plain loop."""
+    vectors = encoder.encode_pool([Item(row["source"], row["target"]) for row in EXAMPLES])
+    candidate, context = np.asarray(vectors.candidate, float), np.asarray(vectors.context, float)
+    start = encoder.encode_queries([QUERY])[0].astype(float)
+
+    def policy(state: np.ndarray, left: list[int]) -> dict[int, float]:
+        weights = np.exp(candidate[left] @ state / tau)
+        return dict(zip(left, weights / weights.sum(), strict=True))
+
+    found = {}
+    for first, chance in policy(start, [*range(6)]).items():
+        left = [at for at in range(6) if at != first]
+        for second, other in policy(start + encoder.config.lam * context[first], left).items():
+            found[IDS[first], IDS[second]] = chance * other
+    return found
+
+
+def test_picks_are_drawn_as_often_as_their_probability_says(encoder: TriEncoder) -> None:
+    retriever = make(encoder, k=2, explore=0.8)
+    expected = sequences(encoder, 0.8 * encoder.config.tau)
+    drawn = retriever.batch([QUERY] * 4000)
+    counts = Counter((one.id, other.id) for one, other in drawn)
+    for pair, probability in expected.items():
+        assert counts[pair] / 4000 == pytest.approx(probability, abs=4 * (probability / 4000) ** 0.5 + 1e-3)
+    for one, other in drawn[:50]:
+        chance = one.metadata["probability"] * other.metadata["probability"]
+        assert chance == pytest.approx(expected[one.id, other.id], rel=1e-3)
+
+
+def test_without_exploring_the_best_are_picked_and_with_little_of_it_too(encoder: TriEncoder) -> None:
+    best = [each.id for each in make(encoder).invoke(QUERY)]
+    barely = make(encoder, explore=1e-4).invoke(QUERY)
+    assert [each.id for each in barely] == best
+    assert [each.metadata["probability"] for each in barely] == pytest.approx([1.0] * 4)
+    explained = make(encoder, explore=1.0).explain(QUERY)
+    assert [step.pick.id for step in explained.steps] == [
+        each.id for each in make(encoder, order="picked").invoke(QUERY)
+    ]
+
+
+def test_constraints_filters_and_ends_hold_while_exploring(encoder: TriEncoder) -> None:
+    few = make(encoder, explore=1.0, k=6, filter={"n": {"$lt": 3}}, max_tokens=20, tokenizer=lambda text: text.split())
+    for _ in range(20):
+        found = few.invoke(QUERY)
+        assert {each.metadata["n"] for each in found} < {0, 1, 2}
+        assert found[-1].metadata["probability"] == pytest.approx(1.0) or len(found) == 2
+    assert len(make(encoder, explore=1.0, k=6).invoke(QUERY)) == 6
+    assert make(encoder, explore=1.0, min_probability=0.99).invoke(QUERY) == []
+
+
+def test_what_is_drawn_from_is_a_softmax_of_what_can_be_drawn() -> None:
+    logits = np.array([[2.0, 1.0, -np.inf], [0.0, 0.0, 0.0], [-np.inf] * 3], dtype=np.float32)
+    found = np.exp(drawn_from(logits, 0.5))
+    np.testing.assert_allclose(found[0], [1 / (1 + np.exp(-2)), 1 / (1 + np.exp(2)), 0])
+    np.testing.assert_allclose(found[1], 1 / 3)
+
+
+def test_exploring_needs_a_number_and_no_beams(encoder: TriEncoder) -> None:
+    with pytest.raises(InputError, match="explore must be a number from 0 on, not -1"):
+        make(encoder, explore=-1)
+    with pytest.raises(InputError, match=r"explore = 0.5 draws picks, which beams don't: beam_width must be 1"):
+        make(encoder, explore=0.5, beam_width=2)
+    with pytest.raises(InputError, match="beam_width must be 1"):
+        make(encoder, explore=0.5).invoke(QUERY, beam_width=2)
+
+
+def test_record_writes_the_picks_of_a_question(encoder: TriEncoder, tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    retriever = make(encoder, explore=0.5, log=log)
+    picks = retriever.invoke(QUERY)
+    retriever.record(QUERY, picks, 1)
+    (read,) = log.read()
+    by_step = sorted(picks, key=lambda each: each.metadata["step"])
+    assert read.picks == tuple(each.id for each in by_step)
+    assert read.probabilities == tuple(each.metadata["probability"] for each in by_step)
+    assert (read.outcome, read.explore, read.policy) == (1.0, 0.5, encoder.fingerprint())
+    retriever.save(tmp_path / "saved")
+    again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
+    assert (again.explore, again.log) == (0.5, None)  # a stranger's folder doesn't say where to write
+    with pytest.raises(InputError, match="not a pick of this retriever"):
+        retriever.record(QUERY, [Document("text")], 1)
+    with pytest.raises(InputError, match="record writes to the retriever's log, and it has none"):
+        make(encoder).record(QUERY, picks, 1)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+async def test_a_recorder_writes_each_question_of_a_chain_once(
+    encoder: TriEncoder, tmp_path: Path, is_async: bool
+) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", text=True)
+    retriever = make(encoder, explore=0.5, log=log)
+    model = FakeListLLM(responses=["count(cats)", "?", "count(cats)"])
+    chain = semantic_parsing_chain(model, retriever, lambda text: text if "(" in text else None, retries=0)
+    config = {"callbacks": [OutcomeRecorder(retriever, lambda answer: answer.ok)]}
+    if is_async:
+        await chain.abatch(["how many cats", "how many dogs"], config)
+        await chain.ainvoke("how many red cats", config)
+    else:
+        chain.batch(["how many cats", "how many dogs"], config)
+        chain.invoke("how many red cats", config)
+    read = list(log.read())
+    assert Counter(each.text for each in read) == Counter(["how many cats", "how many dogs", "how many red cats"])
+    assert sorted(each.outcome for each in read if each.outcome is not None) == [0.0, 1.0, 1.0]
+    assert len({each.run for each in read}) == 3
+
+
+def test_a_prompt_in_front_of_a_model_is_a_chain_too_and_feedback_comes_by_run(
+    encoder: TriEncoder, tmp_path: Path
+) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    retriever = make(encoder, explore=0.5, log=log)
+    chain = few_shot_prompt(retriever) | FakeListLLM(responses=["count(cats)"])
+    for _ in range(3):
+        chain.invoke({"source": QUERY}, {"callbacks": [OutcomeRecorder(retriever)]})
+    retriever.invoke(QUERY, {"callbacks": [OutcomeRecorder(retriever)]})  # a retriever alone is a run, too
+    first, second, *others = [each.run for each in log.read()]
+    assert len(others) == 2
+
+    class Client:
+        def list_feedback(self, *, run_ids: list[str], feedback_key: list[str]) -> list[Any]:
+            assert feedback_key == ["correctness"]
+            assert run_ids == [first, second, *others]
+            scores = [(first, 0, 1), (first, 1, 2), (second, None, 1)]
+            return [SimpleNamespace(run_id=run, score=score, created_at=at) for run, score, at in scores]
+
+    assert record_feedback(log, "correctness", Client()) == 1
+    assert [each.outcome for each in log.read()] == [1.0, None, None, None]
