@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,6 +34,8 @@ from langchain_rcr.pool.making import Constructors
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.store import ExampleStore, Pick
 from langchain_rcr.programs.languages import unknown
+
+logger = logging.getLogger(__name__)
 
 _OPEN: Any = object()
 """A value that isn't given. Not None: where a caller's value is lacking, another's filter mustn't say which it is."""
@@ -71,6 +74,9 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
         min_probability: stop before a pick whose probability under the policy is lower.
         stop_early: stop before a pick whose logit is not above 0. Where logits are gains (the `structure` family),
             such a pick gains nothing; in other families 0 has no special meaning.
+        min_relevance: pick nothing for a question whose `relevance` is lower: 0.05 refuses nearly all questions on
+            other matters, and hardly any on those of the examples. 0: pick for all. Such questions don't count for
+            `k_min`. Needs the `structure` family, fitted or trained.
         probabilities: compute each pick's probability under the policy; costs one more pass over the pool per step.
         explore: draw each pick from π at the temperature `explore` · τ, among the 32 best candidates. Its `probability`
             is then that of the draw, from which `rcr-train learn` learns. 0: the best candidate is picked.
@@ -97,6 +103,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
     tokenizer: Any = None
     min_probability: float = 0.0
     stop_early: bool = False
+    min_relevance: float = 0.0
     probabilities: bool = True
     explore: float = 0.0
     log: OutcomeLog | None = None
@@ -111,6 +118,9 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
         if store is None:
             raise InputError(f"{type(self).__name__}: create it with from_pretrained, from_examples or from_encoder")
         check_fields(k=k, **fields)
+        if fields.get("min_relevance") and not store.encoder.family.fits:
+            name = store.encoder.family.name
+            logger.warning("min_relevance has no effect: the %s family can't tell what its examples are about", name)
         super().__init__(store=store, k=k, **fields)
 
     @property
@@ -374,6 +384,17 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
         drawn = [(each.id, each.metadata.get("step"), each.metadata.get("probability")) for each in picks]
         self.log.record(question, drawn, outcome, run=run, policy=self.store.fingerprint, explore=self.explore)
 
+    def relevance(self, query: str) -> float:
+        """How near a question is to the examples, from 0 to 1, by what the training questions are to each other.
+
+        The share of training questions which, held out together with those most like them, are less like the nearest
+        one that is left than this one is. Always 1 with families other than `structure`.
+
+        Raises:
+            InputError: the question is not a string, blank or not valid Unicode.
+        """
+        return self.store.relevance(query)
+
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         """Names for LangSmith traces."""
         params = super()._get_ls_params(**kwargs)
@@ -433,6 +454,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
             k_min=self.k_min,
             explore=self.explore,
             random=np.random.default_rng() if self.explore else None,
+            min_relevance=self.min_relevance,
         )
         return options, where
 

@@ -37,6 +37,8 @@ from langchain_rcr.pool.batching import resolved
 from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
+NO_EXAMPLES = "no example is relevant to the question"
+"""Why there is no program where the model wasn't asked."""
 _LONGEST_QUOTE = 2000
 """Characters of a bad answer that are quoted to the model: a rambling answer was paid for once already."""
 
@@ -76,6 +78,7 @@ def semantic_parsing_chain(
     execute: Databases | Callable[[str], Any] | None = None,
     retries: int = 1,
     drafts: int = 0,
+    needs_examples: bool = False,
     source_key: str | None = None,
     target_key: str | None = None,
     query_key: str | None = None,
@@ -104,6 +107,8 @@ def semantic_parsing_chain(
             reason in a further message, a completion model in a note before the prompt.
         drafts: how many times to take the model's program for a draft (`retriever.invoke(…, draft=…)`), pick again, and
             ask again if the picks are others. Needs our retriever, with a family that predicts structures.
+        needs_examples: whether a question for which nothing is picked (see the retriever's `min_relevance`) gets no
+            program, and the model isn't asked. Otherwise it is asked without examples.
         source_key: see `few_shot_prompt`; also used with your own `prompt`.
         target_key: see `few_shot_prompt`.
         query_key: the prompt variable with the question; None: as in `few_shot_prompt`, or the only variable of
@@ -154,6 +159,7 @@ def semantic_parsing_chain(
         execute=execute,
         retries=retries,
         drafts=drafts,
+        needs_examples=needs_examples,
         query_key=keys.query,
         labels=labels,
     )
@@ -174,6 +180,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     """Further variables of the prompt, from a question's own and its picks."""
     retries: int = Field(default=1, ge=0)
     drafts: int = Field(default=0, ge=0)
+    needs_examples: bool = False
     query_key: str = "source"
     labels: tuple[str, str] = APPENDIX_D.labels
 
@@ -314,7 +321,9 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
                 except InputError as error:
                     question.error = error
                     continue
-                if question.parsed is None or _ids(question.picks) != _ids(question.parsed.picks):
+                if self.needs_examples and not question.picks:
+                    question.parsed = question.parsed or ParsedProgram(None, None, (), (), NO_EXAMPLES)
+                elif question.parsed is None or _ids(question.picks) != _ids(question.parsed.picks):
                     going.append(question)
         return going
 

@@ -49,6 +49,7 @@ def text_to_sql_chain(
     prompt: Prompt | BasePromptTemplate[Any] | None = None,
     repairs: int = 1,
     drafts: int = 0,
+    needs_examples: bool = False,
     timeout_s: float = 5.0,
     max_rows: int = 10_000,
     max_processes: int = 8,
@@ -70,6 +71,7 @@ def text_to_sql_chain(
             checkpoint was trained with if it shows a schema, else the one named `sql`, or `sql_chat` for a chat model.
         repairs: how often an error goes back to the model, at most.
         drafts: as in `semantic_parsing_chain`.
+        needs_examples: as in `semantic_parsing_chain`.
         timeout_s: seconds a query may take.
         max_rows: rows it may give.
         max_processes: queries that may run at the same time, with those that PostgreSQL's server can't stop; of many
@@ -99,7 +101,15 @@ def text_to_sql_chain(
     if isinstance(prompt, Prompt) and describe is None and (schema or not prompt.db_schema):
         prompt = prompt.model_copy(update={"db_schema": f"-- {name}\n{schema or schema_text(database)}"})
     chain = semantic_parsing_chain(
-        llm, retriever, language, prompt=prompt, execute=execute, retries=repairs, drafts=drafts, **keys
+        llm,
+        retriever,
+        language,
+        prompt=prompt,
+        execute=execute,
+        retries=repairs,
+        drafts=drafts,
+        needs_examples=needs_examples,
+        **keys,
     )
     chain.describe = describe
     return chain

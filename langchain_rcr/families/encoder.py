@@ -133,6 +133,10 @@ class Encoder(nn.Module, ABC):
         """(N,) which examples a fit hasn't seen, by the hashes (N, 2) of question and program; none without a fit."""
         return np.zeros(len(names), dtype=np.bool_)
 
+    def relevance(self, features: Any) -> NDArray[np.float64]:
+        """(N,) from 0 to 1, how near questions are to what was fitted to, by their rank; 1 without a fit."""
+        return np.ones(len(features))
+
     def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
         """Features of questions with a draft of each one's program, which may be wrong; for families that take them."""
         raise NotImplementedError

@@ -55,6 +55,7 @@ class Options:
         explore: draw each pick from softmax(logits / (explore · τ)) over the `_EXPLORED` best candidates, and give its
             probability there; 0: the best one is picked. Not with beams.
         random: what draws.
+        min_relevance: nothing is picked for questions of less (`ExampleStore` sees to it); see `Encoder.relevance`.
     """
 
     k: int
@@ -68,6 +69,7 @@ class Options:
     k_min: int = 0
     explore: float = 0.0
     random: np.random.Generator | None = None
+    min_relevance: float = 0.0
 
     @property
     def scored(self) -> bool:

@@ -116,11 +116,18 @@ class TriEncoder(nn.Module):
 
     def encode_queries(self, queries: Sequence[str], drafts: Sequence[str | None] | None = None) -> NDArray[np.float32]:
         """E_x of questions, (B, D); `drafts` has a guess at the program of each, or None."""
+        return self.judge_queries(queries, drafts)[0]
+
+    def judge_queries(
+        self, queries: Sequence[str], drafts: Sequence[str | None] | None = None, *, judge: bool = False
+    ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+        """E_x of questions, (B, D), and with `judge` how relevant each is, (B,); see `Encoder.relevance`."""
         features = self.query.featurize(readable(map(Item, queries)))
+        relevance = self.query.relevance(features) if judge else np.ones(len(queries))
         if drafts is not None and any(draft is not None for draft in drafts):
             self.check_drafts()
             features = self.query.drafted(features, drafts)
-        return self.query.vectors(features)
+        return self.query.vectors(features), relevance
 
     def check_drafts(self) -> None:
         """Raise an `InputError` unless the family can use drafts."""

@@ -64,6 +64,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "max_overlap": (lambda value: value is None or _number(value, 0, 1), "a number from 0 to below 1"),
     "explore": (lambda value: _number(value, 0, math.inf), "a number from 0 on"),
     "min_probability": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
+    "min_relevance": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
     "order": (
         lambda value: value is None or value in get_args(Order),
         " or ".join(repr(name) for name in get_args(Order)),

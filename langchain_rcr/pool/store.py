@@ -14,7 +14,7 @@ import numpy as np
 
 from langchain_rcr.basics.files import atomic_directory, read_json, write_json
 from langchain_rcr.basics.items import copied, made
-from langchain_rcr.basics.rows import FloatArray
+from langchain_rcr.basics.rows import BoolArray, FloatArray
 from langchain_rcr.basics.section import printable
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.families.folds import text_hash
@@ -225,14 +225,14 @@ class ExampleStore:
 
         Returns:
             For each question its picks; fewer than k only where the pool, or what the filter lets through, has fewer,
-            or `options` ends a sequence early.
+            or `options` ends a sequence early; none for a question of less than `options.min_relevance`.
 
         Raises:
             InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the
                 encoder's family can't use any; there are fewer picks than `options.k_min`.
             EngineError: the engine can't be reached.
         """
-        return self.index.run(self._selection(self._queries(queries, drafts), options, where))
+        return self.index.run(self._selection(*self._queries(queries, drafts, options), options, where))
 
     async def aselect(
         self,
@@ -242,8 +242,8 @@ class ExampleStore:
         drafts: Sequence[str | None] | None = None,
     ) -> list[list[Pick]]:
         """`select`: encoding happens in a thread; searching, too, or where a network engine has its connections."""
-        vectors = await asyncio.to_thread(self._queries, queries, drafts)
-        return await self.index.arun(self._selection(vectors, options, where))
+        judged = await asyncio.to_thread(self._queries, queries, drafts, options)
+        return await self.index.arun(self._selection(*judged, options, where))
 
     def explain(
         self,
@@ -256,7 +256,9 @@ class ExampleStore:
         structures: Structures | None = None,
     ) -> Explanation:
         """Pick the best examples for a question, and say why. Arguments: see `select` and `explanation.explain`."""
-        vectors = self._queries([query], [draft])
+        vectors, relevant = self._queries([query], [draft], options)
+        if not relevant.all():
+            raise PoolError(f"there are no picks to explain: no relevance of {options.min_relevance} (min_relevance)")
         item = self.schema.item
 
         async def explained() -> Explanation:
@@ -271,15 +273,33 @@ class ExampleStore:
 
         return self.index.run(explained())
 
-    def _queries(self, queries: Sequence[str], drafts: Sequence[str | None] | None) -> FloatArray:
+    def relevance(self, query: str) -> float:
+        """How near a question is to what the encoder was fitted to, from 0 to 1; see `Encoder.relevance`."""
+        check_query(query)
+        return float(self.encoder.judge_queries([query], judge=True)[1][0])
+
+    def _queries(
+        self, queries: Sequence[str], drafts: Sequence[str | None] | None, options: Options
+    ) -> tuple[FloatArray, BoolArray]:
+        """E_x of questions (B, D), and which of them are relevant enough to pick for (B,)."""
         for query in queries:
             check_query(query)
         wrong = next((one for one in drafts or () if one is not None and not isinstance(one, str)), None)
         if wrong is not None:
             raise InputError(f"a draft must be a program as a string, not {type(wrong).__name__}")
-        return self.encoder.encode_queries(queries, drafts)
+        if not options.min_relevance:
+            return self.encoder.encode_queries(queries, drafts), np.ones(len(queries), dtype=np.bool_)
+        vectors, relevance = self.encoder.judge_queries(queries, drafts, judge=True)
+        return vectors, relevance >= options.min_relevance
 
-    async def _selection(self, vectors: FloatArray, options: Options, where: Filter | None) -> list[list[Pick]]:
+    async def _selection(
+        self, vectors: FloatArray, relevant: BoolArray, options: Options, where: Filter | None
+    ) -> list[list[Pick]]:
+        if not relevant.all():
+            found = iter(await self._selection(vectors[relevant], relevant[relevant], options, where))
+            return [next(found) if each else [] for each in relevant]
+        if not len(vectors):
+            return []
         state = self.encoder.state()
         async with self.index.read(where) as reader:
             if options.k > reader.size:

@@ -33,6 +33,7 @@ FIELDS: dict[str, Any] = {
     "min_probability": 0.2,
     "stop_early": True,
     "probabilities": False,
+    "min_relevance": 0.5,
     "k_min": 1,
     "tags": ["ours"],
     "metadata": {"team": "data"},
