@@ -21,7 +21,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import InThisThread
+from langchain_rcr.index.base import CandidateIndex, InThisThread
 from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
 from langchain_rcr.policy.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.policy.explanation import Explanation, Structures
@@ -229,6 +229,28 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
     async def adelete(self, ids: Sequence[str]) -> int:
         """`delete` in a thread; once begun, it goes on when its caller is cancelled."""
         return await asyncio.to_thread(self.delete, ids)
+
+    @property
+    def needs_refit(self) -> bool:
+        """Whether so much was added since the fit that `refit` is worth its time; a log line says so, too, once."""
+        return self.store.needs_refit
+
+    def refit(self, index: CandidateIndex | None = None) -> None:
+        """Fit the encoder anew to all examples, as `from_examples` does, in seconds; see `ExampleStore.refit`.
+
+        Questions are answered as before until it is done. For a saved folder, `save` again.
+
+        Args:
+            index: an empty engine, where the examples are in one outside this process; that is left as it is.
+
+        Raises:
+            InputError: that engine is missing, or the family isn't fitted to examples.
+        """
+        self.store.refit(index)
+
+    async def arefit(self, index: CandidateIndex | None = None) -> None:
+        """`refit` in a thread; once begun, it goes on when its caller is cancelled."""
+        await asyncio.to_thread(self.refit, index)
 
     # ------------------------------------------------------------------ the retriever
 

@@ -129,6 +129,14 @@ class Encoder(nn.Module, ABC):
             labels_only: those alone that have labels which training had not.
         """
 
+    @property
+    def stale(self) -> bool:
+        """Whether so much has been taken in since the fit (`grow`) that another one is worth its time."""
+        return False
+
+    def keep_preferences(self, other: Any) -> None:
+        """After a fit, take over from an encoder of this class what was chosen by answers and speaks of no example."""
+
     def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(N,) which examples a fit hasn't seen, by the hashes (N, 2) of question and program; none without a fit."""
         return np.zeros(len(names), dtype=np.bool_)

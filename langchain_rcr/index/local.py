@@ -186,6 +186,13 @@ class LocalIndex(InThisThread, ABC):
         self._dim = 0
         self._fill([], self._table(_no_vectors(0)))
 
+    def emptied(self) -> Self:
+        """Another index of this kind with nothing in it."""
+        other = copy.copy(self)
+        other._fingerprint, other._dim = None, 0
+        other._fill([], other._table(_no_vectors(0)))
+        return other
+
     @abstractmethod
     def _table(self, vectors: PoolVectors) -> Table:
         """A table of its own over vectors, which it may take over; they may be none."""

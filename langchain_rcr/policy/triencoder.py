@@ -216,6 +216,7 @@ class TriEncoder(nn.Module):
         items: Sequence[Item],
         *,
         embeddings: Embeddings | None = None,
+        backbone: Backbone | None = None,
         spec: ProgramSpec,
         seed: int = 0,
         **settings: Any,
@@ -228,6 +229,7 @@ class TriEncoder(nn.Module):
         Args:
             items: the examples. If no program parses, all are read as `tokens`.
             embeddings: LangChain embeddings; None: the default model of the extra `offline`.
+            backbone: in place of either, one that is loaded.
             spec: how programs are read.
             seed: of the questions that are sampled from a large pool.
             **settings: of the default family, where they differ from its defaults.
@@ -254,14 +256,40 @@ class TriEncoder(nn.Module):
         if items and not parsed:
             spec = replace(spec, language=TOKENS)
         name, settings = (FALLBACK_FAMILY, dict(FALLBACK_SETTINGS)) if too_few else (DEFAULT_FAMILY, settings)
-        backbone = backbones.open_backbone(get_family(name).settings(**settings), embeddings)
-        remembering = backbones.RememberingBackbone(backbone)
+        config = get_family(name).settings(**settings)
+        if backbone is None and (embeddings is not None or config.pretrained):
+            backbone = backbones.open_backbone(config, embeddings)
+        remembering = None if backbone is None else backbones.RememberingBackbone(backbone)
         model = cls.build(name, items, backbone=remembering, spec=spec, seed=seed, **settings)
         if model.family.fits:
             logger.info("fitting to %d examples …", parsed or len(items))
             model.family.fit(model.query, items, seed=seed)
-        model.backbone = backbone
+        if backbone is not None:
+            model.backbone = backbone
         return model.eval()
+
+    def refitted(self, items: Sequence[Item], *, seed: int = 0) -> TriEncoder:
+        """A policy with the settings of this one, fitted anew to examples in closed form.
+
+        What the race or GRPO made of weights by size, γ, ε and ω stays; what GRPO made of those of single structures
+        doesn't. One that had too few examples to be fitted is fitted now.
+
+        Raises:
+            InputError: the family isn't fitted to examples.
+        """
+        if not (self.family.fits or self.is_fallback):
+            raise InputError(f"a policy of the {self.family.name} family isn't fitted: train it again with rcr-train")
+        settings = self.config.model_dump(exclude={"family"}) if self.family.fits else {}
+        model = TriEncoder.fitted(items, backbone=self.backbone, spec=self.spec, seed=seed, **settings)
+        model.card, model.prompt, model.group = self.card, self.prompt, self.group
+        if isinstance(model.query, type(self.query)):
+            model.query.keep_preferences(self.query)
+        return model
+
+    @property
+    def is_fallback(self) -> bool:
+        """Whether there were too few examples to be fitted to."""
+        return self.config == get_family(FALLBACK_FAMILY).settings(base=None, **FALLBACK_SETTINGS)
 
     def save_pretrained(self, folder: str | os.PathLike[str]) -> None:
         """Write the checkpoint folder, whole or not at all; an earlier checkpoint there is replaced.

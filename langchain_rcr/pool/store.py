@@ -8,7 +8,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from threading import RLock
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +28,7 @@ from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.policy.explanation import Explanation, Structures, explain
 from langchain_rcr.policy.manifest import inside, seal, verify
 from langchain_rcr.policy.selection import Hit, Options, select
+from langchain_rcr.policy.triencoder import FEWEST
 from langchain_rcr.pool.examples import Example, ExamplePool, changed, check_text, earlier, read_jsonl, write_jsonl
 
 if TYPE_CHECKING:
@@ -49,6 +51,14 @@ VECTORS_FILE = "pool.safetensors"
 
 RETRIEVER_FILE = "retriever.json"
 """The keys of question and program, and the retriever's own fields, where one was saved."""
+
+
+class Served(NamedTuple):
+    """The encoder and the engine with its vectors, which a refit exchanges together."""
+
+    encoder: TriEncoder
+    engine: CandidateIndex
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,9 +111,9 @@ class ExampleStore:
         folder: Path | None = None,
         append: bool = False,
     ) -> None:
-        self.encoder, self.fingerprint = encoder.eval(), encoder.fingerprint()
+        self._changing = RLock()
         self.schema = pool.only([], encoder.spec)
-        self.index: CandidateIndex = MemoryIndex() if index is None else index
+        self._now = Served(encoder.eval(), MemoryIndex() if index is None else index, encoder.fingerprint())
         self.index.bind(self.fingerprint, encoder.dim)
         saved = None
         if folder is not None and (folder / VECTORS_FILE).is_file():
@@ -126,6 +136,27 @@ class ExampleStore:
             if folder is None:  # of a checkpoint's own examples training has said so
                 self._say_unread(new)
         self._learn_stored(pool)
+
+    @property
+    def encoder(self) -> TriEncoder:
+        """The encoder."""
+        return self._now.encoder
+
+    @property
+    def index(self) -> CandidateIndex:
+        """The engine."""
+        return self._now.engine
+
+    @property
+    def fingerprint(self) -> str:
+        """The encoder's, by which vectors and outcomes are told apart."""
+        return self._now.fingerprint
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "_changing"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _changing=RLock())
 
     def _changes(self, pool: ExamplePool, append: bool) -> tuple[list[int], list[str]]:
         """What makes the engine hold the pool: the positions of the examples to add, and the ids that they replace."""
@@ -192,10 +223,15 @@ class ExampleStore:
             PoolError: an example or an id can't enter the pool; then nothing was added.
             InputError: the ids don't match the examples in number.
         """
-        pool = self.schema.extended(examples, ids)
-        self.index.add(_rows(pool), self.encoder.encode_pool(pool.items()), replace=replace)
-        self.encoder.grow(pool.items())
-        self._say_unread(pool)
+        with self._changing:
+            pool, stale = self.schema.extended(examples, ids), self.needs_refit
+            self.index.add(_rows(pool), self.encoder.encode_pool(pool.items()), replace=replace)
+            self.encoder.grow(pool.items())
+            self._say_unread(pool)
+            if self.needs_refit and not stale:
+                logger.warning(
+                    "%d examples, many of them new to the fit: call refit(), or await arefit()", self.index.count()
+                )
         return list(pool.ids)
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -204,7 +240,41 @@ class ExampleStore:
         Returns:
             How many there were.
         """
-        return self.index.delete(_ids(ids))
+        with self._changing:
+            return self.index.delete(_ids(ids))
+
+    @property
+    def needs_refit(self) -> bool:
+        """Whether a tenth as many examples were added as were fitted to, or 1,000; without a fit, enough for one."""
+        return self.encoder.query.stale or (self.encoder.is_fallback and self.index.count() >= FEWEST)
+
+    def refit(self, index: CandidateIndex | None = None, *, seed: int = 0) -> None:
+        """Fit the encoder anew to all examples, and put it and their new vectors in the place of the old ones, at once.
+
+        Until then questions are answered as before, and what is added or deleted meanwhile isn't lost.
+
+        Args:
+            index: an empty engine for the vectors; None: another of the same kind, for one in this process.
+            seed: of what is drawn at random.
+
+        Raises:
+            InputError: the engine is elsewhere and no other was given, or the family isn't fitted to examples.
+        """
+        before = self._now
+        if index is None:
+            if not isinstance(before.engine, LocalIndex):
+                kind = type(before.engine).__name__
+                raise InputError(f"the vectors in {kind} belong to the old fit: give an empty engine, refit(index=…)")
+            index = before.engine.emptied()
+        old = {row.id: row for row in before.engine.rows()}
+        pool = self.schema.extended([row.example for row in old.values()], [*old])
+        fresh = ExampleStore(before.encoder.refitted(pool.items(), seed=seed), pool, index)
+        with self._changing:
+            new = {row.id: row for row in before.engine.rows()}
+            late = {one: row.example for one, row in new.items() if one not in old or row != old[one]}
+            fresh.index.delete([one for one in old if one not in new])
+            fresh.add([*late.values()], [*late], replace=True)
+            self.schema, self._now = fresh.schema, fresh._now
 
     # ------------------------------------------------------------------ selection
 
@@ -232,7 +302,8 @@ class ExampleStore:
                 encoder's family can't use any; there are fewer picks than `options.k_min`.
             EngineError: the engine can't be reached.
         """
-        return self.index.run(self._selection(*self._queries(queries, drafts, options), options, where))
+        now = self._now
+        return now.engine.run(self._selection(now, *self._queries(now, queries, drafts, options), options, where))
 
     async def aselect(
         self,
@@ -242,8 +313,9 @@ class ExampleStore:
         drafts: Sequence[str | None] | None = None,
     ) -> list[list[Pick]]:
         """`select`: encoding happens in a thread; searching, too, or where a network engine has its connections."""
-        judged = await asyncio.to_thread(self._queries, queries, drafts, options)
-        return await self.index.arun(self._selection(*judged, options, where))
+        now = self._now
+        judged = await asyncio.to_thread(self._queries, now, queries, drafts, options)
+        return await now.engine.arun(self._selection(now, *judged, options, where))
 
     def explain(
         self,
@@ -256,22 +328,23 @@ class ExampleStore:
         structures: Structures | None = None,
     ) -> Explanation:
         """Pick the best examples for a question, and say why. Arguments: see `select` and `explanation.explain`."""
-        vectors, relevant = self._queries([query], [draft], options)
+        now = self._now
+        vectors, relevant = self._queries(now, [query], [draft], options)
         if not relevant.all():
             raise PoolError(f"there are no picks to explain: no relevance of {options.min_relevance} (min_relevance)")
         item = self.schema.item
 
         async def explained() -> Explanation:
-            async with self.index.read(where) as reader:
+            async with now.engine.read(where) as reader:
                 if not reader.size:
                     raise PoolError("there are no candidates to explain picks from")
                 possible = replace(options, k=min(options.k, reader.size), explore=0.0, random=None)
-                state = self.encoder.state()
+                state = now.encoder.state()
                 return await explain(
                     query, vectors, state, possible, reader, runner_ups=runner_ups, item=item, structures=structures
                 )
 
-        return self.index.run(explained())
+        return now.engine.run(explained())
 
     def relevance(self, query: str) -> float:
         """How near a question is to what the encoder was fitted to, from 0 to 1; see `Encoder.relevance`."""
@@ -279,7 +352,7 @@ class ExampleStore:
         return float(self.encoder.judge_queries([query], judge=True)[1][0])
 
     def _queries(
-        self, queries: Sequence[str], drafts: Sequence[str | None] | None, options: Options
+        self, now: Served, queries: Sequence[str], drafts: Sequence[str | None] | None, options: Options
     ) -> tuple[FloatArray, BoolArray]:
         """E_x of questions (B, D), and which of them are relevant enough to pick for (B,)."""
         for query in queries:
@@ -288,20 +361,20 @@ class ExampleStore:
         if wrong is not None:
             raise InputError(f"a draft must be a program as a string, not {type(wrong).__name__}")
         if not options.min_relevance:
-            return self.encoder.encode_queries(queries, drafts), np.ones(len(queries), dtype=np.bool_)
-        vectors, relevance = self.encoder.judge_queries(queries, drafts, judge=True)
+            return now.encoder.encode_queries(queries, drafts), np.ones(len(queries), dtype=np.bool_)
+        vectors, relevance = now.encoder.judge_queries(queries, drafts, judge=True)
         return vectors, relevance >= options.min_relevance
 
     async def _selection(
-        self, vectors: FloatArray, relevant: BoolArray, options: Options, where: Filter | None
+        self, now: Served, vectors: FloatArray, relevant: BoolArray, options: Options, where: Filter | None
     ) -> list[list[Pick]]:
         if not relevant.all():
-            found = iter(await self._selection(vectors[relevant], relevant[relevant], options, where))
+            found = iter(await self._selection(now, vectors[relevant], relevant[relevant], options, where))
             return [next(found) if each else [] for each in relevant]
         if not len(vectors):
             return []
-        state = self.encoder.state()
-        async with self.index.read(where) as reader:
+        state = now.encoder.state()
+        async with now.engine.read(where) as reader:
             if options.k > reader.size:
                 logger.info("k = %d examples asked for, but there are only %d: all are picked", options.k, reader.size)
                 options = replace(options, k=reader.size)

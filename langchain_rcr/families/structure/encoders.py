@@ -53,6 +53,8 @@ NEIGHBOURS = 0.01
 """The share of training questions, the nearest, that are held out with one where `relevance` is calibrated. With none
 but those with its program, 5 % of thresholds refused 37 % of the test questions of COVR's split 110, whose structures
 are combined anew; with 0.01, 1 % there and none or 1 % on GeoQuery and scholar, and 95 to 100 % of other questions."""
+STALE = 0.1
+"""The share of added questions, of those that were fitted to, from which on a fit is worth its time. Set by hand."""
 _GROWING = RLock()
 logger = logging.getLogger(__name__)
 LEAST = 1e-6
@@ -317,6 +319,20 @@ class NeedEncoder(Encoder):
         place = {tuple(names): row for row, names in enumerate(self.learnt[: len(self.dual)].tolist())}
         return np.array([place.get(tuple(names), -1) for names in self._names(items).tolist()], dtype=np.int64)
 
+    @property
+    def stale(self) -> bool:
+        """See `Encoder.stale`."""
+        added, enough = self.additions.items if self.additions else (), min(MOST, STALE * len(self.learnt))
+        return 0 < enough <= len(added) and int(self.unseen(self._names(added)).sum()) >= enough
+
+    def keep_preferences(self, other: NeedEncoder) -> None:
+        """Take over what the race or GRPO made of γ, ε, ω and the weights by size, whatever the structures are."""
+        with torch.no_grad():
+            for name in ("power", "cost", "wording"):
+                getattr(self, name).copy_(getattr(other, name))
+            sizes = min(len(self.by_size), len(other.by_size))
+            self.by_size[:sizes] = other.by_size[:sizes]
+
     def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
         """See `Encoder.unseen`."""
         seen = {*map(tuple, self.learnt.tolist())}
@@ -386,12 +402,8 @@ class NeedEncoder(Encoder):
                 self._grown = self._joined(self._with_additions(), views, new)
                 self.added = Landmarks(self.added.views.followed_by(views)).to(self.mean.device)
                 self.additions = Additions([*known, *new])
-            if len(new) == room:
-                logger.warning(
-                    "%d examples were added since the fit: further ones can be picked, but teach nothing until the "
-                    "next fit",
-                    MOST,
-                )
+            if len(new) == room and not labels_only:
+                logger.warning("%d examples were added since the fit: further ones teach nothing until refit()", MOST)
 
     def _unknown(self, items: Sequence[Item]) -> list[Item]:
         """Of these examples those that are no landmarks and have a structure or a label."""
