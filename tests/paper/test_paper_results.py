@@ -145,6 +145,19 @@ def test_who_a_table_cannot_have_is_named_with_the_reason(tmp_path, settings, le
     assert list(reward) == ([] if scores else ["likelihood reward"])
 
 
+def test_only_the_rows_that_are_named_are_run(tmp_path):
+    def sweep(*names, table="main"):
+        return Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, {"llm": CHAT}, names)
+
+    assert [cell_.config.name for cell_ in sweep("bm25", "epr").cells] == ["covr-110-0-sft", "covr-110-0-grpo"]
+    assert sweep("bm25", "epr").cells[1].config.evaluation.selectors == ["bm25"]
+    assert list(sweep("bm25", "epr").left_out()) == ["EPR"]
+    assert [cell_.config.name for cell_ in sweep("rcr_without_sft").cells][-1] == "covr-110-0-without-sft"
+    for name, table in (("bm52", "main"), ("bm25", "rl")):
+        with pytest.raises(ConfigError, match=f"--selectors: there is no row '{name}' "):
+            _ = sweep(name, table=table).cells
+
+
 def test_the_papers_own_settings_fit_every_split(tmp_path):
     config = ROOT / "examples" / "configs" / "paper_geoquery.yaml"
     given = merged(given_settings(config, {}, {}), {"llm": CHAT})

@@ -42,8 +42,9 @@ def shorten(monkeypatch, table, *variants):
 
 
 def paper(table, *more, out="out", splits="covr-110", seeds="0", llm="completion:m"):
-    flags = ["--table", table, "--splits", splits, "--seeds", seeds, "--config", "tiny.yaml", "--out", out]
-    return cli.main(["paper", *flags, *(["--llm", llm] if llm else []), *more])
+    flags = ["--table", table, "--splits", splits, "--config", "tiny.yaml", "--out", out]
+    given = [word for flag, value in (("--llm", llm), ("--seeds", seeds)) if value for word in (flag, value)]
+    return cli.main(["paper", *flags, *given, *more])
 
 
 def figures(path):
@@ -60,6 +61,24 @@ def test_the_budget_is_shown_and_nothing_runs_without_a_yes(here, capsys):
     assert "at most 60 calls" in err
     assert "nothing was run: --yes agrees to this budget" in err
     assert not list((here / "out").glob("*/run.json"))
+
+
+def test_a_trial_is_small_has_only_the_rows_named_and_shares_its_answers_with_the_whole(here, capsys):
+    config = (here / "tiny.yaml").read_text(encoding="utf-8")
+    kept = [line for line in config.splitlines() if not line.startswith("grpo")]
+    (here / "tiny.yaml").write_text("\n".join([*kept, "grpo: {queries: 6}"]), encoding="utf-8")
+    assert paper("main", "--yes", "--limit=2", "--selectors=bm25,rcr", seeds=None) == 0
+    err = capsys.readouterr().err
+    assert "main: 2 runs in out/limit-2, 2 of them to do" in err
+    # GRPO's one step of 1 question by 8 sequences, then 2 test questions for ours before and after, and for BM25.
+    assert "at most 14 calls" in err
+    with (here / "out" / "limit-2" / "main.csv").open(encoding="utf-8", newline="") as file:
+        assert {(row["row"], row["seed"]) for row in csv.DictReader(file) if row["seed"]} == {
+            (name, "0") for name in ("RCR", "RCR w/o RL", "BM25")
+        }
+    assert (here / "out" / "answers.sqlite").is_file()
+    assert paper("main", "--limit=0") == 2
+    assert "--limit 0 must be 1 or more" in capsys.readouterr().err
 
 
 def test_on_a_terminal_it_asks(here, capsys, monkeypatch):

@@ -223,14 +223,20 @@ def _add_paper(commands: Any, called: str) -> None:
     text = "do the runs behind a table or figure of the paper, as far as they are missing, and write it"
     example = "paper --table main --llm completion:NAME --splits template_1 --seeds 0"
     paper = command(commands, "paper", "rcr_trainer.paper.command:paper", text, example)
-    flags = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--yes | --dry-run] [--SECTION.FIELD VALUE ...]"
-    paper.usage = f"{PROG} paper [-h] --table TABLE {flags}"
+    rows = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--selectors LIST] [--limit N]"
+    paper.usage = f"{PROG} paper [-h] --table TABLE {rows} [--yes | --dry-run] [--SECTION.FIELD VALUE ...]"
     paper.add_argument("--table", required=True, choices=TABLES, help="which: the name of a table or figure")
     text = "local:FOLDER, completion:NAME or chat:NAME (default: what the settings say)"
     paper.add_argument("--llm", metavar="KIND[:MODEL]", help=text)
     text = "comma-separated: standard, template_1, …, covr-110, …; geoquery, covr: all of these (default: the paper's)"
     paper.add_argument("--splits", metavar="LIST", help=text)
-    paper.add_argument("--seeds", default="0,1,2", metavar="LIST", help="(default: 0,1,2)")
+    paper.add_argument("--seeds", metavar="LIST", help="(default: 0,1,2; with --limit 0)")
+    text = "only these rows beside RCR: bm25, epr, … as evaluation.selectors has them, rcr_without_sft"
+    paper.add_argument("--selectors", metavar="LIST", help=text)
+    text = (
+        "a trial of the whole: the model is asked about N test questions a row, N times a stage; in a folder of its own"
+    )
+    paper.add_argument("--limit", type=int, metavar="N", help=text)
     agreed = paper.add_mutually_exclusive_group()
     agreed.add_argument("--yes", action="store_true", help="agree to the budget that is shown first")
     agreed.add_argument("--dry-run", action="store_true", help="only show the budget")

@@ -117,7 +117,7 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
 
 
 def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool = False) -> int:
-    """Prompts that training hands in at most, identical ones counted each time.
+    """Prompts that training in one process hands in at most, identical ones counted each time.
 
     Args:
         config: the settings.
@@ -125,10 +125,13 @@ def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool =
         dev: development queries.
         races: whether the family has changes that race.
     """
+    handed, rounds = config.epochs * queries, math.ceil(config.epochs / config.evaluate_every)
+    if config.max_steps is not None:
+        handed, rounds = min(handed, config.max_steps * config.batch_size), min(rounds, config.max_steps)
     per_query = (config.group_size + ADVANTAGES[config.advantage].reads_greedy) * (1 + config.resample)
-    evaluations = 1 + math.ceil(config.epochs / config.evaluate_every) if config.best_by == "reward" else 0
+    evaluations = 1 + rounds if config.best_by == "reward" else 0
     raced = config.race + len(WAYS) if config.race and races else 0
-    return raced + config.epochs * queries * per_query + evaluations * dev
+    return raced + handed * per_query + evaluations * dev
 
 
 class _GRPO:

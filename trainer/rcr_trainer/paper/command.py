@@ -10,7 +10,7 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import given_settings, load_config, merged
 from rcr_trainer.paper.results import Result
 from rcr_trainer.paper.splits import named_splits
-from rcr_trainer.paper.sweep import Sweep
+from rcr_trainer.paper.sweep import Sweep, trial
 from rcr_trainer.paper.tables import TABLES
 
 
@@ -32,15 +32,25 @@ def paper(given: argparse.Namespace) -> None:
     settings = merged({"evaluation": {"answers": True}}, given_settings(given.config, flags))
     table = TABLES[given.table]
     splits = table.splits if given.splits is None else named_splits(given.splits)
+    text = given.seeds or ("0,1,2" if given.limit is None else "0")
     try:
-        seeds = [int(seed) for seed in given.seeds.split(",")]
+        seeds = [int(seed) for seed in text.split(",")]
     except ValueError:
-        raise ConfigError(f"--seeds {given.seeds} must be numbers, as in 0,1,2") from None
-    sweep = Sweep(table, splits, seeds, given.out, given.data, settings)
+        raise ConfigError(f"--seeds {text} must be numbers, as in 0,1,2") from None
+    selectors = None if given.selectors is None else given.selectors.replace(" ", "").split(",")
+    folder = given.out
+    if given.limit is not None:
+        if given.limit < 1:
+            raise ConfigError(f"--limit {given.limit} must be 1 or more")
+        # A trial's answers count for the whole.
+        folder = folder / f"limit-{given.limit}"
+        answers = {"llm": {"cache": str(given.out / "answers.sqlite")}}
+        settings = merged(answers, trial(given.limit), settings)
+    sweep = Sweep(table, splits, seeds, folder, given.data, settings, selectors)
     with console.logged():
         missing = sweep.missing()
         tell = console.show if given.dry_run else console.say
-        tell(f"{given.table}: {len(sweep.cells)} runs in {given.out}, {len(missing)} of them to do")
+        tell(f"{given.table}: {len(sweep.cells)} runs in {folder}, {len(missing)} of them to do")
         if missing:
             budget = sweep.budget(missing)
             tell(f"language model: {'none is asked' if budget is None else budget}")
@@ -54,7 +64,7 @@ def paper(given: argparse.Namespace) -> None:
         finally:
             outcomes = sweep.outcomes()
             result = Result(given.table, table, outcomes, sweep.left_out())
-            paths = result.write(given.out) if outcomes else []
+            paths = result.write(folder) if outcomes else []
     console.show(result.markdown())
     console.show(f"written: {', '.join(map(str, paths))}")
 

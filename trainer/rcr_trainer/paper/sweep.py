@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 from langchain_rcr.basics.section import Section
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
+from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation import EvaluationReport, read_picks
 from rcr_trainer.layers import checked, load_config, merged
 from rcr_trainer.llm.cache import Estimate, Use
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import origin, split_settings
-from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of
+from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of, published
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import DataSettings, Settings, SFTSettings
 from rcr_trainer.tasks import divide, load_split, open_language_model
@@ -93,6 +94,7 @@ class Sweep:
         folder: for the runs.
         data: folder of the corpora.
         settings: what the command says, by section; variants have the last word.
+        selectors: the rows to have beside the reference, by their names; None: all.
     """
 
     table: Table
@@ -101,6 +103,7 @@ class Sweep:
     folder: Path
     data: Path
     settings: Mapping[str, Any] = field(default_factory=dict)
+    selectors: Sequence[str] | None = None
     _unscored: dict[str, str] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -108,7 +111,7 @@ class Sweep:
         """Every run, after those that it begins with.
 
         Raises:
-            ConfigError: invalid settings, or no such split.
+            ConfigError: invalid settings, or no such split or selector.
             DataError: a split can't be drawn.
         """
         cells: dict[Path, Cell] = {}
@@ -175,7 +178,8 @@ class Sweep:
     def outcomes(self) -> list[Outcome]:
         """What the runs that are done found, row by row."""
         compared = [(cell, cell.variant) for cell in self.cells if cell.variant and cell.compared]
-        return [outcome for cell, variant in compared for outcome in _outcomes(cell, variant)]
+        hidden = set() if self.selectors is None else set(baselines.names()) - set(self.selectors)
+        return [outcome for cell, variant in compared for outcome in _outcomes(cell, variant, hidden)]
 
     def left_out(self) -> dict[str, str]:
         """The rows that the table can't have, or not with answers, with the reason."""
@@ -195,11 +199,35 @@ class Sweep:
     @cached_property
     def _omitted(self) -> dict[str, str]:
         """The rows of variants that can't be done, and of selectors that can't be compared, with the reason."""
-        found = {}
-        if self.table.everyone and "selectors" not in self.settings.get("evaluation", {}):
-            found = {name_of(name): reason for name in baselines.names() if (reason := self._unlearned(name))}
-        undone = [(variant, reason) for variant in self.table.variants if (reason := self._undone(variant))]
+        found = {name_of(name): reason for name in self._compared if (reason := self._unlearned(name))}
+        undone = [(variant, reason) for variant in self._variants if (reason := self._undone(variant))]
         return found | {row.label: reason for variant, reason in undone for row in variant.rows.values()}
+
+    @cached_property
+    def _variants(self) -> list[Variant]:
+        """The variants of the table that have a row to show.
+
+        Raises:
+            ConfigError: no such selector, or the table compares none.
+        """
+        if self.selectors is None:
+            return list(self.table.variants)
+        labels = {self.table.reference, *map(name_of, self.selectors)}
+        rows = [{row.label for row in variant.rows.values()} for variant in self.table.variants]
+        for name in self.selectors:
+            if not self.table.everyone or (name not in baselines.names() and name_of(name) not in set().union(*rows)):
+                own = [name for name in published()["selectors"] if name_of(name) in set().union(*rows)]
+                known = ", ".join([*own, *baselines.names()]) if self.table.everyone else "none in this table"
+                raise ConfigError(f"--selectors: there is no row '{name}' (known: {known})")
+        return [v for v, own in zip(self.table.variants, rows, strict=True) if REST in v.rows or own & labels]
+
+    @cached_property
+    def _compared(self) -> list[str]:
+        """The selectors that the table compares with ours, unless the settings name them."""
+        if self.selectors is not None:
+            return [name for name in baselines.names() if name in self.selectors]
+        named = "selectors" in self.settings.get("evaluation", {})
+        return baselines.names() if self.table.everyone and not named else []
 
     def _undone(self, variant: Variant) -> str:
         """Why a variant can't be done; empty if it can."""
@@ -231,12 +259,14 @@ class Sweep:
             given.get("data", {}).pop(name, None)
         # Programs as the paper prints them (appendix D).
         printed: dict[str, Any] = {"data": {"anonymize_values": True}} if geoquery else {}
-        names = [name for name in baselines.names() if not self._unlearned(name)] if self.table.everyone else []
+        names = [name for name in self._compared if not self._unlearned(name)]
         everyone = {"evaluation": {"selectors": names}}
+        if self.selectors is not None:
+            given.get("evaluation", {}).pop("selectors", None)
         common = merged(_DEFAULTS, printed, everyone, given, {"data": where["data"], "grpo": {"enabled": True}})
         # What else a split says, the command may contradict.
         common = merged({name: values for name, values in where.items() if name != "data"}, common)
-        for variant in self.table.variants:
+        for variant in self._variants:
             if not self._undone(variant):
                 yield from self._begun_and(variant, split, seed, common)
 
@@ -258,6 +288,17 @@ class Sweep:
     def _checked(self, split: str, seed: int, variant: str, settings: Mapping[str, Any]) -> Settings:
         name = f"{split}-{seed}-{variant}"
         return checked({**settings, "name": name, "output": str(self.folder / name), "seed": seed})
+
+
+def trial(limit: int) -> dict[str, Any]:
+    """Settings by which each part of a run (a row, GRPO, the race, a learner) asks for about `limit` answers."""
+    few = max(1, limit // 8)
+    return {
+        "sft": {"max_steps": few},
+        "grpo": {"batch_size": few, "group_size": 8, "max_steps": 1, "race": limit, "best_by": "coverage"},
+        "baselines": {"queries": few, "candidates": 8, "sets": 8, "epochs": 1},
+        "evaluation": {"answer_queries": limit},
+    }
 
 
 def _given(kind: type[Section], values: Mapping[str, Any], name: str) -> Any:
@@ -293,12 +334,12 @@ def _compared_before(config: Settings) -> Settings:
 # ---------------------------------------------------------------- what a run found
 
 
-def _outcomes(cell: Cell, variant: Variant) -> Iterator[Outcome]:
+def _outcomes(cell: Cell, variant: Variant, hidden: Collection[str]) -> Iterator[Outcome]:
     folder = Run.open(cell.config.folder, trust=True, writes=False).path
     report, picks = EvaluationReport.read(folder), read_picks(folder)
     for selector, scores in report.selectors.items():
         row = _row(variant, selector)
-        if row is None:
+        if row is None or selector in hidden:
             continue
         metrics = {key: value for key, value in asdict(scores).items() if not isinstance(value, str | list | dict)}
         metrics["pick_seconds"] = scores.latency_batch_ms * report.n / 1000
