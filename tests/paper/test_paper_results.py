@@ -10,17 +10,17 @@ import pytest
 from places import DATA, ROOT
 from rcr_trainer import baselines
 from rcr_trainer.cli import TABLES as NAMES
-from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import given_settings, merged
 from rcr_trainer.paper.results import Result, cell
-from rcr_trainer.paper.splits import COVR, CSL, GEOQUERY, named_splits, origin, split_settings
+from rcr_trainer.paper.splits import COVR, GEOQUERY, named_splits, split_settings
 from rcr_trainer.paper.sweep import Outcome, Sweep
 from rcr_trainer.paper.tables import TABLES, Row, name_of, paper_figure, published
 from rcr_trainer.settings import DataSettings, Settings
 from rcr_trainer.tasks import load_split
 
 CORPUS = DATA / "geoquery" / "corpus.xml"
+IDS = DATA / "geoquery" / "splits_csl"
 PAPER = DATA.parent / "paper" / "rcr.tex"
 CHAT = {"kind": "chat", "model": "m"}
 
@@ -61,23 +61,45 @@ def test_the_command_line_knows_the_tables():
 def test_names_of_splits():
     assert COVR[0] == "covr-8"
     assert named_splits("covr-8, geoquery,covr") == ["covr-8", *GEOQUERY, *COVR[1:]]
-    assert named_splits("csl,csl_length") == [*CSL]
-    for unknown in ("template-1", "csl_standard", "csl_length_1"):
-        with pytest.raises(ConfigError, match=f"unknown split '{unknown}': standard, template_1"):
-            split_settings(unknown, Path("data"), Path("drawn"))
+    assert named_splits("csl,csl_length") == named_splits("csl") == [*GEOQUERY[1:]]
+    assert named_splits("template_1,csl_template_1,length") == ["csl_template_1", "csl_length"]
+    for unknown in ("template-1", "csl_standard", "length_1"):
+        with pytest.raises(ConfigError, match=f"unknown split '{unknown}': standard, csl_template_1"):
+            split_settings(unknown, Path("data"), Path("made"))
 
 
+@pytest.mark.skipif(not IDS.is_dir(), reason=f"no data in {DATA}")
 def test_the_papers_own_splits_are_those_of_their_ids(tmp_path):
-    """Sizes: appendix A, which says 440/110/330 of all."""
-    with pytest.raises(DataError, match=r"splits_csl/template_1\.json is missing: it holds the ids of csl_template_1"):
-        split_settings("csl_template_1", tmp_path, tmp_path)
-    if not (DATA / "geoquery" / "splits_csl").is_dir():
-        pytest.skip(f"no data in {DATA}")
-    for name in CSL:
+    """Sizes: appendix A, which says 440/110/330 of all but the standard one."""
+    for name in GEOQUERY:
         split = load_split(DataSettings(**split_settings(name, DATA, tmp_path)["data"]), 0)
         sizes = tuple(len(getattr(split, part)) for part in ("train", "dev", "test"))
         assert sum(sizes) == 880
-        assert np.abs(np.subtract(sizes, (440, 110, 330))).max() <= 2
+        assert np.abs(np.subtract(sizes, (600, 0, 280) if name == "standard" else (440, 110, 330))).max() <= 2
+
+
+@pytest.mark.skipif(not IDS.is_dir(), reason=f"no data in {DATA}")
+def test_ids_that_are_missing_are_downloaded_and_others_refused(tmp_path, monkeypatch):
+    asked = []
+
+    def served(url, timeout):
+        asked.append(url)
+        return (CORPUS if "corpus" in url else IDS / "template_1.json").open("rb")
+
+    monkeypatch.setattr("urllib.request.urlopen", served)
+    (tmp_path / "geoquery").mkdir()
+    (tmp_path / "geoquery" / "corpus.xml").symlink_to(CORPUS)
+    ids = Path(split_settings("csl_template_1", tmp_path, tmp_path)["data"]["ids"])
+    assert ids.read_bytes() == (IDS / "template_1.json").read_bytes()
+    assert split_settings("csl_template_1", tmp_path, tmp_path)["data"]["split"] == "template"
+    (url,) = asked
+    assert url.startswith("https://raw.githubusercontent.com/google-research/language/")
+    assert url.endswith("/language/compgen/csl/tasks/geoquery/splits/template_1.json")
+    with pytest.raises(DataError, match=r"template_2.json is not the expected file: its sha256 is .*; --data FOLDER"):
+        split_settings("csl_template_2", tmp_path, tmp_path)
+    ids.write_text("{}", encoding="utf-8")
+    with pytest.raises(DataError, match=r"template_1.json is not the published file: its sha256 is"):
+        split_settings("csl_template_1", tmp_path, tmp_path)
 
 
 @pytest.mark.parametrize("name", [*TABLES])
@@ -158,22 +180,20 @@ def test_only_the_rows_that_are_named_are_run(tmp_path):
             _ = sweep(name, table=table).cells
 
 
+@pytest.mark.skipif(not IDS.is_dir(), reason=f"no data in {DATA}")
 def test_the_papers_own_settings_fit_every_split(tmp_path):
     config = ROOT / "examples" / "configs" / "paper_geoquery.yaml"
     given = merged(given_settings(config, {}, {}), {"llm": CHAT})
-    ids = tmp_path / "geoquery" / "splits" / "template_1.json"
-    ids.parent.mkdir(parents=True)
-    ids.write_text("{}")
     for table in ("main", "rl"):
-        geoquery = Sweep(TABLES[table], ["template_1"], [0], tmp_path, tmp_path, given).cells
+        geoquery = Sweep(TABLES[table], ["csl_template_1"], [0], tmp_path, DATA, given).cells
         covr = Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, given).cells
         assert len(geoquery) == len(covr) == {"main": 3, "rl": 5}[table]
         for each in (*geoquery, *covr):
             assert each.config.model.family == "transformer"
             assert each.config.grpo.enabled  # the file says no
-            assert each.config.data.anonymize_values == (each.split == "template_1")
+            assert each.config.data.anonymize_values == (each.split == "csl_template_1")
     raw = merged(given, {"data": {"anonymize_values": False}})
-    assert not Sweep(TABLES["rl"], ["template_1"], [0], tmp_path, tmp_path, raw).cells[0].config.data.anonymize_values
+    assert not Sweep(TABLES["rl"], ["csl_template_1"], [0], tmp_path, DATA, raw).cells[0].config.data.anonymize_values
 
 
 @pytest.mark.parametrize("queries", [6, None])
@@ -185,34 +205,6 @@ def test_all_runs_can_go_without_sft(tmp_path, queries):
         assert all(cell_.config.sft.enabled == (cell_.config.sft.checkpoint is not None) for cell_ in others)
 
 
-def geoquery(folder, split, **data):
-    """The data of a split's first run, with a corpus alone and, of template_1, published ids."""
-    if not (folder / "geoquery").is_dir():
-        (folder / "geoquery" / "splits").mkdir(parents=True)
-        (folder / "geoquery" / "corpus.xml").symlink_to(CORPUS)
-        (folder / "geoquery" / "splits" / "template_1.json").write_text("{}")
-    settings = {"llm": CHAT, "data": data}
-    return Sweep(TABLES["rl"], [split], [0], folder, folder, settings).cells[0].config.data
-
-
-@pytest.mark.skipif(not CORPUS.is_file(), reason="GeoQuery's corpus is not there")
-def test_a_split_is_the_published_one_or_drawn(tmp_path):
-    found = {split: origin(geoquery(tmp_path, split)) for split in ("template_1", "template_2", "length", "covr-8")}
-    assert found == {"template_1": "published", "template_2": "drawn", "length": "drawn", "covr-8": "sampled"}
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not CORPUS.is_file(), reason="GeoQuery's corpus is not there")
-def test_a_tmcd_draw_ends_where_the_settings_say_and_has_a_folder_of_its_own(tmp_path):
-    usual, far = geoquery(tmp_path, "tmcd_2"), geoquery(tmp_path, "tmcd_2", divergence=None)
-    assert (usual.directory.name, far.directory.name) == ("geoquery-tmcd-2", "geoquery-tmcd-2-divergence-null")
-    assert far.divergence is None
-    assert geoquery(tmp_path, "tmcd_2", divergence="0.3").directory.name == "geoquery-tmcd-2-divergence-0.3"
-    assert geoquery(tmp_path, "template_2", divergence="0.3").directory.name == "geoquery-template-2"
-    usual, far = (read_split(each.directory) for each in (usual, far))
-    assert {each.id for each in usual.train} != {each.id for each in far.train}
-
-
 def test_a_policy_without_sft_needs_grpo():
     for settings in ({}, {"grpo": {"enabled": True}, "sft": {"checkpoint": "runs/a"}}):
         with pytest.raises(ValueError, match=r"sft\.enabled = False contradicts"):
@@ -222,21 +214,21 @@ def test_a_policy_without_sft_needs_grpo():
 # ---------------------------------------------------------------- results by hand
 
 
-def outcome(label, split, seed, exact, *, answered=None, series="", x=None, origin="published", **metrics):
+def outcome(label, split, seed, exact, *, answered=None, series="", x=None, **metrics):
     figures = {"exact_match": exact, "coverage": 2 * exact, "jaccard": None, **metrics}
-    return Outcome(Row(label, series, x), split, seed, figures, answered or {}, origin)
+    return Outcome(Row(label, series, x), split, seed, figures, answered or {})
 
 
 OUTCOMES = [
-    outcome("RCR", "template_1", 0, 60.0),
-    outcome("RCR", "template_1", 1, 64.0),
+    outcome("RCR", "csl_template_1", 0, 60.0),
+    outcome("RCR", "csl_template_1", 1, 64.0),
     outcome("RCR", "covr-8", 0, 30.0),
     outcome("RCR", "covr-8", 1, 34.0),
     outcome("RCR", "covr-110", 0, 40.0),
     outcome("RCR", "covr-110", 1, 40.0),
-    outcome("my_own", "template_1", 0, 50.0),
-    outcome("BM25", "template_1", 0, 41.0),
-    outcome("BM25", "template_1", 1, 43.0),
+    outcome("my_own", "csl_template_1", 0, 50.0),
+    outcome("BM25", "csl_template_1", 0, 41.0),
+    outcome("BM25", "csl_template_1", 1, 43.0),
 ]
 
 
@@ -266,25 +258,6 @@ def test_markdown_has_rows_by_splits_and_the_papers_figures_in_brackets():
     assert means[4] == "| BM25 | 42.0 ± 1.4 | 84.0 ± 2.8 |"
 
 
-def test_a_drawn_split_is_no_column_of_the_papers():
-    drawn = [outcome("RCR", split, 0, 50.0, origin="drawn") for split in ("template_1", "length")]
-    result = main_table(
-        [outcome("RCR", "standard", 0, 60.0), *drawn, outcome("RCR", "covr-8", 0, 30.0, origin="sampled")]
-    )
-    text = result.markdown()
-    assert "| main | i.i.d. | Template 1, drawn | length, drawn | COVR-10 (1 of 10) | mean |" in text
-    assert "| RCR | 60.0 [78.2] | 50.0 | 50.0 | 30.0 [36.2] | 47.5 |" in text
-    assert " Published splits: standard. Drawn here, not the paper's: template_1, length.\n" in text
-    assert r" & i.i.d. & Template 1, drawn & length, drawn & COVR-10 (1 of 10) \\" in result.latex()
-    rows = [row for row in csv.DictReader(io.StringIO(result.csv())) if row["metric"] == "exact_match"]
-    assert [(row["split"], row["paper"], row["origin"]) for row in rows] == [
-        ("standard", "78.21", "published"),
-        ("template_1", "", "drawn"),
-        ("length", "", "drawn"),
-        ("covr-8", "36.18", "sampled"),
-    ]
-
-
 def test_who_is_left_out_is_said():
     text = Result("main", TABLES["main"], OUTCOMES, {"Contriever": "no such model."}).markdown()
     assert text.endswith("\n\nContriever left out: no such model.\n")
@@ -293,8 +266,8 @@ def test_who_is_left_out_is_said():
 def test_csv_has_a_line_for_each_figure():
     rows = list(csv.DictReader(io.StringIO(main_table().csv())))
     assert rows[0] == {
-        "table": "main", "row": "RCR", "split": "template_1", "seed": "0", "metric": "exact_match", "value": "60",
-        "paper": "59.64", "origin": "published",
+        "table": "main", "row": "RCR", "split": "csl_template_1", "seed": "0", "metric": "exact_match", "value": "60",
+        "paper": "59.64",
     }  # fmt: skip
     assert (rows[1]["metric"], rows[1]["value"], rows[1]["paper"]) == ("coverage", "120", "")
     assert len(rows) == 2 * len(OUTCOMES)

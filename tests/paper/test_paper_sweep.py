@@ -263,5 +263,5 @@ def test_without_a_corpus_and_a_network_it_says_where_a_corpus_may_lie(capsys, m
 
     monkeypatch.setattr("rcr_trainer.data.download_geoquery", fail)
     assert paper("rl", splits="template_1") == 2
-    end = "can't download it: no route; or give --data FOLDER with geoquery/corpus.xml\n"
+    end = "can't download it: no route; --data FOLDER takes them from a folder, as data/geoquery would be\n"
     assert capsys.readouterr().err.endswith(end)

@@ -38,13 +38,31 @@ CORPUS_URL = (
 CORPUS_SHA256 = "38f90017a242236f6711dede9dda4ec9daa07b46206490cc4f82887566d67db1"
 _MOST_BYTES = 10_000_000
 
+_LANGUAGE = "https://raw.githubusercontent.com/google-research/language"
+_NQG = f"{_LANGUAGE}/13fd14e1b285002412252097586f8fe405ba8a24/language/compgen/nqg/tasks/geoquery/splits"
+_CSL = f"{_LANGUAGE}/bcc90d312aa355f507ed128e39b7f6ea4b709537/language/compgen/csl/tasks/geoquery/splits"
+PUBLISHED = {
+    "standard": (_NQG, "e05d48357694bfa7ce9b9257cc05aa413dc843b483af8b1a462f30cbebe8fbc8"),
+    "template_1": (_CSL, "754c79278ce1beeeab03f6e627e425fe7f1d8977a1f55edaff67396ae4adb795"),
+    "template_2": (_CSL, "37718b1315afc1aaed9e272f4eae3ff53ee309de29aad02197bed65d9ad999f4"),
+    "template_3": (_CSL, "ff066cefe85c6d8b08771764650c500ca8b467a5011ba551cab666632d52d8f6"),
+    "tmcd_1": (_CSL, "ca1612c00ab8de1ea62a5b18bd54dff8255bfb35e33c7c65fd681593fc083955"),
+    "tmcd_2": (_CSL, "d334725fce0c014551fe47d8d708f266bd6987279f30c99b1ca336413a863b27"),
+    "tmcd_3": (_CSL, "49793305f646a1cd9993f65e91cdd53292219d4e3285dc6db598093a4049bec6"),
+    "length": (_CSL, "bfe1ea81769f9f8c424a77e907b6e57b0dfae66482b97a73301f51dc3e07a3b4"),
+}
+"""The paper's splits: the folder that has NAME.json with the ids, and its sha256."""
 
-def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, timeout: float = 30.0) -> Path:
-    """Download the GeoQuery corpus (1.2 MB) from the public text2sql-data repository, unless it is there already.
+
+def download_geoquery(
+    destination: str | Path, *, url: str = CORPUS_URL, sha256: str | None = None, timeout: float = 30.0
+) -> Path:
+    """Download the GeoQuery corpus (1.2 MB), or the ids of a published split, unless it is there already.
 
     Args:
         destination: the file to write.
-        url: where from; the content must have the corpus' checksum.
+        url: where from.
+        sha256: of the content; None: the corpus'.
         timeout: seconds without an answer after which to give up.
 
     Returns:
@@ -54,10 +72,10 @@ def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, timeout
         DataError: no connection, or other content; the destination is as before.
         InputError: the destination can't be written.
     """
-    destination = Path(destination)
+    destination, sha256 = Path(destination), sha256 or CORPUS_SHA256
     if destination.is_dir():
         raise DataError(f"{destination} is a folder; give the file to write")
-    if destination.exists() and hashlib.sha256(destination.read_bytes()).hexdigest() == CORPUS_SHA256:
+    if destination.exists() and hashlib.sha256(destination.read_bytes()).hexdigest() == sha256:
         return destination
     if not url.startswith("https://"):
         raise DataError(f"{url} is refused: downloads need an https address")
@@ -70,10 +88,22 @@ def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, timeout
         reason = str(getattr(error, "reason", None) or error or type(error).__name__).splitlines()[0]
         raise DataError(f"can't download {url}: {reason}") from error
     digest = hashlib.sha256(content).hexdigest()
-    if digest != CORPUS_SHA256:
-        raise DataError(f"{url} is not the expected file: its sha256 is {digest}, expected {CORPUS_SHA256}")
+    if digest != sha256:
+        raise DataError(f"{url} is not the expected file: its sha256 is {digest}, expected {sha256}")
     write_bytes(destination, content)
     return destination
+
+
+def published_ids(path: Path) -> Path:
+    """The ids of one of the paper's splits, downloaded unless the file, which is named for the split, is there.
+
+    Raises:
+        DataError: they can't be downloaded, or the file that is there is another.
+    """
+    folder, sha256 = PUBLISHED[path.stem]
+    if path.is_file() and (digest := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
+        raise DataError(f"{path} is not the published file: its sha256 is {digest}, expected {sha256}")
+    return download_geoquery(path, url=f"{folder}/{path.name}", sha256=sha256)
 
 
 def read_corpus(path: str | Path) -> dict[int, Example]:

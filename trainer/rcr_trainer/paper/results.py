@@ -26,7 +26,6 @@ MEAN = "mean"
 _SHOWN = ("exact_match", "jaccard", "execution", "coverage", "full_coverage", "prompt_tokens", "latency_ms", "cost")
 _METRICS = {name: FIGURES[name] for name in _SHOWN} | {"pick_seconds": ("s to pick for all questions", 2)}
 """The columns of the second table: title and decimals."""
-_ORIGINS = {"published": "Published splits", "drawn": "Drawn here, not the paper's"}
 
 
 @dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Result:
 
     @property
     def columns(self) -> list[str]:
-        """The splits by the paper's names; COVR's are one column, and what is drawn is none of the paper's."""
+        """The splits by the paper's names; COVR's are one column."""
         return list(dict.fromkeys(_column(outcome) for outcome in self.outcomes))
 
     @property
@@ -129,22 +128,21 @@ class Result:
     def csv(self) -> str:
         """A line for each row, split, seed and metric; `paper` is the paper's figure for exact match.
 
-        `origin` says whether the split is published, drawn or sampled. `exact_match_gap`, `exact_match_gap_low` and
-        `exact_match_gap_high` are `gaps`.
+        `exact_match_gap`, `exact_match_gap_low` and `exact_match_gap_high` are `gaps`.
         """
         buffer = io.StringIO()
         writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["table", "row", "split", "seed", "metric", "value", "paper", "origin"])
+        writer.writerow(["table", "row", "split", "seed", "metric", "value", "paper"])
         for outcome in self.outcomes:
             label = outcome.row.label
             for metric, value in outcome.metrics.items():
                 beside = paper_figure(self.name, label, _column(outcome)) if metric == "exact_match" else None
                 if value is not None:
                     line = [self.name, label, outcome.split, outcome.seed, metric, f"{value:.6g}"]
-                    writer.writerow([*line, "" if beside is None else beside, outcome.origin])
+                    writer.writerow([*line, "" if beside is None else beside])
         for label, (points, interval) in self.gaps.items():
             for end, value in zip(("", "_low", "_high"), (points, *(interval or ())), strict=False):
-                writer.writerow([self.name, label, MEAN, "", f"exact_match_gap{end}", f"{value:.6g}", "", ""])
+                writer.writerow([self.name, label, MEAN, "", f"exact_match_gap{end}", f"{value:.6g}", ""])
         return buffer.getvalue()
 
     def latex(self) -> str:
@@ -215,14 +213,12 @@ class Result:
         return f"{column} ({len(splits)} of {len(COVR)})" if splits < set(COVR) and splits else column
 
     def _note(self) -> str:
-        """Seeds, where the paper's figures are from, and which splits are published and which drawn."""
+        """Seeds, and where the paper's figures are from."""
         own = published()["tables"].get(self.name)
         seeds = ", ".join(map(str, sorted({outcome.seed for outcome in self.outcomes})))
         over = f"Seeds {seeds}: mean ± standard deviation" if "," in seeds else f"Seed {seeds}"
         beside = f" In brackets: the paper's ({own['where']})." if own and self.metric == "exact_match" else ""
-        found = {origin: dict.fromkeys(o.split for o in self.outcomes if o.origin == origin) for origin in _ORIGINS}
-        origins = [f" {_ORIGINS[origin]}: {', '.join(splits)}." for origin, splits in found.items() if splits]
-        return f"{over}.{beside}{''.join(origins)}"
+        return f"{over}.{beside}"
 
 
 def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str:
@@ -235,9 +231,8 @@ def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str
 
 
 def _column(outcome: Outcome) -> str:
-    names, split = published()["splits"], outcome.split
-    name: str = names.get("covr" if split.startswith("covr-") else split, split)
-    return f"{name}, drawn" if outcome.origin == "drawn" else name
+    split = "covr" if outcome.split.startswith("covr-") else outcome.split
+    return str(published()["splits"].get(split, split))
 
 
 _LATEX = str.maketrans({**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "²": "$^2$", "±": r"$\pm$", "–": "--"})

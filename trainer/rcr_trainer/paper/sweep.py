@@ -9,7 +9,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_rcr.basics.section import Section
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
 from rcr_trainer.errors import ConfigError
@@ -18,10 +17,10 @@ from rcr_trainer.layers import checked, load_config, merged
 from rcr_trainer.llm.cache import Estimate, Use
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.paper.splits import origin, split_settings
+from rcr_trainer.paper.splits import split_settings
 from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of, published
 from rcr_trainer.runs.folder import Run
-from rcr_trainer.settings import DataSettings, Settings, SFTSettings
+from rcr_trainer.settings import Settings, SFTSettings
 from rcr_trainer.tasks import divide, load_split, open_language_model
 
 if TYPE_CHECKING:
@@ -72,7 +71,6 @@ class Outcome:
         seed: of the run.
         metrics: the figures of `SelectorScores` by name.
         answered: by the id of each question that was answered, the key of its program and whether the answer is exact.
-        origin: of the split, see `splits.origin`.
     """
 
     row: Row
@@ -80,7 +78,6 @@ class Outcome:
     seed: int
     metrics: Mapping[str, float | None]
     answered: Mapping[str, tuple[str, bool]]
-    origin: str = "published"
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ class Sweep:
 
         Raises:
             ConfigError: invalid settings, or no such split or selector.
-            DataError: a split can't be drawn.
+            DataError: a split's files can't be had.
         """
         cells: dict[Path, Cell] = {}
         for split in self.splits:
@@ -252,8 +249,7 @@ class Sweep:
     def _of(self, split: str, seed: int) -> Iterator[Cell]:
         """The runs of one split and seed."""
         given = {name: dict(own) if isinstance(own, Mapping) else own for name, own in self.settings.items()}
-        divergence = _given(DataSettings, given.get("data", {}), "divergence")
-        where = split_settings(split, self.data, self.folder / "splits", seed, divergence)
+        where = split_settings(split, self.data, self.folder / "splits", seed)
         geoquery = where["data"]["task"] == "geoquery"
         for name in (*_OF_THE_SPLIT, *(() if geoquery else ("anonymize_values",))):
             given.get("data", {}).pop(name, None)
@@ -301,11 +297,6 @@ def trial(limit: int) -> dict[str, Any]:
     }
 
 
-def _given(kind: type[Section], values: Mapping[str, Any], name: str) -> Any:
-    """A setting of a section as given, or its default."""
-    return getattr(kind.model_validate({key: value for key, value in values.items() if key == name}), name)
-
-
 def _from(start: Path) -> dict[str, Any]:
     """Settings by which a run begins with a policy that is there, whether that one had SFT or not."""
     return {"sft": {"checkpoint": str(start), "enabled": True}}
@@ -315,7 +306,8 @@ def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by which GRPO leaves the policy as it is and asks no model; its questions stay held out."""
     queries = settings.get("grpo", {}).get("queries")
     # Without SFT only settings with GRPO are valid.
-    if queries is None and _given(SFTSettings, settings.get("sft", {}), "enabled"):
+    given = {key: value for key, value in settings.get("sft", {}).items() if key == "enabled"}
+    if queries is None and SFTSettings.model_validate(given).enabled:
         return {"grpo": {"enabled": False}}
     grpo = {"enabled": True, "queries": queries, "epochs": 0, "race": 0, "best_by": "coverage"}
     return {"grpo": grpo, "reward": {"names": ["context_coverage"], "weights": []}}
@@ -343,7 +335,7 @@ def _outcomes(cell: Cell, variant: Variant, hidden: Collection[str]) -> Iterator
             continue
         metrics = {key: value for key, value in asdict(scores).items() if not isinstance(value, str | list | dict)}
         metrics["pick_seconds"] = scores.latency_batch_ms * report.n / 1000
-        yield Outcome(row, cell.split, cell.seed, metrics, _answered(picks, selector), origin(cell.config.data))
+        yield Outcome(row, cell.split, cell.seed, metrics, _answered(picks, selector))
 
 
 def _row(variant: Variant, selector: str) -> Row | None:

@@ -197,7 +197,7 @@ TABLES = {
     "train-size": Table(
         "Questions that GRPO trains on",
         [_point(f"{n} questions", {"grpo": {"queries": n}}, n, "fresh") for n in _SIZES],
-        ("template_2",),
+        ("csl_template_2",),
         f"{_RCR}, {_SIZES[-1]} questions",
         panels=_EXACT,
         x="questions that GRPO trains on",
@@ -205,7 +205,7 @@ TABLES = {
     "group-size": Table(
         "Size of GRPO's groups",
         [_point(f"G = {size}", {"grpo": {"group_size": size}}, size, "sft") for size in _GROUPS],
-        ("template_2",),
+        ("csl_template_2",),
         f"{_RCR}, G = 32",
         panels=_EXACT,
         x="group size",
