@@ -309,7 +309,11 @@ def test_a_dry_run_counts_the_answers(capsys, here):
         "evaluation: 5 test queries, answered with 4 selectors' picks",
     ]
     # One epoch with two sequences a query, twice the development queries, five test queries for four selectors.
-    assert f"at most {52 * 2 + 2 * 8 + 5 * 4} calls" in lines[3]
+    stages = {"development": 2 * 8, "training": 52 * 2, "evaluation": 5 * 4}
+    said = zip(stages.items(), lines[3:6], strict=True)
+    assert all(line.startswith(f"  {name}: at most {calls} calls, ") for (name, calls), line in said)
+    assert lines[6].startswith(f"language model: at most {sum(stages.values())} calls, ")
+    assert lines[6].endswith("1 min (at 1 s an answer, 16 at a time)")
 
     assert cli.main(["run", "demo.yaml", "--dry-run", *SERVER]) == 0
     assert capsys.readouterr().out.splitlines() == ["pool 60, training 52, dev 8, test 8"]

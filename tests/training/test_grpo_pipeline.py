@@ -267,6 +267,13 @@ def test_a_dry_run_says_what_it_would_cost(capsys, here):
     last = capsys.readouterr().out.splitlines()[-1]
     assert last.startswith("language model: at most 536 calls, ")
     assert "and 5,360 completion tokens, $" in last
+    budgets = ["--llm.budget_calls=500", "--llm.budget_tokens=9000000", "--llm.budget_money=0.001"]
+    assert cli.main(["run", "demo.yaml", "--dry-run", *flags, *budgets]) == 0
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "llm.budget_calls = 500: the run may stop there, and can be resumed",
+        "llm.budget_tokens = 9,000,000: enough",
+        "llm.budget_money = 0.001: the run may stop there, and can be resumed",
+    ]
     assert cli.main(["run", "demo.yaml", "--dry-run", "--grpo.enabled=false"]) == 0
     assert capsys.readouterr().out.splitlines() == ["pool 40, training 32, dev 8, test 8"]
     assert not (here / "runs").exists()

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import partial, reduce
 from heapq import nlargest
+from operator import add
 from typing import TYPE_CHECKING
 
 from langchain_rcr.policy.prompt import Request
@@ -17,6 +18,10 @@ if TYPE_CHECKING:
     from rcr_trainer.data import Example
     from rcr_trainer.llm.cache import Estimate
     from rcr_trainer.llm.model import LanguageModel
+    from rcr_trainer.llm.settings import LLMSettings
+
+SECONDS = 1
+"""An answer is taken to need: a server's short one does; one of a model on this machine may need many times that."""
 
 
 def plan(config: Settings) -> list[str]:
@@ -38,13 +43,18 @@ def plan(config: Settings) -> list[str]:
         lines.append(f"evaluation: {asked} {evaluation.split} queries, answered with {selectors} selectors' picks")
     if texts := texts_at_most(config, task):
         lines.append(f"baselines: at most {texts:,} texts scored, to learn from")
-    if (cost := estimate(config, task)) is not None:
-        return [*lines, f"language model: {cost}"]
-    return [*lines, "no language model is asked"] if config.grpo.enabled else lines
+    stages = estimate(config, task)
+    if not stages:
+        return [*lines, "no language model is asked"] if config.grpo.enabled else lines
+    total = reduce(add, stages.values())
+    if len(stages) > 1:
+        lines += [f"  {name}: {cost}, {_time(cost, config.llm)}" for name, cost in stages.items()]
+    assumed = f"{_time(total, config.llm)} (at {SECONDS} s an answer, {_together(config.llm)} at a time)"
+    return [*lines, f"language model: {total}, {assumed}", *_limits(total, config.llm)]
 
 
-def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> Estimate | None:
-    """What the language model of a run costs at most; None where none is asked.
+def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> dict[str, Estimate]:
+    """What the language model of a run costs at most, by stage; only those that ask it.
 
     Args:
         config: of the run.
@@ -54,17 +64,39 @@ def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> 
     Raises:
         ConfigError: the language model can't be opened.
     """
-    asked = list(_asked(config, task))
-    calls = sum(count for count, _, _ in asked)
-    if not calls:
-        return None
-    shown, queries = max(k for _, k, _ in asked), [query for _, _, own in asked for query in own]
+    asked = [each for each in _asked(config, task) if each[1]]
+    if not asked:
+        return {}
     with nullcontext(llm) if llm is not None else open_language_model(config, task, keep=False) as model:
-        return model.estimate_calls(calls, longest_prompt(model, task.pool, queries, shown))
+        return {
+            stage: model.estimate_calls(calls, longest_prompt(model, task.pool, queries, shown))
+            for stage, calls, shown, queries in asked
+        }
 
 
-def _asked(config: Settings, task: Task) -> Iterator[tuple[int, int, Sequence[Example]]]:
-    """Who asks the language model: how often at most, with how many examples in a prompt, about which queries."""
+def _together(llm: LLMSettings) -> int:
+    return llm.batch_size if llm.kind == "local" else llm.concurrency
+
+
+def _time(cost: Estimate, llm: LLMSettings) -> str:
+    seconds = cost.use.calls * SECONDS / _together(llm)
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min" if seconds >= 60 else "1 min"
+
+
+def _limits(cost: Estimate, llm: LLMSettings) -> Iterator[str]:
+    """A line for each budget: whether the run can reach it."""
+    for name, most, used in (
+        ("budget_calls", llm.budget_calls, cost.use.calls),
+        ("budget_tokens", llm.budget_tokens, cost.use.tokens),
+        ("budget_money", llm.budget_money, cost.money),
+    ):
+        if most is not None and used is not None:
+            said = "the run may stop there, and can be resumed" if used > most else "enough"
+            yield f"llm.{name} = {most:,}: {said}"
+
+
+def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequence[Example]]]:
+    """Each stage that asks the language model: how often at most, how many examples a prompt shows, which queries."""
     from rcr_trainer.evaluation.resources import count_selectors, texts_at_most
 
     grpo, evaluation = config.grpo, config.evaluation
@@ -73,15 +105,15 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[int, int, Sequence[Ex
         from rcr_trainer.grpo import calls_at_most
 
         races = bool(get_family(config.model.family).changes)
-        calls = calls_at_most(grpo, len(task.reinforced), len(task.dev), races=races)
-        yield calls, grpo.k, [*task.reinforced, *task.dev]
+        for stage, calls in calls_at_most(grpo, len(task.reinforced), len(task.dev), races=races).items():
+            yield stage, calls, grpo.k, task.dev if stage == "development" else task.reinforced
     if evaluation.asks(config.llm):
         held_out = task.held_out(evaluation.split)
         count = min(len(held_out), evaluation.answer_queries or len(held_out))
-        yield count * count_selectors(config), evaluation.k, held_out
+        yield "evaluation", count * count_selectors(config), evaluation.k, held_out
     if texts := texts_at_most(config, task):
         tried = config.llm.kind != "local"  # see `try_scoring`
-        yield texts + tried, evaluation.k, task.pool
+        yield "baselines", texts + tried, evaluation.k, task.pool
 
 
 def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> Request:

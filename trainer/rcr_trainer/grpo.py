@@ -116,8 +116,8 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
     return result
 
 
-def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool = False) -> int:
-    """Prompts that training in one process hands in at most, identical ones counted each time.
+def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool = False) -> dict[str, int]:
+    """Prompts that each part of GRPO in one process hands in at most, identical ones counted each time.
 
     Args:
         config: the settings.
@@ -131,7 +131,7 @@ def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool =
     per_query = (config.group_size + ADVANTAGES[config.advantage].reads_greedy) * (1 + config.resample)
     evaluations = 1 + rounds if config.best_by == "reward" else 0
     raced = config.race + len(WAYS) if config.race and races else 0
-    return raced + handed * per_query + evaluations * dev
+    return {"development": evaluations * dev, "search": raced, "training": handed * per_query}
 
 
 class _GRPO:

@@ -278,6 +278,10 @@ class Estimate:
     money: float | None
     exact: bool
 
+    def __add__(self, other: Estimate) -> Estimate:
+        money = None if self.money is None or other.money is None else self.money + other.money
+        return Estimate(self.use + other.use, money, self.exact and other.exact)
+
     def __str__(self) -> str:
         money = "" if self.money is None else f", ${self.money:,.2f}"
         note = "" if self.exact else " (a token for each byte of a prompt; real use is about a third)"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,7 @@ from rcr_trainer.budget import estimate
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation import EvaluationReport, read_picks
 from rcr_trainer.layers import checked, load_config, merged
-from rcr_trainer.llm.cache import Estimate, Use
+from rcr_trainer.llm.cache import Estimate
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
@@ -131,7 +132,7 @@ class Sweep:
             RCRError: the data of a run can't be read, or its language model can't be opened.
         """
         splits: dict[tuple[str, int], Split] = {}
-        costs = []
+        costs: list[Estimate] = []
         with ExitStack() as open_models:
             llm = None
             for cell in cells:
@@ -143,15 +144,8 @@ class Sweep:
                     splits = {key: load_split(config.data, config.seed)}
                 task = divide(config, splits[key])
                 llm = llm or open_models.enter_context(open_language_model(config, task, keep=False))
-                costs += [cost for cost in [estimate(config, task, llm)] if cost is not None]
-        if not costs:
-            return None
-        money = [cost.money for cost in costs if cost.money is not None]
-        return Estimate(
-            sum((cost.use for cost in costs), Use()),
-            sum(money) if len(money) == len(costs) else None,
-            all(cost.exact for cost in costs),
-        )
+                costs += estimate(config, task, llm).values()
+        return reduce(add, costs) if costs else None
 
     def run(self) -> Iterator[Cell]:
         """Do every run that is missing; yields each before it begins.
