@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 _SOURCES = ("source", "question", "utterance", "sentence", "nl", "text", "input", "instruction", "prompt", "query")
 _TARGETS = ("target", "sql", "program", "code", "logical_form", "query", "lf", "mrl", "output", "completion", "answer")
 """What data sets call the two fields, the plainest names first."""
+_EXPORTED = ("inputs.", "messages.user"), ("outputs.", "messages.assistant")
+"""What the names of the two fields begin with where LangSmith or OpenAI wrote them."""
 _SAMPLE = 200
 """Rows from which fields and language are guessed."""
 _WIDTH = 100
@@ -86,9 +88,8 @@ def guess_keys(path: str | Path, source: str | None = None, target: str | None =
     if source is not None and target is not None:
         return Keys(source, target)
     fields = text_fields(path, _SAMPLE)
-    by_name = {name.casefold(): name for name in reversed(fields)}
-    source = source or next((by_name[n] for n in _SOURCES if n in by_name and by_name[n] != target), None)
-    target = target or next((by_name[n] for n in _TARGETS if n in by_name and by_name[n] != source), None)
+    source = source or _named(fields, _SOURCES, _EXPORTED[0], target)
+    target = target or _named(fields, _TARGETS, _EXPORTED[1], source)
     left = [name for name in fields if name not in (source, target)]
     if (source is None) != (target is None) and len(left) == 1:
         source, target = source or left[0], target or left[0]
@@ -97,6 +98,18 @@ def guess_keys(path: str | Path, source: str | None = None, target: str | None =
         shown = ", ".join(fields[:10]) or "none"
         raise DataError(f"{path}: it isn't clear which field holds the {missing}; fields with text: {shown}")
     return Keys(source, target)
+
+
+def _named(fields: Sequence[str], names: Sequence[str], exported: Sequence[str], other: str | None) -> str | None:
+    """The field with the plainest of these names, by itself or in an export; else the only one of an export."""
+    possible = [name for name in fields if name != other]
+    inside = [name for name in possible if name.startswith(tuple(exported))]
+    for name in names:
+        for own in possible:
+            if name in (own.casefold(), own.casefold().rpartition(".")[2] if own in inside else ""):
+                return own
+    chats = [name for name in inside if name.endswith(exported[-1])]
+    return next((found[0] for found in (chats, inside) if len(found) == 1), None)
 
 
 def guess_language(programs: Sequence[str]) -> tuple[str, str]:

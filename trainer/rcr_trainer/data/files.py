@@ -1,11 +1,13 @@
-"""Reads example files (JSON lines, a JSON list, CSV, TSV) and split folders; faults are named by line or entry."""
+"""Reads example files (JSON lines, a JSON list, tables, Parquet) and split folders; faults are named by their place."""
 
 from __future__ import annotations
 
 import csv
 import difflib
+import gzip
 import json
 import re
+import zlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
+from rcr_trainer.data.exports import opened
 from rcr_trainer.errors import DataError
 
 if TYPE_CHECKING:
@@ -62,11 +65,13 @@ def read_examples(
     id_key: str | None = None,
     collect: bool = False,
 ) -> tuple[list[Example], ReadReport]:
-    """Read a file of examples: .jsonl, .ndjson, .json (one list), .csv or .tsv, as its extension says.
+    """Read a file of examples: .jsonl, .ndjson, .json (one list), .csv, .tsv or .parquet, as its extension says.
 
-    Text is UTF-8, with or without a byte order mark. A table's first line names its fields; a line `sep=;` before it
-    may give the delimiter, and where the usual one is missing from the header, the commonest other one counts. Further
-    fields go along as `Example.fields`, except empty ones and those called id, source or target.
+    A further .gz says that it is packed. Rows as LangSmith and OpenAI export them have fields such as `inputs.question`
+    and `messages.user`; see `exports.opened`. Text is UTF-8, with or without a byte order mark. A table's first line
+    names its fields; a line `sep=;` before it may give the delimiter, and where the usual one is missing from the
+    header, the commonest other one counts. Further fields go along as `Example.fields`, except empty ones and those
+    called id, source or target.
 
     Args:
         path: the file.
@@ -221,18 +226,21 @@ def _kind(value: Any) -> str:
 def _rows(path: str | Path, report: ReadReport) -> Iterator[_Row]:
     """The rows of a file, one by one; its unit and delimiter go into the report."""
     path = Path(path)
-    reader = _READERS.get(path.suffix.lower())
+    packed = path.suffix.lower() == ".gz"
+    suffix = Path(path.stem).suffix if packed else path.suffix
+    reader = _READERS.get(suffix.lower())
     if path.is_dir():
         raise DataError(f"{path} is a folder; give a file ({', '.join(_READERS)})")
     if reader is None:
-        raise DataError(f"{path}: unknown extension {path.suffix!r}; examples are read from {', '.join(_READERS)}")
+        raise DataError(f"{path}: unknown extension {suffix!r}; examples are read from {', '.join(_READERS)}")
     try:
-        with path.open("rb") as file:
-            yield from reader(file, path, report)
+        with gzip.open(path) if packed else path.open("rb") as file:
+            for place, row in reader(file, path, report):  # type: ignore[arg-type]
+                yield place, opened(row)
     except FileNotFoundError:
         raise DataError(f"no such file: {path}") from None
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror or error}") from error
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _read_jsonl(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
@@ -254,6 +262,20 @@ def _read_json(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]
         hint = "; a file with one object a line is named .jsonl" if isinstance(rows, dict) else ""
         raise DataError(f"{path}: must hold one JSON list of objects{hint}")
     yield from enumerate(rows, start=1)
+
+
+def _read_parquet(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
+    report.unit = "entry"
+    try:
+        from pyarrow import ArrowException
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise DataError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from None
+    try:
+        batches = ParquetFile(file).iter_batches()
+        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+    except ArrowException as error:
+        raise DataError(f"can't read {path}: {' '.join(str(error).split())}") from error
 
 
 def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: str) -> Iterator[_Row]:
@@ -305,6 +327,7 @@ _READERS: Mapping[str, Callable[[BinaryIO, Path, ReadReport], Iterator[_Row]]] =
     ".json": _read_json,
     ".csv": partial(_read_table, delimiter=","),
     ".tsv": partial(_read_table, delimiter="\t"),
+    ".parquet": _read_parquet,
 }
 
 

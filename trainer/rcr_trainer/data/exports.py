@@ -1,0 +1,74 @@
+"""Rows as other tools export them, with plain fields: LangSmith's inputs and outputs, chats as OpenAI keeps them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_NESTED = ("inputs", "outputs", "reference_outputs")
+_ROLES = {"human": "user", "ai": "assistant", "developer": "system"}
+"""LangChain's names for OpenAI's."""
+
+
+def opened(row: Any) -> Any:
+    """A row in which nested objects and chats have become fields: `inputs.question`, `messages.user`.
+
+    `inputs` and `outputs` are opened, and `messages`, in which the last answer counts and the last question before it.
+    An answer that calls tools is a program in JSON: `[{"name": …, "arguments": {…}}, …]`, or one call by itself. All
+    else stays.
+    """
+    return dict(_fields(row, "")) if isinstance(row, dict) else row
+
+
+def _fields(row: Mapping[str, Any], prefix: str) -> Sequence[tuple[str, Any]]:
+    found: list[tuple[str, Any]] = []
+    for name, value in row.items():
+        if name in _NESTED and isinstance(value, dict):
+            found += _fields(value, f"{prefix}{name}.")
+        elif name == "messages" and isinstance(value, list) and all(isinstance(one, dict) for one in value):
+            found += [(f"{prefix}messages.{role}", text) for role, text in _exchange(value).items()]
+        else:
+            found.append((f"{prefix}{name}", value))
+    return found
+
+
+def _exchange(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """The system's text, the last answer, and the last question before it (without an answer: the last), by role."""
+    said = [(_role(one), _text(one)) for one in messages]
+    answers = [at for at, (role, text) in enumerate(said) if role == "assistant" and text]
+    end = answers[-1] if answers else len(said)
+    found = {role: text for role, text in said[:end] if role in ("system", "user")}
+    return found | ({"assistant": said[end][1]} if answers else {})
+
+
+def _role(message: Mapping[str, Any]) -> str:
+    role = str(message.get("role") or message.get("type"))
+    return _ROLES.get(role, role)
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    if isinstance(inner := message.get("data"), dict):  # as LangChain writes messages
+        message = inner
+    calls = [call for call in map(_call, message.get("tool_calls") or ()) if call is not None]
+    if calls:
+        return json.dumps(calls if calls[1:] else calls[0], ensure_ascii=False)
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+    return content if isinstance(content, str) else ""
+
+
+def _call(call: Any) -> dict[str, Any] | None:
+    """A tool call of OpenAI (`function`, with arguments as text) or LangChain (`name` and `args`)."""
+    if not isinstance(call, dict):
+        return None
+    function = call.get("function")
+    inner = function if isinstance(function, dict) else call
+    arguments = inner.get("arguments", inner.get("args"))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    return {"name": inner.get("name"), "arguments": arguments or {}}
