@@ -78,8 +78,8 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
             other matters, and hardly any on those of the examples. 0: pick for all. Such questions don't count for
             `k_min`. Needs the `structure` family, fitted or trained.
         probabilities: compute each pick's probability under the policy; costs one more pass over the pool per step.
-        explore: draw each pick from π at the temperature `explore` · τ, among the 32 best candidates. Its `probability`
-            is then that of the draw, from which `rcr-train learn` learns. 0: the best candidate is picked.
+        explore: draw each pick from π at the temperature `explore` · τ, among the 128 best candidates. Its
+            `probability` is then that of the draw, from which `rcr-train learn` learns. 0: the best one is picked.
         log: where `record` writes.
 
     Raises:

@@ -47,7 +47,7 @@ LEVELS = {
         ["tasks", "trust"],
         ["policies"],
         ["sft", "race", "grpo", "evaluation"],
-        ["pipeline"],
+        ["pipeline", "learn"],
         ["budget", "own_files"],
         ["paper"],
         ["cli", "__main__"],

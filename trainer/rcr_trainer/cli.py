@@ -201,6 +201,7 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     if called == "evaluate":
         add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
+    _add_learn(commands)
     _add_report(commands)
     _add_paper(commands, called)
     _add_data(commands)
@@ -208,6 +209,18 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     command(commands, "completion", _completion, text, 'completion  # use it: eval "$(rcr-train completion)"')
     parser.commands = commands.choices
     return parser
+
+
+def _add_learn(commands: Any) -> None:
+    text = "change a served policy by what came of its picks, if the change is sure to earn more"
+    learn = command(commands, "learn", "rcr_trainer.learn:command", text, "learn outcomes.jsonl runs/demo --out better")
+    learn.add_argument("log", type=Path, metavar="LOG", help="the file of an OutcomeLog")
+    learn.add_argument("served", type=Path, metavar="SERVED", help="the folder from which the retriever was loaded")
+    learn.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+    text = "file with the questions as `source`, if the log has no texts (those of the pool are known)"
+    learn.add_argument("--questions", type=Path, metavar="FILE", help=text)
+    learn.add_argument("--seed", type=int, default=0, help="of how the log is halved (default 0)")
+    learn.add_argument("--trust", action="store_true", help="a model that the folder names may be fetched or opened")
 
 
 def _add_report(commands: Any) -> None:

@@ -1,0 +1,194 @@
+"""Estimates from logged picks: by hand, against what serving draws and what is true, and the whole command."""
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rcr_trainer import cli, learn
+from rcr_trainer.training.off_policy import CLIP, described, gains, halves, predicted, walk, weights
+
+from langchain_rcr import Item, OutcomeLog, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr.families import get_family
+from langchain_rcr.families.state import AdditiveState
+from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.policy import selection
+
+ASKS = (("how many are there of the", "count"), ("is there a", "exists"), ("what is the color of the", "query"))
+ROWS = [
+    {"source": f"{asks} {color} {animal}", "target": f"{what}(filter({color}, find({animal})))"}
+    for (asks, what), color, animal in product(
+        ASKS, ("black", "white", "gray", "brown"), ("cat", "dog", "mouse", "zebra")
+    )
+]
+
+
+def everything(queries: int, size: int) -> tuple[Any, Any]:
+    return np.zeros(queries, dtype=np.int64), np.zeros(size, dtype=np.int64)
+
+
+def test_a_walk_by_hand() -> None:
+    query = np.array([[1.0, 0.0]], dtype=np.float32)
+    pool = PoolVectors(np.array([[1, 0], [0, 1], [0, 0]], dtype=np.float32), np.array([[0, 1]] * 3, dtype=np.float32))
+    picks = np.array([[1, 0]])
+    _, log_probs = walk(query, AdditiveState(2.0), pool, np.array([0.5]), everything(1, 3), picks=picks)
+    # Logits 1, 0, 0 at first; then the state is (1, 2), and 0 and 2 are left.
+    first = 1 / (np.exp(2) + 2)
+    second = np.exp(2) / (np.exp(2) + 1)
+    np.testing.assert_allclose(np.exp(log_probs), [[first, second]], rtol=1e-6)
+    features = described(query, AdditiveState(2.0), pool, picks)
+    np.testing.assert_allclose(features, [[0, 0, 1, 1]])
+    # Of another group nothing can be drawn.
+    groups = np.array([1]), np.array([1, 0, 1])
+    _, log_probs = walk(query, AdditiveState(2.0), pool, np.array([0.5]), groups, picks=picks)
+    assert log_probs[0, 0] == -np.inf
+
+
+def test_only_the_best_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rcr_trainer.training.off_policy.EXPLORED", 2)
+    query = np.array([[1.0]], dtype=np.float32)
+    pool = PoolVectors(*(np.array([[1], [2], [1], [0]], dtype=np.float32),) * 2)
+    for picks, chance in (([0], 1 / (1 + np.e)), ([1], np.e / (1 + np.e)), ([2], 0.0), ([3], 0.0)):
+        _, log_probs = walk(query, AdditiveState(0.0), pool, np.ones(1), everything(1, 4), picks=np.array([picks]))
+        np.testing.assert_allclose(np.exp(log_probs), [[chance]], rtol=1e-6)
+
+
+def test_weights_gains_and_halves() -> None:
+    new, logged = np.log([[0.5, 0.5], [0.9, 0.9], [1e-9, 0.5]]), np.log([[0.25, 0.5], [0.01, 0.9], [0.5, 0.5]])
+    with np.errstate(divide="ignore"):
+        new[2, 0] = -np.inf
+    np.testing.assert_allclose(weights(new, logged), [2, CLIP, 0])
+    found = gains(np.array([2.0, 0.0]), np.array([1.0, 1.0]), np.array([0.5, 0.5]), np.array([0.75, 0.25]))
+    np.testing.assert_allclose(found, [0.75 + 2 * 0.5 - 1, 0.25 - 1])
+    asked = np.array([3, 1, 3, 2, 1])
+    first = halves(asked, 0)
+    assert first.any()
+    assert not first.all()
+    assert first[0] == first[2]
+    assert first[1] == first[4]
+
+
+def test_a_linear_outcome_is_predicted() -> None:
+    features = np.random.default_rng(0).normal(size=(500, 3))
+    outcomes = 2 + features @ [1.0, 0.0, -1.0]
+    (found,) = predicted(features, outcomes, features[:5])
+    np.testing.assert_allclose(found, outcomes[:5], atol=0.02)
+    (constant,) = predicted(np.ones((4, 2)), np.array([0.0, 1, 1, 0]), np.ones((1, 2)))
+    np.testing.assert_allclose(constant, [0.5])
+
+
+def test_the_estimate_is_of_what_the_other_policy_earns() -> None:
+    rng = np.random.default_rng(1)
+    size, dim, count = 12, 4, 40_000
+    pool = PoolVectors(*rng.normal(size=(2, size, dim)).astype(np.float32))
+    worth, queries = pool.candidate[:, 0] > 0, np.repeat(rng.normal(size=(1, dim)), count, axis=0).astype(np.float32)
+    tau, groups = np.full(count, 1.5), everything(count, size)
+
+    def drawn(lam: float) -> Any:
+        return walk(queries, AdditiveState(lam), pool, tau, groups, k=2, random=rng)
+
+    picks, log_probs = drawn(0.3)
+    outcomes = (rng.random(count) < worth[picks].mean(axis=1)).astype(float)
+    others, _ = drawn(-0.6)
+    truth = worth[others].mean() - worth[picks].mean()
+    _, new = walk(queries, AdditiveState(-0.6), pool, tau, groups, picks=picks)
+    weight = weights(new, log_probs)
+    assert weight.mean() == pytest.approx(1, abs=0.03)
+    for expected in (np.zeros(count), np.full(count, 0.5), worth[picks].mean(axis=1)):
+        same = worth[others].mean(axis=1) if expected.std() else expected
+        gain = gains(weight, outcomes, expected, same)
+        assert gain.mean() == pytest.approx(truth, abs=4 * gain.std() / count**0.5)
+    assert abs(truth) > 0.01
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    items = [Item(row["source"], row["target"]) for row in ROWS]
+    model = TriEncoder.build("structure", items, state="saturating")
+    get_family("structure").fit(model.query, items, seed=0)
+    folder = tmp_path_factory.mktemp("served") / "checkpoint"
+    SequentialCompositionalRetriever.from_encoder(model, ROWS, k=2, explore=60).save(folder)
+    return folder
+
+
+def simulated(served: Path, log: OutcomeLog, earns: Any, count: int, **fields: Any) -> None:
+    """Logged questions of a served retriever, and outcomes drawn by the picks' programs."""
+    retriever = SequentialCompositionalRetriever.from_pretrained(served, log=log, **fields)
+    rng = np.random.default_rng(0)
+    endings = rng.choice(["please", "now", "today", "dear"], count)
+    rows = rng.integers(0, len(ROWS), count)
+    questions = [f"{ROWS[at]['source']} {end}" for at, end in zip(rows, endings, strict=True)]
+    for question, picks in zip(questions, retriever.batch(questions), strict=True):
+        chance = earns([pick.metadata["target"] for pick in picks])
+        retriever.record(question, picks, rng.random() < chance)
+
+
+def test_what_serving_draws_has_the_logged_probability(
+    served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for least in (128, 6):  # more than the pool has, and fewer
+        monkeypatch.setattr(selection, "EXPLORED", least)
+        monkeypatch.setattr("rcr_trainer.training.off_policy.EXPLORED", least)
+        log = OutcomeLog(tmp_path / f"{least}.jsonl", text=True)
+        simulated(served, log, lambda programs: 0.5, 300)
+        policy = learn.Policy(SequentialCompositionalRetriever.from_pretrained(served))
+        logged = learn.read(log, policy, {})
+        assert len(logged.asked) >= 290  # rounding may tell equal logits apart
+        log_probs, _ = policy.follow({}, logged)
+        assert np.median(np.abs(log_probs - logged.log_probs)) < 1e-3
+
+
+def differing(programs: list[str]) -> float:
+    """Answers are right where the picks begin differently: more fading makes them do so."""
+    return 0.05 if len({program.split("(")[0] for program in programs}) == 1 else 0.95
+
+
+@pytest.mark.slow
+def test_the_command_writes_a_change_that_is_sure_to_earn_more(
+    served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", text=True)
+    simulated(served, log, differing, 3000)
+    out = tmp_path / "better"
+    assert cli.main(["learn", str(log.path), str(served), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert f"written: {out}" in printed
+    before, after = (SequentialCompositionalRetriever.from_pretrained(folder) for folder in (served, out))
+    assert (after.k, after.explore) == (2, 60)
+    assert after.store.fingerprint != before.store.fingerprint
+    assert [row.id for row in after.store.index.rows()] == [row.id for row in before.store.index.rows()]
+    # It does earn more where it is served.
+    earned = []
+    for folder in (served, out):
+        other = OutcomeLog(tmp_path / f"{folder.name}.jsonl")
+        simulated(folder, other, differing, 3000)
+        earned.append(np.mean([each.outcome for each in other.read()]))
+    assert earned[1] > earned[0] + 0.02
+
+
+@pytest.mark.slow
+def test_the_command_refuses_what_the_log_doesnt_show(
+    served: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refused(log: OutcomeLog, *more: str) -> str:
+        assert cli.main(["learn", str(log.path), str(served), "--out", str(tmp_path / "new"), *more]) == 2
+        assert not (tmp_path / "new").exists()
+        return capsys.readouterr().err
+
+    coin = OutcomeLog(tmp_path / "coin.jsonl")
+    simulated(served, coin, lambda programs: 0.5, 1000)
+    assert "whose text is not known (--questions)" in refused(coin)
+    asked = tmp_path / "asked.csv"
+    lines = [f"{row['source']} {end},x" for row in ROWS for end in ("please", "now", "today", "dear")]
+    asked.write_text("\n".join(["source,target", *lines]))
+    assert "no change is sure to earn more, so nothing is written" in refused(coin, "--questions", str(asked))
+    other = OutcomeLog(tmp_path / "other.jsonl", text=True)
+    simulated(served, other, lambda programs: 0.5, 10, explore=0.0)
+    simulated(served, other, lambda programs: 0.5, 10, min_probability=0.2)
+    simulated(served, other, lambda programs: 0.5, 10, filter={"target": {"$ne": ROWS[0]["target"]}})
+    other.record("what", [("a", 1, 0.5)], 1, policy="another", explore=1)
+    message = refused(other)
+    for reason in ("1 of another policy", "10 picked without exploring", "picked under a filter, a constraint or a"):
+        assert reason in message
+    assert "there is no such log" in refused(OutcomeLog(tmp_path / "none.jsonl"))

@@ -1,0 +1,338 @@
+"""`rcr-train learn`: a served policy is changed by what came of its picks, if the change is sure to earn more.
+
+The policy's variants are those of the race (`Family.changes`), and so is how one is chosen: by estimates on one half of
+the logged questions. On the other half, which chose nothing, the interval of its gain decides whether it is written.
+
+A change more than a twentieth of whose picks could hardly have been drawn takes no part: the log doesn't tell of those.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.basics.files import digest
+from langchain_rcr.basics.items import Item, readable
+from langchain_rcr.families.encoder import Features
+from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.pool.examples import ExamplePool
+from langchain_rcr.pool.outcomes import Outcome, OutcomeLog
+from langchain_rcr.pool.store import ExampleStore
+from langchain_rcr.retriever import SequentialCompositionalRetriever
+from rcr_trainer.console import logged as to_stderr
+from rcr_trainer.console import show
+from rcr_trainer.data import read_examples
+from rcr_trainer.errors import DataError
+from rcr_trainer.evaluation.metrics import FEW_PROGRAMS, interval_of
+from rcr_trainer.race import Variant, race
+from rcr_trainer.training.off_policy import FloatArray, described, gains, halves, predicted, walk, weights
+
+logger = logging.getLogger(__name__)
+
+REACHED = 0.95
+"""The least share of a variant's picks that could be drawn, by weight: the mean of its clipped weights."""
+_AGREES = 0.05
+"""How far the log-probability of a question's picks may be from the logged one; beyond, something else drew them."""
+_ALL = 1 << 60
+"""Rewards that the race may ask for: they are at hand."""
+
+
+class Change(NamedTuple):
+    """What was learnt.
+
+    Args:
+        variant: how the policy changes.
+        before: the mean outcome of the questions that didn't choose it.
+        gain: what it earns more on these, as estimated.
+        low: the lower end of the 95 % interval of that.
+        high: its upper end.
+        questions: how many there were.
+    """
+
+    variant: Variant
+    before: float
+    gain: float
+    low: float
+    high: float
+    questions: int
+
+
+@dataclass(frozen=True)
+class Logged:
+    """B logged questions of a served policy.
+
+    Args:
+        asked: (B,) the numbers of the questions in `Policy.texts`.
+        picks: (B, k) positions in the pool.
+        log_probs: (B, k) of each pick, as logged.
+        outcomes: (B,).
+        explore: (B,) the retriever's.
+        groups: numbers (B,) and (N,) of the groups of questions and examples; see `off_policy.walk`.
+    """
+
+    asked: NDArray[np.int64]
+    picks: NDArray[np.int64]
+    log_probs: FloatArray
+    outcomes: FloatArray
+    explore: FloatArray
+    groups: tuple[NDArray[np.int64], NDArray[np.int64]]
+
+    def only(self, at: NDArray[Any]) -> Logged:
+        """Some of them."""
+        arrays = {name: getattr(self, name)[at] for name in ("asked", "picks", "log_probs", "outcomes", "explore")}
+        return replace(self, **arrays, groups=(self.groups[0][at], self.groups[1]))
+
+
+def learn(log: Path, served: Path, out: Path, *, questions: Mapping[str, str], seed: int = 0, **how: Any) -> Change:
+    """Learn a change of a served policy from a log, and write the changed retriever, if it is sure to earn more.
+
+    Args:
+        log: an `OutcomeLog`'s file.
+        served: the folder from which the retriever was loaded.
+        out: the folder to write.
+        questions: texts by digest, beside those in the log and the pool.
+        seed: of the halves and what is drawn.
+        **how: for `from_pretrained`: `trust`, `embeddings`, …
+
+    Raises:
+        DataError: the log has too little of the served policy, or no change is sure to earn more.
+    """
+    retriever = SequentialCompositionalRetriever.from_pretrained(served, **how)
+    known = {digest(str(item.source)): item.source for item in _pool(retriever).items()}
+    policy = Policy(retriever, seed)
+    logged = read(OutcomeLog(log), policy, {**known, **questions})
+    change = choose(policy, logged)
+    if change.low <= 0:
+        raise DataError(f"{log}: no change is sure to earn more, so nothing is written; the best: {told(change)}")
+    policy.model.vary(change.variant)
+    store = ExampleStore(policy.model, _pool(retriever))
+    retriever.model_copy(update={"store": store}).save(out)
+    return change
+
+
+def command(given: argparse.Namespace) -> None:
+    """`rcr-train learn`."""
+    sources = [example.source for example in read_examples(given.questions)[0]] if given.questions else []
+    with to_stderr():
+        change = learn(
+            given.log,
+            given.served,
+            given.out,
+            questions={digest(source): source for source in sources},
+            seed=given.seed,
+            trust=given.trust,
+        )
+    show(told(change))
+    show(f"written: {given.out}")
+
+
+def told(change: Change) -> str:
+    """A change in a line."""
+    what = ", ".join(f"{name} {value}" for name, value in change.variant.items()) or "none"
+    return (
+        f"{what}: {change.before:.3f} → {change.before + change.gain:.3f}, {change.gain:+.3f} (95 % interval "
+        f"{change.low:+.3f} to {change.high:+.3f}) on {change.questions} questions that didn't choose it"
+    )
+
+
+class Policy:
+    """The served policy, and its variants, over logged questions.
+
+    Args:
+        retriever: as it was served.
+        seed: of what is drawn.
+    """
+
+    def __init__(self, retriever: SequentialCompositionalRetriever, seed: int = 0) -> None:
+        self.retriever, self.model, self.seed = retriever, retriever.store.encoder, seed
+        self.texts: list[str] = []
+        """The different questions."""
+        self._pool = self.model.featurize_pool(_pool(retriever).items())
+        self._start = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self._settings = self.model.config
+
+    @cached_property
+    def _questions(self) -> Features:
+        return self.model.query.featurize(readable(map(Item, self.texts)))
+
+    @property
+    def changes(self) -> list[Variant]:
+        """The variants that picks can tell; the order of a prompt isn't logged."""
+        return [change for change in self.model.family.changes if "order" not in change]
+
+    @contextmanager
+    def varied(self, variant: Variant, logged: Logged) -> Iterator[tuple[NDArray[np.float32], PoolVectors]]:
+        """E_x of questions and the pool's vectors under a variant, which the model is meanwhile."""
+        self.model.vary(variant)
+        try:
+            yield self.model.query.vectors(self._questions)[logged.asked], self.model.pool_vectors(*self._pool)
+        finally:
+            self.model.load_state_dict(self._start)
+            self.model.config = self._settings
+
+    def follow(self, variant: Variant, logged: Logged, *, draws: bool = True) -> tuple[FloatArray, NDArray[np.int64]]:
+        """Log-probabilities (B, k) of the logged picks under a variant, and picks that it draws (B, k)."""
+        with self.varied(variant, logged) as (queries, pool):
+            state, tau, groups = self.model.state(), logged.explore * self._settings.tau, logged.groups
+            _, log_probs = walk(queries, state, pool, tau, groups, picks=logged.picks)
+            drawn = logged.picks
+            if draws:
+                random, k = np.random.default_rng(self.seed), logged.picks.shape[1]
+                drawn, _ = walk(queries, state, pool, tau, groups, k=k, random=random)
+        return log_probs, drawn
+
+    def described(self, logged: Logged, picks: NDArray[np.int64]) -> FloatArray:
+        """See `off_policy.described`, under the served policy."""
+        with self.varied({}, logged) as (queries, pool):
+            return described(queries, self.model.state(), pool, picks)
+
+
+class Estimates:
+    """Estimates of what variants earn on logged questions.
+
+    Args:
+        policy: as it was served.
+        logged: the questions.
+        fitted: logged questions to fit the model of the outcome to; None: each half of these to the other.
+    """
+
+    def __init__(self, policy: Policy, logged: Logged, fitted: Logged | None = None) -> None:
+        self._policy, self._logged, self._fitted = policy, logged, fitted
+        self._kept: dict[str, tuple[FloatArray, float]] = {}
+
+    def of(self, variant: Variant) -> tuple[FloatArray, float]:
+        """What a variant earns more on each question (B,), and the share of its picks that could be drawn."""
+        name = str(sorted(variant.items()))
+        if name not in self._kept:
+            log_probs, drawn = self._policy.follow(variant, self._logged)
+            weight = weights(log_probs, self._logged.log_probs)
+            new = self._policy.described(self._logged, drawn)
+            expected, expected_new = self._expected(new)
+            self._kept[name] = gains(weight, self._logged.outcomes, expected, expected_new), float(weight.mean())
+        return self._kept[name]
+
+    @cached_property
+    def _features(self) -> FloatArray:
+        return self._policy.described(self._logged, self._logged.picks)
+
+    @cached_property
+    def _fitting(self) -> list[tuple[NDArray[np.bool_], FloatArray, FloatArray]]:
+        """Which questions are predicted by what: features and outcomes of others."""
+        if self._fitted is not None:
+            features = self._policy.described(self._fitted, self._fitted.picks)
+            return [(np.ones(len(self._logged.asked), dtype=bool), features, self._fitted.outcomes)]
+        first = halves(self._logged.asked, self._policy.seed + 1)
+        return [(at, self._features[~at], self._logged.outcomes[~at]) for at in (first, ~first)]
+
+    def _expected(self, new: FloatArray) -> tuple[FloatArray, FloatArray]:
+        expected, expected_new = np.empty(len(new)), np.empty(len(new))
+        for at, features, outcomes in self._fitting:
+            expected[at], expected_new[at] = predicted(features, outcomes, self._features[at], new[at])
+        return expected, expected_new
+
+
+def choose(policy: Policy, logged: Logged) -> Change:
+    """The variant that wins the race on one half of the questions, judged on the other."""
+    first = halves(logged.asked, policy.seed)
+    choosing, judging = logged.only(first), logged.only(~first)
+    estimates = Estimates(policy, choosing)
+    order = np.random.default_rng(policy.seed).permutation(len(choosing.asked))
+
+    def earned(variant: Variant, asked: slice) -> FloatArray:
+        more = estimates.of(variant)[0] if variant else 0.0
+        found: FloatArray = (choosing.outcomes + more)[order[asked]]
+        return found
+
+    won = race(policy.changes, earned, len(order), _ALL, lambda variant: estimates.of(variant)[1] >= REACHED)
+    if not won.variant:
+        return Change({}, float(judging.outcomes.mean()), 0.0, 0.0, 0.0, len(judging.asked))
+    return judged(policy, won.variant, judging, choosing)
+
+
+def judged(policy: Policy, variant: Variant, logged: Logged, others: Logged) -> Change:
+    """The gain of a variant on questions, with an interval; the model of the outcome is fitted to others."""
+    gain = Estimates(policy, logged, others).of(variant)[0]
+    low, high = interval_of(gain[:, None], logged.asked.tolist())[:, 0].tolist()
+    return Change(variant, float(logged.outcomes.mean()), float(gain.mean()), low, high, len(gain))
+
+
+def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
+    """The questions of a log that tell of a served policy.
+
+    Args:
+        log: the log.
+        policy: as it was served.
+        texts: questions by digest.
+
+    Raises:
+        DataError: there are too few; the message counts why.
+    """
+    places = {row.id: at for at, row in enumerate(policy.retriever.store.index.rows())}
+    why = Counter[str]()
+    found: list[tuple[Outcome, str]] = []
+    for each in log.read():
+        text = each.text or texts.get(each.question)
+        lacking = _lacking(each, policy.retriever.store.fingerprint, places)
+        if lacking or text is None:
+            why[lacking or "whose text is not known (--questions)"] += 1
+        else:
+            found.append((each, text))
+    lengths = Counter(len(each.picks) for each, _ in found)
+    k = max(lengths, key=lambda length: lengths[length], default=0)
+    why["another number of picks"] += len(found) - lengths[k]
+    found = [(each, text) for each, text in found if len(each.picks) == k]
+    logged = None
+    if found:
+        logged = _arrays(found, places, policy)
+        log_probs, _ = policy.follow({}, logged, draws=False)
+        agrees = np.abs((log_probs - logged.log_probs).sum(axis=1)) <= _AGREES
+        why["picked under a filter, a constraint or a draft"] += int((~agrees).sum())
+        logged = logged.only(agrees)
+    used = 0 if logged is None else len(logged.asked)
+    reasons = "; ".join(f"{count} {reason}" for reason, count in why.items() if count)
+    logger.info("%d logged questions%s", used, f"; left out: {reasons}" if reasons else "")
+    if logged is None or len({*logged.asked.tolist()}) < 2 * FEW_PROGRAMS:
+        raise DataError(f"{log.path}: {used} questions are too few to learn from; left out: {reasons or 'none'}")
+    return logged
+
+
+def _lacking(each: Outcome, policy: str, places: Mapping[str, int]) -> str:
+    """Why a logged question tells nothing."""
+    if each.policy != policy:
+        return "of another policy"
+    if each.outcome is None:
+        return "without an outcome"
+    if not each.explore or not each.picks or None in each.probabilities:
+        return "picked without exploring"
+    return "" if all(one in places for one in each.picks) else "with picks that the served folder lacks"
+
+
+def _arrays(found: Sequence[tuple[Outcome, str]], places: Mapping[str, int], policy: Policy) -> Logged:
+    numbers: dict[str, int] = {}
+    asked = np.array([numbers.setdefault(text, len(numbers)) for _, text in found], dtype=np.int64)
+    policy.texts = [*numbers]
+    picks = np.array([[places[one] for one in each.picks] for each, _ in found], dtype=np.int64)
+    chances, outcomes, explore = (
+        np.array([getattr(each, name) for each, _ in found], dtype=np.float64)
+        for name in ("probabilities", "outcome", "explore")
+    )
+    field, values = policy.retriever.picks_within, dict[str, int]()
+    examples = (row.example for row in policy.retriever.store.index.rows())
+    group = np.array([values.setdefault(repr(example.get(field)), len(values)) for example in examples], dtype=np.int64)
+    # A question is of the group that its picks are of.
+    return Logged(asked, picks, np.log(chances), outcomes, explore, (group[picks[:, 0]], group))
+
+
+def _pool(retriever: SequentialCompositionalRetriever) -> ExamplePool:
+    store, rows = retriever.store, retriever.store.index.rows()
+    return store.schema.extended([row.example for row in rows], [row.id for row in rows])

@@ -1,0 +1,136 @@
+"""What another policy would have earned on logged questions, from the picks that were drawn there. Arrays only.
+
+Each logged sequence of picks has a weight, how much more probable the other policy makes it (inverse propensity scores,
+Horvitz and Thompson, 1952), clipped so that no question decides alone. Picks of the other policy earn what a model of
+the outcome predicts for them, and the weights are left with its errors: the estimate is doubly robust (Dudik, Langford
+and Li, 2011), right where either the weights or the model are.
+
+Both policies draw as the served one did: among the best candidates, at the temperature of the question.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.basics.rows import product
+from langchain_rcr.families.state import State
+from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.index.ranking import blocks
+from langchain_rcr.policy.selection import EXPLORED, drawn_from
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+CLIP = 50.0
+"""The largest weight of a question."""
+_RIDGE = 1.0
+"""Added to the squares of standardised features: less than one question's worth each."""
+
+
+def walk(
+    queries: NDArray[np.float32],
+    state: State[Any],
+    pool: PoolVectors,
+    tau: FloatArray,
+    allowed: tuple[IntArray, IntArray],
+    *,
+    picks: IntArray | None = None,
+    k: int = 0,
+    random: np.random.Generator | None = None,
+) -> tuple[IntArray, FloatArray]:
+    """Follow picks, or draw some, as a served policy that explores does (`Options.explore`).
+
+    Args:
+        queries: E_x, (B, D).
+        state: how picks compose.
+        pool: (N, D).
+        tau: (B,) the temperature of each question's draws.
+        allowed: numbers (B,) and (N,): a question gets examples with its number.
+        picks: (B, k) those to follow; None: draw.
+        k: how many to draw.
+        random: what draws.
+
+    Returns:
+        Picks (B, k), and the log-probability of each (B, k); −inf where one can't be drawn.
+    """
+    size, steps = len(pool.candidate), k if picks is None else picks.shape[1]
+    out, log_probs = np.zeros((len(queries), steps), dtype=np.int64), np.zeros((len(queries), steps))
+    for some in blocks(len(queries), size):
+        current = state.start(queries[some])
+        barred = allowed[0][some, None] != allowed[1][None, :]
+        rows = np.arange(len(barred))
+        for step in range(steps):
+            logits = product(current.vector(), pool.candidate)
+            logits[barred] = -np.inf
+            logits[_beyond(logits, EXPLORED)] = -np.inf
+            possible = drawn_from(logits, tau[some, None])
+            if picks is not None:
+                chosen = picks[some, step]
+            elif random is not None:
+                chosen = (possible + random.gumbel(size=possible.shape)).argmax(axis=1)
+            out[some, step], log_probs[some, step] = chosen, possible[rows, chosen]
+            barred[rows, chosen] = True
+            if step + 1 < steps:
+                current = current.update(pool.context[chosen])
+    return out, log_probs
+
+
+def _beyond(logits: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
+    """Which of (B, N) logits are not among the best of their row; of equal ones the first are."""
+    if logits.shape[1] <= count:
+        return np.zeros_like(logits, dtype=bool)
+    least = np.partition(logits, -count, axis=1)[:, -count, None]
+    above, level = logits > least, logits == least
+    beyond: NDArray[np.bool_] = ~above & ~(level & (level.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True)))
+    return beyond
+
+
+def described(queries: NDArray[np.float32], state: State[Any], pool: PoolVectors, picks: IntArray) -> FloatArray:
+    """What the outcome is predicted by, (B, 2k): the logit of each pick in its state, and for the question alone."""
+    start = current = state.start(queries)
+    columns = []
+    for step, chosen in enumerate(picks.T):
+        if step:
+            current = current.update(pool.context[picks[:, step - 1]])
+        candidate = pool.candidate[chosen]
+        columns += [np.einsum("bd,bd->b", candidate, each.vector()) for each in (current, start)]
+    return np.stack(columns, axis=1).astype(np.float64)
+
+
+def predicted(features: FloatArray, outcomes: FloatArray, *others: FloatArray) -> list[FloatArray]:
+    """Predictions for `others` (M, F) of a ridge regression of outcomes (B,) on features (B, F)."""
+    mean, spread = features.mean(axis=0), features.std(axis=0)
+    spread[spread == 0] = 1.0
+    scaled = (features - mean) / spread
+    squares = scaled.T @ scaled + _RIDGE * np.eye(scaled.shape[1])
+    slopes = np.linalg.solve(squares, scaled.T @ (outcomes - outcomes.mean()))
+    return [outcomes.mean() + (each - mean) / spread @ slopes for each in others]
+
+
+def weights(new: FloatArray, logged: FloatArray) -> FloatArray:
+    """(B,) clipped weights of sequences, from log-probabilities (B, k) under a policy and those they were drawn by."""
+    with np.errstate(over="ignore"):
+        ratios: FloatArray = np.exp((new - logged).sum(axis=1))
+    return np.minimum(ratios, CLIP)
+
+
+def gains(weight: FloatArray, outcomes: FloatArray, expected: FloatArray, expected_new: FloatArray) -> FloatArray:
+    """What a policy earns more on each question, (B,); its mean is the doubly robust estimate.
+
+    Args:
+        weight: see `weights`.
+        outcomes: of the logged picks.
+        expected: what the model predicts for these; fitted on other questions.
+        expected_new: what it predicts for picks that the policy draws.
+    """
+    return expected_new + weight * (outcomes - expected) - outcomes
+
+
+def halves(questions: IntArray, seed: int) -> NDArray[np.bool_]:
+    """Which of the questions (B,), given by number, are in the first half (B,): equal ones are in the same."""
+    numbers = np.unique(questions)
+    first = np.random.default_rng(seed).permutation(numbers)[: (len(numbers) + 1) // 2]
+    return np.isin(questions, first)
