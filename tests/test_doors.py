@@ -320,7 +320,7 @@ KNOWN = {
     # The rivals that learn have a name each, which the registry gives to everybody else:
     *(
         (f"rcr_trainer/paper/{name.removesuffix('_tri')}.py", name)
-        for name in ("epr", "se2", "se2_tri", "ceil", "iterr")
+        for name in ("epr", "se2", "se2_tri", "ceil", "iterr", "llm_r")
     ),
     # A kind of selector, whatever its name:
     *((f"rcr_trainer/evaluation/{file}.py", "oracle") for file in ("harness", "plot", "report", "table")),

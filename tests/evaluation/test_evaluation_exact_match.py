@@ -8,6 +8,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from rcr_trainer.baselines.bm25 import BM25Selector
+from rcr_trainer.baselines.greedy import NoneSelector
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, evaluate, write_table
 from rcr_trainer.llm.cache import Answer
@@ -54,6 +55,16 @@ def run(selectors, answer, queries=QUERIES, *, limit=None, given=MappingProxyTyp
     answerer = Answerer(answers, "fake-lm", queries=limit, **given)
     settings = {"k": 2, "steps": 3, "split": "toy", "seed": 0, "answerer": answerer, **options}
     return evaluate(selectors, POOL, queries, SPEC, **settings)
+
+
+def test_a_row_without_examples_shows_and_covers_nothing():
+    fake = Fake({"x0": "a(b)", "x1": "c", "x2": "c ( 4 )", "x3": None})
+    report = run({"rcr": always(0, 1, 2), "none": NoneSelector([{"source": each.source} for each in POOL])}, fake)
+    scores = report.selectors["none"]
+    assert scores.exact_match == 25
+    assert fake.calls[1] == [f"Source: x{i}\nTarget:" for i in range(4)]
+    assert scores.coverage_by_step == [0, 0, 0]
+    assert scores.coverage == scores.full_coverage == scores.prompt_length == scores.hub_share == 0
 
 
 def test_figures_by_hand():

@@ -48,7 +48,7 @@ def token_ids(texts):
 
 
 EVERYTHING = Resources(SPEC, 1, embed, embed_tokens, token_ids=token_ids)
-LEARN = ["epr", "se2", "se2_tri", "ceil", "iterr"]
+LEARN = ["epr", "se2", "se2_tri", "ceil", "iterr", "llm_r"]
 OWN_MODEL = ["bert", "contriever"]
 NO_EMBEDDINGS = Resources(SPEC, 1)
 
@@ -231,7 +231,15 @@ def test_the_registry_and_the_settings_load_no_baseline():
 def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
     plain = plain_selectors(POOL, NO_EMBEDDINGS)
     report = run(plain)
-    assert list(report.selectors) == ["random", "fixed", "bm25", "bm25_coverage", "oracle", "cover_ls_gold"]
+    assert list(report.selectors) == [
+        "random",
+        "no_examples",
+        "fixed",
+        "bm25",
+        "bm25_coverage",
+        "oracle",
+        "cover_ls_gold",
+    ]
     assert report.left_out == {
         **dict.fromkeys(("dense", "mmr", "dpp", "knn_structures", "cover_ls"), "no embeddings were given"),
         **dict.fromkeys(("set_bsr", "set_bsr_distinct", "set_bsr_idf"), "no embeddings of tokens were given"),

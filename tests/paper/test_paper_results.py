@@ -15,7 +15,7 @@ from rcr_trainer.layers import given_settings, merged
 from rcr_trainer.paper.results import Result, cell
 from rcr_trainer.paper.splits import COVR, GEOQUERY, named_splits, split_settings
 from rcr_trainer.paper.sweep import Outcome, Sweep
-from rcr_trainer.paper.tables import TABLES, Row, name_of, paper_figure, published
+from rcr_trainer.paper.tables import RIVALS, TABLES, Row, name_of, paper_figure, published
 from rcr_trainer.settings import DataSettings, Settings
 from rcr_trainer.tasks import load_split
 
@@ -143,8 +143,9 @@ def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
     rewards = Sweep(TABLES["reward"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells[1:]
     names = [name for cell_ in rewards for name in cell_.config.reward.names]
     assert names == ["structure_coverage", "correctness", *(["likelihood"] if learned else [])]
-    left_out = set(baselines.names()) - set(grpo.config.evaluation.selectors)
-    assert left_out == (set() if learned else {"epr", "se2", "se2_tri", "ceil", "iterr"})
+    left_out = set(RIVALS) - set(grpo.config.evaluation.selectors)
+    assert left_out == (set() if learned else {"epr", "se2", "se2_tri", "ceil", "iterr", "llm_r"})
+    assert set(RIVALS) <= set(baselines.names())
 
 
 @pytest.mark.parametrize(
@@ -161,7 +162,7 @@ def test_who_a_table_cannot_have_is_named_with_the_reason(tmp_path, settings, le
     main, reward = (
         Sweep(TABLES[name], ["covr-110"], [0], tmp_path, tmp_path, settings).left_out() for name in ("main", "reward")
     )
-    names = ["EPR", "se²", "se² + tri-encoder", "ceil", "iterr"] if learned else []
+    names = ["EPR", "se²", "se² + tri-encoder", "CEIL", "ITERR-like", "LLM-R-like"] if learned else []
     assert main == dict.fromkeys(names, learned)
     scores = settings.get("llm", {}).get("kind") == "local"
     assert list(reward) == ([] if scores else ["likelihood reward"])
@@ -261,6 +262,7 @@ def test_markdown_has_rows_by_splits_and_the_papers_figures_in_brackets():
 def test_who_is_left_out_is_said():
     text = Result("main", TABLES["main"], OUTCOMES, {"Contriever": "no such model."}).markdown()
     assert text.endswith("\n\nContriever left out: no such model.\n")
+    assert "| Contriever | – [41.9] | – [28.2] | – |" in text
 
 
 def test_csv_has_a_line_for_each_figure():

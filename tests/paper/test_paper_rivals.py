@@ -24,7 +24,7 @@ from langchain_rcr import Item, TriEncoder
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import APPENDIX_D
 
-LEARNED = ["epr", "se2", "se2_tri", "ceil", "iterr"]
+LEARNED = ["epr", "se2", "se2_tri", "ceil", "iterr", "llm_r"]
 WORDS = ["river", "state", "city", "largest", "longest", "border", "capital", "population"]
 EXAMPLES = [
     {
@@ -310,6 +310,27 @@ def test_iterr_picks_by_a_recurrent_state_and_learns_what_is_rewarded():
     state, pool = before.model.query.encode([Item(QUERIES[0])]), before.model.candidate.encode(ITEMS)
     first = before.pick(QUERIES, 2)[0]
     assert first[0] == (pool @ state[0]).round(5).argmax()
+
+
+@pytest.mark.slow
+def test_llm_rs_picks_follow_a_reward_model_that_has_learnt_what_helps():
+    class Wanted(Scores):
+        def of(self, prompt, continuation):
+            return -3.0 + prompt.count("longest")
+
+    selector = make("llm_r", Wanted(), epochs=30, lr=0.05, candidates=12)
+    rows = training_rows(20, 12)
+    near, scores = selector._scored(rows)
+    rewards = selector._rewards(rows, near, scores)
+    best = rewards.argmax(axis=1)
+    assert np.mean(scores[np.arange(12), best] == scores.max(axis=1)) > 0.9
+    before = make("llm_r", Wanted(), epochs=1, lr=1e-9)
+    shown = [
+        np.mean([ITEMS[pick].text.count("longest") for own in each.pick(QUERIES, 3) for pick in own])
+        for each in (before, selector)
+    ]
+    assert shown[1] > shown[0]
+    assert type(selector).texts(OPTIONS, 12, 3) == 12 * 6
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 BASELINES = {
     "random": "rcr_trainer.baselines.random:RandomSelector",
+    "no_examples": "rcr_trainer.baselines.greedy:NoneSelector",
     "fixed": "rcr_trainer.baselines.greedy:FixedSelector",
     "bm25": "rcr_trainer.baselines.bm25:BM25Selector",
     "bm25_coverage": "rcr_trainer.baselines.bm25:BM25CoverageSelector",
@@ -32,6 +33,7 @@ BASELINES = {
     "se2_tri": "rcr_trainer.paper.se2:Se2TriSelector",
     "ceil": "rcr_trainer.paper.ceil:CEILSelector",
     "iterr": "rcr_trainer.paper.iterr:ITERRSelector",
+    "llm_r": "rcr_trainer.paper.llm_r:LLMRSelector",
     "oracle": "rcr_trainer.baselines.greedy:OracleSelector",
     "cover_ls_gold": "rcr_trainer.baselines.cover_ls:CoverLSGoldSelector",
 }

@@ -94,6 +94,7 @@ class Baseline(BaseExampleSelector, ABC):
         name: as in settings and reports.
         needs: the fields of `Resources` that it reads; with `spec` it reads the pool's programs.
         oracle: whether it sees the gold programs: a ceiling, not a competitor.
+        shows: whether its picks are shown: without, a prompt has no examples.
         trade_off: what is tuned on development queries, if anything.
 
     Args:
@@ -108,6 +109,7 @@ class Baseline(BaseExampleSelector, ABC):
     name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     oracle: ClassVar[bool] = False
+    shows: ClassVar[bool] = True
     trade_off: ClassVar[TradeOff | None] = None
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], *, k: int = 4, **resources: Any) -> None:
@@ -166,7 +168,7 @@ class Baseline(BaseExampleSelector, ABC):
         references = [_text(input_variables, _TARGET, InputError, "the query")] if self.oracle else None
         with self._lock:
             positions = self.pick([query], self.k, references=references)[0]
-            return [dict(self._examples[position]) for position in positions]
+            return [dict(self._examples[position]) for position in positions if self.shows]
 
     def pick(
         self, queries: Sequence[str], k: int, exclude: Exclude = None, references: Sequence[str] | None = None

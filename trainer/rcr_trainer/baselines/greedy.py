@@ -11,8 +11,18 @@ from typing import ClassVar
 import numpy as np
 from scipy import sparse
 
-from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.baselines.base import Baseline, top_k
 from rcr_trainer.data.coverage import PoolStructures, greedy_coverage
+
+
+class NoneSelector(Baseline):
+    """No examples: a prompt shows none. Asked for positions all the same, it gives the pool's first."""
+
+    name: ClassVar[str] = "no_examples"
+    shows: ClassVar[bool] = False
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        return top_k(np.zeros((len(queries), len(self._examples))), k, excluded)
 
 
 class FixedSelector(Baseline):

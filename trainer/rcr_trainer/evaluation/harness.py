@@ -123,7 +123,7 @@ _COMPARED: tuple[Metric, ...] = ("coverage", "full_coverage", "specific_coverage
 
 @dataclass(frozen=True, slots=True)
 class _Measured:
-    """A selector's figures, its picks (B, steps), and by metric the rates (B,) of the first k, from 0 to 1."""
+    """A selector's figures, the picks that it shows (B, steps), and by metric the rates (B,) of k, from 0 to 1."""
 
     scores: SelectorScores
     positions: np.ndarray
@@ -173,8 +173,10 @@ class _Task:
             kind = "oracle" if selector.oracle else "plain"
         positions = self.pick(selector, slice(None), steps)
         self.check(name, positions, steps)
-        picks = positions[:, :k]
         recall = recall_by_step(self.gold, self.pool, positions)
+        if isinstance(selector, Baseline) and not selector.shows:
+            positions, recall = positions[:, :0], np.zeros_like(recall)
+        picks = positions[:, :k]
         shown = shown_of(self.present, self.pool, picks)
         specific = weighted_recall(self.present, shown, specificity(self.pool))
         labels = weighted_recall(self.present, shown, np.array([float(is_label(each)) for each in self.names]))

@@ -40,7 +40,7 @@ def specificity(pool: sparse.csr_array) -> np.ndarray:
 def shown_of(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> sparse.csr_array:
     """(B, S) binary: the structures of each gold program that one of its picks has."""
     n_queries, k = positions.shape
-    picked = (np.ones(positions.size, dtype=np.float32), positions.ravel(), np.arange(0, positions.size + 1, k))
+    picked = (np.ones(positions.size, dtype=np.float32), positions.ravel(), np.arange(n_queries + 1) * k)
     union = (sparse.csr_array(picked, shape=(n_queries, pool.shape[0])) @ pool).sign()
     return sparse.csr_array(gold.multiply(union))
 
@@ -72,7 +72,7 @@ def duplicate_rate(programs: np.ndarray, positions: np.ndarray) -> float:
 
 def hub_share(positions: np.ndarray, most: int = 10) -> float:
     """In %: the share of all picks that the `most` most picked examples make up."""
-    return 100 * float(np.sort(np.bincount(positions.ravel()))[-most:].sum() / positions.size)
+    return 100 * float(np.sort(np.bincount(positions.ravel()))[-most:].sum() / max(1, positions.size))
 
 
 def _counts(pool: sparse.csr_array) -> np.ndarray:

@@ -21,7 +21,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import top_k
 from rcr_trainer.baselines.options import LearnedSettings
-from rcr_trainer.paper.learned import IntArray, LearnedSelector
+from rcr_trainer.paper.learned import FloatArray, IntArray, LearnedSelector
 
 
 class EPRSelector(LearnedSelector):
@@ -35,9 +35,8 @@ class EPRSelector(LearnedSelector):
         return queries * max(options.candidates, k)
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
-        near = self._near(rows)
-        scores = self._scores(np.repeat(rows, near.shape[1]).tolist(), near.reshape(-1, 1).tolist())
-        ranked = np.take_along_axis(near, np.argsort(-scores.reshape(near.shape), axis=1, kind="stable"), axis=1)
+        near, scores = self._scored(rows)
+        ranked = np.take_along_axis(near, np.argsort(-scores, axis=1, kind="stable"), axis=1)
         questions = model.query.featurize([Item(self._questions[row]) for row in rows])
 
         def states(queries: IntArray, steps: IntArray) -> Tensor:
@@ -45,6 +44,12 @@ class EPRSelector(LearnedSelector):
             return found
 
         self._contrast(model, rows, ranked[:, None], self.options.extreme, ranked[:, :1], states)
+
+    def _scored(self, rows: IntArray) -> tuple[IntArray, FloatArray]:
+        """(Q, L) the candidates of each question, and the log-likelihoods of its program behind each."""
+        near = self._near(rows)
+        scores = self._scores(np.repeat(rows, near.shape[1]).tolist(), near.reshape(-1, 1).tolist())
+        return near, scores.reshape(near.shape)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         return top_k(self._pool_logits(self._query_vectors(queries)), k, excluded)

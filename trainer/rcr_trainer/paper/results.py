@@ -46,8 +46,8 @@ class Result:
 
     @property
     def rows(self) -> list[str]:
-        """The labels: the table's own first, then the others as they come."""
-        found = dict.fromkeys(outcome.row.label for outcome in self.outcomes)
+        """The labels: the table's own first, then the others as they come, those left out last."""
+        found = dict.fromkeys([*(outcome.row.label for outcome in self.outcomes), *self.left_out])
         return sorted(found, key=lambda label: (*self.table.order, label).index(label))
 
     @property

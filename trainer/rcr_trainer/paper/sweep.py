@@ -206,9 +206,9 @@ class Sweep:
         labels = {self.table.reference, *map(name_of, self.selectors)}
         rows = [{row.label for row in variant.rows.values()} for variant in self.table.variants]
         for name in self.selectors:
-            if not self.table.everyone or (name not in baselines.names() and name_of(name) not in set().union(*rows)):
+            if not self.table.selectors or (name not in baselines.names() and name_of(name) not in set().union(*rows)):
                 own = [name for name in published()["selectors"] if name_of(name) in set().union(*rows)]
-                known = ", ".join([*own, *baselines.names()]) if self.table.everyone else "none in this table"
+                known = ", ".join([*own, *baselines.names()]) if self.table.selectors else "none in this table"
                 raise ConfigError(f"--selectors: there is no row '{name}' (known: {known})")
         return [v for v, own in zip(self.table.variants, rows, strict=True) if REST in v.rows or own & labels]
 
@@ -217,8 +217,7 @@ class Sweep:
         """The selectors that the table compares with ours, unless the settings name them."""
         if self.selectors is not None:
             return [name for name in baselines.names() if name in self.selectors]
-        named = "selectors" in self.settings.get("evaluation", {})
-        return baselines.names() if self.table.everyone and not named else []
+        return [] if "selectors" in self.settings.get("evaluation", {}) else list(self.table.selectors)
 
     def _undone(self, variant: Variant) -> str:
         """Why a variant can't be done; empty if it can."""

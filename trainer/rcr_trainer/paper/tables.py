@@ -67,7 +67,7 @@ class Table:
         order: rows in front; the others follow as they come.
         panels: metrics that a figure shows against x, with their titles; empty: there is no figure.
         x: the title of its x axis.
-        everyone: whether all selectors are compared, not ours alone.
+        selectors: those compared with ours.
     """
 
     title: str
@@ -77,7 +77,7 @@ class Table:
     order: Sequence[str] = ()
     panels: Mapping[str, str] = field(default_factory=dict)
     x: str = ""
-    everyone: bool = False
+    selectors: Sequence[str] = ()
 
 
 @cache
@@ -108,6 +108,8 @@ _ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}
 _STEPS, _SHOTS, _SIZES = (1, 2, 3, 4, 6, 8), (10, 20, 100, 150), (10, 20, 40, 60, 80, 100, 110)
 _GROUPS = (2, 4, 8, 16, 32, 64)
 GRPO = "grpo"
+RIVALS: tuple[str, ...] = tuple(published()["rivals"])
+"""The selectors of the main table, the paper's first."""
 
 
 def _grpo(**rows: Row) -> Variant:
@@ -158,7 +160,7 @@ TABLES = {
         (*GEOQUERY, *COVR),
         _RCR,
         _ROWS["main"],
-        everyone=True,
+        selectors=RIVALS,
     ),
     "rl": Table(
         "Advantages",
@@ -217,7 +219,7 @@ TABLES = {
         f"{_RCR}, k = 4",
         panels={"latency_ms": "ms for a question alone", **_PICKING},
         x="steps",
-        everyone=True,
+        selectors=RIVALS,
     ),
 }
 """By the name that `rcr-train paper --table` takes."""
