@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from langchain_rcr.chains.few_shot import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
     from langchain_rcr.chains.recording import OutcomeRecorder, record_feedback
     from langchain_rcr.chains.semantic_parsing import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
-    from langchain_rcr.chains.text_to_sql import schema_text, text_to_sql_chain
+    from langchain_rcr.chains.text_to_sql import text_to_sql_chain
     from langchain_rcr.databases.database import open_database
+    from langchain_rcr.databases.schema import schema_text
     from langchain_rcr.index.faiss import FaissIndex
     from langchain_rcr.index.memory import MemoryIndex
     from langchain_rcr.index.pgvector import PgVectorIndex
@@ -99,7 +100,7 @@ _HOME = {
     "few_shot_prompt": "chains.few_shot",
     "open_database": "databases.database",
     "record_feedback": "chains.recording",
-    "schema_text": "chains.text_to_sql",
+    "schema_text": "databases.schema",
     "semantic_parsing_chain": "chains.semantic_parsing",
     "text_to_sql_chain": "chains.text_to_sql",
 }

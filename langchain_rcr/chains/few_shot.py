@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 from langchain_core.example_selectors import BaseExampleSelector
@@ -209,6 +209,25 @@ def _asked(prompt: Prompt, keys: PromptKeys) -> str:
 def _known(prompt: Prompt) -> dict[str, Any]:
     """The variables that the prompt itself sets."""
     return {"schema": prompt.db_schema} if prompt.db_schema else {}
+
+
+def describing_schema(
+    prompt: Prompt, keys: PromptKeys, schema_of: Callable[[Mapping[str, Any]], str] | None
+) -> tuple[Prompt, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], dict[str, Any]] | None]:
+    """The prompt, and what gives the variable `schema` for a question's variables and its picks.
+
+    The latter is None where all questions are shown the same: `db_schema` as a whole.
+    """
+    varies = prompt.model_copy(update={"db_schema": ""})
+    if "schema" not in varies.variables or (schema_of is None and 0 < len(prompt.db_schema) <= prompt.schema_budget):
+        return prompt, None
+
+    def describe(variables: Mapping[str, Any], picks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        schema = variables.get("schema") or (schema_of(variables) if schema_of is not None else prompt.db_schema)
+        programs = [str(pick.get(keys.target, "")) for pick in picks]
+        return {"schema": prompt.schema_for(str(schema), variables[keys.query], programs)} if schema else {}
+
+    return varies, describe
 
 
 def prompt_keys(

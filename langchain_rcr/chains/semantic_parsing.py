@@ -23,6 +23,7 @@ from langchain_rcr.chains.few_shot import (
     PickedExamples,
     chat_few_shot_prompt,
     completes,
+    describing_schema,
     few_shot_prompt,
     innermost,
     prompt_for,
@@ -79,6 +80,7 @@ def semantic_parsing_chain(
     retries: int = 1,
     drafts: int = 0,
     needs_examples: bool = False,
+    schema_of: Callable[[Mapping[str, Any]], str] | None = None,
     source_key: str | None = None,
     target_key: str | None = None,
     query_key: str | None = None,
@@ -109,6 +111,8 @@ def semantic_parsing_chain(
             ask again if the picks are others. Needs our retriever, with a family that predicts structures.
         needs_examples: whether a question for which nothing is picked (see the retriever's `min_relevance`) gets no
             program, and the model isn't asked. Otherwise it is asked without examples.
+        schema_of: what a `Prompt`'s {schema} stands for, given a question's variables; None: its `db_schema`. If there
+            is a variable `schema`, that counts. One that is longer than `schema_budget` is shortened.
         source_key: see `few_shot_prompt`; also used with your own `prompt`.
         target_key: see `few_shot_prompt`.
         query_key: the prompt variable with the question; None: as in `few_shot_prompt`, or the only variable of
@@ -135,13 +139,14 @@ def semantic_parsing_chain(
     if query_key is None and len(variables) == 1:
         query_key = variables[0]
     keys = prompt_keys(innermost(retriever), source_key, target_key, query_key)
-    labels = APPENDIX_D.labels
+    labels, describe = APPENDIX_D.labels, None
     if prompt is None or isinstance(prompt, Prompt):
         picked, names = PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
         own = prompt or prompt_for(llm, retriever, "appendix_d", "chat")
+        described, describe = describing_schema(own, keys, schema_of)
         as_text = completes(llm) and own.form == "text"
         written = few_shot_prompt if as_text else chat_few_shot_prompt
-        prompt = written(picked, prompt=own, **names)
+        prompt = written(picked, prompt=described, **names)
         labels = own.labels if own.form == "text" else labels
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
             model = model.bind(stop=list(own.stop))
@@ -157,6 +162,7 @@ def semantic_parsing_chain(
         parse=_parse_function(parser),
         language=language,
         execute=execute,
+        describe=describe,
         retries=retries,
         drafts=drafts,
         needs_examples=needs_examples,
@@ -176,8 +182,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     parse: Callable[[str], Any]
     language: str | None = None
     execute: Databases | Callable[[str], Any] | None = None
-    describe: Callable[[Mapping[str, Any], Sequence[Any]], dict[str, Any]] | None = None
-    """Further variables of the prompt, from a question's own and its picks."""
+    describe: Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], dict[str, Any]] | None = None
     retries: int = Field(default=1, ge=0)
     drafts: int = Field(default=0, ge=0)
     needs_examples: bool = False
@@ -254,13 +259,14 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         for _ in range(self.drafts + 1):
             going = await self._pick(going, call)
             if self.describe is not None:
-                describer = RunnableLambda(self._describe, name="describe_database")
-                for question, found in await call(describer, [(each, each) for each in going]):
+                describer = RunnableLambda(self._described, name="describe_database")
+                given = [(each, (each.variables, _shown(each.picks))) for each in going]
+                for question, found in await call(describer, given):
                     question.described = found
                 going = [each for each in going if each.error is None]
             asked = await call(
                 self.prompt,
-                [(each, {**each.described, **each.variables, PICKED: _shown(each.picks)}) for each in going],
+                [(each, {**each.variables, **each.described, PICKED: _shown(each.picks)}) for each in going],
             )
             for question, prompt in asked:
                 question.prompt, question.failures = prompt, []
@@ -347,8 +353,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         named = getattr(selector, "input_keys", None) or (own if self.query_key in own else [self.query_key])
         return sorted({*named})
 
-    def _describe(self, question: _Question) -> dict[str, Any]:
-        return {} if self.describe is None else self.describe(question.variables, question.picks)
+    def _described(self, given: tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
+        return {} if self.describe is None else self.describe(*given)
 
     def _read(self, given: tuple[Any, Mapping[str, Any]]) -> tuple[str, Reading, Any]:
         """The answer, the program in it, and what running that gave; from the model's output and the variables."""

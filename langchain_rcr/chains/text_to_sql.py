@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache
+from collections.abc import Callable, Mapping
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -16,28 +16,11 @@ from langchain_rcr.chains.few_shot import prompt_for
 from langchain_rcr.chains.semantic_parsing import SemanticParsingChain, semantic_parsing_chain
 from langchain_rcr.databases.database import is_postgresql, open_database
 from langchain_rcr.databases.many import Databases, are_many
-from langchain_rcr.errors import InputError, ProgramError
+from langchain_rcr.databases.schema import schema_text
 from langchain_rcr.policy.prompt import Prompt
 
 _KNOWN_SCHEMAS = 1000
 """Databases whose schemas are kept in memory."""
-_SQLITE = """
-SELECT sql FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' ORDER BY rowid
-"""
-
-# Tables with their columns in order, then their keys.
-_POSTGRESQL = """
-SELECT quote_ident(c.relname), 0, a.attnum, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
-FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname = current_schema() AND a.attnum > 0 AND NOT a.attisdropped
-UNION ALL
-SELECT quote_ident(c.relname), 1, row_number() OVER (PARTITION BY c.oid ORDER BY k.contype DESC, k.conname),
-    pg_get_constraintdef(k.oid)
-FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE k.contype IN ('p', 'f') AND n.nspname = current_schema()
-ORDER BY 1, 2, 3
-"""
 
 
 def text_to_sql_chain(
@@ -46,6 +29,7 @@ def text_to_sql_chain(
     database: str | Path,
     *,
     schema: str | None = None,
+    samples: int = 0,
     prompt: Prompt | BasePromptTemplate[Any] | None = None,
     repairs: int = 1,
     drafts: int = 0,
@@ -67,6 +51,8 @@ def text_to_sql_chain(
             PostgreSQL a role that may do nothing but SELECT. Or many SQLite files, of which each question names one by
             a variable: a folder with `{db_id}/{db_id}.sqlite`, or a template, `data/{tenant}.sqlite`.
         schema: what the prompt says of the database; None: what a `Prompt` says itself, else `schema_text(database)`.
+            If it is longer than the prompt's `schema_budget`, the tables that question and picks speak of.
+        samples: see `schema_text`.
         prompt: as in `semantic_parsing_chain`; a `Prompt`'s `{schema}` is filled in. None: the one that the retriever's
             checkpoint was trained with if it shows a schema, else the one named `sql`, or `sql_chat` for a chat model.
         repairs: how often an error goes back to the model, at most.
@@ -89,18 +75,18 @@ def text_to_sql_chain(
         prompt = trained if shows_schema else prompt_for(llm, None, "sql", "sql_chat")
     limits: dict[str, Any] = {"timeout_s": timeout_s, "max_rows": max_rows}
     execute: Databases | Callable[[str], Any]
-    describe = None
+    schema_of: Callable[[Mapping[str, Any]], str] | None = None
     if are_many(database):
         execute = several = Databases(database, max_databases=max_processes, **limits)
-        known = lru_cache(maxsize=_KNOWN_SCHEMAS)(schema_text)
-        if isinstance(prompt, Prompt) and not schema:
-            prompt = prompt.model_copy(update={"db_schema": ""})
-            describe = lambda variables, picks: {"schema": f"-- {name}\n{known(several.path(variables))}"}  # noqa: E731
+        known = lru_cache(maxsize=_KNOWN_SCHEMAS)(partial(schema_text, samples=samples))
+        if not schema:
+            schema_of = lambda variables: f"-- {name}\n{known(several.path(variables))}"  # noqa: E731
     else:
         execute = open_database(database, max_processes=max_processes, **limits)
-    if isinstance(prompt, Prompt) and describe is None and (schema or not prompt.db_schema):
-        prompt = prompt.model_copy(update={"db_schema": f"-- {name}\n{schema or schema_text(database)}"})
-    chain = semantic_parsing_chain(
+    if isinstance(prompt, Prompt) and schema_of is None and (schema or not prompt.db_schema):
+        text = schema or schema_text(database, samples=samples)
+        prompt = prompt.model_copy(update={"db_schema": f"-- {name}\n{text}"})
+    return semantic_parsing_chain(
         llm,
         retriever,
         language,
@@ -109,31 +95,6 @@ def text_to_sql_chain(
         retries=repairs,
         drafts=drafts,
         needs_examples=needs_examples,
+        schema_of=schema_of,
         **keys,
     )
-    chain.describe = describe
-    return chain
-
-
-def schema_text(database: str | Path) -> str:
-    """The CREATE TABLE statements of a database, for a prompt.
-
-    Args:
-        database: as in `text_to_sql_chain`; of PostgreSQL, the first schema of the search path.
-
-    Raises:
-        InputError: it can't be opened, or its schema is too large or takes too long to read.
-        MissingExtraError: PostgreSQL without psycopg.
-    """
-    postgres = is_postgresql(database)
-    with open_database(database) as execute:
-        try:
-            rows = execute(_POSTGRESQL if postgres else _SQLITE)
-        except ProgramError as error:
-            raise InputError(f"the schema can't be read: {error}; write down the tables that matter") from error
-    if not postgres:
-        return "\n".join(f"{sql};" for (sql,) in rows)
-    tables: dict[str, list[str]] = {}
-    for table, _, _, line in rows:
-        tables.setdefault(table, []).append(line)
-    return "\n".join(f"CREATE TABLE {table} ({', '.join(lines)});" for table, lines in tables.items())

@@ -19,6 +19,7 @@ from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
 from importlib.util import find_spec
+from io import BytesIO
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import unquote
@@ -60,7 +61,7 @@ class Database:
         database: `postgresql://…`, or the path of a SQLite file; see `address_of`.
         timeout_s: seconds a query may take; its process ends at 1.25 times that at the latest.
         max_rows: rows it may give.
-        max_bytes: bytes of its rows, as JSON.
+        max_bytes: bytes of its rows, as JSON but for large values.
         max_memory: bytes of address space that its process may have, some 50 MB of them before it begins.
         max_processes: queries that may run at the same time; others wait.
         patience_s: seconds that a query waits before it is refused because of those that the server still computes.
@@ -195,7 +196,7 @@ class _Process:
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.backend: tuple[int, float] | None = None
-        self._settings, self._rest = settings, b""
+        self._settings = settings
         tag = secrets.token_hex(8)
         self._read = reader(tag)
         kept = _KEPT_FOR_POSTGRESQL if settings["postgres"] else _KEPT
@@ -232,19 +233,30 @@ class _Process:
 
     def receive(self, seconds: float) -> dict[str, Any]:
         """The next message; or that the process ended, or sent none in time."""
-        output = cast("IO[bytes]", self._process.stdout).fileno()
         deadline = time.monotonic() + seconds
-        pieces = [self._rest]
-        while b"\n" not in pieces[-1]:
+        try:
+            sizes = self._bytes(16, deadline)
+            length, behind = (int.from_bytes(part, "little") for part in (sizes[:8], sizes[8:]))
+            body = self._bytes(length + behind, deadline)
+        except TimeoutError:
+            return {"ended": True, "refused": f"longer than {self._settings['timeout_s']:g} s"}
+        except EOFError:
+            return {"ended": True, "refused": "its process failed"}
+        return self._read(body[:length].decode(), body[length:])
+
+    def _bytes(self, count: int, deadline: float) -> bytes:
+        """So many bytes of what the process writes; it raises TimeoutError or EOFError."""
+        output = cast("IO[bytes]", self._process.stdout).fileno()
+        found = bytearray()
+        while len(found) < count:
             left = max(0.0, deadline - time.monotonic())
             if sys.platform != "win32" and not select.select([output], [], [], left)[0]:
-                return {"ended": True, "refused": f"longer than {self._settings['timeout_s']:g} s"}
-            piece = os.read(output, 1 << 16)
+                raise TimeoutError
+            piece = os.read(output, min(count - len(found), 1 << 20))
             if not piece:
-                return {"ended": True, "refused": "its process failed"}
-            pieces.append(piece)
-        line, _, self._rest = b"".join(pieces).partition(b"\n")
-        return self._read(line.decode())
+                raise EOFError
+            found += piece
+        return bytes(found)
 
 
 _MADE: dict[str, Any] = {
@@ -259,20 +271,26 @@ _MADE: dict[str, Any] = {
 """Makes values that JSON doesn't have."""
 
 
-def reader(tag: str) -> Callable[[str], dict[str, Any]]:
-    """A function that reads a line of the other process; `tag` marks objects in place of what JSON doesn't have."""
+def reader(tag: str) -> Callable[[str, bytes], dict[str, Any]]:
+    """A function that reads a message of the other process, and what is attached.
 
-    def value(found: dict[str, Any]) -> Any:
-        if tag not in found:
-            return found
-        kind, given = found[tag]
-        return _MADE[kind](given)
+    `tag` marks objects in place of what JSON doesn't have, or of what is attached, by its length, in order.
+    """
 
-    decode = json.JSONDecoder(object_hook=value).decode
+    def read(message: str, attached: bytes = b"") -> dict[str, Any]:
+        behind = BytesIO(attached)
 
-    def read(line: str) -> dict[str, Any]:
+        def value(found: dict[str, Any]) -> Any:
+            if tag not in found:
+                return found
+            kind, given = found[tag]
+            if kind in ("blob", "text"):
+                large = behind.read(given)
+                return large.decode("utf-8", "surrogatepass") if kind == "text" else large
+            return _MADE[kind](given)
+
         try:
-            return cast("dict[str, Any]", decode(line))
+            return cast("dict[str, Any]", json.loads(message, object_hook=value))
         except (RecursionError, ValueError, ArithmeticError) as error:  # JSON that is nested deeply, a long number
             return {"refused": f"a value that can't be read: {error}"}
 

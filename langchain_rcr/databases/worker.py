@@ -43,6 +43,8 @@ _REST_S = 0.1
 """Seconds without a query after which a connection is closed while others write."""
 _AT_ONCE = 100
 """Rows that are read at a time."""
+_LARGE = 1 << 12
+"""Characters or bytes from which on a value isn't written as JSON, which takes ten times as long, but behind it."""
 
 
 class DatabaseError(Exception):
@@ -70,6 +72,7 @@ class SQLite:
         self._connection: sqlite3.Connection | None = None
         self._functions: frozenset[str] = frozenset()
         self._seen, self._immutable = (False, 0, 0, 0), False
+        self._has_other_text = False
         self._connected()
 
     def __call__(self, program: str) -> Iterator[list[Any]]:
@@ -89,6 +92,10 @@ class SQLite:
             if name == "SQLITE_INTERRUPT":
                 raise RefusedError(f"longer than {self._timeout:g} s") from None
             fault = DatabaseError(message) if name.startswith(_OWN_FAULT) else RefusedError(message)
+            if message.startswith("Could not decode to UTF-8") and not self._has_other_text:
+                self._has_other_text = True  # which sqlite3 itself decodes faster as long as there is none
+                self._close()
+                raise AgainError(fault) from None
             if self._changed() or message.startswith("vtable constructor failed"):  # perhaps of one that is new
                 self._close()
                 raise AgainError(fault) from None
@@ -143,7 +150,8 @@ class SQLite:
             functions = self._functions = self._functions or harmless_functions(connection)
         except (sqlite3.Error, OSError) as error:
             raise DatabaseError(str(error)) from None
-        connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+        if self._has_other_text:
+            connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
         for limit in (sqlite3.SQLITE_LIMIT_LENGTH, sqlite3.SQLITE_LIMIT_SQL_LENGTH):
             connection.setlimit(limit, _LONGEST)
 
@@ -242,22 +250,37 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
     return run
 
 
-def table(rows: Iterable[list[Any]], encode: Callable[[Any], str], max_rows: int, max_bytes: int) -> str:
-    """Rows as JSON; refused if there are too many."""
+class Text(bytes):
+    """A long text in UTF-8."""
+
+
+def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) -> tuple[str, list[bytes]]:
+    """Rows as JSON, and their large values, which that names by their lengths; refused if there are too many."""
     written: list[str] = []
-    count = size = 0
+    attached: list[bytes] = []
+    encode = encoder(tag, attached)
+    count = size = seen = 0
     for some in rows:
         count += len(some)
         if count > max_rows:
             raise RefusedError(f"more than {max_rows} rows")
-        written.append(encode(some)[1:-1])
-        size += len(written[-1])
+        has_large = any(type(value) is str and len(value) > _LARGE for row in some for value in row)
+        written.append(encode([[*map(detached, row)] for row in some] if has_large else some)[1:-1])
+        size += len(written[-1]) + sum(map(len, attached[seen:]))
+        seen = len(attached)
         if size > max_bytes:
             raise RefusedError(f"rows of more than {max_bytes} bytes")
-    return ",".join(written)
+    return ",".join(written), attached
 
 
-def again(rows: Callable[[], str]) -> str:
+def detached(value: Any) -> Any:
+    """A value, a long text as `Text`."""
+    if type(value) is str and len(value) > _LARGE:
+        return Text(value.encode("utf-8", "surrogatepass"))
+    return value
+
+
+def again(rows: Callable[[], Any]) -> Any:
     """The result of a call, which is repeated once if something changed meanwhile."""
     try:
         return rows()
@@ -268,15 +291,19 @@ def again(rows: Callable[[], str]) -> str:
             raise error.args[0] from None
 
 
-def encoder(tag: str) -> Callable[[Any], str]:
+def encoder(tag: str, attached: list[bytes]) -> Callable[[Any], str]:
     """A function that writes rows as JSON; what JSON doesn't have is an object whose only key is the tag."""
-    return json.JSONEncoder(default=lambda value: {tag: plain(value)}).encode
+    return json.JSONEncoder(default=lambda value: {tag: plain(value, attached)}).encode
 
 
-def plain(value: Any) -> list[Any]:
-    """A value that JSON doesn't have: its type, and what to make it from."""
+def plain(value: Any, attached: list[bytes]) -> list[Any]:
+    """A value that JSON doesn't have: its type, and what to make it from; of a large one its length."""
     if isinstance(value, bytes | bytearray | memoryview):
-        return ["bytes", bytes(value).hex()]
+        raw = bytes(value)
+        if len(raw) <= _LARGE:
+            return ["bytes", raw.hex()]
+        attached.append(raw)
+        return ["text" if isinstance(value, Text) else "blob", len(raw)]
     if isinstance(value, Decimal):
         return ["Decimal", str(value)]
     kind = type(value).__name__
@@ -287,10 +314,13 @@ def plain(value: Any) -> list[Any]:
     return ["str", str(value)]
 
 
-def say(message: dict[str, Any] | str) -> None:
-    """Write a line to the other process."""
-    sys.stdout.write((message if isinstance(message, str) else json.dumps(message)) + "\n")
-    sys.stdout.flush()
+def say(message: dict[str, Any] | str, attached: Iterable[bytes] = ()) -> None:
+    """Write to the other process: the lengths of a message and of what is attached, then these."""
+    body, behind = (message if isinstance(message, str) else json.dumps(message)).encode(), b"".join(attached)
+    sizes = len(body).to_bytes(8, "little") + len(behind).to_bytes(8, "little")
+    for piece in (sizes + body, behind):
+        sys.stdout.buffer.write(piece)
+    sys.stdout.buffer.flush()
 
 
 def limit(name: str, value: int) -> None:
@@ -322,7 +352,6 @@ def serve(
     except DatabaseError as fault:
         return say({"fault": str(fault)})
     limit("RLIMIT_AS", max_memory)
-    encode = encoder(tag)
     say({"ready": True})
     while True:
         if isinstance(run, SQLite):
@@ -334,11 +363,12 @@ def serve(
         limit("RLIMIT_CPU", int(time.process_time() + 2 * timeout_s) + 1)
         program = json.loads(line)
 
-        def rows(program: str = program) -> str:
-            return table(run(program), encode, max_rows, max_bytes)
+        def rows(program: str = program) -> tuple[str, list[bytes]]:
+            return table(run(program), tag, max_rows, max_bytes)
 
         try:
-            say(f'{{"rows":[{again(rows)}]}}')
+            written, attached = again(rows)
+            say(f'{{"rows":[{written}]}}', attached)
         except DatabaseError as fault:
             say({"fault": str(fault)})
         except MemoryError:

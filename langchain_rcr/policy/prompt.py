@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.errors import InputError
+from langchain_rcr.policy.schema import fitted
 
 T = TypeVar("T")
 _SQL = "Write one SQL query that answers the last question. Answer with the query alone. The database:\n\n{schema}"
@@ -98,6 +99,12 @@ class Prompt(Section):
     )
     suffix: str = Field(_BY_NAME, description="Lines between the examples and the question to answer.")
     db_schema: str = Field(_BY_NAME, description="What {schema} stands for, unless a question brings a field schema.")
+    schema_budget: int = Field(
+        10_000,
+        ge=1,
+        description="Characters of a schema: of a longer one those tables are shown that question, picks and foreign "
+        "keys speak of.",
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -168,18 +175,22 @@ class Prompt(Section):
         Raises:
             InputError: a field is missing.
         """
-        before = [self._filled("prefix", fields)] if self.prefix else []
-        return "\n".join([*before, *map(self.shown, picks), self._asked(question, fields), self.cue])
+        return self._text(picks, question, self._given(picks, question, fields))
+
+    def _text(self, picks: Sequence[Item], question: str, given: Mapping[str, Any]) -> str:
+        before = [self._filled("prefix", given)] if self.prefix else []
+        return "\n".join([*before, *map(self.shown, picks), self._asked(question, given), self.cue])
 
     def request(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None = None) -> Request:
         """What a language model is asked; arguments, errors: see `text`."""
-        system = None if self.system is None else self._filled("system", fields)
+        given = self._given(picks, question, fields)
+        system = None if self.system is None else self._filled("system", given)
         if self.form == "text":
-            text = self.text(picks, question, fields)
+            text = self._text(picks, question, given)
             return text if system is None else Conversation(system, (text,))
         shown = [(self.question.format(source=item.source), self.answer.format(target=item.target)) for item in picks]
         turns = [turn for pair in shown for turn in pair]
-        return Conversation(system or "", (*turns, self._asked(question, fields)))
+        return Conversation(system or "", (*turns, self._asked(question, given)))
 
     def continuation(self, program: str) -> str:
         """What completes a text: the rest of the program's lines, and the line break that ends it.
@@ -193,12 +204,22 @@ class Prompt(Section):
         """How the last line of a text begins the answer."""
         return _around(self.answer)[0].rstrip()
 
-    def _asked(self, question: str, fields: Mapping[str, Any] | None) -> str:
-        before = f"{self._filled('suffix', fields)}\n" if self.suffix else ""
+    def schema_for(self, schema: str, question: str, programs: Sequence[str]) -> str:
+        """What is shown of a schema, given the question and the picks' programs."""
+        return fitted(schema, self.schema_budget, question, programs)
+
+    def _given(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None) -> dict[str, Any]:
+        """What the templates' names stand for."""
+        given = {**({"schema": self.db_schema} if self.db_schema else {}), **(fields or {})}
+        if "schema" in given:
+            given["schema"] = self.schema_for(str(given["schema"]), question, [item.target for item in picks])
+        return given
+
+    def _asked(self, question: str, given: Mapping[str, Any]) -> str:
+        before = f"{self._filled('suffix', given)}\n" if self.suffix else ""
         return before + self.question.format(source=question)
 
-    def _filled(self, field: str, fields: Mapping[str, Any] | None) -> str:
-        given = {**({"schema": self.db_schema} if self.db_schema else {}), **(fields or {})}
+    def _filled(self, field: str, given: Mapping[str, Any]) -> str:
         template: str = getattr(self, field)
         try:
             return template.format(**given)

@@ -16,6 +16,7 @@ from toys import lexical
 
 from langchain_rcr import (
     InputError,
+    Item,
     ProgramError,
     Prompt,
     SequentialCompositionalRetriever,
@@ -224,6 +225,44 @@ def test_a_schema_that_can_t_be_read_says_so(tmp_path: Path, selector) -> None:
         database.execute(f"CREATE TABLE t (a TEXT DEFAULT '{'x' * 1_100_000}')")
     with pytest.raises(InputError, match="the schema can't be read: string or blob too big; write down the tables"):
         text_to_sql_chain(FakeListLLM(responses=[""]), selector, path)
+
+
+@pytest.mark.parametrize("form", ["sql", "sql_chat"])
+def test_of_a_long_schema_question_and_picks_say_what_is_shown(rivers: str, selector, form: str) -> None:
+    with closing(sqlite3.connect(rivers)) as database:
+        database.execute("CREATE TABLE lake (name TEXT, depth INTEGER)")
+        database.execute("CREATE TABLE harbour (ships INTEGER)")
+    prompt = Prompt(name=form, schema_budget=150)
+    model = Seen(responses=["SELECT 1"], prompts=[])
+    chain = text_to_sql_chain(model, selector, rivers, prompt=prompt)
+    chain.batch(["how deep are the lakes", "what else"])
+    first, second = (" ".join(messages) for messages in model.prompts)
+    assert [TABLE in first, "TABLE lake" in first, "TABLE harbour" in first] == [True, True, False]  # the pick's table
+    assert [TABLE in second, "TABLE lake" in second, "-- 2 more tables: lake, harbour" in second] == [True, False, True]
+    # As in training and in the comparison.
+    items = [Item(each["source"], each["target"]) for each in selector.examples]
+    schema = f"-- SQLite\n{schema_text(rivers)}"
+    asked = prompt.request(items, "how deep are the lakes", {"schema": schema})
+    assert schema_text(rivers) not in str(asked)
+    assert str(asked).split("\n\n")[1].strip().startswith("-- SQLite\n")
+    assert str(asked).split("\n\n")[1].split("\nQuestion")[0] in "\n".join(model.prompts[0])
+    # A variable of this name takes the place of the database's own.
+    chain.invoke({"source": "q", "schema": "CREATE TABLE mine (x)"})
+    assert "CREATE TABLE mine (x)" in " ".join(model.prompts[-1])
+    assert TABLE not in " ".join(model.prompts[-1])
+
+
+def test_values_are_shown_where_they_are_short(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute('CREATE TABLE "a ""b" (n, t, long, none)')
+        rows = [(1, "it's", "x" * 99, None), (1.5, "it's", "y" * 99, None), (2, "no", b"blob", None)]
+        database.executemany('INSERT INTO "a ""b" VALUES (?, ?, ?, ?)', rows)
+        database.execute("CREATE TABLE empty (x)")
+        database.commit()
+    lines = schema_text(path, samples=2).splitlines()
+    assert lines[1] == """-- values: 1, 1.5 | "it's", 'no' |  | """
+    assert lines[2:] == ["CREATE TABLE empty (x);"]
 
 
 @pytest.fixture(scope="module")

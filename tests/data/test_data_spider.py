@@ -84,6 +84,13 @@ def test_what_is_missing_is_left_out_named_and_counted(folder):
     }
 
 
+def test_the_schema_may_show_values(folder):
+    [first, _] = spider_split(folder, samples=2).train
+    lines = first.fields["schema"].splitlines()
+    assert lines[1::2] == ["-- values: 1 | 'a'", "-- values: 1 | 'b'"]
+    assert lines[::2] == SCHEMA.splitlines()
+
+
 def test_databases_may_be_elsewhere(folder, tmp_path):
     shutil.move(folder / "database", tmp_path / "others")
     with pytest.raises(DataError, match=r"database is no folder: unpack Spider's databases there, DB/DB\.sqlite"):

@@ -155,3 +155,17 @@ def test_a_chain_takes_database_and_schema_of_each_question(folder):
     assert ["CREATE TABLE t_b (x)" in prompt for prompt in prompts] == [False, True]
     with pytest.raises(InputError, match="needs the field 'db_id'"):
         chain.invoke("q")
+
+
+def test_large_values_and_text_that_is_no_utf_8_come_back_as_they_are(folder):
+    with Databases(folder) as run:
+        sql = "SELECT x, hex(zeroblob(9000)), replace(hex(zeroblob(9000)), '0', 'é'), zeroblob(9000), x'00' FROM t_b"
+        zeros, accents = "0" * 18000, "é" * 18000
+        assert run(sql, {"db_id": "b"}) == [(n, zeros, accents, bytes(9000), bytes(1)) for n in (0, 1)]
+        assert run("SELECT CAST(x'41ff42' AS TEXT), x'41ff42', 'ä'", {"db_id": "b"}) == [("A\ufffdB", b"A\xffB", "ä")]
+        assert run("SELECT CAST(x'ff' AS TEXT)", {"db_id": "b"}) == [("\ufffd",)]
+    with Databases(folder, max_bytes=100_000) as run:
+        assert run("SELECT zeroblob(90000)", {"db_id": "a"}) == [(bytes(90_000),)]
+        with pytest.raises(ProgramError, match="rows of more than 100000 bytes"):
+            run("SELECT zeroblob(90000) UNION ALL SELECT zeroblob(20000)", {"db_id": "a"})
+        assert run("SELECT 1", {"db_id": "a"}) == [(1,)]

@@ -37,7 +37,6 @@ from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 from rcr_trainer.llm.client import Client, answer_of, completed, identity_of, plain
 from rcr_trainer.llm.faults import MalformedResponseError
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.rewards.execution import Result
 from safetensors.torch import load_file, save_file
 from tenants import TENANTS, over, selection
 from tiny_bert import tiny_bert
@@ -47,6 +46,7 @@ from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriE
 from langchain_rcr.chains.answers import program_of
 from langchain_rcr.databases import worker as query_worker
 from langchain_rcr.databases.database import Database, reader
+from langchain_rcr.databases.results import Result
 from langchain_rcr.errors import ProgramError
 from langchain_rcr.families import encoder, pooled
 from langchain_rcr.index.filters import Not, matches, parse_filter
@@ -264,10 +264,10 @@ def results(fuzz: Fuzz) -> str:
 def over_the_wire(rows: list[Any]) -> list[Any] | None:
     """Rows as they come back from the process that runs queries; None where they can't."""
     try:
-        line = query_worker.table([rows], query_worker.encoder("tag"), 10, 1 << 23)
+        line, attached = query_worker.table([rows], "tag", 10, 1 << 23)
     except (RecursionError, ValueError):  # it refuses these
         return None
-    reply = reader("tag")(f'{{"rows":[{line}]}}')
+    reply = reader("tag")(f'{{"rows":[{line}]}}', b"".join(attached))
     return [tuple(row) for row in reply["rows"]] if "rows" in reply else None
 
 

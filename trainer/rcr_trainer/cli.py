@@ -301,6 +301,8 @@ def _add_data(commands: Any) -> None:
     spider.add_argument("--split", choices=splits, default="template_1", help="(default: template_1)")
     text = "the databases, if they are elsewhere (default: FOLDER/database)"
     spider.add_argument("--databases", type=Path, metavar="FOLDER", help=text)
+    text = "values of each column that the schema shows (default: none)"
+    spider.add_argument("--samples", type=int, default=0, metavar="N", help=text)
     spider.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
 
 

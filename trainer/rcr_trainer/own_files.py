@@ -138,7 +138,7 @@ def spider(given: argparse.Namespace) -> None:
     from rcr_trainer.data import spider_split
 
     databases = given.databases or given.folder / "database"
-    split = spider_split(given.folder, given.split, databases)
+    split = spider_split(given.folder, given.split, databases, given.samples)
     for reason, count in split.meta["left_out"].items():
         show(f"{count} questions left out: {reason}.")
     for what in ("missing_databases", "empty_tables"):

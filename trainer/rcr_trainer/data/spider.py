@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError
 
 from langchain_rcr.databases.database import open_database
 from langchain_rcr.databases.many import LAYOUT
+from langchain_rcr.databases.schema import quoted, sampled
 from langchain_rcr.errors import ProgramError
 from rcr_trainer.data.examples import Example, Split, read_json_file
 from rcr_trainer.errors import ConfigError, DataError
@@ -18,8 +20,6 @@ from rcr_trainer.errors import ConfigError, DataError
 KINDS = ("random_1", "template_1", "tmcd_1", "length_1")
 _INTERNAL = "sqlite_"
 """What SQLite's own tables are called; one schema of Spider lists them."""
-
-_FIRST = "SELECT 1 FROM {} LIMIT 1"
 
 
 class _Row(BaseModel):
@@ -39,7 +39,9 @@ class _Schema(BaseModel):
     foreign_keys: list[tuple[int, int]]
 
 
-def spider_split(folder: str | Path, kind: str = "template_1", databases: str | Path | None = None) -> Split:
+def spider_split(
+    folder: str | Path, kind: str = "template_1", databases: str | Path | None = None, samples: int = 0
+) -> Split:
     """Read Spider's training questions in a split of Spider-SSP.
 
     The questions of databases that aren't there are left out, and those whose query reads a table without rows, on
@@ -50,6 +52,7 @@ def spider_split(folder: str | Path, kind: str = "template_1", databases: str | 
             `ssp/KIND.json`, whose numbers count the questions of these databases.
         kind: one of KINDS.
         databases: the folder with `DB/DB.sqlite`; None: `database` in `folder`.
+        samples: values of each column that the schema shows, at most, as in `schema_text`.
 
     Returns:
         The split, without development questions. An id is the question's place in the file, from 0. Fields are `db_id`
@@ -72,16 +75,15 @@ def spider_split(folder: str | Path, kind: str = "template_1", databases: str | 
     where = Path(databases) if databases is not None else folder / "database"
     if not where.is_dir():
         raise DataError(f"{where} is no folder: unpack Spider's databases there, {LAYOUT.format(db_id='DB')}")
-    missing, empty, texts = [], {}, {}
-    for name in sorted({row.db_id for _, row in asked}):
-        if name not in schemas:
-            raise DataError(f"{folder / 'tables.json'} has no database {name!r}, which a question names")
-        texts[name] = schema_of(schemas[name])
-        file = where / LAYOUT.format(db_id=name)
-        if not file.is_file():
-            missing.append(name)
-        elif found := _empty_tables(file, schemas[name].table_names_original):
-            empty[name] = found
+    names = sorted({row.db_id for _, row in asked})
+    if unknown := [name for name in names if name not in schemas]:
+        raise DataError(f"{folder / 'tables.json'} has no database {unknown[0]!r}, which a question names")
+    missing = [name for name in names if not (where / LAYOUT.format(db_id=name)).is_file()]
+    found = {
+        name: _described(where / LAYOUT.format(db_id=name), statements_of(schemas[name]), samples)
+        for name in names
+        if name not in missing
+    }
     left_out: Counter[str] = Counter()
     parts: dict[str, list[Example]] = {"train": [], "test": []}
     for part, examples in parts.items():
@@ -92,21 +94,35 @@ def spider_split(folder: str | Path, kind: str = "template_1", databases: str | 
             words = set(re.findall(r"\w+", row.query.lower()))
             if row.db_id in missing:
                 left_out["their database is missing"] += 1
-            elif words & {table.lower() for table in empty.get(row.db_id, ())}:
+            elif words & {table.lower() for table in found[row.db_id][1]}:
                 left_out["their query reads a table without rows"] += 1
             else:
-                fields = {"db_id": row.db_id, "schema": texts[row.db_id]}
+                fields = {"db_id": row.db_id, "schema": found[row.db_id][0]}
                 examples.append(Example(str(place), row.question.strip(), row.query.strip(), fields))
-    tables = [f"{name}.{table}" for name, found in empty.items() for table in found]
+    tables = [f"{name}.{table}" for name, (_, empty) in found.items() for table in empty]
     about = {"missing_databases": missing, "empty_tables": tables, "left_out": dict(left_out)}
     meta = {"task": "spider", "split": kind, "how": f"the {kind} split of Spider-SSP", **about}
     return Split(f"spider-{kind}", parts["train"], [], parts["test"], meta)
 
 
-def schema_of(schema: _Schema) -> str:
-    """CREATE TABLE statements of a database; Spider's files of rows may lack its keys."""
+def _described(file: Path, statements: Mapping[str, str], samples: int) -> tuple[str, list[str]]:
+    """The schema of a database, and its tables without rows."""
+    texts, empty = [], []
+    with open_database(file) as run:
+        for table, text in statements.items():
+            try:
+                has_rows = bool(run(f"SELECT 1 FROM {quoted(table)} LIMIT 1"))  # noqa: S608 — quoted
+            except ProgramError:  # it isn't there
+                has_rows = False
+            empty += [] if has_rows else [table]
+            texts.append(text + (sampled(run, quoted(table), samples) if samples else ""))
+    return "\n".join(texts), empty
+
+
+def statements_of(schema: _Schema) -> dict[str, str]:
+    """The CREATE TABLE statement of each table; Spider's files of rows may lack its keys."""
     columns = schema.column_names_original
-    statements = []
+    statements = {}
     for number, table in enumerate(schema.table_names_original):
         if table.lower().startswith(_INTERNAL):
             continue
@@ -119,27 +135,12 @@ def schema_of(schema: _Schema) -> str:
             if place in own:
                 target, column = schema.table_names_original[columns[other][0]], _name(columns[other][1])
                 lines.append(f"FOREIGN KEY ({_name(columns[place][1])}) REFERENCES {_name(target)}({column})")
-        statements.append(f"CREATE TABLE {_name(table)} ({', '.join(lines)});")
-    return "\n".join(statements)
+        statements[table] = f"CREATE TABLE {_name(table)} ({', '.join(lines)});"
+    return statements
 
 
 def _name(name: str) -> str:
-    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else _quoted(name)
-
-
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _empty_tables(file: Path, tables: list[str]) -> list[str]:
-    """Those of a database's tables that have no rows, or aren't there."""
-    with open_database(file) as run:
-        try:
-            known = {name.lower() for (name,) in run("SELECT name FROM sqlite_master WHERE type IN ('table', 'view')")}
-            filled = {table for table in tables if table.lower() in known and run(_FIRST.format(_quoted(table)))}
-        except ProgramError as error:
-            raise DataError(f"{file} can't be read: {error}") from error
-    return [table for table in tables if table not in filled and not table.lower().startswith(_INTERNAL)]
+    return name if re.fullmatch(r"[A-Za-z_]\w*", name) else quoted(name)
 
 
 def _read(path: Path, kind: Any) -> Any:

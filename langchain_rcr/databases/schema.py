@@ -1,0 +1,79 @@
+"""What a prompt says of a database: its CREATE TABLE statements, with some of the values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from langchain_rcr.databases.database import is_postgresql, open_database
+from langchain_rcr.errors import InputError, ProgramError
+
+_ROWS = 50
+"""First rows of a table in which sample values are looked for."""
+_LONGEST = 40
+"""Characters of a sample value; longer ones are of no column whose values questions name."""
+_SQLITE = """
+SELECT name, sql FROM sqlite_master
+WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' ORDER BY rowid
+"""
+
+# Tables with their columns in order, then their keys.
+_POSTGRESQL = """
+SELECT quote_ident(c.relname), 0, a.attnum, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
+FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname = current_schema() AND a.attnum > 0 AND NOT a.attisdropped
+UNION ALL
+SELECT quote_ident(c.relname), 1, row_number() OVER (PARTITION BY c.oid ORDER BY k.contype DESC, k.conname),
+    pg_get_constraintdef(k.oid)
+FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE k.contype IN ('p', 'f') AND n.nspname = current_schema()
+ORDER BY 1, 2, 3
+"""
+
+
+def schema_text(database: str | Path, *, samples: int = 0) -> str:
+    """The CREATE TABLE statements of a database, for a prompt.
+
+    Args:
+        database: as in `text_to_sql_chain`, but one; of PostgreSQL, the first schema of the search path.
+        samples: values of each column, at most, in a comment below its table; of the first rows, and none that is long.
+
+    Raises:
+        InputError: it can't be opened, or its schema is too large or takes too long to read.
+        MissingExtraError: PostgreSQL without psycopg.
+    """
+    postgres = is_postgresql(database)
+    with open_database(database) as execute:
+        try:
+            rows = execute(_POSTGRESQL if postgres else _SQLITE)
+        except ProgramError as error:
+            raise InputError(f"the schema can't be read: {error}; write down the tables that matter") from error
+        statements = {quoted(name): f"{sql};" for name, sql in rows} if not postgres else {}
+        if postgres:
+            tables: dict[str, list[str]] = {}
+            for table, _, _, line in rows:
+                tables.setdefault(table, []).append(line)
+            statements = {table: f"CREATE TABLE {table} ({', '.join(lines)});" for table, lines in tables.items()}
+        if samples:
+            statements = {table: text + sampled(execute, table, samples) for table, text in statements.items()}
+    return "\n".join(statements.values())
+
+
+def sampled(execute: Callable[[str], Any], table: str, samples: int) -> str:
+    """A line with values of each column of a table (a name as SQL has it); empty if it can't be read, or has none."""
+    try:
+        rows = execute(f"SELECT * FROM {table} LIMIT {_ROWS}")  # noqa: S608 — quoted
+    except ProgramError:
+        return ""
+    columns = []
+    for values in zip(*rows, strict=True):
+        known = [repr(value) for value in dict.fromkeys(values) if isinstance(value, int | float | str)]
+        columns.append(", ".join([text for text in known if len(text) <= _LONGEST][:samples]))
+    return f"\n-- values: {' | '.join(columns)}" if any(columns) else ""
+
+
+def quoted(name: str) -> str:
+    """A name as SQL has it, whatever is in it."""
+    return '"' + name.replace('"', '""') + '"'

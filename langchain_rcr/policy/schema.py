@@ -1,0 +1,119 @@
+"""The part of a database's schema that fits into a prompt: the tables that question and examples speak of."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_CREATE = re.compile(
+    r"^[ \t]*CREATE\s+(?:\w+\s+){0,3}?(?:TABLE|VIEW)\s+(?:IF\s+NOT\s+EXISTS\s+)?", re.IGNORECASE | re.MULTILINE
+)
+_IDENTIFIER = r'"(?:[^"]|"")+"|`[^`]+`|\[[^\]]+\]|\w+'
+_NAME = re.compile(rf"(?:(?:{_IDENTIFIER})\s*\.\s*)*({_IDENTIFIER})")
+_REFERENCES = re.compile(r"\bREFERENCES\s+", re.IGNORECASE)
+_WORD = re.compile(r"[^\W\d_]+")
+_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_IN_PROGRAM, _IN_NAME, _NEXT_TO = 3.0, 2.0, 0.5
+"""What a table weighs that an example's program names, a word of its name, the score of a table that it refers to; a
+word of a column weighs 1."""
+_OTHERS = "-- {count} more tables: {names}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    text: str
+    name: str
+    references: frozenset[str]
+
+
+def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str] = ()) -> str:
+    """A schema within a number of characters.
+
+    Tables are kept that the examples' programs name, whose names or columns the question names, and next to these
+    those that foreign keys lead to or from (if there are none, the first); of all others there are the names, as far as
+    they fit. The order stays.
+
+    Args:
+        schema: CREATE TABLE and CREATE VIEW statements, each beginning on a line of its own, with what comes before it.
+        budget: characters. The first table is kept however long it is.
+        question: in words.
+        programs: of the examples in the prompt.
+
+    Returns:
+        The schema itself if it fits, or has no such statements.
+    """
+    if len(schema) <= budget:
+        return schema
+    front, tables = _tables(schema)
+    if len(tables) < 2:
+        return schema
+    scores = _scores(tables, question, programs)
+    chosen: set[int] = set()
+    left = budget - len(front)
+    for place in sorted(range(len(tables)), key=lambda place: -scores[place]):
+        size = len(tables[place].text) + 1
+        if (size <= left and (scores[place] > 0 or not max(scores))) or not chosen:
+            chosen.add(place)
+            left -= size
+    kept = [table.text for place, table in enumerate(tables) if place in chosen]
+    names = [table.name for place, table in enumerate(tables) if place not in chosen]
+    while names:
+        others = _OTHERS.format(count=len(tables) - len(chosen), names=", ".join(names))
+        if len(others) + 1 <= left:
+            kept.append(others)
+            break
+        names.pop()
+    return "\n".join([*([front] if front else []), *kept])
+
+
+def words(text: str) -> list[str]:
+    """The words of a text or name, "orderItems" or "order_items", in lower case and the singular."""
+    found = [word.lower() for word in _WORD.findall(_HUMP.sub(" ", text))]
+    return [f"{word[:-3]}y" if word.endswith("ies") and len(word) > 4 else _singular(word) for word in found]
+
+
+def _singular(word: str) -> str:
+    return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
+
+
+def _tables(schema: str) -> tuple[str, list[_Table]]:
+    """What is in front of the first statement, and the tables."""
+    begins = [*_CREATE.finditer(schema)]
+    ends = [*(match.start() for match in begins), len(schema)][1:]
+    tables = []
+    for match, end in zip(begins, ends, strict=True):
+        text = schema[match.start() : end].strip()
+        name = _name(schema, match.end())
+        references = (_name(text, other.end()) for other in _REFERENCES.finditer(text))
+        tables.append(_Table(text, name, frozenset(each.lower() for each in references)))
+    return schema[: begins[0].start()].strip() if begins else schema, tables
+
+
+def _name(text: str, at: int) -> str:
+    match = _NAME.match(text, at)
+    return match[1].strip('"`[]') if match else ""
+
+
+def _scores(tables: Sequence[_Table], question: str, programs: Iterable[str]) -> list[float]:
+    """How much each table is spoken of."""
+    asked = set(words(question))
+    named = {word.lower() for program in programs for word in re.findall(r"\w+", program)}
+    names = [set(words(table.name)) for table in tables]
+    columns = [set(words(table.text)) for table in tables]
+    having = Counter(word for own in columns for word in own)
+    rarity = {word: math.log((len(tables) + 1) / having[word]) for word in asked if having[word]}
+    scores = [
+        _IN_PROGRAM * (table.name.lower() in named)
+        + sum(rarity[word] * (_IN_NAME if word in own else 1.0) for word in asked & inside)
+        for table, own, inside in zip(tables, names, columns, strict=True)
+    ]
+    place_of = {table.name.lower(): place for place, table in enumerate(tables)}
+    spread = list(scores)
+    for place, table in enumerate(tables):
+        for other in (place_of[name] for name in table.references if name in place_of):
+            spread[place] = max(spread[place], scores[place] + _NEXT_TO * scores[other])
+            spread[other] = max(spread[other], scores[other] + _NEXT_TO * scores[place])
+    return spread

@@ -1,0 +1,76 @@
+"""A schema that fits a prompt: which tables stay, by question, examples and foreign keys; words of names."""
+
+import pytest
+
+from langchain_rcr import InputError, Prompt
+from langchain_rcr.basics.items import Item
+from langchain_rcr.policy.schema import fitted, words
+
+CITY = "CREATE TABLE city (name TEXT, people INT, state_id INT REFERENCES state(id));\n-- values: name 'Austin'"
+STATE = 'CREATE TABLE "state" (\n  id INT PRIMARY KEY,\n  label TEXT\n);'
+RIVER = "CREATE TABLE IF NOT EXISTS main.Rivers (title TEXT, length INT);"
+CROSSING = "CREATE VIEW `crossing` AS SELECT 1 AS a;"
+FRONT = "-- SQLite"
+SCHEMA = "\n".join([FRONT, CITY, STATE, RIVER, CROSSING])
+
+
+def kept(text):
+    return [
+        name
+        for name, table in {"city": CITY, "state": STATE, "river": RIVER, "crossing": CROSSING}.items()
+        if table in text
+    ]
+
+
+@pytest.mark.parametrize(
+    ("question", "programs", "budget", "expected"),
+    [
+        ("", [], len(SCHEMA), ["city", "state", "river", "crossing"]),
+        ("", [], len(SCHEMA) - 1, ["city", "state", "river"]),  # nothing is spoken of: the first
+        ("how long are the rivers", [], 100, ["river"]),
+        ("the title of all", [], 100, ["river"]),  # a column
+        ("", ["SELECT * FROM RIVERS"], 100, ["river"]),
+        ("who lives in which city", [], 180, ["city", "state"]),  # the foreign key's table before others
+        ("which states", [], 180, ["city", "state"]),  # or the table of the foreign key
+        ("crossings", [], 70, ["crossing"]),
+        ("which city", [], 20, ["city"]),  # the first stays however long it is
+    ],
+)
+def test_tables_are_kept_that_are_spoken_of(question, programs, budget, expected):
+    text = fitted(SCHEMA, budget, question, programs)
+    assert kept(text) == expected
+    assert text.startswith(FRONT)
+    assert len(text) <= budget or expected == ["city"]
+
+
+def test_names_of_the_others_are_given_where_they_fit():
+    text = fitted(SCHEMA, len(FRONT) + len(RIVER) + 45, "rivers length title")
+    assert text == f"{FRONT}\n{RIVER}\n-- 3 more tables: city, state, crossing"
+    text = fitted(SCHEMA, len(FRONT) + len(RIVER) + 34, "rivers length title")
+    assert text == f"{FRONT}\n{RIVER}\n-- 3 more tables: city, state"
+
+
+def test_what_has_no_statements_stays_whole():
+    for text in ("tables: " + "a, " * 99, CITY, ""):
+        assert fitted(text, 10, "q") == text
+
+
+def test_words_of_names():
+    assert words("orderItems of HTTPServers, cities_2 the class") == [
+        "order", "item", "of", "http", "server", "city", "the", "class",
+    ]  # fmt: skip
+    assert words("Straßen_größe") == ["straßen", "größe"]
+
+
+def test_a_prompt_shows_what_fits_for_question_and_picks():
+    picks = [Item("a question", "SELECT length FROM rivers")]
+    own = Prompt(name="sql", db_schema=SCHEMA, schema_budget=90)
+    for prompt, fields in ((own, {}), (Prompt(name="sql", schema_budget=90), {"schema": SCHEMA})):
+        assert kept(prompt.text(picks, "q", fields)) == ["river"]
+        assert kept(str(prompt.request(picks, "q", fields))) == ["river"]
+        assert kept(prompt.text([], "crossing", fields)) == ["crossing"]
+    assert kept(Prompt(name="sql", db_schema=SCHEMA).text(picks, "q")) == ["city", "state", "river", "crossing"]
+    chat = Prompt(name="sql_chat", db_schema=SCHEMA, schema_budget=90).request(picks, "q")
+    assert kept(chat.system) == ["river"]
+    with pytest.raises(InputError, match=r"shows \{schema\}"):
+        Prompt(name="sql").text(picks, "q")
