@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from langchain_core.callbacks import (
@@ -27,7 +27,7 @@ from langchain_rcr.policy.constraints import DifferentPrograms, DifferentQuestio
 from langchain_rcr.policy.explanation import Explanation, Structures
 from langchain_rcr.policy.prompt import APPENDIX_D, arranged
 from langchain_rcr.policy.selection import Constraint, Options
-from langchain_rcr.pool.arguments import Order, check_fields, query_of
+from langchain_rcr.pool.arguments import Fields, Order, check_fields, query_of
 from langchain_rcr.pool.batching import Selection, batched, resolved
 from langchain_rcr.pool.examples import Example
 from langchain_rcr.pool.making import Constructors
@@ -108,7 +108,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
     explore: float = 0.0
     log: OutcomeLog | None = None
 
-    def __init__(self, *, store: ExampleStore | None = None, k: int = 4, **fields: Any) -> None:
+    def __init__(self, *, store: ExampleStore | None = None, **fields: Unpack[Fields]) -> None:
         # Not in validators: pydantic would wrap the InputError in a ValidationError.
         if "vectorstore" in fields:
             raise InputError(f"{type(self).__name__}: a filled vectorstore has no vectors of ours: use from_examples")
@@ -117,11 +117,11 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
             raise InputError(f"{type(self).__name__}: {unknown(strange, type(self).model_fields)}")
         if store is None:
             raise InputError(f"{type(self).__name__}: create it with from_pretrained, from_examples or from_encoder")
-        check_fields(k=k, **fields)
+        check_fields(**fields)
         if fields.get("min_relevance") and not store.encoder.family.fits:
             name = store.encoder.family.name
             logger.warning("min_relevance has no effect: the %s family can't tell what its examples are about", name)
-        super().__init__(store=store, k=k, **fields)
+        super().__init__(store=store, **fields)
 
     @property
     def source_keys(self) -> tuple[str, ...]:

@@ -47,6 +47,22 @@ class TransformerBackbone:
         self._encoder = encoder.eval().requires_grad_(False)
         self.dim = encoder.dim
 
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: a model that comes with an installed package is opened again."""
+        text = self._encoder.text
+        if not text.base.startswith("package:"):
+            return self.__dict__
+        return {"base": text.base, "pooling": text.pooling, "max_length": text.max_length}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "base" in state:
+            TransformerBackbone.__init__(self, **state)
+        else:
+            self.__dict__.update(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TransformerBackbone:
+        return self  # nothing changes it
+
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """See `Backbone.embed`."""
         return self._encoder.encode([Item(text) for text in texts])

@@ -4,14 +4,43 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.filters import joined
 from langchain_rcr.policy.constraints import TOKENIZERS, token_counter
 
+if TYPE_CHECKING:
+    from langchain_rcr.pool.outcomes import OutcomeLog
+
 Order = Literal["picked", "reversed", "relevance"]
 """The order of the picks in a prompt."""
+
+
+class Fields(TypedDict, total=False):
+    """The retriever's fields, as its constructors take them; described there."""
+
+    k: int
+    k_min: int
+    input_keys: list[str] | None
+    example_keys: list[str] | None
+    filter: dict[str, Any] | None
+    group: str | None
+    beam_width: int
+    order: Order | None
+    mask_same_program: bool
+    max_overlap: float | None
+    max_tokens: int | None
+    tokenizer: Any
+    min_probability: float
+    stop_early: bool
+    min_relevance: float
+    probabilities: bool
+    explore: float
+    log: OutcomeLog | None
+    name: str | None
+    tags: list[str] | None
+    metadata: dict[str, Any] | None
 
 
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_keys: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, cast
 
 from pydantic import TypeAdapter
 
@@ -19,7 +19,7 @@ from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.hub import fetched, push
 from langchain_rcr.policy.triencoder import TriEncoder
-from langchain_rcr.pool.arguments import check_fields
+from langchain_rcr.pool.arguments import Fields, check_fields
 from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
 from langchain_rcr.pool.store import RETRIEVER_FILE, ExampleStore, checkpoint_folder, stored_fields, stored_pool
 from langchain_rcr.programs import TOKENS, ProgramSpec
@@ -55,7 +55,7 @@ class Constructors:
         model_fields: ClassVar[dict[str, Any]]
         store: ExampleStore
 
-        def __init__(self, *, store: ExampleStore, **fields: Any) -> None: ...
+        def __init__(self, *, store: ExampleStore, **fields: Unpack[Fields]) -> None: ...
 
     @classmethod
     def from_pretrained(
@@ -70,7 +70,7 @@ class Constructors:
         embeddings: Embeddings | None = None,
         trust: bool = False,
         append: bool = False,
-        **fields: Any,
+        **fields: Unpack[Fields],
     ) -> Self:
         """A retriever with a trained encoder.
 
@@ -205,7 +205,7 @@ class Constructors:
         source_key: str | Sequence[str] = "source",
         target_key: str = "target",
         append: bool = False,
-        **fields: Any,
+        **fields: Unpack[Fields],
     ) -> Self:
         """A retriever over examples, from a loaded encoder.
 
@@ -253,7 +253,7 @@ class Constructors:
         self.store.save(folder, fields)
 
     @classmethod
-    def _reopened(cls, folder: Path, saved: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    def _reopened(cls, folder: Path, saved: Mapping[str, Any], given: Fields) -> Fields:
         """Fields that were saved, and those that are given in their place."""
         strange = next((name for name in saved if name in _NOT_SAVED or name not in cls.model_fields), None)
         if strange is not None:
@@ -263,7 +263,7 @@ class Constructors:
                 TypeAdapter(cls.model_fields[name].annotation).validate_python(value)
             if saved.get("beam_width", 1) > _WIDEST:
                 raise InputError(f"beam_width = {saved['beam_width']} is more than {_WIDEST}")
-        fields = {**saved, **given}
+        fields = cast("Fields", {**saved, **given})
         check_fields(**fields)
         return fields
 
@@ -308,7 +308,11 @@ def _keys_of(
     fields = list(first) if isinstance(first, Mapping) else []
     fields = fields or [*dict.fromkeys((*(input_keys or ()), *(example_keys or ())))]
     if source_key is None:
-        if input_keys and {*input_keys} <= {*fields}:
+        if input_keys and fields:
+            lacking = next((key for key in input_keys if key not in fields), None)
+            if lacking is not None:
+                advice = "where the prompt's variables have other names, give source_key"
+                raise InputError(f"input_keys: {unknown(lacking, map(str, fields))}; {advice}")
             source_key = input_keys
         elif "source" in fields or len(fields) < 2:
             source_key = "source"

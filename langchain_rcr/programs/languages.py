@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import pkgutil
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, runtime_checkable
 
-from langchain_rcr.errors import InputError
+from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs.tree import Tree
 
 PARSERS = {
@@ -78,10 +79,24 @@ def get_parser(language: str = "functional") -> ProgramParser:
     """
     name, _, dialect = language.partition(":")
     made = pkgutil.resolve_name(PARSERS[name]) if name in PARSERS else None
-    if made is None or (dialect and not getattr(made, "has_dialects", False)):
+    if made is None or (dialect and not hasattr(made, "dialects")):
+        if not dialect and name.lower() not in PARSERS and (meant := _with_dialect(name)) is not None:
+            raise InputError(f"language: unknown {language!r}; did you mean {meant!r}?")
         raise InputError(f"language: {unknown(language, LANGUAGES)}")
     parser: ProgramParser = made(dialect) if dialect else made()
     return parser
+
+
+def _with_dialect(name: str) -> str | None:
+    """The language of which this is a dialect, or nearly, as in `sql:sqlite`; None: of none."""
+    for language, where in PARSERS.items():
+        with suppress(MissingExtraError):
+            found = difflib.get_close_matches(
+                name.lower(), getattr(pkgutil.resolve_name(where), "dialects", ()), 1, 0.8
+            )
+            if found:
+                return f"{language}:{found[0]}"
+    return None
 
 
 def about(language: str | None) -> About:

@@ -72,12 +72,11 @@ class SqlParser:
         InputError: sqlglot knows no such dialect.
     """
 
-    has_dialects = True
+    dialects = tuple(sorted({member.value for member in Dialects} - {""}))
 
     def __init__(self, dialect: str = "") -> None:
-        known = {member.value for member in Dialects}
-        if dialect not in known:
-            raise InputError(f"language: sql dialect: {unknown(dialect, known - {''})}")
+        if dialect not in ("", *self.dialects):
+            raise InputError(f"language: sql dialect: {unknown(dialect, self.dialects)}")
         self._dialect = Dialect.get_or_raise(dialect)
         self._double_quotes_are_strings = dialect in ("", "sqlite")
         fences = ("sql", "postgres", dialect) if dialect else ("sql", "postgres")

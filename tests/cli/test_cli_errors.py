@@ -1,6 +1,7 @@
 """What a user meets first: help, versions, one-line errors, exit codes."""
 
 import json
+import re
 import shlex
 import shutil
 import sqlite3
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import warm
 from rcr_trainer import cli
+from rcr_trainer.console import USUAL
 from rcr_trainer.layers import load_config, settings
 from rcr_trainer.llm.cache import Answer, AnswerCache
 from rcr_trainer.settings import Settings
@@ -85,7 +87,11 @@ def test_every_command_has_an_example_that_parses(capsys, command):
 
 
 def test_help_of_run_derives_from_the_fields(capsys):
-    out = " ".join(shown(capsys, "run", "--help").split())
+    usual = shown(capsys, "run", "--help")
+    assert {*re.findall(r"^  --([\w.]+)", usual, re.MULTILINE)} & {*settings()} == USUAL
+    assert len(usual.splitlines()) < 150
+    assert "\nsft" not in usual
+    out = " ".join(shown(capsys, "run", "--help-all").split())
     for setting in settings().values():
         assert f"--{setting.path} " in out
         assert " ".join(setting.description.split()[:4]) in out

@@ -211,6 +211,8 @@ def test_every_language_has_a_parser(language: str) -> None:
     [
         ("functinal", "did you mean 'functional'"),
         ("SQL", "did you mean 'sql'"),
+        ("sqlite", "unknown 'sqlite'; did you mean 'sql:sqlite'"),
+        ("PostgreSQL", "did you mean 'sql:postgres'"),
         ("sql:postgress", "did you mean 'postgres'"),
         ("json:strict", "unknown 'json:strict'"),
         ("", f"known: {', '.join(sorted(LANGUAGES))}"),

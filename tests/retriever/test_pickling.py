@@ -72,6 +72,18 @@ def test_pickled_after_use(used):
     assert encoder.fingerprint() == used.store.encoder.fingerprint()
 
 
+def test_a_pickle_is_no_larger_than_the_saved_folder(tmp_path):
+    """The default model comes with an installed package: both name it."""
+    rows = [{"source": f"{row['source']} {n}", "target": row["target"]} for n in range(5) for row in EXAMPLES]
+    retriever = SequentialCompositionalRetriever.from_examples(rows, language="functional", k=2)
+    retriever.add_example({"source": "where is texas", "target": "answer(place(texas))"})
+    retriever.invoke(QUESTION)
+    retriever.save(tmp_path / "saved")
+    pickled = pickle.dumps(retriever)
+    assert len(pickled) <= sum(file.stat().st_size for file in (tmp_path / "saved").rglob("*") if file.is_file())
+    assert pickle.loads(pickled).invoke(QUESTION) == retriever.invoke(QUESTION)
+
+
 def test_used_in_a_forked_process(used):
     if "fork" not in multiprocessing.get_all_start_methods():
         pytest.skip("no fork here")

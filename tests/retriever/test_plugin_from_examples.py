@@ -185,3 +185,10 @@ def test_a_saved_one_serves_again(tmp_path: Any) -> None:
     again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved", embeddings=WordCounts())
     for row in ROWS[:5]:
         assert again.select_examples(row) == selector.select_examples(row)
+
+
+def test_input_keys_that_the_examples_lack() -> None:
+    with pytest.raises(InputError, match=r"input_keys: unknown 'qestion'; did you mean 'question'\?.*give source_key"):
+        made(SQL, input_keys=["qestion"], language="sql")
+    asked = made(SQL[:5], input_keys=["ask"], source_key="question", language="sql")
+    assert len(asked.select_examples({"ask": "list the a of u", "other": 3})) == 4  # type: ignore[dict-item]

@@ -14,6 +14,7 @@ from langchain_rcr import CheckpointError, InputError, Item, SequentialCompositi
 from langchain_rcr.families import get_family
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.pool.arguments import Fields
 
 make = SequentialCompositionalRetriever
 ROWS = [
@@ -91,6 +92,12 @@ def test_every_field_and_key_comes_back(encoder: TriEncoder, index: Any, tmp_pat
     assert reopened(retriever, tmp_path / "saved", k=1, order="picked").k == 1
     missing = {*make.model_fields} - {*FIELDS} - {"store", "tokenizer", "max_tokens", "explore", "log", "name"}
     assert not missing, "a new field: add it to FIELDS"
+
+
+def test_editors_know_the_fields() -> None:
+    assert {*Fields.__annotations__} | {"store"} == {*make.model_fields}
+    for function in (make.__init__, make.from_pretrained, make.from_encoder):
+        assert function.__annotations__["fields"] == "Unpack[Fields]"
 
 
 def test_a_tokenizer_is_asked_for_and_several_keys_come_back(encoder: TriEncoder, tmp_path: Path) -> None:

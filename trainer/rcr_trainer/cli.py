@@ -19,7 +19,19 @@ from typing import TYPE_CHECKING, Any
 
 import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
-from rcr_trainer.console import PROG, Parser, add_settings, command, completion_script, flags, logged, number, say, show
+from rcr_trainer.console import (
+    PROG,
+    USUAL,
+    Parser,
+    add_settings,
+    command,
+    completion_script,
+    flags,
+    logged,
+    number,
+    say,
+    show,
+)
 
 if TYPE_CHECKING:
     from rcr_trainer.evaluation import EvaluationReport
@@ -186,8 +198,9 @@ def build_parser(arguments: Sequence[str]) -> Parser:
         again.add_argument("--overwrite", action="store_true", help="start over in the folder of an earlier run")
         cost = "only check data and settings, and say what the language model would cost at most"
         run.add_argument("--dry-run", action="store_true", help=cost)
+        run.add_argument("--help-all", action="help", help="show all settings, not the usual ones alone, and exit")
         if called == name:
-            add_settings(run, lambda path: True)
+            add_settings(run, lambda path: True, USUAL if {"-h", "--help"} & {*arguments} else None)
 
     text = "compare a trained retriever with plain selectors, by a language model's answers, too"
     evaluate = command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")

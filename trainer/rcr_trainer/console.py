@@ -7,7 +7,7 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NoReturn
@@ -15,6 +15,15 @@ from typing import Any, NoReturn
 PROG = "rcr-train"
 _SETTING = "setting:"
 """Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
+
+
+USUAL = {
+    *("name", "data.task", "data.train", "data.test", "data.source_key", "data.target_key", "data.group"),
+    *("program.language", "model.family", "grpo.enabled", "grpo.epochs", "reward.names"),
+    *("llm.kind", "llm.model", "llm.base_url", "llm.budget_money", "prompt.name"),
+    *("evaluation.k", "evaluation.selectors", "evaluation.answers"),
+}
+"""Settings that people set: `--help` shows these, `--help-all` the others, too."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -66,14 +75,24 @@ def command(
     return parser
 
 
-def add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool]) -> None:
-    """A flag for each setting, grouped by section; the help is the field's description."""
+def add_settings(
+    parser: argparse.ArgumentParser, wanted: Callable[[str], bool], shown: Collection[str] | None = None
+) -> None:
+    """A flag for each setting, grouped by section; the help is the field's description.
+
+    Args:
+        parser: of the command.
+        wanted: whether it takes a setting.
+        shown: the settings that help shows; None: all.
+    """
     from rcr_trainer.layers import plain, section_title, settings
 
     chosen = {path: setting for path, setting in settings().items() if wanted(path)}
     short = {"evaluation.split": ["--split"], "evaluation.k": ["--k"]} if parser.prog.endswith("evaluate") else {}
-    for section, each in groupby(chosen.values(), key=lambda setting: setting.section):
-        group = parser.add_argument_group(section or "run", section_title(section))
+    for section, found in groupby(chosen.values(), key=lambda setting: setting.section):
+        each = list(found)
+        seen = [setting.path for setting in each if shown is None or setting.path in shown]
+        group = parser.add_argument_group(section or "run", section_title(section) if seen else None)
         for setting in each:
             default = "" if setting.families else f" (default: {plain(setting.default)})"
             group.add_argument(
@@ -82,7 +101,7 @@ def add_settings(parser: argparse.ArgumentParser, wanted: Callable[[str], bool])
                 dest=_SETTING + setting.path,
                 default=argparse.SUPPRESS,
                 metavar=setting.kind,
-                help=f"{setting.comment}{default}".replace("%", "%%"),
+                help=f"{setting.comment}{default}".replace("%", "%%") if setting.path in seen else argparse.SUPPRESS,
             )
     parser.set_defaults(settings=chosen)
 
