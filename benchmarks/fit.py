@@ -34,7 +34,7 @@ def measured(size: int, profile: cProfile.Profile | None = None) -> dict[str, fl
     from langchain_rcr import SequentialCompositionalRetriever
     from langchain_rcr.families.backbone import TransformerBackbone
     from langchain_rcr.families.base import DEFAULT_BASE
-    from langchain_rcr.families.structure.fit import MOST_LANDMARKS
+    from langchain_rcr.families.structure import LANDMARKS
 
     examples = [{"source": e.source, "target": e.target} for e in covr_split("110", 0, size, 0).train]
     encoding = [0.0, 0.0]
@@ -59,7 +59,7 @@ def measured(size: int, profile: cProfile.Profile | None = None) -> dict[str, fl
         SequentialCompositionalRetriever.from_examples(examples, language="functional")
     wall, cpu = time.perf_counter() - start[0], time.process_time() - start[1]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    kernel = torch.eye(min(size, MOST_LANDMARKS), dtype=torch.float64) + 0.01
+    kernel = torch.eye(min(size, LANDMARKS), dtype=torch.float64) + 0.01
     factor = -time.process_time()
     torch.linalg.cholesky(kernel)
     factor += time.process_time()

@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Self
 
+import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.example_selectors import BaseExampleSelector
@@ -17,6 +20,7 @@ from langchain_core.tools import BaseTool
 from langchain_rcr.basics.items import Item
 from langchain_rcr.chains.few_shot import asked_by, checked, prompt_keys
 from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.families.structure import LANDMARKS
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.json_ import tool_calls
@@ -161,13 +165,14 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         embeddings: Embeddings | None = None,
         always_include: Sequence[str] = (),
         question: Callable[[ModelRequest[Any]], str] | None = None,
+        landmarks: int = LANDMARKS,
         seed: int = 0,
         **options: Any,
     ) -> Self:
         """A selector that fits itself to requests, within seconds.
 
         Tools are told from each other by the pairs, and by their names and descriptions; a tool that no pair uses by
-        these alone. With fewer than 20 pairs, all are.
+        these alone.
 
         Args:
             pairs: requests with the names of the tools that each needed. Names that `tools` lacks are never picked.
@@ -176,16 +181,20 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
             embeddings: read requests and descriptions; None: the default model, from the extra `offline`.
             always_include: as the field of the class.
             question: as the field of the class.
-            seed: of the sample of more than 4,000 pairs.
+            landmarks: the most pairs to learn from; of more, a sample, even over the sets of tools. The fit takes time
+                by its cube.
+            seed: of that sample.
             **options: fields of the retriever, such as `stop_early`.
 
         Raises:
             InputError: a pair or a tool can't be read; the embeddings' vectors can't be used.
         """
         pool = _tools(tools)
-        taught = [_taught(number, pair) for number, pair in enumerate(pairs)]
+        taught = _evenly([_taught(number, pair) for number, pair in enumerate(pairs)], landmarks, seed)
         taught += [Item(tool["source"], tool["target"]) for tool in pool]
-        encoder = TriEncoder.fitted(taught, embeddings=embeddings, spec=SETS, seed=seed)
+        encoder = TriEncoder.fitted(
+            taught, embeddings=embeddings, spec=SETS, seed=seed, landmarks=landmarks + len(pool)
+        )
         ids = [tool["name"] for tool in pool]
         retriever = SequentialCompositionalRetriever.from_encoder(encoder, pool, ids=ids, k=k, **options)
         return cls(retriever, always_include=always_include, question=question)
@@ -261,4 +270,14 @@ def _taught(number: int, pair: Any) -> Item:
         is_pair = False
     if not is_pair:
         raise InputError(f"pair {number} is not a request with a list of the names of its tools: {pair!r:.80}")
-    return Item(request, json.dumps([*names]))
+    return Item(request, json.dumps(sorted({*names})))
+
+
+def _evenly(items: Sequence[Item], most: int, seed: int) -> list[Item]:
+    """At most so many examples, as evenly over their programs as can be, at random among those of one."""
+    seen: Counter[str] = Counter()
+    turns = []
+    for at in np.random.default_rng([seed, 6]).permutation(len(items)).tolist():
+        turns.append((seen[items[at].target], at))
+        seen[items[at].target] += 1
+    return [items[at] for _, at in sorted(turns, key=itemgetter(0))[:most]]

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
 from langgraph.checkpoint.memory import InMemorySaver
 from openai_server import OpenAIServer
 from toys import lexical
@@ -62,8 +62,7 @@ def server() -> Iterator[OpenAIServer]:
         yield served
 
 
-def _agent(server: OpenAIServer, middleware: FewShotMiddleware, **options: Any) -> Any:
-    model = ChatOpenAI(model="m", base_url=server.base_url, api_key="none")
+def _agent(model: BaseChatModel, middleware: FewShotMiddleware, **options: Any) -> Any:
     return create_agent(model, [open_], system_prompt="You open.", middleware=[middleware], **options)
 
 
@@ -80,10 +79,10 @@ def _messages(retriever: Any, question: str = "open the door", **options: Any) -
 
 
 def test_the_model_sees_calls_and_results_between_system_message_and_conversation(
-    server: OpenAIServer, retriever: SequentialCompositionalRetriever
+    server: OpenAIServer, model: BaseChatModel, retriever: SequentialCompositionalRetriever
 ) -> None:
     question = {"role": "user", "content": "open the door"}
-    said = _agent(server, FewShotMiddleware(retriever)).invoke({"messages": [question]})["messages"]
+    said = _agent(model, FewShotMiddleware(retriever)).invoke({"messages": [question]})["messages"]
     assert [message.type for message in said] == ["human", "ai", "tool", "ai"]  # no example among them
     first, second = _asked(server)
     assert [message["role"] for message in first] == ["system", *["user", "assistant", "tool"] * 2, "user"]
@@ -97,9 +96,9 @@ def test_the_model_sees_calls_and_results_between_system_message_and_conversatio
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_streamed_with_a_checkpointer_over_two_turns(
-    server: OpenAIServer, retriever: SequentialCompositionalRetriever, is_async: bool
+    server: OpenAIServer, model: BaseChatModel, retriever: SequentialCompositionalRetriever, is_async: bool
 ) -> None:
-    agent = _agent(server, FewShotMiddleware(retriever), checkpointer=InMemorySaver())
+    agent = _agent(model, FewShotMiddleware(retriever), checkpointer=InMemorySaver())
     thread: Any = {"configurable": {"thread_id": "1"}}
     for _ in range(2):
         asked: Any = {"messages": [HumanMessage("open the door")]}
@@ -117,12 +116,14 @@ async def test_streamed_with_a_checkpointer_over_two_turns(
         assert after[: len(before)] == before
 
 
-def test_the_variables_may_name_a_group_of_the_context(server: OpenAIServer, retriever: Any) -> None:
+def test_the_variables_may_name_a_group_of_the_context(
+    server: OpenAIServer, model: BaseChatModel, retriever: Any
+) -> None:
     grouped = retriever.model_copy(update={"group": "house"})
     middleware = FewShotMiddleware(
         grouped, variables=lambda request: {"source": request.messages[0].text, "house": request.runtime.context.house}
     )
-    agent = _agent(server, middleware, context_schema=House)
+    agent = _agent(model, middleware, context_schema=House)
     for house in ("red", "blue"):
         agent.invoke({"messages": [HumanMessage("open the door")]}, context=House(house))
         rows = grouped.select_examples({"source": "open the door", "house": house})

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import StructuredTool
-from langchain_openai import ChatOpenAI
 from openai_server import OpenAIServer
 
 from langchain_rcr import ComposedToolSelector, InputError, SequentialCompositionalRetriever
@@ -54,8 +54,8 @@ def server() -> Iterator[OpenAIServer]:
         yield served
 
 
-def _agent(server: OpenAIServer, selector: ComposedToolSelector, tools: Any = TOOLS) -> Any:
-    return create_agent(ChatOpenAI(model="m", base_url=server.base_url, api_key="none"), tools, middleware=[selector])
+def _agent(model: BaseChatModel, selector: ComposedToolSelector, tools: Any = TOOLS) -> Any:
+    return create_agent(model, tools, middleware=[selector])
 
 
 def _shown(server: OpenAIServer) -> list[str]:
@@ -77,9 +77,9 @@ async def test_as_a_function_that_retrieves_tools(selector: ComposedToolSelector
 
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_the_model_sees_the_picked_tools_in_their_order(
-    server: OpenAIServer, selector: ComposedToolSelector, is_async: bool
+    server: OpenAIServer, model: BaseChatModel, selector: ComposedToolSelector, is_async: bool
 ) -> None:
-    agent = _agent(server, selector, [*reversed(TOOLS)])
+    agent = _agent(model, selector, [*reversed(TOOLS)])
     asked: Any = {"messages": [HumanMessage(UNTOLD)]}
     if is_async:
         await agent.ainvoke(asked)
@@ -89,24 +89,28 @@ async def test_the_model_sees_the_picked_tools_in_their_order(
 
 
 def test_what_the_pool_lacks_stays_and_what_the_agent_lacks_is_not_picked(
-    server: OpenAIServer, selector: ComposedToolSelector
+    server: OpenAIServer, model: BaseChatModel, selector: ComposedToolSelector
 ) -> None:
     others = [tool for tool in TOOLS if tool.name != "find_flights"]
-    _agent(server, selector, [_tool("notes", "Take notes."), *others]).invoke({"messages": [HumanMessage(UNTOLD)]})
+    _agent(model, selector, [_tool("notes", "Take notes."), *others]).invoke({"messages": [HumanMessage(UNTOLD)]})
     shown = _shown(server)
     assert len(shown) == 3
     assert {"notes", "book_hotel"} < {*shown}
 
 
-def test_some_tools_can_be_shown_always(server: OpenAIServer, selector: ComposedToolSelector) -> None:
+def test_some_tools_can_be_shown_always(
+    server: OpenAIServer, model: BaseChatModel, selector: ComposedToolSelector
+) -> None:
     always = ComposedToolSelector(selector.retriever, always_include=["museums"])
-    _agent(server, always).invoke({"messages": [HumanMessage(UNTOLD)]})
+    _agent(model, always).invoke({"messages": [HumanMessage(UNTOLD)]})
     assert _shown(server) == ["find_flights", "book_hotel", "museums"]
 
 
-def test_without_a_request_all_are_shown(server: OpenAIServer, selector: ComposedToolSelector) -> None:
+def test_without_a_request_all_are_shown(
+    server: OpenAIServer, model: BaseChatModel, selector: ComposedToolSelector
+) -> None:
     silent = ComposedToolSelector(selector.retriever, question=lambda _: "")
-    _agent(server, silent).invoke({"messages": [HumanMessage(UNTOLD)]})
+    _agent(model, silent).invoke({"messages": [HumanMessage(UNTOLD)]})
     assert _shown(server) == [*ABOUT]
 
 
@@ -116,6 +120,13 @@ def test_a_tool_that_no_pair_uses_is_known_by_its_description() -> None:
     assert "translate" not in selector.retrieve_tools(request)
     selector.add_tools({"translate": "Translate a text, such as a menu, into english"})
     assert selector.retrieve_tools(request)[0] == "translate"
+    assert {*selector.retrieve_tools(UNTOLD)} == {"find_flights", "book_hotel"}
+
+
+def test_of_many_pairs_each_set_is_learnt() -> None:
+    many = [*PAIRS, *((f"take me to {n}, I want to fly to it", ["find_flights"]) for n in range(100))]
+    selector = ComposedToolSelector.from_pairs(many, ABOUT, k=2, embeddings=EMBEDDINGS, landmarks=2 * len(TOLD))
+    assert len(selector.retriever.store.encoder.query.dual) == 2 * len(TOLD) + len(ABOUT)
     assert {*selector.retrieve_tools(UNTOLD)} == {"find_flights", "book_hotel"}
 
 

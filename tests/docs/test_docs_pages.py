@@ -39,6 +39,7 @@ JOURNEYS = [
     ["docs/text-to-sql.md"],
     ["docs/serving.md", "docs/learning.md", "docs/vector-stores.md", "docs/embeddings.md", "docs/languages.md"],
     ["docs/paper-tables.md"],
+    ["docs/agents.md"],
 ]
 NOTEBOOK = ("docs/tutorial.md", "examples/tutorial.ipynb")
 """A page that is followed as the notebook made of it."""
@@ -218,6 +219,9 @@ def test_everything_on_the_pages_works(
         request.getfixturevalue("demo")
         monkeypatch.setenv("DATABASE_URL", request.getfixturevalue("postgres_url"))
     with OpenAIServer(lambda prompt: "SELECT a0 FROM city") as server:
+        if "docs/agents.md" in journey:
+            monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+            monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
         for page in journey:
             follow(page, Session(workplace, monkeypatch, server))
         assert server.paid or "docs/language-models.md" not in journey

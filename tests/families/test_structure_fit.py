@@ -158,9 +158,8 @@ def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypa
 
     backbone = RememberingBackbone(FakeBackbone())
     twice = [*ITEMS, Item(ITEMS[3].source, ITEMS[3].target)]
-    monkeypatch.setattr(fitting, "MOST_LANDMARKS", 50)
     folds = Folds.of(twice, SPEC, new=new)
-    model, ways = fitted(twice, backbone), folds.ways(twice)
+    model, ways = fitted(twice, backbone, landmarks=50), folds.ways(twice)
     before = FAMILY.held_out(model.query, twice, folds, ways)
     model.save_pretrained(tmp_path / "c")
     monkeypatch.setattr(backbones, "load_backbone", lambda *_: backbone)

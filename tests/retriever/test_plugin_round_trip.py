@@ -50,9 +50,9 @@ def rows(*colors: str) -> list[dict[str, str]]:
     ]
 
 
-def fit() -> TriEncoder:
+def fit(**settings: Any) -> TriEncoder:
     items = [Item(row["source"], row["target"]) for row in rows()]
-    model = TriEncoder.build("structure", items, state="saturating")
+    model = TriEncoder.build("structure", items, state="saturating", **settings)
     get_family("structure").fit(model.query, items, seed=0)
     return model
 
@@ -151,11 +151,10 @@ def test_a_reopened_engine_teaches_what_was_added(fitted: TriEncoder, index: Any
 
 
 def test_what_the_fit_left_out_teaches_nothing_when_it_is_reopened(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("langchain_rcr.families.structure.fit.MOST_LANDMARKS", 20)
     index = MemoryIndex()
-    make.from_encoder(fit(), rows(), index=index).save(tmp_path)
+    make.from_encoder(fit(landmarks=20), rows(), index=index).save(tmp_path)
     for again in (make.from_pretrained(tmp_path), make.from_pretrained(tmp_path, index=index)):
         assert len(again.store.encoder.query.dual) == 20
         assert again.store.encoder.query.additions is None

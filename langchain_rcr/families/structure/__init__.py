@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 FADE, LENGTH_PENALTY, WORDING = 4.0, 1.0, 0.05
 """p, α and ω: chosen by language models' answers to held-out training questions (docs/results.md)."""
+LANDMARKS = 4000
 _GAP = 3
 """Words between two words of a question that still count as a pair."""
 
@@ -56,6 +57,12 @@ class StructureSettings(ModelSettings):
         ge=0,
         description="Family structure: ω, what the words count for that an example's question shares with the one that "
         "is asked, all of them together, in units of a program that is just what is needed.",
+    )
+    landmarks: int = Field(
+        LANDMARKS,
+        ge=1,
+        description="Family structure: the most training questions that others are compared with; of more, a sample. "
+        "The fit takes time by its cube, memory by its square.",
     )
     implied: bool = Field(
         True, description="Family structure: values that most questions imply and don't name are told apart."
@@ -113,7 +120,9 @@ class StructureFamily(Family):
             )
         covering = -settings.scale if settings.state == AdditiveState.name else 1.0
         return (
-            NeedEncoder(inventory, questions, backbone, scale=settings.scale, words=settings.words),
+            NeedEncoder(
+                inventory, questions, backbone, scale=settings.scale, words=settings.words, most=settings.landmarks
+            ),
             ProgramEncoder(inventory, scale=covering, context=True),
             ProgramEncoder(inventory, length_penalty=settings.length_penalty),
         )

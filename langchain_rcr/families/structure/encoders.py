@@ -28,7 +28,7 @@ from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.encoder import Backbone, Encoder
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
-from langchain_rcr.families.structure import cues
+from langchain_rcr.families.structure import LANDMARKS, cues
 from langchain_rcr.families.structure.additions import MOST, Additions, Joined, NewLabels
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views
@@ -188,6 +188,7 @@ class NeedEncoder(Encoder):
         scale: a constant factor on the vectors.
         words: ω, what all words of a question together count for, in units of a program that is just what it needs.
         additions: examples that were added after training; None: there are none.
+        most: landmarks that a fit may take.
     """
 
     batch_size = 128
@@ -215,10 +216,11 @@ class NeedEncoder(Encoder):
         scale: float = 1.0,
         words: float = 0.0,
         additions: Additions | None = None,
+        most: int = LANDMARKS,
     ) -> None:
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
-        self.additions, self._grown, self._calibrated = additions, None, None
+        self.additions, self._grown, self._calibrated, self.most = additions, None, None, most
         columns, self.dim = len(inventory), len(inventory) + SPARE + WORDS
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((0, width), dtype=np.float32)

@@ -23,8 +23,6 @@ from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
 
-MOST_LANDMARKS = 4000
-"""Training questions that the kernel compares with; of more, a sample. The fit takes time by its cube."""
 COST = 0.01
 """ε (`NeedEncoder`): the best or nearly so on folds of twelve tasks (COVR, GeoQuery, SQL). Chosen for each task by its
 own folds, picks for test questions were no better on sixteen. γ of 0.7 and 0.5, with an ε that suits them, were no
@@ -93,9 +91,9 @@ def _learn(encoder: NeedEncoder, questions: Sequence[Item], seed: int) -> _Float
     """Make landmarks of the questions whose program has a column, (M, D) of which are returned."""
     gold = np.asarray(encoder.inventory.rows([question.target for question in questions]))
     known: _Ints = np.flatnonzero(gold.any(axis=1))
-    if len(known) > MOST_LANDMARKS:
+    if len(known) > encoder.most:
         rng = np.random.default_rng([seed, 5])
-        known = np.sort(rng.choice(known, MOST_LANDMARKS, replace=False))
+        known = np.sort(rng.choice(known, encoder.most, replace=False))
     others = np.setdiff1d(np.arange(len(questions)), known).tolist()
     encoder.learn([questions[row] for row in known.tolist()], [questions[row] for row in others])
     return gold[known]

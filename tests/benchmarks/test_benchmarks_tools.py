@@ -1,0 +1,48 @@
+"""benchmarks/tools.py: its splits, and its figures by hand."""
+
+import importlib
+import math
+from typing import Any
+
+import pytest
+from places import ROOT
+
+
+@pytest.fixture
+def tools(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    return importlib.import_module("tools")
+
+
+def test_the_figures_by_hand(tools: Any) -> None:
+    found = tools.figures([["a", "x", "b", "c", "y"], ["x", "y", "z", "a", "b"]], [["a", "b", "c"], ["a"]])
+    ideal = 1 + 1 / math.log2(3) + 1 / math.log2(4)
+    assert found["Recall@3"] == pytest.approx(100 * (2 / 3 + 0) / 2)
+    assert found["Recall@5"] == pytest.approx(100)
+    assert found["NDCG@3"] == pytest.approx(100 * (1 + 1 / math.log2(4)) / ideal / 2)
+    assert found["NDCG@5"] == pytest.approx(50 * ((1.5 + 1 / math.log2(5)) / ideal + 1 / math.log2(5)))
+    assert (found["COMP@3"], found["COMP@5"]) == (0, 100)
+
+
+def test_each_tool_of_a_set_that_is_held_out_stays_in_another(tools: Any) -> None:
+    pairs = [("q", tuple(sorted(names))) for names in ("ab", "bc", "ca", "d", "ad", "e") for _ in range(2)]
+    for seed in range(3):
+        train, asked = tools.splits("held-out sets", pairs, [], [*"abcde"], seed)
+        out, kept = {names for _, names in asked}, {names for _, names in train}
+        assert out
+        assert not out & kept
+        assert {name for names in out for name in names} <= {name for names in kept for name in names}
+        assert len(train) + len(asked) == len(pairs)
+
+
+def test_requests_of_tools_that_are_held_out_train_nothing(tools: Any) -> None:
+    pairs = [("q", (str(n), str(n + 1))) for n in range(60)]
+    train, asked = tools.splits("held-out tools", pairs, [], [str(n) for n in range(61)], 0)
+    seen = {name for _, names in train for name in names}
+    assert all(set(names) - seen for _, names in asked)
+    assert len(train) + len(asked) == 60
+
+
+def test_figures_of_several_seeds(tools: Any) -> None:
+    assert tools.spread([50.0, 50.0]) == "50.0"
+    assert tools.spread([40.0, 50.0, 60.0]) == "50.0 (40.0 to 60.0)"
