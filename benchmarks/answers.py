@@ -4,8 +4,10 @@
 
 Each {data set × model × row} is a cell. Rows are selectors by their names, `none` (no examples), and `rcr`, ours as
 `SequentialCompositionalRetriever.from_examples` fits it; behind a colon settings, `rcr:fade=2,order=picked` or
-`random:k=16`, or a checkpoint, `rcr:run=runs/mine/checkpoint`. Every selector is shown in the order that serves it
-best: the likest question, or the first pick, last. `MODEL=local:FOLDER` is one that transformers loads (covr-parser).
+`random:k=16`, or a checkpoint, `rcr:run=runs/mine/checkpoint`. `rcr:drafts=1` picks again with the structures of the
+first answer, as the chain does (`semantic_parsing_chain`), and is asked again. Every selector is shown in the order
+that serves it best: the likest question, or the first pick, last. `MODEL=local:FOLDER` is one that transformers loads
+(covr-parser).
 Probabilities are of the gold program and the line break behind it, from servers that tell them
 (`rcr_trainer.llm.scoring`).
 
@@ -37,7 +39,7 @@ FOLDER = Path("runs/answers")
 SETS = ("standard", "csl_template_1", "csl_template_2", "csl_template_3")
 SETS += ("csl_tmcd_1", "csl_tmcd_2", "csl_tmcd_3", "csl_length")
 ROWS = ("rcr", "set_bsr", "dense", "bm25", "mmr", "dpp", "knn_structures", "random", "random:k=16", "oracle", "none")
-PLAIN = ("set_bsr", "dense", "bm25", "mmr", "dpp", "knn_structures")
+PLAIN = ("set_bsr", "dense", "bm25", "bm25_schema", "dail_sql", "mmr", "dpp", "knn_structures")
 """Selectors that need no training: the best of them is what ours is compared with."""
 DATABASES = {"text2sql-geography": "geography_sql/geography.sqlite"}
 """Where answers are executed, too, and the schema is shown; so are those to the many of `spider-tmcd_1`."""
@@ -84,7 +86,7 @@ def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], li
 class Picker:
     """What each row picks from a pool: examples in the order in which they are shown."""
 
-    def __init__(self, task: Task, pool: Sequence[Any], seed: int, k: int) -> None:
+    def __init__(self, task: Task, pool: Sequence[Any], asked: Sequence[Any], seed: int, k: int) -> None:
         from rcr_trainer.baselines.base import Resources
         from rcr_trainer.baselines.set_bsr import TransformerTokens
 
@@ -92,6 +94,7 @@ class Picker:
         from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
 
         self.spec, self.pool, self.seed, self.k = task.spec, pool, seed, k
+        self._fitted: dict[str, Any] = {}
         self.backbone = RememberingBackbone(open_backbone(get_family("structure").settings()))
         sources = [example.source for example in pool]
         self.resources = Resources(
@@ -99,22 +102,22 @@ class Picker:
             seed=seed,
             embed=lambda texts: self.backbone.embed(list(texts)),
             embed_tokens=TransformerTokens(MINILM, max_length=256, remember=sources),
+            schemas={each.source: each.fields["schema"] for each in asked if "schema" in each.fields},
         )
 
-    def __call__(self, row: str, asked: Sequence[Any]) -> list[list[Any]]:
-        """(B, k) examples."""
-        name, _, options = row.partition(":")
-        pairs = (option.partition("=")[::2] for option in options.split(",") if option)
-        given = {key: None if value == "null" else value for key, value in pairs}
+    def __call__(self, row: str, asked: Sequence[Any], drafts: Sequence[str | None] | None = None) -> list[list[Any]]:
+        """(B, k) examples; `drafts` has a guess at each program, for ours."""
+        name, given = options_of(row)
+        given.pop("drafts", None)
         k = int(given.pop("k", None) or self.k)
         if name == "none":
             return [[] for _ in asked]
         if name.startswith("rcr"):
-            positions, order = self._ours(asked, k, given)
+            positions, order = self._ours(asked, k, given, drafts)
         else:
             from rcr_trainer.baselines import get_baseline
 
-            examples = [{"source": each.source, "target": each.target} for each in self.pool]
+            examples = [{"source": each.source, "target": each.target, **each.fields} for each in self.pool]
             selector = get_baseline(name).build(examples, self.resources, k=k)
             positions = selector.pick([each.source for each in asked], k, None, [each.target for each in asked])
             order = "reversed"
@@ -122,31 +125,38 @@ class Picker:
 
         return [arranged([self.pool[i] for i in picks], order) for picks in positions.tolist()]
 
-    def _ours(self, asked: Sequence[Any], k: int, given: Mapping[str, str | None]) -> tuple[np.ndarray, str]:
+    def _ours(
+        self, asked: Sequence[Any], k: int, given: Mapping[str, str | None], drafts: Sequence[str | None] | None
+    ) -> tuple[np.ndarray, str]:
         from langchain_rcr.index.memory import MatrixTable
         from langchain_rcr.policy.selection import greedy
         from langchain_rcr.policy.triencoder import TriEncoder
 
-        items = [each.item for each in self.pool]
-        if "run" in given:
-            model = TriEncoder.from_pretrained(str(given["run"]))
-        else:
-            model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
-        index = MatrixTable(model.encode_pool(items))
-        vectors = model.encode_queries([each.source for each in asked])
+        items, key = [each.item for each in self.pool], str(given)
+        if key not in self._fitted:
+            if "run" in given:
+                model = TriEncoder.from_pretrained(str(given["run"]))
+            else:
+                model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
+            self._fitted[key] = model, MatrixTable(model.encode_pool(items))
+        model, index = self._fitted[key]
+        vectors = model.encode_queries([each.source for each in asked], drafts)
         return greedy(vectors, index, model.state(), k).positions, model.config.order
 
 
-def measured(
-    llm: LanguageModel, task: Task, config: Settings, asked: Sequence[Any], shown: Sequence[Sequence[Any]], what: str
-) -> dict[str, list[float | None]]:
-    """By measure what each question got: exact and execution 0 or 1, log P of the gold program."""
-    from rcr_trainer.rewards import correctness, score
-    from rcr_trainer.tasks import build_execution
+def options_of(row: str) -> tuple[str, dict[str, str | None]]:
+    """The name and the options of a row such as `rcr:fade=2,order=picked`."""
+    name, _, options = row.partition(":")
+    pairs = (option.partition("=")[::2] for option in options.split(",") if option)
+    return name, {key: None if value == "null" else value for key, value in pairs}
 
+
+def said(
+    llm: LanguageModel, asked: Sequence[Any], shown: Sequence[Sequence[Any]], what: str
+) -> tuple[list[str | None], list[float | None]]:
+    """The programs of the model's answers and log P of the gold ones, as far as `what` says."""
     from langchain_rcr.basics.progress import track
 
-    found: dict[str, list[float | None]] = {}
     programs: list[str | None] = []
     scores: list[float | None] = []
     for each, picks in zip(track(asked, "asking"), shown, strict=True):
@@ -156,6 +166,37 @@ def measured(
             programs += [answer.program for answer in llm.generate([request])]
         if what != "answers":
             scores += llm.log_likelihoods([str(request)], [llm.prompt.continuation(each.target)])
+    return programs, scores
+
+
+def drafted(
+    llm: LanguageModel, picker: Picker, row: str, asked: Sequence[Any], picks: list[list[Any]]
+) -> tuple[list[list[Any]], list[str | None] | None]:
+    """The picks that follow the drafts of a row, if it has any, and the last drafts."""
+    drafts = None
+    for _ in range(int(options_of(row)[1].get("drafts") or 0)):
+        drafts = said(llm, asked, picks, "answers")[0]
+        picks = picker(row, asked, drafts)
+    return picks, drafts
+
+
+def measured(
+    llm: LanguageModel,
+    task: Task,
+    config: Settings,
+    asked: Sequence[Any],
+    shown: Sequence[Sequence[Any]],
+    what: str,
+    drafts: Sequence[str | None] | None = None,
+) -> dict[str, list[float | None]]:
+    """By measure what each question got: exact and execution 0 or 1, log P of the gold program."""
+    from rcr_trainer.rewards import correctness, score
+    from rcr_trainer.tasks import build_execution
+
+    found: dict[str, list[float | None]] = {}
+    programs, scores = said(llm, asked, shown, what)
+    if drafts is not None and programs:  # a draft remains where its successor is no program
+        programs = [program or draft for program, draft in zip(programs, drafts, strict=True)]
     if programs:
         picked = [list(picks) for picks in shown]
         found["exact"] = [float(value) for value in score(correctness(task.spec), programs, asked, picked)]
@@ -288,7 +329,7 @@ def main() -> int:
                 config = settings_of(name, arguments.data, arguments.seed, given, arguments.concurrency)
                 task = divide(config, load_split(config.data, config.seed))
                 pool, asked = questions_of(task, arguments.part, arguments.questions)
-                picker = picker or Picker(task, pool, arguments.seed, arguments.k)
+                picker = picker or Picker(task, pool, asked, arguments.seed, arguments.k)
                 key = f"{name}-{arguments.part}"
                 cells = results.setdefault(key, {}).setdefault(label, {"rows": {}})
                 programs = [str(task.spec.key(each.target)) for each in asked]
@@ -296,9 +337,9 @@ def main() -> int:
                     cells.update(programs=programs, rows={})
                 with open_language_model(config, task) as llm:
                     for row in arguments.rows:
-                        if row not in shown:
-                            shown[row] = picker(row, asked)
-                        found = measured(llm, task, config, asked, shown[row], arguments.measure)
+                        shown[row] = shown[row] if row in shown else picker(row, asked)
+                        picks, drafts = drafted(llm, picker, row, asked, shown[row])
+                        found = measured(llm, task, config, asked, picks, arguments.measure, drafts)
                         cells["rows"].setdefault(row, {}).update(found)
                         write_json(arguments.out, results)
                         means = {m: sum(filter(None, v)) / len(v) for m, v in found.items()}

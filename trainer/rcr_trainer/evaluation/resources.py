@@ -42,7 +42,7 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
         llm: the language model, if there is one to be asked.
     """
     config = run.config
-    tokens = _token_embedder(config, task.pool)
+    tokens, queries = _token_embedder(config, task.pool), [*task.dev, *task.test]
     return Resources(
         task.spec,
         config.seed,
@@ -54,6 +54,7 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
         encode=_opener(config),
         token_ids=None if tokens is None else tokens.ids,
         prompt=config.prompt,
+        schemas={each.source: str(each.fields["schema"]) for each in queries if each.fields.get("schema")},
     )
 
 
