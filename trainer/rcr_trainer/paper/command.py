@@ -10,7 +10,7 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import given_settings, load_config, merged
 from rcr_trainer.paper.results import Result
 from rcr_trainer.paper.splits import named_splits
-from rcr_trainer.paper.sweep import Sweep, trial
+from rcr_trainer.paper.sweep import Sweep
 from rcr_trainer.paper.tables import TABLES
 
 
@@ -44,9 +44,8 @@ def paper(given: argparse.Namespace) -> None:
             raise ConfigError(f"--limit {given.limit} must be 1 or more")
         # A trial's answers count for the whole.
         folder = folder / f"limit-{given.limit}"
-        answers = {"llm": {"cache": str(given.out / "answers.sqlite")}}
-        settings = merged(answers, trial(given.limit), settings)
-    sweep = Sweep(table, splits, seeds, folder, given.data, settings, selectors)
+        settings = merged({"llm": {"cache": str(given.out / "answers.sqlite")}}, settings)
+    sweep = Sweep(table, splits, seeds, folder, given.data, settings, selectors, given.limit)
     with console.logged():
         missing = sweep.missing()
         tell = console.show if given.dry_run else console.say

@@ -20,7 +20,7 @@ from rcr_trainer.evaluation.report import FIGURES, Interval
 from rcr_trainer.evaluation.table import gap_text, markdown_rows
 from rcr_trainer.paper.splits import COVR
 from rcr_trainer.paper.sweep import Outcome
-from rcr_trainer.paper.tables import Table, paper_figure, published
+from rcr_trainer.paper.tables import IN_PLACE, Table, paper_figure, published
 
 MEAN = "mean"
 _SHOWN = ("exact_match", "jaccard", "execution", "coverage", "full_coverage", "prompt_tokens", "latency_ms", "cost")
@@ -49,6 +49,12 @@ class Result:
         """The labels: the table's own first, then the others as they come, those left out last."""
         found = dict.fromkeys([*(outcome.row.label for outcome in self.outcomes), *self.left_out])
         return sorted(found, key=lambda label: (*self.table.order, label).index(label))
+
+    @property
+    def reference(self) -> str:
+        """The row that intervals compare the others with."""
+        wanted, found = self.table.reference, {outcome.row.label for outcome in self.outcomes}
+        return IN_PLACE if wanted not in found and IN_PLACE in found else wanted
 
     @property
     def columns(self) -> list[str]:
@@ -80,7 +86,7 @@ class Result:
         for outcome in self.outcomes:
             own = answered.setdefault(outcome.row.label, {})
             own |= {(outcome.split, outcome.seed, id): found for id, found in outcome.answered.items()}
-        ours, gaps = answered.pop(self.table.reference, {}), {}
+        ours, gaps = answered.pop(self.reference, {}), {}
         for label, theirs in answered.items():
             both = [key for key in ours if key in theirs]
             if both:
@@ -199,7 +205,7 @@ class Result:
         shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
         head, rows = [title for title, _ in shown.values()], []
         if self.gaps:
-            head.append(f"{self.table.reference} less this, points of exact match (95 % interval)")
+            head.append(f"{self.reference} less this, points of exact match (95 % interval)")
         for label in self.rows:
             cells = [cell(self.values(label, MEAN, key), digits) for key, (_, digits) in shown.items()]
             if self.gaps:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
-from functools import cached_property, reduce
+from dataclasses import asdict, dataclass, field, replace
+from functools import cache, cached_property, reduce
 from operator import add
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_rcr.errors import InputError
+from langchain_rcr.families import get_family
+from langchain_rcr.families.base import PAPER_FAMILY
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.budget import estimate
 from rcr_trainer.errors import ConfigError
@@ -19,7 +22,7 @@ from rcr_trainer.llm.cache import Estimate
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
-from rcr_trainer.paper.tables import GRPO, REST, Row, Table, Variant, name_of, published
+from rcr_trainer.paper.tables import GRPO, PAPER, REST, Row, Table, Variant, name_of, published
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings, SFTSettings
 from rcr_trainer.tasks import divide, load_split, open_language_model
@@ -28,10 +31,16 @@ if TYPE_CHECKING:
     from rcr_trainer.data import Split
     from rcr_trainer.evaluation.report import Picks
 
-# Appendix A: 110 questions are held out for GRPO.
-_DEFAULTS: dict[str, Any] = {"tensorboard": False, "keep_state": False, "grpo": {"queries": 110}}
+# Appendix A: 110 questions are held out for GRPO; COVR and the standard split have no development questions.
+_DEFAULTS: dict[str, Any] = {
+    **{"tensorboard": False, "keep_state": False},
+    **{"data": {"dev_size": 0}, "grpo": {"queries": 110}},
+}
 _OF_THE_SPLIT = ("split", "directory", "train", "dev", "test", "corpus", "ids")
 """What the settings say of data that a split says itself."""
+_OF_A_FAMILY = ("model", "sft", "grpo")
+_COSTS = ("queries", "batch_size", "group_size", "epochs", "max_steps")
+"""Settings of GRPO that hold for every family."""
 _OF_SFT = ("tensorboard", "keep_state", "threads", "data", "program", "model", "sft")
 _TRAINED = Variant(GRPO, {"grpo": {"enabled": True}, "evaluation": {"selectors": []}}, {})
 """The policy that some variants only evaluate."""
@@ -93,6 +102,7 @@ class Sweep:
         data: folder of the corpora.
         settings: what the command says, by section; variants have the last word.
         selectors: the rows to have beside the reference, by their names; None: all.
+        limit: about how many answers each part of a run asks for, in a trial (`trial`).
     """
 
     table: Table
@@ -102,6 +112,7 @@ class Sweep:
     data: Path
     settings: Mapping[str, Any] = field(default_factory=dict)
     selectors: Sequence[str] | None = None
+    limit: int | None = None
     _unscored: dict[str, str] = field(default_factory=dict, init=False)
 
     @cached_property
@@ -117,6 +128,8 @@ class Sweep:
             for seed in self.seeds:
                 for cell in self._of(split, seed):
                     cells.setdefault(cell.config.folder, cell)
+        if not cells:
+            raise ConfigError(next(iter(self._omitted.values()), "no run is left"))
         return list(cells.values())
 
     def missing(self) -> list[Cell]:
@@ -192,7 +205,9 @@ class Sweep:
         """The rows of variants that can't be done, and of selectors that can't be compared, with the reason."""
         found = {name_of(name): reason for name in self._compared if (reason := self._unlearned(name))}
         undone = [(variant, reason) for variant in self._variants if (reason := self._undone(variant))]
-        return found | {row.label: reason for variant, reason in undone for row in variant.rows.values()}
+        return found | {
+            row.label: reason for variant, reason in undone for name, row in variant.rows.items() if name != REST
+        }
 
     @cached_property
     def _variants(self) -> list[Variant]:
@@ -201,16 +216,24 @@ class Sweep:
         Raises:
             ConfigError: no such selector, or the table compares none.
         """
+        own = self._given(self.table.variants[0])["model"]["family"]
+        variants = [variant for variant in self.table.variants if variant.family != own]
+        if all(REST not in variant.rows or self._undone(variant) for variant in variants):
+            # Who else is compared is then compared in the run of the other family.
+            variants = [
+                replace(each, settings={}, rows={**each.rows, REST: Row("{}")}) if each.family else each
+                for each in variants
+            ]
         if self.selectors is None:
-            return list(self.table.variants)
+            return variants
         labels = {self.table.reference, *map(name_of, self.selectors)}
-        rows = [{row.label for row in variant.rows.values()} for variant in self.table.variants]
+        rows = [{row.label for row in variant.rows.values()} for variant in variants]
         for name in self.selectors:
             if not self.table.selectors or (name not in baselines.names() and name_of(name) not in set().union(*rows)):
                 own = [name for name in published()["selectors"] if name_of(name) in set().union(*rows)]
                 known = ", ".join([*own, *baselines.names()]) if self.table.selectors else "none in this table"
                 raise ConfigError(f"--selectors: there is no row '{name}' (known: {known})")
-        return [v for v, own in zip(self.table.variants, rows, strict=True) if REST in v.rows or own & labels]
+        return [each for each, has in zip(variants, rows, strict=True) if REST in each.rows or has & labels]
 
     @cached_property
     def _compared(self) -> list[str]:
@@ -221,12 +244,17 @@ class Sweep:
 
     def _undone(self, variant: Variant) -> str:
         """Why a variant can't be done; empty if it can."""
-        by_scores = variant.settings.get("reward", {}).get("names") == ["likelihood"]
-        return self._no_scores if by_scores else ""
+        if variant.settings.get("reward", {}).get("names") == ["likelihood"] and self._no_scores:
+            return self._no_scores
+        model = dict(self._given(variant)["model"])
+        return _unopened(get_family(model.pop("family")).settings(**model).pretrained)
 
     def _unlearned(self, selector: str) -> str:
         """Why a selector can't be compared; empty if it can, as far as the settings tell."""
-        return self._no_scores if "score" in baselines.get_baseline(selector).needs else ""
+        baseline: Any = baselines.get_baseline(selector)
+        if "encode" in baseline.needs:
+            return _unopened(self.settings.get("evaluation", {}).get(selector) or baseline.base)
+        return self._no_scores if "score" in baseline.needs else ""
 
     @cached_property
     def _no_scores(self) -> str:
@@ -239,25 +267,36 @@ class Sweep:
 
     # ------------------------------------------------------------------ the settings of a cell
 
+    def _given(self, variant: Variant) -> dict[str, Any]:
+        """What the command says that holds for a variant, over the paper's settings if its family is the paper's."""
+        few = {} if self.limit is None else trial(self.limit)
+        given = {name: own for name, own in self.settings.items() if not (variant.family and name in _OF_A_FAMILY)}
+        if variant.family:
+            costs = {name: value for name, value in self.settings.get("grpo", {}).items() if name in _COSTS}
+            return merged(few, given, {"model": {"family": variant.family}, "grpo": costs})
+        family = self.settings.get("model", {}).get("family") or PAPER_FAMILY
+        return merged(PAPER if family == PAPER_FAMILY else {}, few, given, {"model": {"family": family}})
+
     def _of(self, split: str, seed: int) -> Iterator[Cell]:
         """The runs of one split and seed."""
-        given = {name: dict(own) if isinstance(own, Mapping) else own for name, own in self.settings.items()}
         where = split_settings(split, self.data, self.folder / "splits", seed)
         geoquery = where["data"]["task"] == "geoquery"
-        for name in (*_OF_THE_SPLIT, *(() if geoquery else ("anonymize_values",))):
-            given.get("data", {}).pop(name, None)
+        names = [name for name in self._compared if not self._unlearned(name)]
         # Programs as the paper prints them (appendix D).
         printed: dict[str, Any] = {"data": {"anonymize_values": True}} if geoquery else {}
-        names = [name for name in self._compared if not self._unlearned(name)]
-        everyone = {"evaluation": {"selectors": names}}
-        if self.selectors is not None:
-            given.get("evaluation", {}).pop("selectors", None)
-        common = merged(_DEFAULTS, printed, everyone, given, {"data": where["data"], "grpo": {"enabled": True}})
-        # What else a split says, the command may contradict.
-        common = merged({name: values for name, values in where.items() if name != "data"}, common)
+        usual = merged(_DEFAULTS, printed, {"evaluation": {"selectors": names}})
         for variant in self._variants:
-            if not self._undone(variant):
-                yield from self._begun_and(variant, split, seed, common)
+            if self._undone(variant):
+                continue
+            given = self._given(variant)
+            for name in (*_OF_THE_SPLIT, *(() if geoquery else ("anonymize_values",))):
+                given.get("data", {}).pop(name, None)
+            if self.selectors is not None:
+                given.get("evaluation", {}).pop("selectors", None)
+            common = merged(usual, given, {"data": where["data"], "grpo": {"enabled": True}})
+            # What else a split says, the command may contradict.
+            common = merged({name: values for name, values in where.items() if name != "data"}, common)
+            yield from self._begun_and(variant, split, seed, common)
 
     def _begun_and(self, variant: Variant, split: str, seed: int, common: Mapping[str, Any]) -> Iterator[Cell]:
         """The run of a variant, after those that it begins with."""
@@ -317,6 +356,20 @@ def _compared_before(config: Settings) -> Settings:
 
 
 # ---------------------------------------------------------------- what a run found
+
+
+@cache
+def _unopened(base: str | None) -> str:
+    """Why a pretrained model can't be opened; empty if it can, or there is none to open."""
+    from langchain_rcr.families.pooled import PooledTransformer
+
+    if base is None or base.startswith("langchain:"):
+        return ""
+    try:
+        PooledTransformer(base)
+    except InputError as error:
+        return str(error)
+    return ""
 
 
 def _outcomes(cell: Cell, variant: Variant, hidden: Collection[str]) -> Iterator[Outcome]:

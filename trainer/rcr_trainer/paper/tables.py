@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
+from langchain_rcr.families import DEFAULT_FAMILY
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL
 from rcr_trainer.layers import merged
 from rcr_trainer.paper.splits import COVR, GEOQUERY
@@ -23,6 +24,16 @@ from rcr_trainer.training.registry import ADVANTAGES
 
 Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
 """By section."""
+
+PAPER: Settings = {
+    "model": {"order": "picked"},
+    "sft": {
+        **{"loss": "infonce", "warmup": 0.0, "on_policy": 0.0, "mask_equals": False, "zero_gain_steps": True},
+        **{"exclude_own_program": False, "max_grad_norm": None, "patience": None, "keep": "last"},
+    },
+    "grpo": {"race": 0, "perplexity": None, "exclude_own_program": False, "max_grad_norm": None, "keep": "last"},
+}
+"""What examples/configs/paper_geoquery.yaml has beside the defaults of the paper's family."""
 
 REST = "*"
 """In a variant's rows: every selector that isn't named there."""
@@ -47,12 +58,14 @@ class Variant:
         rows: by selector, the row that its figures go to; REST for all others. Selectors without one aren't shown.
         start: "fresh" trains SFT itself; "sft" shares SFT's policy with other variants of the same data and SFT;
             "trained" only evaluates the policy of the variant `grpo`.
+        family: of encoders, with its own settings of model, SFT and GRPO; empty: the command's family, or the paper's.
     """
 
     name: str
     settings: Settings
     rows: Mapping[str, Row]
     start: Literal["fresh", "sft", "trained"] = "sft"
+    family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +114,8 @@ def name_of(selector: str) -> str:
 
 
 _RCR, _WITHOUT_RL, _WITHOUT_SFT = (name_of(name) for name in (OURS, WITHOUT_RL, "rcr_without_sft"))
+IN_PLACE = f"{_RCR} ({DEFAULT_FAMILY})"
+"""The row of our default family, which others are compared with where RCR can't be had."""
 _MANY: str = published()["many_shots"]
 _EXACT, _PICKING = {"exact_match": "exact match (%)"}, {"pick_seconds": "seconds to pick for all test questions"}
 _ROWS = {name: tuple(table["rows"]) for name, table in published()["tables"].items()}
@@ -156,6 +171,13 @@ TABLES = {
         [
             _grpo(**{OURS: Row(_RCR), WITHOUT_RL: Row(_WITHOUT_RL), REST: Row("{}")}),
             Variant("without-sft", {"sft": {"enabled": False}, **_ALONE}, {OURS: Row(_WITHOUT_SFT)}, "fresh"),
+            Variant(
+                DEFAULT_FAMILY,
+                _ALONE,
+                {OURS: Row(IN_PLACE), WITHOUT_RL: Row(f"{IN_PLACE} w/o RL")},
+                "fresh",
+                DEFAULT_FAMILY,
+            ),
         ],
         (*GEOQUERY, *COVR),
         _RCR,
