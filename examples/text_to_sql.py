@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import os
 import random
 import sqlite3
 import sys
@@ -24,10 +25,12 @@ from typing import Any
 
 from langchain_core.embeddings import Embeddings
 from langchain_core.example_selectors import BaseExampleSelector, SemanticSimilarityExampleSelector
+from langchain_core.language_models import BaseChatModel
 from langchain_core.vectorstores import InMemoryVectorStore
+from pydantic import SecretStr
 from rcr_trainer.rewards import execution
 
-from langchain_rcr import RCRError, SequentialCompositionalRetriever, open_database, text_to_sql_chain
+from langchain_rcr import InputError, RCRError, SequentialCompositionalRetriever, open_database, text_to_sql_chain
 from langchain_rcr.families.backbone import TransformerBackbone
 from langchain_rcr.programs import ProgramSpec
 
@@ -175,6 +178,12 @@ def run(arguments: argparse.Namespace) -> None:
             Path(name).write_text("".join(json.dumps(pair) + "\n" for pair in pairs), encoding="utf-8")
         print(f"written: train.jsonl ({len(train)} pairs), test.jsonl ({len(test)}), {arguments.database}")
         return
+    model = None if arguments.llm is None else asked(arguments)
+    if model is not None:
+        most = 2 * len(test)
+        print(
+            f"{arguments.llm} will be called {most} times, a question and selector each, or {2 * most} with all repairs"
+        )
     dialect = "postgres" if "://" in arguments.database else "sqlite"
     spec = ProgramSpec(f"sql:{dialect}")
     database = open_database(arguments.database)
@@ -189,11 +198,8 @@ def run(arguments: argparse.Namespace) -> None:
         ),
     }
     compare(selectors, test, ProgramSpec(spec.language, max_size=2))
-    if arguments.llm is None:
+    if model is None:
         return
-    from langchain_openai import ChatOpenAI
-
-    model = ChatOpenAI(model=arguments.llm, base_url=arguments.base_url, temperature=0, max_retries=5)
     print(f"\nExecution accuracy of {arguments.llm}:")
     for name, selector in selectors.items():
         chain = text_to_sql_chain(
@@ -205,6 +211,18 @@ def run(arguments: argparse.Namespace) -> None:
         broken = sum(not answer.ok for answer in answers)
         print(f"{right:7.1%} with the picks of {name} ({repaired} repaired, {broken} can't be run)")
     print(f"\n{test[-1]['question']}?\n  SQL: {answers[-1].program}\n  rows: {answers[-1].result}")
+
+
+def asked(arguments: argparse.Namespace) -> BaseChatModel:
+    """The chat model, or one line that says what is missing; nothing is called yet."""
+    from langchain_openai import ChatOpenAI
+
+    key = os.environ.get("OPENAI_API_KEY") or ("none" if arguments.base_url else "")
+    if not key:
+        raise InputError("no API key: set OPENAI_API_KEY, or give --base-url for a server of your own")
+    return ChatOpenAI(
+        model=arguments.llm, base_url=arguments.base_url, api_key=SecretStr(key), temperature=0, max_retries=5
+    )
 
 
 def compare(selectors: dict[str, BaseExampleSelector], pairs: Sequence[Pair], spec: ProgramSpec) -> None:

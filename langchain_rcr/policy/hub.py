@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from langchain_rcr.programs import ProgramSpec
 
 PREFIX = "hub:"
+WHERE_FROM = "which is on no package index yet: pip install a clone, or the wheel that `make dist` builds there"
+"""How to get this distribution."""
 
 _CARD = """---
 {metadata}
@@ -35,7 +37,7 @@ Picks the few-shot examples of a prompt one after the other, each given those al
 - family of encoders: `{config.family}`, over {base}
 - programs: `{spec.language}`, local structures of up to {spec.max_size} nodes
 - state: `{config.state}`, λ = {config.lam:g}, p = {config.fade}; order of the picks in a prompt: `{config.order}`
-{trained_on}- needs: `pip install '{needs}'`
+{trained_on}- needs: `{needs}`, {where_from}
 
 ## Use
 
@@ -149,6 +151,7 @@ def model_card(
         base=_named(base),
         trained_on=f"- trained on: {', '.join(datasets)}\n" if datasets else "",
         needs=requirement(base, spec),
+        where_from=WHERE_FROM,
         k=k,
         trust=trust,
     )

@@ -1,5 +1,6 @@
 """The text-to-SQL chain: the schema in the prompt, SQL run read-only, one repair; and the example over it."""
 
+import argparse
 import os
 import re
 import runpy
@@ -280,6 +281,19 @@ def test_the_example_s_test_questions_combine_what_no_training_question_does(exa
         return *asked, *(condition.split("{")[0] in pair["sql"] for _, condition, _ in example["WHICH"].values())
 
     assert not {form(pair) for pair in train} & {form(pair) for pair in test}
+
+
+def test_the_example_says_in_a_line_that_a_key_is_missing(
+    example, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr("sys.argv", ["text_to_sql.py", "--llm", "m", "--train", "30", "--test", "6"])
+    with pytest.raises(SystemExit, match="no API key: set OPENAI_API_KEY, or give --base-url"):
+        example["main"]()
+    assert capsys.readouterr().out == ""
+    given = argparse.Namespace(llm="m", base_url="http://127.0.0.1:9/v1")
+    assert example["asked"](given).model_name == "m"
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_a_row_without_examples_shows_and_covers_nothing():
     assert scores.exact_match == 25
     assert fake.calls[1] == [f"Source: x{i}\nTarget:" for i in range(4)]
     assert scores.coverage_by_step == [0, 0, 0]
-    assert scores.coverage == scores.full_coverage == scores.prompt_length == scores.hub_share == 0
+    assert scores.coverage == scores.full_coverage == scores.prompt_length == 0
 
 
 def test_figures_by_hand():
@@ -296,7 +296,7 @@ def test_table_with_answers():
     text = table_of(make(AnswersAsked("gpt-x", 100, 80), **FULL))
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     assert rows["mmr"] == ["mmr", "40.5", "60.0", "12.3", "45.6", "78.9", "23.4", "321", "1.23"]
-    assert rows["oracle"][:5] == ["oracle", "(sees", "gold)", "90.0", "80.0"]
+    assert rows["oracle"][:5] == ["oracle", "(of", "coverage)", "90.0", "80.0"]
     names = [line.split()[0] for line in text.splitlines() if line.strip() and line.split()[0] in FULL]
     assert names[:3] == ["rcr", "rcr_without_rl", "random"]
     assert "rcr_without_rl (SFT)" in text

@@ -114,7 +114,7 @@ def test_the_page_has_tables_curves_and_every_question(tmp_path):
     ]  # fmt: skip
     (run,) = data_of(text)
     assert run["selectors"] == [["rcr", "trained", "rcr (ours)"], ["bm25", "plain", "bm25"],
-                                ["oracle", "oracle", "oracle (sees gold)"]]  # fmt: skip
+                                ["oracle", "oracle", "oracle (of coverage)"]]  # fmt: skip
     assert run["examples"] == [["shown 0 ", "g0 ( a ) "], ["shown 1 ", "g1 ( a ) "]]
     first = run["questions"][0]
     assert first[:3] == ["t0", "question 0 ", "f ( a ) "]

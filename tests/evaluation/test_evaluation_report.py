@@ -143,7 +143,7 @@ def test_table_as_plain_text():
     rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
     assert rows["bm25"] == ["bm25", "54.3", "12.3", "45.6", "78.9", "23.4", "321", "1.23"]
     assert "rcr (ours)" in text
-    assert "oracle (sees gold)" in text
+    assert "oracle (of coverage)" in text
     assert "2 queries left out: their gold program doesn't parse." in text
     assert "pool has" not in text
     assert "dense left out: no embeddings were given." in text
@@ -200,7 +200,7 @@ def test_every_selector_has_its_own_look(tmp_path, monkeypatch):
     monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: drawn.append(k) or plot(self, *a, **k))
     selectors = {**make().selectors, "dense": scores(40.0), "mine": scores(41.0), "yours": scores(42.0)}
     write_png(coverage_figure(make(selectors=selectors)), tmp_path / "a.png")
-    assert [options["label"] for options in drawn][-2:] == ["rcr (ours)", "oracle (sees gold)"]
+    assert [options["label"] for options in drawn][-2:] == ["rcr (ours)", "oracle (of coverage)"]
     looks = {(options["color"], options["marker"]) for options in drawn}
     assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 9
 
@@ -217,7 +217,7 @@ def test_each_line_has_its_label_at_its_end_and_none_covers_another():
     canvas.draw()
     labels = sorted(figure.axes[0].texts, key=lambda text: Text.get_window_extent(text).y0)
     assert [text.get_text() for text in labels] == [
-        "random", "dense", "mmr", "bm25", "rcr (ours)", "oracle (sees gold)",
+        "random", "dense", "mmr", "bm25", "rcr (ours)", "oracle (of coverage)",
     ]  # fmt: skip
     boxes = [Text.get_window_extent(text) for text in labels]  # without the lines that lead to them
     assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))

@@ -72,7 +72,7 @@ def run(
         RCRError: data, settings or run folder don't allow it; see `Run.create` and the stages.
     """
     set_threads(config.threads)
-    from langchain_rcr.policy.hub import requirement
+    from langchain_rcr.policy.hub import WHERE_FROM, requirement
     from rcr_trainer.data import read_split, write_split
     from rcr_trainer.evaluation.resources import try_scoring
     from rcr_trainer.training.processes import join
@@ -105,7 +105,7 @@ def run(
             current.finish()
             if "sft" in wanted:
                 what = requirement(config.model.pretrained, task.spec)
-                logger.info("policy in %s; where it is served: pip install '%s'", current.checkpoint, what)
+                logger.info("policy in %s; to serve it: %s, %s", current.checkpoint, what, WHERE_FROM)
     return current
 
 
@@ -281,7 +281,9 @@ def _job(
     def log(step: int, figures: dict[str, float]) -> None:
         run.log(stage, step, {**figures, **more()})
         if "epoch" in figures:
-            said = [f"{name} {value:.4g}" for name, value in figures.items() if math.isfinite(value)]
+            of = {name: f" (n = {len(task.dev)})" for name in figures if name.startswith("dev_")}
+            known = {name: value for name, value in figures.items() if math.isfinite(value)}
+            said = [f"{name} {value:.4g}{of.get(name, '')}" for name, value in known.items()]
             logger.info("%s", ", ".join(said))
 
     return Job(model, task.pool, queries, task.dev, task.spec, run.config.seed, state, log, processes)

@@ -192,7 +192,7 @@ class _Task:
             label_complete=100 * float((labels == 1).mean()),
             implied_shown=100 * float((values[implied] == 1).mean()) if implied.any() else None,
             duplicate_rate=duplicate_rate(self.groups, picks),
-            hub_share=hub_share(picks),
+            hub_share=hub_share(picks) if len(self.examples) >= 100 else None,  # of few examples ten are many
             prompt_length=float(lengths[picks].sum(axis=1).mean()),
             latency_ms=math.nan,  # see `time_all`
             latency_batch_ms=math.nan,

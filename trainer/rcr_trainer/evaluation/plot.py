@@ -51,6 +51,7 @@ def coverage_figure(report: EvaluationReport) -> Figure:
             color=colour,
             marker=marker,
             linestyle="--" if oracle else "-",
+            clip_on=False,  # markers at 100 %
             linewidth=2.8 if ours else 1.5,
             zorder=4 if ours else 3,
         )
@@ -60,6 +61,7 @@ def coverage_figure(report: EvaluationReport) -> Figure:
     axes.set_xlabel(f"examples picked (the table has k = {report.k})")
     axes.set_ylabel("coverage of the gold program's structures (%)")
     axes.set_xticks(range(1, report.steps + 1))
+    axes.set_ylim(top=min(100, axes.get_ylim()[1]))
     tidy(axes)
     _label_ends(axes, lines)
     return figure

@@ -46,7 +46,7 @@ class SelectorScores:
             pool's programs that have it, %.
         label_complete: queries whose picks have all single-node structures that the pool has, %.
         duplicate_rate: queries whose picks hold the same program twice or more, %.
-        hub_share: share of all picks that the ten most picked examples make up, %.
+        hub_share: share of all picks that the ten most picked examples make up, %; None in a pool of fewer than 100.
         prompt_length: characters of the picks' questions and programs, mean over queries.
         latency_ms: one query alone with its encoding, ms: median of 25, each the shortest of three calls.
         latency_batch_ms: a query among 64 picked together, likewise.
@@ -70,7 +70,7 @@ class SelectorScores:
     specific_coverage: float
     label_complete: float
     duplicate_rate: float
-    hub_share: float
+    hub_share: float | None
     prompt_length: float
     latency_ms: float
     latency_batch_ms: float

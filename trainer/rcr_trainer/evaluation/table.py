@@ -65,7 +65,7 @@ def build_table(report: EvaluationReport) -> Table:
 def label(name: str, kind: Kind) -> str:
     """A selector's name with a note on what it is."""
     name = printable(name)
-    note = "sees gold" if kind == "oracle" else _NOTES.get(name)
+    note = "of coverage" if kind == "oracle" else _NOTES.get(name)
     return f"{name} ({note})" if note else name
 
 
