@@ -18,6 +18,7 @@ from langchain_rcr.programs.languages import About, unknown
 from langchain_rcr.programs.tree import Tree
 
 try:
+    from sqlglot import dialects as known
     from sqlglot import exp
     from sqlglot.dialects.dialect import Dialect, Dialects
 except ImportError as error:
@@ -41,8 +42,8 @@ _LINKS, _CLOSERS, _OPERATORS = frozenset("[.:"), frozenset(")]"), frozenset("+-*
 # Older sqlglot lacks some.
 _STATEMENT_NAMES = """
     Alter AlterSession Analyze Attach Block Cache Comment Commit DDL DML Declare Describe Detach Drop Execute Export Get
-    Grant IfBlock Kill LoadData Pragma Put Query Refresh Revoke Rollback Set Show Summarize Transaction TruncateTable
-    Uncache Undrop Use Values WhileBlock
+    Grant IfBlock Kill LoadData Pivot Pragma Put Query Refresh Revoke Rollback Set Show Summarize Transaction
+    TruncateTable Uncache Undrop Use Values WhileBlock
 """
 _STATEMENTS = tuple(getattr(exp, name) for name in _STATEMENT_NAMES.split() if hasattr(exp, name))
 _REPLACE = re.compile(r"\A\s*replace(?=\s+into\b)", re.IGNORECASE)
@@ -72,7 +73,10 @@ class SqlParser:
         InputError: sqlglot knows no such dialect.
     """
 
-    dialects = tuple(sorted({member.value for member in Dialects} - {""}))
+    # Newer dialects are in the list alone, which older sqlglot lacks.
+    dialects = tuple(
+        sorted({member.value for member in Dialects} - {""} | {*map(str.lower, getattr(known, "DIALECTS", ()))})
+    )
 
     def __init__(self, dialect: str = "") -> None:
         if dialect not in ("", *self.dialects):

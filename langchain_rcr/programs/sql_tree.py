@@ -35,13 +35,14 @@ _COMPARISONS = ("eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "glob", 
 _SET_OPERATIONS = ("union", "except", "intersect")
 _CHANGES = ("update", "delete", "merge")
 _QUERIES = ("select", *_SET_OPERATIONS, *_CHANGES)
+_BINARY = ("bytestring", "hexstring", "bitstring")
 _PLAIN_JOINS = frozenset({"INNER", "OUTER", "CROSS"})
 # All that sqlglot tells of a statement is in its tree, save for what is named here: by the name of an argument, or by
 # that of a node and an argument.
 _LEFT_OUT = {
     "a name that the writer chose": "alias pivot.columns",
     "how it is written": "datatype.nested literal.is_string limitoptions.rows coalesce.is_nvl coalesce.is_null "
-    "array.bracket_notation array.value_constructor",
+    "array.bracket_notation array.value_constructor variant_extract",
     "said by the kind of join": "lateral.outer lateral.cross_apply",
     "what a dialect's operator or function does, whatever the query": "typed div.safe dpipe.safe concat.safe "
     "concat.coalesce concatws.safe concatws.coalesce concatws.flatten trycast.safe count.big_int round_input "
@@ -131,6 +132,8 @@ class SqlExpander:
             "table": self._named,
             "identifier": lambda node, _: (self._fold(node) if names else ANON_COLUMN, []),
             "literal": lambda node, _: (_string(node.this) if node.is_string else node.this, []),
+            **dict.fromkeys(("rawstring", "national"), lambda node, _: (_string(node.name), [])),
+            **dict.fromkeys(_BINARY, self._binary),
             "neg": self._negative,
             "null": lambda _node, _scope: ("null", []),
             "boolean": lambda node, _: (str(node.this).lower(), []),
@@ -307,6 +310,9 @@ class SqlExpander:
             else:
                 parts.append((top, scope))
         return node.key, parts
+
+    def _binary(self, node: Any, scope: _Scope) -> _Node:
+        return node.key, [(_string(node.name), []), *self._rest(node, scope, "this")]
 
     def _negative(self, node: Any, scope: _Scope) -> _Node:
         inner = _bare(node.this)
