@@ -21,7 +21,8 @@ from langchain_rcr.policy.hub import fetched, push
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.pool.arguments import Fields, check_fields
 from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
-from langchain_rcr.pool.store import RETRIEVER_FILE, ExampleStore, checkpoint_folder, stored_fields, stored_pool
+from langchain_rcr.pool.saved import RETRIEVER_FILE, checkpoint_folder, stored_fields, stored_pool
+from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from langchain_rcr.programs.languages import unknown
 

@@ -6,30 +6,29 @@ import asyncio
 import logging
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from threading import RLock
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from langchain_rcr.basics.files import atomic_directory, read_json, write_json
+from langchain_rcr.basics.files import atomic_directory, write_json
 from langchain_rcr.basics.items import copied, made
 from langchain_rcr.basics.rows import BoolArray, FloatArray
 from langchain_rcr.basics.section import printable
-from langchain_rcr.errors import CheckpointError, InputError, PoolError
+from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.families.folds import text_hash
-from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.base import Row
 from langchain_rcr.index.filters import Filter
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.policy.explanation import Explanation, Structures, explain
-from langchain_rcr.policy.manifest import inside, seal, verify
+from langchain_rcr.policy.manifest import seal
 from langchain_rcr.policy.selection import Hit, Options, select
 from langchain_rcr.policy.triencoder import FEWEST
-from langchain_rcr.pool.examples import Example, ExamplePool, changed, check_text, earlier, read_jsonl, write_jsonl
+from langchain_rcr.pool.examples import Example, ExamplePool, changed, check_text, earlier, write_jsonl
+from langchain_rcr.pool.saved import POOL_FILE, RETRIEVER_FILE, VECTORS_FILE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,19 +37,6 @@ if TYPE_CHECKING:
     from langchain_rcr.policy.triencoder import TriEncoder
 
 logger = logging.getLogger(__name__)
-
-CHECKPOINT_FOLDER = "checkpoint"
-"""Where a run folder keeps its checkpoint."""
-
-POOL_FILE = "pool.jsonl"
-"""The examples of a checkpoint."""
-
-VECTORS_FILE = "pool.safetensors"
-"""Their vectors, where a store was saved."""
-
-
-RETRIEVER_FILE = "retriever.json"
-"""The keys of question and program, and the retriever's own fields, where one was saved."""
 
 
 class Served(NamedTuple):
@@ -440,58 +426,6 @@ def check_query(query: object) -> None:
         check_text(query)
     except ValueError as error:
         raise InputError(f"the query {error}") from None
-
-
-def checkpoint_folder(path: Path) -> Path:
-    """The checkpoint in a run folder, or the folder itself.
-
-    Raises:
-        CheckpointError: there is no such folder.
-    """
-    folder = path / CHECKPOINT_FOLDER
-    if folder.is_dir():
-        return folder
-    if not path.is_dir():
-        raise CheckpointError(f"{path} is not a folder: give a run folder of rcr-train or a checkpoint folder")
-    return path
-
-
-def stored_fields(folder: Path) -> dict[str, Any]:
-    """What `save` kept of a retriever: `source_key`, `target_key` and its `fields`; empty where none was saved.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
-    if not (folder / RETRIEVER_FILE).is_file():
-        return {"fields": {}}
-    file = inside(folder, RETRIEVER_FILE)
-    found = read_json(file, ("source_key", "target_key", "fields"))
-    with refusing(f"{file} is damaged", CheckpointError):
-        ExamplePool(source_key=found["source_key"], target_key=found["target_key"])
-        if not (isinstance(found["target_key"], str) and isinstance(found["fields"], dict)):
-            raise InputError("not the keys and fields of a retriever")
-    return found
-
-
-def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) -> ExamplePool:
-    """The examples of a checkpoint folder.
-
-    Raises:
-        CheckpointError: there are none, or a row is not an example with these keys.
-    """
-    file = inside(folder, POOL_FILE)
-    if not file.is_file():
-        raise CheckpointError(f"{folder} has no {POOL_FILE}: pass examples=…, or the engine that holds them as index=…")
-    with ThreadPoolExecutor(1) as threads:  # digests are made while another thread parses
-        verified = threads.submit(verify, folder, pool=True)
-        try:
-            pool = read_jsonl(file, source_key=source_key, target_key=target_key)
-        except PoolError as error:
-            verified.result()  # damage says more than what doesn't parse
-            hint = "; source_key= and target_key= name other fields" if " has no '" in str(error) else ""
-            raise CheckpointError(f"{error}{hint}") from error
-        verified.result()
-    return pool
 
 
 def _rows(pool: ExamplePool) -> list[Row]:
