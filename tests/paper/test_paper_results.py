@@ -367,6 +367,11 @@ def test_a_figure_is_plotted_against_x(tmp_path):
         for k in (1, 2, 4)
         for seed in (0, 1)
     ]
+    several = [*outcomes, outcome("RCR, k = 1", "covr-8", 0, 4.0, series="RCR", x=1)]
+    assert Result("steps", TABLES["steps"], several)._series("exact_match") == {
+        "RCR, i.i.d.": [(1, 10.5), (2, 20.5), (4, 40.5)],
+        "RCR, COVR-10": [(1, 4.0)],
+    }
     paths = Result("steps", TABLES["steps"], outcomes).write(tmp_path)
     assert [path.name for path in paths] == ["steps.md", "steps.csv", "steps.tex", "steps.png"]
     assert paths[3].read_bytes().startswith(b"\x89PNG")

@@ -8,6 +8,7 @@ import sys
 from rcr_trainer import console
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.layers import given_settings, load_config, merged
+from rcr_trainer.paper.cost import budget, pace
 from rcr_trainer.paper.results import Result
 from rcr_trainer.paper.splits import named_splits
 from rcr_trainer.paper.sweep import Sweep
@@ -50,13 +51,16 @@ def paper(given: argparse.Namespace) -> None:
         missing = sweep.missing()
         tell = console.show if given.dry_run else console.say
         tell(f"{given.table}: {len(sweep.cells)} runs in {folder}, {len(missing)} of them to do")
+        cost = budget(missing)
         if missing:
-            budget = sweep.budget(missing)
-            tell(f"language model: {'none is asked' if budget is None else budget}")
+            tell(f"language model: {'none is asked' if cost is None else cost}")
         if given.dry_run:
             return
         if missing:
             _confirm(given.yes)
+            if cost is not None and (seconds := pace(missing)) is not None:
+                took = f"an answer takes {seconds:.2g} s, as a few have just told"
+                console.say(f"at most {_spoken(seconds * cost.use.calls)} of the language model's time: {took}")
         try:
             for number, cell in enumerate(sweep.run(), 1):
                 console.say(f"{number} of {len(missing)}: {cell.config.folder}")
@@ -66,6 +70,13 @@ def paper(given: argparse.Namespace) -> None:
             paths = result.write(folder) if outcomes else []
     console.show(result.markdown())
     console.show(f"written: {', '.join(map(str, paths))}")
+
+
+def _spoken(seconds: float) -> str:
+    """A length of time in the unit that suits it."""
+    units = {"days": 86_400, "hours": 3600, "minutes": 60}
+    unit = next((unit for unit, size in units.items() if seconds >= 2 * size), "minutes")
+    return f"{seconds / units[unit]:.1f} {unit}"
 
 
 def _confirm(yes: bool) -> None:

@@ -166,7 +166,7 @@ class Result:
         return "\n".join(lines) + "\n"
 
     def _plot(self, path: Path) -> Path:
-        """A panel for each metric of the table against x, a line for each series: mean over splits and seeds."""
+        """A panel for each metric of the table against x, a line for each series: mean over seeds and COVR's splits."""
         panels = {metric: lines for metric in self.table.panels if (lines := self._series(metric))}
         figure = new_figure(4.6 * max(1, len(panels)), 4.2)
         for number, (metric, found) in enumerate(panels.items(), 1):
@@ -182,14 +182,16 @@ class Result:
         return write_png(figure, path)
 
     def _series(self, metric: str) -> dict[str, list[tuple[float, float]]]:
-        """By series its points (x, y)."""
-        found: dict[str, dict[float, str]] = {}
+        """By series its points (x, y), of each column by itself where there are several."""
+        found: dict[tuple[str, str], dict[float, str]] = {}
         for outcome in self.outcomes:
             if outcome.row.x is not None and outcome.metrics.get(metric) is not None:
-                found.setdefault(outcome.row.series, {})[outcome.row.x] = outcome.row.label
+                found.setdefault((outcome.row.series, _column(outcome)), {})[outcome.row.x] = outcome.row.label
         return {
-            series: [(x, mean(self.values(label, MEAN, metric))) for x, label in sorted(labels.items())]
-            for series, labels in found.items()
+            series if len(self.columns) == 1 else f"{series}, {column}": [
+                (x, mean(self.values(label, column, metric))) for x, label in sorted(labels.items())
+            ]
+            for (series, column), labels in found.items()
         }
 
     # ------------------------------------------------------------------ words

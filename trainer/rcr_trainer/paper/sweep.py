@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property, reduce
-from operator import add
+from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +12,17 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.base import PAPER_FAMILY
 from rcr_trainer import baselines, pipeline
-from rcr_trainer.budget import estimate
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation import EvaluationReport, read_picks
 from rcr_trainer.layers import checked, load_config, merged
-from rcr_trainer.llm.cache import Estimate
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
 from rcr_trainer.paper.tables import GRPO, PAPER, REST, Row, Table, Variant, name_of, published
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings, SFTSettings
-from rcr_trainer.tasks import divide, load_split, open_language_model
 
 if TYPE_CHECKING:
-    from rcr_trainer.data import Split
     from rcr_trainer.evaluation.report import Picks
 
 # Appendix A: 110 questions are held out for GRPO; COVR and the standard split have no development questions.
@@ -135,30 +129,6 @@ class Sweep:
     def missing(self) -> list[Cell]:
         """The runs that are not done."""
         return [cell for cell in self.cells if not cell.done]
-
-    def budget(self, cells: Sequence[Cell]) -> Estimate | None:
-        """What the language model of these runs costs at most; None where none is asked.
-
-        It will be less: kept answers cost nothing, nor do prompts that several runs share.
-
-        Raises:
-            RCRError: the data of a run can't be read, or its language model can't be opened.
-        """
-        splits: dict[tuple[str, int], Split] = {}
-        costs: list[Estimate] = []
-        with ExitStack() as open_models:
-            llm = None
-            for cell in cells:
-                config = cell.config
-                if cell.variant is None or not config.llm.given:
-                    continue
-                key = config.data.model_dump_json(), config.seed
-                if key not in splits:
-                    splits = {key: load_split(config.data, config.seed)}
-                task = divide(config, splits[key])
-                llm = llm or open_models.enter_context(open_language_model(config, task, keep=False))
-                costs += estimate(config, task, llm).values()
-        return reduce(add, costs) if costs else None
 
     def run(self) -> Iterator[Cell]:
         """Do every run that is missing; yields each before it begins.

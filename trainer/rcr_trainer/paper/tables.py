@@ -221,7 +221,7 @@ TABLES = {
     "train-size": Table(
         "Questions that GRPO trains on",
         [_point(f"{n} questions", {"grpo": {"queries": n}}, n, "fresh") for n in _SIZES],
-        ("csl_template_2",),
+        ("csl_template_2", *COVR),
         f"{_RCR}, {_SIZES[-1]} questions",
         panels=_EXACT,
         x="questions that GRPO trains on",
