@@ -83,8 +83,10 @@ def _beyond(logits: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
     if logits.shape[1] <= count:
         return np.zeros_like(logits, dtype=bool)
     least = np.partition(logits, -count, axis=1)[:, -count, None]
-    above, level = logits > least, logits == least
-    beyond: NDArray[np.bool_] = ~above & ~(level & (level.cumsum(axis=1) <= count - above.sum(axis=1, keepdims=True)))
+    beyond = logits < least
+    for row in np.flatnonzero(beyond.sum(axis=1) < logits.shape[1] - count):  # equal ones at the end
+        level = np.flatnonzero(logits[row] == least[row])
+        beyond[row, level[count - np.count_nonzero(logits[row] > least[row]) :]] = True
     return beyond
 
 

@@ -1,0 +1,239 @@
+"""Does the interval of `rcr-train learn` hold what a change truly earns? Traffic on COVR whose outcomes are known.
+
+The examples' small parser answers questions with picks that are drawn; a logistic model of its P(gold), by what the
+picks show of the gold program, then says how probable right answers are, so that what each policy truly earns is known.
+Many logs are drawn. On the second half of each, changes are judged as the command does; from some, the command's own
+search learns a change:
+
+    python benchmarks/learning.py --out learning.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common import limit_threads, table
+
+PARSER = Path(__file__).parent.parent / "examples" / "models" / "covr-parser"
+K = 4
+
+
+@dataclass
+class Traffic:
+    """A served policy, the questions that it is asked and what its picks earn.
+
+    Args:
+        policy: `rcr_trainer.learn.Policy`.
+        split: of COVR.
+        explore: the retriever's.
+    """
+
+    policy: Any
+    split: Any
+    explore: float
+
+    def __post_init__(self) -> None:
+        import numpy as np
+        from rcr_trainer.data.coverage import structure_matrices
+
+        from langchain_rcr.programs import ProgramSpec
+
+        programs = [each.target for each in self.split.test], [each.target for each in self.split.train]
+        self.sides = [structure_matrices(ProgramSpec("functional", max_size=size), *programs) for size in (1, 2)]
+        self.policy.texts = [each.source for each in self.split.test]
+        self.slopes = np.zeros(1 + 2 * len(self.sides))
+
+    def logged(self, asked: Any, picks: Any, log_probs: Any, outcomes: Any) -> Any:
+        """As `rcr_trainer.learn.read` gives it."""
+        import numpy as np
+        from rcr_trainer.learn import Logged
+
+        groups = np.zeros(len(asked), dtype=np.int64), np.zeros(len(self.split.train), dtype=np.int64)
+        return Logged(asked, picks, log_probs, outcomes, np.full(len(asked), self.explore), groups)
+
+    def drawn(self, asked: Any, seed: int, variant: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Picks of a variant (B, K) and their log-probabilities."""
+        import numpy as np
+        from rcr_trainer.training.off_policy import walk
+
+        nothing = np.zeros((len(asked), K))
+        there = self.logged(asked, nothing, nothing, nothing)
+        with self.policy.varied(variant, there) as (queries, pool):
+            tau, random = there.explore * self.policy.model.config.tau, np.random.default_rng(seed)
+            return walk(queries, self.policy.model.state(), pool, tau, there.groups, k=K, random=random)
+
+    def shown(self, asked: Any, picks: Any) -> Any:
+        """What picks show of the gold programs, (B, F): by size, the share of the structures, and whether all."""
+        import numpy as np
+        from rcr_trainer.evaluation.metrics import shown_of
+
+        columns = [np.ones(len(asked))]
+        for gold, pool in self.sides:
+            shown = shown_of(gold[asked], pool, picks).sum(axis=1) / np.maximum(gold[asked].sum(axis=1), 1)
+            columns += [shown, shown >= 1]
+        return np.stack(columns, axis=1)
+
+    def chance(self, asked: Any, picks: Any) -> Any:
+        """How probable a right answer is, (B,)."""
+        import numpy as np
+
+        return 1 / (1 + np.exp(-self.shown(asked, picks) @ self.slopes))
+
+    def calibrate(self, seed: int, rounds: int = 3) -> dict[str, float]:
+        """Fit the chance to the parser's answers on picks that are drawn at several temperatures."""
+        import numpy as np
+        from rcr_trainer.llm.local import LocalLM
+        from scipy.optimize import minimize
+
+        from langchain_rcr.policy.prompt import APPENDIX_D
+
+        model, explore = LocalLM(model=str(PARSER)), self.explore
+        asked = np.arange(len(self.split.test))
+        features, right = [], []
+        for number in range(rounds):
+            self.explore = explore * 2**number
+            picks, _ = self.drawn(asked, seed + number, {})
+            prompts = [
+                str(APPENDIX_D.request([self.split.train[at].item for at in row[::-1]], each.source, each.fields))
+                for row, each in zip(picks.tolist(), self.split.test, strict=True)
+            ]
+            programs = [APPENDIX_D.continuation(each.target) for each in self.split.test]
+            right.append(np.exp(model.log_likelihoods(prompts, programs)))
+            features.append(self.shown(asked, picks))
+        self.explore = explore
+        told, chance = np.concatenate(features), np.concatenate(right)
+
+        def loss(slopes: Any) -> float:
+            logits = told @ slopes
+            return float((np.logaddexp(0, logits) - chance * logits).mean() + 1e-4 * (slopes @ slopes))
+
+        self.slopes = minimize(loss, self.slopes).x
+        fitted = 1 / (1 + np.exp(-told @ self.slopes))
+        means = {f"answers at {explore * 2**n:g}": float(each.mean()) for n, each in enumerate(right)}
+        return {"correlation": float(np.corrcoef(fitted, chance)[0, 1]), **means}
+
+    def log(self, count: int, seed: int) -> Any:
+        """A log of `count` questions."""
+        import numpy as np
+
+        random = np.random.default_rng([seed, 1])
+        asked = random.integers(0, len(self.split.test), count)
+        picks, log_probs = self.drawn(asked, seed, {})
+        right = random.random(count) < self.chance(asked, picks)
+        return self.logged(asked, picks, log_probs, right.astype(float))
+
+    def truth(self, variant: Mapping[str, Any], rounds: int) -> Any:
+        """What a variant earns on each of the questions, (Q,)."""
+        import numpy as np
+
+        questions = np.arange(len(self.split.test))
+        asked = np.tile(questions, 10)
+        found = []
+        for number in range(rounds):
+            picks, _ = self.drawn(asked, number, variant)
+            found.append(self.chance(asked, picks).reshape(10, -1).mean(axis=0))
+        return np.mean(found, axis=0)
+
+
+def served(explore: float, size: int, questions: int, seed: int) -> Traffic:
+    """A policy fitted to COVR's split 110."""
+    from rcr_trainer.data import covr_split
+    from rcr_trainer.learn import Policy
+
+    from langchain_rcr import SequentialCompositionalRetriever
+
+    split = covr_split("110", seed, size, questions)
+    rows = [{"source": each.source, "target": each.target} for each in split.train]
+    retriever = SequentialCompositionalRetriever.from_examples(rows, language="functional", k=K, explore=explore)
+    return Traffic(Policy(retriever, seed), split, explore)
+
+
+def judged(traffic: Traffic, variants: Mapping[str, Mapping[str, Any]], logged: Any) -> dict[str, list[float]]:
+    """For each variant its estimated gain and the ends of the interval, on the second half of a log."""
+    from rcr_trainer.evaluation.metrics import interval_of
+    from rcr_trainer.learn import Estimates
+    from rcr_trainer.training.off_policy import halves
+
+    first = halves(logged.asked, traffic.policy.seed)
+    estimates = Estimates(traffic.policy, logged.only(~first), logged.only(first))
+    found = {}
+    for name, variant in variants.items():
+        gain = estimates.of(variant)[0]
+        found[name] = [float(gain.mean()), *interval_of(gain[:, None], logged.asked[~first].tolist())[:, 0].tolist()]
+    return found
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """A row for each change, and what was learnt."""
+    rows = []
+    for name, true in results["true"].items():
+        each = [log[name] for log in results["judged"]]
+        held = sum(low <= true["gain"] <= high for _, low, high in each)
+        width = sum(high - low for _, low, high in each) / len(each)
+        wrong = sum(low > 0 for _, low, _ in each) if true["gain"] <= 0 else 0
+        cells = [f"{true['gain']:+.4f}", f"{true['reached']:.3f}", f"{held} of {len(each)}", f"{width:.4f}", str(wrong)]
+        rows.append([name, *cells])
+    head = ["change", "earns more", "could be drawn", "interval holds it", "width", "wrongly taken for better"]
+    gains = [one["true"] for one in results["learnt"] if one["variant"]]
+    learnt = f"{len(gains)} of {len(results['learnt'])} logs led to a change"
+    if gains:
+        learnt += f", which earns {min(gains):+.4f} to {max(gains):+.4f} more"
+    return f"{table(head, rows)}\n\n{learnt}."
+
+
+def main() -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--train", type=int, default=300, help="examples (default 300)")
+    parser.add_argument("--distinct", type=int, default=400, help="different questions (default 400)")
+    parser.add_argument("--questions", type=int, default=10_000, help="logged questions (default 10000)")
+    parser.add_argument("--logs", type=int, default=100, help="logs on which changes are judged (default 100)")
+    parser.add_argument("--learn", type=int, default=10, help="logs from which a change is learnt (default 10)")
+    parser.add_argument("--explore", type=float, default=5.0, help="(default 5)")
+    parser.add_argument("--rounds", type=int, default=5, help="ten draws of each question for what is true, each")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
+    options = parser.parse_args()
+    limit_threads(options.threads)
+    logging.disable(logging.WARNING)
+    import numpy as np
+    from rcr_trainer.learn import REACHED, Estimates, choose
+
+    from langchain_rcr.basics.files import write_json
+
+    traffic = served(options.explore, options.train, options.distinct, options.seed)
+    results: dict[str, Any] = {"parser": traffic.calibrate(options.seed), "slopes": traffic.slopes.tolist()}
+    before, logged = traffic.truth({}, options.rounds), traffic.log(options.questions, options.seed)
+    results |= {"before": float(before.mean()), "true": {}, "judged": [], "learnt": []}
+    variants: dict[str, Mapping[str, Any]] = {}
+    estimates = Estimates(traffic.policy, logged)
+    for variant in traffic.policy.changes:
+        reached = estimates.of(variant)[1]
+        if reached >= REACHED:
+            name = ", ".join(f"{key} {value}" for key, value in variant.items())
+            gain = float(np.mean(traffic.truth(variant, options.rounds) - before))
+            variants[name], results["true"][name] = variant, {"gain": gain, "reached": reached}
+    print(results, file=sys.stderr, flush=True)
+    for number in range(1, options.logs + 1):
+        logged = traffic.log(options.questions, options.seed + number)
+        results["judged"].append(judged(traffic, variants, logged))
+        if number <= options.learn:
+            change = choose(traffic.policy, logged)
+            better = dict(change.variant) if change.low > 0 else {}
+            true = float(np.mean(traffic.truth(better, options.rounds) - before)) if better else 0.0
+            results["learnt"].append({"variant": better, "true": true, "interval": [change.low, change.high]})
+        write_json(options.out, results)
+        print(f"log {number} done", file=sys.stderr, flush=True)
+    print(markdown(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

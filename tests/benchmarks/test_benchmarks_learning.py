@@ -1,0 +1,23 @@
+"""benchmarks/learning.py: its table by hand."""
+
+import importlib
+
+import pytest
+from places import ROOT
+
+
+def test_the_table_counts_intervals_that_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    learning = importlib.import_module("learning")
+    results = {
+        "true": {"lam 0.5": {"gain": 0.01, "reached": 0.98}, "lam 2": {"gain": -0.02, "reached": 1.0}},
+        "judged": [
+            {"lam 0.5": [0.02, 0.0, 0.04], "lam 2": [0.0, -0.03, 0.01]},
+            {"lam 0.5": [0.03, 0.02, 0.04], "lam 2": [0.02, 0.01, 0.03]},
+        ],
+        "learnt": [{"variant": {}, "true": 0.0}, {"variant": {"lam": 0.5}, "true": 0.01}],
+    }
+    text = learning.markdown(results)
+    assert "| lam 0.5 | +0.0100 | 0.980 | 1 of 2 | 0.0300 | 0 |" in text
+    assert "| lam 2 | -0.0200 | 1.000 | 1 of 2 | 0.0300 | 1 |" in text
+    assert text.endswith("1 of 2 logs led to a change, which earns +0.0100 to +0.0100 more.")
