@@ -214,7 +214,7 @@ class ExampleStore:
             self.index.add(_rows(pool), self.encoder.encode_pool(pool.items()), replace=replace)
             self.encoder.grow(pool.items())
             self._say_unread(pool)
-            if self.needs_refit and not stale:
+            if not stale and self.needs_refit:
                 logger.warning(
                     "%d examples, many of them new to the fit: call refit(), or await arefit()", self.index.count()
                 )
