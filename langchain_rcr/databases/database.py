@@ -19,7 +19,7 @@ from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
 from importlib.util import find_spec
-from io import BytesIO
+from io import FileIO
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import unquote
@@ -33,6 +33,8 @@ _GRACE = 1.25
 """Times the limit after which a process is ended that hasn't stopped its query by itself."""
 _POLL_S = 0.2
 """Seconds between checks whether the server has ended an overrun query, while no other may begin."""
+_LONGEST_ERROR = 1 << 24
+"""Bytes of a message without rows, at most: it may quote a statement."""
 _KEPT = re.compile("SYSTEMROOT|LD_LIBRARY_PATH|TZ")
 _KEPT_FOR_POSTGRESQL = re.compile(f"{_KEPT.pattern}|HOME|APPDATA|(PG|KRB5|SSL_CERT_).*")
 """Variables of the environment that a process gets: what Python needs to start, and libpq's own."""
@@ -237,26 +239,28 @@ class _Process:
         try:
             sizes = self._bytes(16, deadline)
             length, behind = (int.from_bytes(part, "little") for part in (sizes[:8], sizes[8:]))
-            body = self._bytes(length + behind, deadline)
+            if length + behind > 2 * self._settings["max_bytes"] + _LONGEST_ERROR:
+                raise EOFError  # no process of ours says so much
+            body, attached = self._bytes(length, deadline), self._bytes(behind, deadline)
         except TimeoutError:
             return {"ended": True, "refused": f"longer than {self._settings['timeout_s']:g} s"}
         except EOFError:
             return {"ended": True, "refused": "its process failed"}
-        return self._read(body[:length].decode(), body[length:])
+        return self._read(str(body, "utf-8"), attached)
 
-    def _bytes(self, count: int, deadline: float) -> bytes:
+    def _bytes(self, count: int, deadline: float) -> memoryview:
         """So many bytes of what the process writes; it raises TimeoutError or EOFError."""
-        output = cast("IO[bytes]", self._process.stdout).fileno()
-        found = bytearray()
-        while len(found) < count:
+        output, found = cast("FileIO", self._process.stdout), memoryview(bytearray(count))
+        at = 0
+        while at < count:
             left = max(0.0, deadline - time.monotonic())
             if sys.platform != "win32" and not select.select([output], [], [], left)[0]:
                 raise TimeoutError
-            piece = os.read(output, min(count - len(found), 1 << 20))
-            if not piece:
+            read = output.readinto(found[at:])
+            if not read:
                 raise EOFError
-            found += piece
-        return bytes(found)
+            at += read
+        return found
 
 
 _MADE: dict[str, Any] = {
@@ -271,22 +275,24 @@ _MADE: dict[str, Any] = {
 """Makes values that JSON doesn't have."""
 
 
-def reader(tag: str) -> Callable[[str, bytes], dict[str, Any]]:
+def reader(tag: str) -> Callable[[str, memoryview], dict[str, Any]]:
     """A function that reads a message of the other process, and what is attached.
 
     `tag` marks objects in place of what JSON doesn't have, or of what is attached, by its length, in order.
     """
 
-    def read(message: str, attached: bytes = b"") -> dict[str, Any]:
-        behind = BytesIO(attached)
+    def read(message: str, attached: memoryview) -> dict[str, Any]:
+        at = 0
 
         def value(found: dict[str, Any]) -> Any:
+            nonlocal at
             if tag not in found:
                 return found
             kind, given = found[tag]
             if kind in ("blob", "text"):
-                large = behind.read(given)
-                return large.decode("utf-8", "surrogatepass") if kind == "text" else large
+                at += given
+                large = attached[at - given : at]
+                return str(large, "utf-8", "surrogatepass") if kind == "text" else bytes(large)
             return _MADE[kind](given)
 
         try:

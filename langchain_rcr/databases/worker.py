@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from decimal import Decimal
+from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -45,6 +46,8 @@ _AT_ONCE = 100
 """Rows that are read at a time."""
 _LARGE = 1 << 12
 """Characters or bytes from which on a value isn't written as JSON, which takes ten times as long, but behind it."""
+_TOGETHER = 20_000
+"""Values, none of them large, that are written together: at once takes less time, and none where there are too many."""
 
 
 class DatabaseError(Exception):
@@ -250,34 +253,42 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
     return run
 
 
-class Text(bytes):
-    """A long text in UTF-8."""
+class Text:
+    """A long text."""
+
+    __slots__ = ("raw",)
+
+    def __init__(self, text: str) -> None:
+        self.raw = text.encode("utf-8", "surrogatepass")
 
 
 def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) -> tuple[str, list[bytes]]:
     """Rows as JSON, and their large values, which that names by their lengths; refused if there are too many."""
     written: list[str] = []
     attached: list[bytes] = []
+    pending: list[Any] = []
     encode = encoder(tag, attached)
     count = size = seen = 0
-    for some in rows:
-        count += len(some)
-        if count > max_rows:
-            raise RefusedError(f"more than {max_rows} rows")
-        has_large = any(type(value) is str and len(value) > _LARGE for row in some for value in row)
-        written.append(encode([[*map(detached, row)] for row in some] if has_large else some)[1:-1])
-        size += len(written[-1]) + sum(map(len, attached[seen:]))
-        seen = len(attached)
-        if size > max_bytes:
-            raise RefusedError(f"rows of more than {max_bytes} bytes")
+    for some in chain(rows, [None]):
+        has_large = False
+        if some is not None:
+            count += len(some)
+            if count > max_rows:
+                raise RefusedError(f"more than {max_rows} rows")
+            has_large = any(type(value) is str and len(value) > _LARGE for row in some for value in row)
+            pending += [[*map(detached, row)] for row in some] if has_large else some
+        if pending and (some is None or has_large or len(pending) * len(pending[0]) > _TOGETHER):
+            written.append(encode(pending)[1:-1])
+            size += len(written[-1]) + sum(map(len, attached[seen:]))
+            pending, seen = [], len(attached)
+            if size > max_bytes:
+                raise RefusedError(f"rows of more than {max_bytes} bytes")
     return ",".join(written), attached
 
 
 def detached(value: Any) -> Any:
     """A value, a long text as `Text`."""
-    if type(value) is str and len(value) > _LARGE:
-        return Text(value.encode("utf-8", "surrogatepass"))
-    return value
+    return Text(value) if type(value) is str and len(value) > _LARGE else value
 
 
 def again(rows: Callable[[], Any]) -> Any:
@@ -298,8 +309,8 @@ def encoder(tag: str, attached: list[bytes]) -> Callable[[Any], str]:
 
 def plain(value: Any, attached: list[bytes]) -> list[Any]:
     """A value that JSON doesn't have: its type, and what to make it from; of a large one its length."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        raw = bytes(value)
+    if isinstance(value, Text | bytes | bytearray | memoryview):
+        raw = value.raw if isinstance(value, Text) else bytes(value)
         if len(raw) <= _LARGE:
             return ["bytes", raw.hex()]
         attached.append(raw)
@@ -316,10 +327,9 @@ def plain(value: Any, attached: list[bytes]) -> list[Any]:
 
 def say(message: dict[str, Any] | str, attached: Iterable[bytes] = ()) -> None:
     """Write to the other process: the lengths of a message and of what is attached, then these."""
-    body, behind = (message if isinstance(message, str) else json.dumps(message)).encode(), b"".join(attached)
-    sizes = len(body).to_bytes(8, "little") + len(behind).to_bytes(8, "little")
-    for piece in (sizes + body, behind):
-        sys.stdout.buffer.write(piece)
+    body, behind = (message if isinstance(message, str) else json.dumps(message)).encode(), [*attached]
+    sizes = (len(body), sum(map(len, behind)))
+    sys.stdout.buffer.writelines([*(size.to_bytes(8, "little") for size in sizes), body, *behind])
     sys.stdout.buffer.flush()
 
 

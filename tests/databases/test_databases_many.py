@@ -169,3 +169,17 @@ def test_large_values_and_text_that_is_no_utf_8_come_back_as_they_are(folder):
         with pytest.raises(ProgramError, match="rows of more than 100000 bytes"):
             run("SELECT zeroblob(90000) UNION ALL SELECT zeroblob(20000)", {"db_id": "a"})
         assert run("SELECT 1", {"db_id": "a"}) == [(1,)]
+
+
+def test_rows_are_written_some_at_a_time_and_come_back_in_order(folder):
+    rows = "WITH RECURSIVE n (x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM n WHERE x < {}) SELECT x, {} FROM n"
+    with Databases(folder, max_rows=25_000, max_bytes=1_000_000) as run:
+        found = run(rows.format(25_000, "x % 3"), {"db_id": "a"})
+        assert found == [(n, n % 3) for n in range(1, 25_001)]
+        mixed = run(rows.format(300, "CASE WHEN x % 100 = 0 THEN hex(zeroblob(3000)) ELSE 'a' END"), {"db_id": "a"})
+        assert mixed == [(n, "a" if n % 100 else "0" * 6000) for n in range(1, 301)]
+        with pytest.raises(ProgramError, match="more than 25000 rows"):
+            run(rows.format(25_001, "x"), {"db_id": "a"})
+        with pytest.raises(ProgramError, match="rows of more than 1000000 bytes"):
+            run(rows.format(25_000, "'a text of some forty characters, or more'"), {"db_id": "a"})
+        assert run("SELECT 1 WHERE 0", {"db_id": "a"}) == []

@@ -267,7 +267,7 @@ def over_the_wire(rows: list[Any]) -> list[Any] | None:
         line, attached = query_worker.table([rows], "tag", 10, 1 << 23)
     except (RecursionError, ValueError):  # it refuses these
         return None
-    reply = reader("tag")(f'{{"rows":[{line}]}}', b"".join(attached))
+    reply = reader("tag")(f'{{"rows":[{line}]}}', memoryview(b"".join(attached)))
     return [tuple(row) for row in reply["rows"]] if "rows" in reply else None
 
 

@@ -654,3 +654,6 @@ SELECT * FROM t1 POSITIONAL JOIN t2
 
 # clickhouse
 WITH 10 AS most SELECT x FROM t WHERE x < most
+
+# postgres
+SELECT name FROM city TABLESAMPLE SYSTEM (10) REPEATABLE (42) WHERE tags ?| ARRAY['a', 'b']
