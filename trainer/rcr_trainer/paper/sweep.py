@@ -292,7 +292,7 @@ def trial(limit: int) -> dict[str, Any]:
     """Settings by which each part of a run (a row, GRPO, the race, a learner) asks for about `limit` answers."""
     few = max(1, limit // 8)
     return {
-        "sft": {"max_steps": few},
+        "sft": {"max_steps": 1},
         "grpo": {"batch_size": few, "group_size": 8, "max_steps": 1, "race": limit, "best_by": "coverage"},
         "baselines": {"queries": few, "candidates": 8, "sets": 8, "epochs": 1},
         "evaluation": {"answer_queries": limit},
