@@ -363,7 +363,7 @@ def test_every_selector_in_a_whole_run(here):
     found = report()
     assert list(found.selectors) == ["rcr", *names.split(",")]
     assert {name: choice.chosen_on for name, choice in found.trade_offs.items()} == dict.fromkeys(
-        ("mmr", "dpp", "knn_structures"), "dev"
+        ("mmr", "dpp", "knn_structures", "dail_sql"), "dev"
     )
     assert found.left_out == {}
     # The same model, the same questions.
