@@ -139,6 +139,11 @@ class Fuzz:
         entries = ", ".join(f'"{self.one(*keys)}": {value}' for value in inner)
         return str(self.one(f"[{', '.join(inner)}]", f"{{{entries}}}", f'{{"name": "f", "arguments": {inner[0]}}}'))
 
+    def set(self) -> str:
+        """A JSON list of names, or of something else."""
+        name = lambda: self.one("x", "a b", "\ud800", "", 1, ["x"], "é" * self.length())  # noqa: E731
+        return json.dumps(self.some(name, 0, 6))
+
     def sql(self) -> str:
         """SQL: a statement, now and then several, or with Jinja in it."""
         chance = self.random.random()
