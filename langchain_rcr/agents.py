@@ -191,7 +191,9 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         """
         pool = _tools(tools)
         taught = _evenly([_taught(number, pair) for number, pair in enumerate(pairs)], landmarks, seed)
-        taught += [Item(tool["source"], tool["target"]) for tool in pool]
+        # Of tools that no pair uses the encoder learns as it does of any example that is added.
+        used = {name for item in taught for name in json.loads(item.target)}
+        taught += [Item(tool["source"], tool["target"]) for tool in pool if tool["name"] in used]
         encoder = TriEncoder.fitted(
             taught, embeddings=embeddings, spec=SETS, seed=seed, landmarks=landmarks + len(pool)
         )
