@@ -14,6 +14,8 @@ from rcr_trainer.data.check import Keys, guess_keys
 from rcr_trainer.data.exports import opened
 from rcr_trainer.errors import DataError
 
+from langchain_rcr.errors import MissingExtraError
+
 CALL = {"id": "1", "type": "function", "function": {"name": "count", "arguments": '{"what": "cats"}'}}
 CHAT = [
     {"role": "system", "content": "Answer with SQL."},
@@ -110,5 +112,5 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match=r"can't read .*a\.parquet: "):
         read_examples(path)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(DataError, match="reading Parquet needs pyarrow: pip install pyarrow"):
+    with pytest.raises(MissingExtraError, match=r"pyarrow is not installed: pip install 'langchain-rcr\[parquet\]'"):
         read_examples(path)

@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from langchain_rcr.errors import MissingExtraError
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
 from rcr_trainer.data.exports import opened
 from rcr_trainer.errors import DataError
@@ -269,8 +270,8 @@ def _read_parquet(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_R
     try:
         from pyarrow import ArrowException
         from pyarrow.parquet import ParquetFile
-    except ImportError:
-        raise DataError(f"{path}: reading Parquet needs pyarrow: pip install pyarrow") from None
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", "parquet") from error
     try:
         batches = ParquetFile(file).iter_batches()
         yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
