@@ -37,12 +37,14 @@ def picks():
 
 def test_threads_wait_for_a_turn(monkeypatch):
     at_once, most, lock, real = 0, 0, threading.Lock(), LocalReader.search
+    pair = threading.Barrier(2)
 
     def counted(*arguments):
         nonlocal at_once, most
         with lock:
             at_once += 1
             most = max(most, at_once)
+        pair.wait(60)  # two have a turn at once
         time.sleep(0.01)
         try:
             return real(*arguments)
