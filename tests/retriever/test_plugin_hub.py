@@ -82,7 +82,7 @@ def test_what_is_pushed_is_fetched_by_name_and_picks_the_same(retriever, tmp_pat
         local = {path.relative_to(tmp_path / "saved").as_posix() for path in (tmp_path / "saved").rglob("*.*")}
         assert set(hub.files["me/first"]) == local | {"notes.md"}
         assert {"pool.jsonl", "pool.safetensors", "README.md"} <= local
-        assert set(hub.files["me/encoder"]) == local - {"pool.jsonl", "pool.safetensors"}
+        assert set(hub.files["me/encoder"]) == local - {"pool.jsonl", "pool.safetensors", "retriever.json"}
 
         # Whoever has the repository puts code and pickles beside the checkpoint.
         for name in ("modeling.py", "query_encoder/tokenization.py", "pytorch_model.bin", "evil.pkl"):

@@ -25,16 +25,6 @@ from rcr_trainer.training.registry import ADVANTAGES
 Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
 """By section."""
 
-PAPER: Settings = {
-    "model": {"order": "picked"},
-    "sft": {
-        **{"loss": "infonce", "warmup": 0.0, "on_policy": 0.0, "mask_equals": False, "zero_gain_steps": True},
-        **{"exclude_own_program": False, "max_grad_norm": None, "patience": None, "keep": "last"},
-    },
-    "grpo": {"race": 0, "perplexity": None, "exclude_own_program": False, "max_grad_norm": None, "keep": "last"},
-}
-"""What examples/configs/paper_geoquery.yaml has beside the defaults of the paper's family."""
-
 REST = "*"
 """In a variant's rows: every selector that isn't named there."""
 
@@ -95,7 +85,7 @@ class Table:
 
 @cache
 def published() -> dict[str, Any]:
-    """The paper's own figures (figures.json): names of splits and selectors, and its tables."""
+    """The paper's own figures (figures.json): names of splits and selectors, its settings, and its tables."""
     value: dict[str, Any] = json.loads((Path(__file__).parent / "figures.json").read_text(encoding="utf-8"))
     return value
 
@@ -112,6 +102,9 @@ def name_of(selector: str) -> str:
     """What the paper calls a selector; its own name where the paper doesn't have it."""
     return str(published()["selectors"].get(selector, selector))
 
+
+PAPER: Settings = published()["settings"]
+"""What examples/configs/paper_geoquery.yaml has beside the defaults of the paper's family."""
 
 _RCR, _WITHOUT_RL, _WITHOUT_SFT = (name_of(name) for name in (OURS, WITHOUT_RL, "rcr_without_sft"))
 IN_PLACE = f"{_RCR} ({DEFAULT_FAMILY})"
