@@ -1,7 +1,7 @@
 """An engine that isn't empty: the pool is what the examples say, on every engine."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
 from test_plugin_saved import EXAMPLES, QUERY, build, count_encoded
 from test_plugin_selectors import WordCounts
-from test_plugin_standard import ENGINES, PARAMS
 from toys import lexical
 
 from langchain_rcr import (
@@ -23,13 +22,6 @@ from langchain_rcr.index.memory import MemoryIndex
 
 IDS = list("abcde")
 STRANGERS = [{"source": f"where do {word} live", "target": f"home({word})"} for word in ("owls", "bees")]
-
-
-@pytest.fixture(params=PARAMS)
-def index(request: pytest.FixtureRequest) -> Iterator[Any]:
-    index = ENGINES[request.param](request)
-    yield index
-    index.close()
 
 
 @pytest.fixture(scope="module")

@@ -2,12 +2,10 @@
 
 import copy
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from test_plugin_standard import ENGINES, PARAMS
 from toys import lexical, reseal
 
 from langchain_rcr import CheckpointError, InputError, Item, SequentialCompositionalRetriever, TriEncoder
@@ -55,13 +53,6 @@ def fit(**settings: Any) -> TriEncoder:
     model = TriEncoder.build("structure", items, state="saturating", **settings)
     get_family("structure").fit(model.query, items, seed=0)
     return model
-
-
-@pytest.fixture(params=PARAMS)
-def index(request: pytest.FixtureRequest) -> Iterator[Any]:
-    index = ENGINES[request.param](request)
-    yield index
-    index.close()
 
 
 @pytest.fixture(scope="module")

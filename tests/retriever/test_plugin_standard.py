@@ -1,6 +1,5 @@
 """LangChain's own standard tests for retrievers, on every engine; and the same picks on all of them."""
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -8,32 +7,12 @@ from documents import same_documents
 from langchain_core.retrievers import BaseRetriever
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from tenants import selections
-from vector_stores import STORES
 
 from langchain_rcr import ExamplePool, ExampleStore, SequentialCompositionalRetriever, TriEncoder
-from langchain_rcr.index.faiss import FaissIndex
-from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.index.pgvector import PgVectorIndex
 from langchain_rcr.programs import ProgramSpec
 
 EXAMPLES = [{"source": f"what is {n} plus {n}", "target": f"add({n}, {n})", "n": n} for n in range(8)]
 POOL = ExamplePool(EXAMPLES, ids=[str(n) for n in range(8)])
-ENGINES: dict[str, Callable[[pytest.FixtureRequest], Any]] = {
-    "memory": lambda request: MemoryIndex(),
-    "faiss": lambda request: FaissIndex(),
-    "pgvector": lambda request: PgVectorIndex(request.getfixturevalue("postgres_url"), pool=request.node.name),
-    **STORES,
-}
-"""Each makes an empty engine; a new engine is a line more."""
-PARAMS = [name if name in ("memory", "faiss") else pytest.param(name, marks=pytest.mark.slow) for name in ENGINES]
-
-
-@pytest.fixture(params=PARAMS)
-def index(request: pytest.FixtureRequest) -> Iterator[Any]:
-    """An empty engine of each kind."""
-    made = ENGINES[request.param](request)
-    yield made
-    made.close()
 
 
 class TestSequentialCompositionalRetriever(RetrieversIntegrationTests):
