@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 
@@ -14,14 +15,21 @@ def limit_threads(threads: int) -> None:
         os.environ.setdefault(variable, str(threads))
 
 
-def sweep(
-    cells: Iterable[tuple[str, Callable[[], Any]]], write: Callable[[dict[str, Any]], None] = lambda results: None
-) -> dict[str, Any]:
-    """Measure one cell after the other, and write what there is after each."""
+def sweep(cells: Iterable[tuple[str, Callable[[], Any]]], out: Path | None, **beside: Any) -> dict[str, Any]:
+    """Measure one cell after the other, and write what there is after each.
+
+    Args:
+        cells: names, and what measures each.
+        out: a JSON file, whose `results` are by name; None: none is written.
+        **beside: what else stands in the file.
+    """
+    from langchain_rcr.basics.files import write_json
+
     results: dict[str, Any] = {}
     for name, measure in cells:
         results[name] = measure()
-        write(results)
+        if out is not None:
+            write_json(out, {**beside, "results": results})
         print(f"{name} done", file=sys.stderr)
     return results
 

@@ -317,7 +317,6 @@ def main() -> int:
     if unknown:
         parser.error(f"unknown engine {unknown[0]!r} (known: {', '.join(ENGINES)})")
     limit_threads(options.threads)
-    from langchain_rcr.basics.files import write_json
 
     machine = {
         "processor": platform.processor() or platform.machine(),
@@ -329,10 +328,7 @@ def main() -> int:
     measured = functools.partial(run, engines=names, seed=options.seed, real=options.fitted)
     sizes = [(size, functools.partial(measured, int(size))) for size in options.sizes.split(",")]
 
-    def write(results: dict[str, Any]) -> None:
-        write_json(options.out, {"machine": machine, "settings": settings, "results": results})
-
-    print(markdown(sweep(sizes, write)))
+    print(markdown(sweep(sizes, options.out, machine=machine, settings=settings)))
     return 0
 
 

@@ -11,7 +11,6 @@ bytes of the saved folder and of the pickle; seconds.
 from __future__ import annotations
 
 import argparse
-import json
 import pickle
 import random
 import sys
@@ -115,11 +114,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         every = {name: loaded(name, arguments.data, Path(folder)) for name in arguments.sets.split(",")}
 
-    def write(results: dict[str, Any]) -> None:
-        if arguments.out is not None:
-            arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-
-    results = sweep([(name, lambda name=name: measured(name, every, arguments.relevance)) for name in every], write)
+    results = sweep(
+        [(name, lambda name=name: measured(name, every, arguments.relevance)) for name in every], arguments.out
+    )
     rows = []
     for name, found in results.items():
         figures = (found[key] for key in ("own", "kept", "everyday"))

@@ -98,11 +98,7 @@ def main() -> None:
         command = [sys.executable, __file__, "--one", size, "--threads", str(arguments.threads)]
         return lambda: json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout)
 
-    def write(results: dict[str, Any]) -> None:
-        if arguments.out is not None:
-            arguments.out.write_text(json.dumps([*results.values()], indent=2) + "\n", encoding="utf-8")
-
-    results = sweep([(size, alone(size)) for size in arguments.sizes.split(",")], write)
+    results = sweep([(size, alone(size)) for size in arguments.sizes.split(",")], arguments.out)
     rows = ([f"{row['examples']:,}", *(str(figure) for figure in list(row.values())[1:])] for row in results.values())
     print(table(TITLES, rows))
 

@@ -91,12 +91,13 @@ class Traffic:
         from rcr_trainer.llm.local import LocalLM
         from scipy.optimize import minimize
 
+        from langchain_rcr.basics.progress import track
         from langchain_rcr.policy.prompt import APPENDIX_D
 
         model, explore = LocalLM(model=str(PARSER)), self.explore
         asked = np.arange(len(self.split.test))
         features, right = [], []
-        for number in range(rounds):
+        for number in track(range(rounds), "asking the parser"):
             self.explore = explore * 2**number
             picks, _ = self.drawn(asked, seed + number, {})
             prompts = [

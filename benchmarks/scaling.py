@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
     options = parser.parse_args()
     results = {size: of for file in options.serving for size, of in json.loads(file.read_text())["results"].items()}
-    write_png(figure(results, json.loads(options.fit.read_text())), options.out)
+    write_png(figure(results, [*json.loads(options.fit.read_text())["results"].values()]), options.out)
 
 
 if __name__ == "__main__":

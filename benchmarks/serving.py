@@ -466,23 +466,19 @@ def main() -> int:
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--load", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--side", help=argparse.SUPPRESS)
-    parser.add_argument("--out", required=True, help="JSON file to write")
+    parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
     options = parser.parse_args()
     limit_threads(options.threads)
     logging.disable(logging.WARNING)
     if options.load:
         load(options.load, options.side)
         return 0
-    from langchain_rcr.basics.files import write_json
 
     def calls(size: int) -> dict[str, dict[str, float]]:
         return selecting(size) | adding(size) | loading(size)
 
-    def write(results: dict[str, Any]) -> None:
-        write_json(Path(options.out), {"threads": options.threads, "results": results})
-
     cells = [(size, partial(calls, int(size))) for size in options.sizes.split(",")]
-    print(markdown(sweep([*cells, ("600, whole calls", reading)], write)))
+    print(markdown(sweep([*cells, ("600, whole calls", reading)], options.out, threads=options.threads)))
     return 0
 
 

@@ -167,13 +167,9 @@ def main() -> None:
     def cell(split: str, seed: int) -> Callable[[], dict[str, Any]]:
         return lambda: measured(arguments.data, split, seed, arguments.landmarks, shared)
 
-    def write(results: dict[str, Any]) -> None:
-        if arguments.out is not None:
-            arguments.out.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
-
     seeds = [int(seed) for seed in arguments.seeds.split(",")]
     cells = [(f"{split}, seed {seed}", cell(split, seed)) for split in arguments.splits.split(",") for seed in seeds]
-    results = sweep(cells, write)
+    results = sweep(cells, arguments.out)
     for split in arguments.splits.split(","):
         mine = [results[f"{split}, seed {seed}"]["selectors"] for seed in seeds]
         columns = list(mine[0]["ours"])
