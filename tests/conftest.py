@@ -8,7 +8,6 @@ import uuid
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -39,22 +38,6 @@ def pytest_collection_finish() -> None:
     """Leave alone what is there before the first test: going through all modules takes a garbage collection long."""
     gc.freeze()
     gc.enable()
-
-
-@pytest.fixture
-def rough_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs draw coarsely and lay nothing out: that takes longer than a small run's training."""
-    from rcr_trainer.evaluation import plot
-
-    new_figure = plot.new_figure
-
-    def rough(width: float, height: float) -> Any:
-        figure = new_figure(width, height)
-        figure.set_layout_engine("none")
-        figure.set_dpi(20)
-        return figure
-
-    monkeypatch.setattr(plot, "new_figure", rough)
 
 
 @pytest.fixture

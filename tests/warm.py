@@ -29,8 +29,6 @@ REST = (
     "langchain_openai",
     "langchain_rcr.families.lexical",
     "langchain_rcr.programs.functional",
-    "matplotlib.backends.backend_agg",
-    "matplotlib.figure",
     "rcr_trainer.evaluation.stage",
     "rcr_trainer.grpo",
     "rcr_trainer.llm.client",

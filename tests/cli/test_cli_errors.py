@@ -226,7 +226,7 @@ def test_a_variable_of_the_environment_counts(capsys, tiny, monkeypatch):
 
 @pytest.mark.slow  # what was imported is imported again
 @pytest.mark.parametrize(
-    ("module", "command"), [("yaml", ["init"]), ("rich", ["run", "tiny.yaml"]), ("matplotlib", ["run", "tiny.yaml"])]
+    ("module", "command"), [("yaml", ["init"]), ("rich", ["run", "tiny.yaml"]), ("tensorboard", ["run", "tiny.yaml"])]
 )
 def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module, command):
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
@@ -279,7 +279,7 @@ def test_a_signal_is_control_c(tiny, here, name):
         (["run", "--res"], ["--resume"]),
         (["data", "te"], ["text2sql"]),
         (["init", "--tr"], ["--train"]),
-        (["evaluate", "runs/demo", "--only"], ["--only-picks"]),
+        (["evaluate", "runs/demo", "--tr"], ["--trust"]),
     ],
 )
 def test_the_shell_completes_commands_and_flags(capsys, here, words, completed):

@@ -12,7 +12,7 @@ from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import divide, load_split
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 data: {split: 110, train_size: 60, test_size: 12, dev_size: 10}
@@ -38,10 +38,9 @@ def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     assert "bm25" in out
     assert "run folder: runs/demo" in out
     assert sorted(path.name for path in folder.iterdir()) == [
-        "checkpoint", "config.yaml", "coverage.png", "data", "evaluation.json", "metrics.jsonl", "picks.jsonl",
+        "checkpoint", "config.yaml", "data", "evaluation.json", "metrics.jsonl", "picks.jsonl",
         "run.json", "run.lock", "state",
     ]  # fmt: skip
-    assert (folder / "coverage.png").read_bytes().startswith(b"\x89PNG")
     report = json.loads((folder / "evaluation.json").read_text())
     assert [report[name] for name in ("k", "n", "split", "part", "seed")] == [4, 12, "110", "test", 0]
     assert set(report["selectors"]) == {"rcr", "random", "bm25"}

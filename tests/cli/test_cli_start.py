@@ -9,7 +9,7 @@ from rcr_trainer.runs.folder import Run
 
 from langchain_rcr.policy.triencoder import TriEncoder
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 data: {split: 110, train_size: 40, test_size: 8, dev_size: 0}

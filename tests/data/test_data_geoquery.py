@@ -7,8 +7,7 @@ from pathlib import Path
 
 import places
 import pytest
-from rcr_trainer.data import Split, geoquery_split, write_split
-from rcr_trainer.data.dividing import atoms, compound_divergence
+from rcr_trainer.data import geoquery_split, write_split
 from rcr_trainer.data.geoquery import CORPUS_SHA256, read_corpus
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.settings import DataSettings
@@ -16,7 +15,7 @@ from rcr_trainer.tasks import load_split
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.prompt import APPENDIX_D
-from langchain_rcr.programs import ProgramSpec, Tree
+from langchain_rcr.programs import ProgramSpec
 
 DATA = places.DATA / "geoquery"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason=f"no GeoQuery corpus at {DATA}")
@@ -75,7 +74,7 @@ def test_an_example_without_a_program_is_named(tmp_path: Path) -> None:
 def test_missing_file_and_unknown_kind(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"can't read .*nowhere\.xml"):
         read_corpus(tmp_path / "nowhere.xml")
-    with pytest.raises(ConfigError, match="no GeoQuery split 'iid'; the splits are standard, template, tmcd, length"):
+    with pytest.raises(ConfigError, match="no GeoQuery split 'iid'; the splits are standard, template_1, template_2"):
         geoquery_split(tmp_path / "nowhere.xml", "iid")
 
 
@@ -92,7 +91,6 @@ def test_exactly_the_given_ids(tmp_path: Path) -> None:
     assert [example.id for example in split.train] == ["3", "1"]
     assert split.counts() == {"train": 2, "dev": 10, "test": 30}
     assert sorted(int(example.id) for example in split.dev + split.test) == list(range(100, 140))
-    assert geoquery_split(corpus, "template", ids, seed=5) == split
     assert geoquery_split(corpus, "standard", ids).counts() == {"train": 2, "dev": 0, "test": 40}
     own_dev = _ids(tmp_path / "b.json", {"train": ["3"], "dev": [4], "test": [5, 6]})
     assert geoquery_split(corpus, "template", own_dev).counts() == {"train": 1, "dev": 1, "test": 2}
@@ -140,74 +138,14 @@ def test_published_splits(name: str, counts: tuple[int, int, int]) -> None:
     assert {example.id for example in split.dev + split.test} == {str(id_) for id_ in record["test"]}
 
 
-def _trees(split: Split) -> tuple[list[Tree], list[Tree]]:
-    sides = split.train, split.dev + split.test
-    train, test = ([tree for e in side if (tree := SPEC.tree(e.target)) is not None] for side in sides)
-    return train, test
-
-
-@pytest.mark.slow
 @needs_data
-def test_a_drawn_template_split_is_like_the_published_one() -> None:
-    for split in (
-        geoquery_split(DATA / "corpus.xml", "template", DATA / "splits" / "template_1.json"),
-        geoquery_split(DATA / "corpus.xml", "template", seed=0),
-    ):
-        train, test = ({SPEC.key(e.target) for e in side} for side in (split.train, split.dev + split.test))
-        assert not train & test
-        assert abs(len(split.train) - 440) <= 2
-
-
-@pytest.mark.slow
-@needs_data
-def test_a_tmcd_split_that_is_drawn_to_the_end_diverges_more_than_the_published_one() -> None:
-    published = _trees(geoquery_split(DATA / "corpus.xml", "tmcd", DATA / "splits" / "tmcd_1.json"))
-    drawn = _trees(geoquery_split(DATA / "corpus.xml", "tmcd", seed=0, divergence=None))
-    random = _trees(geoquery_split(DATA / "corpus.xml", "standard", seed=0))
-    assert compound_divergence(*random) < 0.05 < 0.15 < compound_divergence(*published)
-    assert compound_divergence(*drawn) > compound_divergence(*published) + 0.1
-    for train, test in (published, drawn):
-        assert not {atom for tree in test for atom in atoms(tree)} - {atom for tree in train for atom in atoms(tree)}
-
-
-@pytest.mark.slow
-@needs_data
-def test_a_drawn_length_split_has_the_longest_programs_in_test() -> None:
-    train, test = _trees(geoquery_split(DATA / "corpus.xml", "length", seed=0))
-    assert max(len(tree) for tree in train) <= min(len(tree) for tree in test)
-    assert (len(train), len(test)) == (440, 440)
-
-
-@needs_data
-@pytest.mark.parametrize(
-    "kind", ["standard", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("template", "length"))]
-)
-def test_a_draw_depends_on_the_seed_only(kind: str) -> None:
-    first = geoquery_split(DATA / "corpus.xml", kind, seed=1)
-    assert geoquery_split(DATA / "corpus.xml", kind, seed=1) == first
-    assert geoquery_split(DATA / "corpus.xml", kind, seed=2).train != first.train
-    assert len({e.id for e in first.train + first.dev + first.test}) == 880
-
-
-@pytest.mark.slow
-@needs_data
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_drawn_tmcd_split_is_as_far_from_its_test_as_the_published_one(seed: int) -> None:
-    published = compound_divergence(
-        *_trees(geoquery_split(DATA / "corpus.xml", "tmcd", DATA / "splits" / "tmcd_1.json"))
-    )
-    drawn = geoquery_split(DATA / "corpus.xml", "tmcd", seed=seed)
-    assert drawn.counts() == {"train": 440, "dev": 110, "test": 330}
-    assert compound_divergence(*_trees(drawn)) == pytest.approx(published, abs=0.02)
-
-
-@needs_data
-def test_the_published_length_split_goes_by_the_question_and_a_draw_by_the_program() -> None:
-    published = geoquery_split(DATA / "corpus.xml", "length", DATA / "splits" / "length_1.json")
-    train, test = ([len(e.source.split()) for e in side] for side in (published.train, published.dev + published.test))
-    assert (min(train), max(train), min(test), max(test)) == (4, 9, 8, 23)
-    train_trees, test_trees = _trees(published)
-    assert max(map(len, train_trees)) > min(map(len, test_trees)) + 3
+@pytest.mark.parametrize(("kind", "name"), [("template", "template_1"), ("tmcd_3", "tmcd_3"), ("length", "length")])
+def test_without_ids_a_split_is_the_papers(kind: str, name: str) -> None:
+    split = geoquery_split(DATA / "corpus.xml", kind)
+    record = json.loads((DATA / "splits_csl" / f"{name}.json").read_text())
+    assert split.name == f"geoquery-{name}"
+    for part in ("train", "dev", "test"):
+        assert [int(example.id) for example in getattr(split, part)] == [int(id_) for id_ in record[part]]
 
 
 # Appendix D; its first program lacks "answer", and Appendix E prints it whole.

@@ -21,7 +21,7 @@ from langchain_rcr.families.structure.inventory import SPARE
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
+pytestmark = pytest.mark.slow
 
 SPLIT = covr_split("110", 0, 40, 10)
 SETTINGS = """

@@ -191,9 +191,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     scholar = [{"query-split": part, "sql": ["SELECT a"], "sentences": [sentence]} for part in ("train", "test")]
     (tmp_path / "scholar.json").write_text(json.dumps(scholar), encoding="utf-8")
     if CORPUS.is_file():
-        (tmp_path / "data" / "geoquery").mkdir(parents=True)
-        shutil.copy(CORPUS, tmp_path / "data" / "geoquery" / "corpus.xml")  # so that nothing is downloaded
-        shutil.copy(DATA / "geoquery" / "splits" / "template_1.json", tmp_path)
+        # So that nothing is downloaded.
+        shutil.copytree(DATA / "geoquery", tmp_path / "data" / "geoquery")
+        shutil.copy(DATA / "geoquery" / "splits_csl" / "template_1.json", tmp_path / "mine.json")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

@@ -1,11 +1,9 @@
-"""picks.jsonl by hand, written whole, read back; and `evaluate --only-picks`."""
+"""picks.jsonl by hand, written whole, read back."""
 
 import json
 
 import numpy as np
 import pytest
-from answering import answering, asks
-from rcr_trainer import cli
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import Answerer, evaluate, read_picks, write_picks
@@ -121,34 +119,3 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         write_picks(tmp_path, picks)
     assert path.read_bytes() == old
     assert [entry.name for entry in tmp_path.iterdir()] == ["picks.jsonl"]
-
-
-@pytest.mark.slow
-def test_evaluate_can_write_only_the_picks(here, capsys):
-    (here / "demo.yaml").write_text(
-        "data: {split: 110, train_size: 40, test_size: 6, dev_size: 6}\nmodel: {family: lexical, dim: 8}\n"
-        "sft: {epochs: 1}\nevaluation: {steps: 4, selectors: [random, oracle]}\n"
-        "tensorboard: false\nthreads: 1\n"
-    )
-    with answering() as server:
-        assert cli.main(["run", "demo.yaml", *asks(server)]) == 0
-        folder = here / "runs" / "demo"
-        first = read_picks(folder)
-        assert [list(each.selectors) for each in first] == [["rcr", "random", "oracle"]] * 6
-        assert {each.selectors["oracle"].kind for each in first} == {"oracle"}
-        assert all(own.exact is not None for each in first for own in each.selectors.values())
-        before = {name: (folder / name).stat().st_mtime_ns for name in ("evaluation.json", "coverage.png", "run.json")}
-        capsys.readouterr()
-        (folder / "picks.jsonl").unlink()
-        assert cli.main(["evaluate", "runs/demo", "--only-picks", "--trust"]) == 0
-        assert capsys.readouterr().out == "written: runs/demo/picks.jsonl\n"
-        assert {name: (folder / name).stat().st_mtime_ns for name in before} == before
-        assert read_picks(folder) == first
-        for flag, differs in (
-            ("--k=2", "k (4, now 2)"),
-            ("--evaluation.answers=false", "answers"),
-            ("--split=dev", "part"),
-        ):
-            assert cli.main(["evaluate", "runs/demo", "--only-picks", "--trust", flag]) == 2
-            assert f"evaluation.json has other settings: {differs}" in capsys.readouterr().err
-        assert read_picks(folder) == first

@@ -1,16 +1,13 @@
-"""evaluation.json, the table and the plot."""
+"""evaluation.json and the table."""
 
 from __future__ import annotations
 
 import io
-import itertools
 import json
-import sys
 
 import pytest
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import Choice, EvaluationReport, write_table
-from rcr_trainer.evaluation.plot import coverage_figure, write_png
 from rcr_trainer.evaluation.report import AnswersAsked
 from reports import report as report_on
 from reports import scores as scores_of
@@ -177,53 +174,6 @@ def test_plain_text_even_where_colour_is_forced(monkeypatch):
     stream = io.StringIO()
     write_table(make(), stream)
     assert "\x1b" not in stream.getvalue()
-
-
-@pytest.mark.slow
-def test_plot_is_a_png_and_leaves_pyplot_alone(tmp_path):
-    before = "matplotlib.pyplot" in sys.modules
-    path = write_png(coverage_figure(make()), tmp_path / "plots" / "coverage.png")
-    content = path.read_bytes()
-    assert content.startswith(b"\x89PNG")
-    width, height = (int.from_bytes(content[i : i + 4], "big") for i in (16, 20))
-    assert min(width, height) > 500
-    assert [entry.name for entry in path.parent.iterdir()] == ["coverage.png"]
-    assert ("matplotlib.pyplot" in sys.modules) == before
-
-
-@pytest.mark.slow
-def test_every_selector_has_its_own_look(tmp_path, monkeypatch):
-    from matplotlib.axes import Axes
-
-    drawn = []
-    plot = Axes.plot
-    monkeypatch.setattr(Axes, "plot", lambda self, *a, **k: drawn.append(k) or plot(self, *a, **k))
-    selectors = {**make().selectors, "dense": scores(40.0), "mine": scores(41.0), "yours": scores(42.0)}
-    write_png(coverage_figure(make(selectors=selectors)), tmp_path / "a.png")
-    assert [options["label"] for options in drawn][-2:] == ["rcr (ours)", "oracle (of coverage)"]
-    looks = {(options["color"], options["marker"]) for options in drawn}
-    assert len({colour for colour, _ in looks}) == len({marker for _, marker in looks}) == 9
-
-
-@pytest.mark.slow
-def test_each_line_has_its_label_at_its_end_and_none_covers_another():
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.text import Text
-
-    ends = {"rcr": 60.0, "bm25": 59.9, "dense": 59.8, "mmr": 59.8, "random": 20.0, "oracle": 60.1}
-    selectors = {name: scores_of(end, by_step=[10.0] * 7 + [end]) for name, end in ends.items()}
-    figure = coverage_figure(make(selectors=selectors, steps=8))
-    canvas = FigureCanvasAgg(figure)
-    canvas.draw()
-    labels = sorted(figure.axes[0].texts, key=lambda text: Text.get_window_extent(text).y0)
-    assert [text.get_text() for text in labels] == [
-        "random", "dense", "mmr", "bm25", "rcr (ours)", "oracle (of coverage)",
-    ]  # fmt: skip
-    boxes = [Text.get_window_extent(text) for text in labels]  # without the lines that lead to them
-    assert all(below.y1 <= above.y0 for below, above in itertools.pairwise(boxes))
-    assert all(box.x1 <= canvas.get_width_height()[0] and box.y0 >= 0 for box in boxes)
-    heights = [figure.axes[0].transData.transform((8, end))[1] for end in sorted(ends.values())]
-    assert heights[0] == pytest.approx((boxes[0].y0 + boxes[0].y1) / 2, abs=3)  # at its line where nothing is near
 
 
 def test_a_table_with_all_columns_is_no_wider_than_the_others():

@@ -1,7 +1,6 @@
 """Tables from what runs found, by hand: means, spreads, intervals, the paper's figures, Markdown, CSV, LaTeX, plots."""
 
-import csv
-import io
+import json
 import re
 from pathlib import Path
 
@@ -283,7 +282,7 @@ def main_table(outcomes=OUTCOMES):
 
 
 def test_cells():
-    assert (cell([]), cell([2.0]), cell([1.0, 3.0]), cell([1.0], 2, sign=True)) == ("–", "2.0", "2.0 ± 1.4", "+1.00")
+    assert (cell([]), cell([2.0]), cell([1.0, 3.0]), cell([1.0], 2)) == ("–", "2.0", "2.0 ± 1.4", "1.00")
 
 
 def test_markdown_has_rows_by_splits_and_the_papers_figures_in_brackets():
@@ -310,26 +309,13 @@ def test_who_is_left_out_is_said():
     assert "| Contriever | – [41.9] | – [28.2] | – |" in text
 
 
-def test_csv_has_a_line_for_each_figure():
-    rows = list(csv.DictReader(io.StringIO(main_table().csv())))
-    assert rows[0] == {
-        "table": "main", "row": "RCR", "split": "csl_template_1", "seed": "0", "metric": "exact_match", "value": "60",
-        "paper": "59.64",
+def test_json_has_the_figures_of_each_run():
+    read = json.loads(main_table().json())
+    assert read["table"] == "main"
+    assert read["runs"][0] == {
+        "row": "RCR", "split": "csl_template_1", "seed": 0, "paper": 59.64, "exact_match": 60.0, "coverage": 120.0,
     }  # fmt: skip
-    assert (rows[1]["metric"], rows[1]["value"], rows[1]["paper"]) == ("coverage", "120", "")
-    assert len(rows) == 2 * len(OUTCOMES)
-
-
-def test_latex_has_the_papers_line_below():
-    lines = main_table().latex().splitlines()
-    assert r" & Template 1 & COVR-10 (2 of 10) \\" in lines
-    at = lines.index(r"RCR & 62.0 $\pm$ 2.8 & 36.0 $\pm$ 1.4 \\")
-    assert lines[at + 1] == r"\quad \textit{paper} & 59.6 & 36.2 \\"
-    assert r"my\_own & 50.0 & -- \\" in lines
-    assert "% Means over the splits" in lines
-    assert r" & exact match, \% & coverage, \% \\" in lines
-    assert r"BM25 & 42.0 $\pm$ 1.4 & 84.0 $\pm$ 2.8 \\" in lines
-    assert lines.count(r"\end{tabular}") == 2
+    assert len(read["runs"]) == len(OUTCOMES)
 
 
 def test_gaps_are_paired_by_question_and_drawn_by_program():
@@ -349,15 +335,11 @@ def test_gaps_are_paired_by_question_and_drawn_by_program():
     few = {key: ours[key] for key in list(ours)[:20]}
     gaps = main_table([outcome("RCR", "a", 0, 1.0, answered=few), outcome("BM25", "a", 0, 1.0, answered=few)]).gaps
     assert gaps == {"BM25": (0.0, None)}
-    # In all three files.
+    # In both files.
     shown = f"{points:+.1f} ({low:+.1f} to {high:+.1f})"
     assert f"| BM25 | 66.7 | 133.4 | {shown} |" in result.markdown()
-    assert rf"BM25 & 66.7 & 133.4 & {shown} \\" in result.latex()
-    rows = [row for row in csv.DictReader(io.StringIO(result.csv())) if row["metric"].startswith("exact_match_gap")]
-    assert {(row["row"], row["split"], row["seed"]) for row in rows} == {("BM25", "mean", "")}
-    assert {row["metric"]: float(row["value"]) for row in rows} == pytest.approx(
-        {"exact_match_gap": points, "exact_match_gap_low": low, "exact_match_gap_high": high}, rel=1e-5
-    )
+    read = json.loads(result.json())["gaps"]
+    assert read == {"BM25": {"points": points, "interval": [low, high]}}
 
 
 @pytest.mark.slow
@@ -373,6 +355,6 @@ def test_a_figure_is_plotted_against_x(tmp_path):
         "RCR, COVR-10": [(1, 4.0)],
     }
     paths = Result("steps", TABLES["steps"], outcomes).write(tmp_path)
-    assert [path.name for path in paths] == ["steps.md", "steps.csv", "steps.tex", "steps.png"]
-    assert paths[3].read_bytes().startswith(b"\x89PNG")
-    assert [path.name for path in main_table().write(tmp_path)] == ["main.md", "main.csv", "main.tex"]
+    assert [path.name for path in paths] == ["steps.md", "steps.json", "steps.png"]
+    assert paths[2].read_bytes().startswith(b"\x89PNG")
+    assert [path.name for path in main_table().write(tmp_path)] == ["main.md", "main.json"]

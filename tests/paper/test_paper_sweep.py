@@ -16,7 +16,7 @@ from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.paper.tables import TABLES
 from rcr_trainer.runs.folder import Run
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
+pytestmark = pytest.mark.slow
 
 MAIN = TABLES["main"]
 CONFIG = """
@@ -114,7 +114,7 @@ def test_on_a_terminal_it_asks(here, capsys, monkeypatch):
 
 def test_a_kill_in_the_middle_and_a_second_call_give_the_same_table(here, capsys, monkeypatch):
     assert paper("main", "--yes") == 0
-    assert "written: out/main.md, out/main.csv, out/main.tex" in capsys.readouterr().out
+    assert "written: out/main.md, out/main.json" in capsys.readouterr().out
     whole = figures(here / "out" / "main.csv")
     assert list(dict.fromkeys(row["row"] for row in whole)) == ["RCR", "RCR w/o RL", "Random", "BM25", "RCR w/o SFT"]
 

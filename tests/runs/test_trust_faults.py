@@ -14,7 +14,6 @@ from langchain_core.embeddings import Embeddings
 from rcr_trainer import cli
 from rcr_trainer.console import logged
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.evaluation.plot import coverage_figure, to_svg
 from rcr_trainer.evaluation.table import write_table
 from rcr_trainer.layers import load_config
 from reports import report, scores
@@ -177,7 +176,7 @@ def test_odd_embeddings_are_an_input_error_of_one_line(row: Any, words: str) -> 
             backbone.embed(["a"])
 
 
-# ---------------------------------------------------------------- terminals and plots
+# ---------------------------------------------------------------- terminals
 
 
 def controls(text: str) -> set[str]:
@@ -185,7 +184,7 @@ def controls(text: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_explanations_tables_and_plots_show_no_control_characters() -> None:
+def test_explanations_and_tables_show_no_control_characters() -> None:
     rows = [{"source": f"{row['source']} {EVIL}", "target": f"{row['target']} {EVIL}"} for row in ROWS]
     retriever = SequentialCompositionalRetriever.from_encoder(lexical(rows, dim=8), rows, k=2)
     explained = retriever.explain(f"how many {EVIL}")
@@ -196,9 +195,6 @@ def test_explanations_tables_and_plots_show_no_control_characters() -> None:
     write_table(made, written)
     assert controls(written.getvalue()) == set()
     assert "[bold]" in written.getvalue()
-    drawn = to_svg(coverage_figure(made), "coverage")
-    assert controls(drawn) == set()
-    assert "$\\frac$" in drawn
 
 
 def test_what_is_logged_shows_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,7 @@ def checkpoint(folder):
 
 def run(folder):
     run_of = rcr_trainer.runs.folder.Run.open(folder)
-    rcr_trainer.evaluation.stage.evaluation_stage(run_of, only_picks=True)
+    rcr_trainer.evaluation.stage.evaluation_stage(run_of)
 
 for inside in sorted(path.name for path in root.iterdir() if path.name.startswith(("checkpoint", "run"))):
     seen, said, began = [], "fine", time.process_time()

@@ -19,7 +19,7 @@ from rcr_trainer.tasks import divide, load_split
 
 from langchain_rcr.policy.triencoder import TriEncoder
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("rough_figures")]
+pytestmark = pytest.mark.slow
 
 CONFIG = """
 data: {split: 110, train_size: 40, test_size: 8, dev_size: 8}
@@ -57,7 +57,7 @@ def test_a_run_with_grpo_compares_the_policy_before_and_after(capsys, here):
     out = capsys.readouterr().out
     folder = here / "runs" / "demo"
     assert sorted(path.name for path in folder.iterdir()) == [
-        "checkpoint", "checkpoint-sft", "config.yaml", "coverage.png", "data", "evaluation.json", "metrics.jsonl",
+        "checkpoint", "checkpoint-sft", "config.yaml", "data", "evaluation.json", "metrics.jsonl",
         "picks.jsonl", "run.json", "run.lock",
     ]  # fmt: skip
     report = json.loads((folder / "evaluation.json").read_text())

@@ -12,7 +12,6 @@ import sys
 import textwrap
 import traceback
 from collections.abc import Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
@@ -136,13 +135,10 @@ def _evaluate(given: argparse.Namespace) -> None:
     from rcr_trainer.evaluation import EvaluationReport
     from rcr_trainer.evaluation.stage import evaluation_stage
 
-    with logged(), hold(run.path), nullcontext() if given.only_picks else run.stage("evaluation"):
-        evaluation_stage(run, only_picks=given.only_picks)
-    if given.only_picks:
-        show(f"written: {run.path / 'picks.jsonl'}")
-        return
+    with logged(), hold(run.path), run.stage("evaluation"):
+        evaluation_stage(run)
     _show_report(EvaluationReport.read(run.path))
-    show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'coverage.png', 'picks.jsonl'))}")
+    show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'picks.jsonl'))}")
 
 
 def _report(given: argparse.Namespace) -> None:
@@ -204,11 +200,9 @@ def build_parser(arguments: Sequence[str]) -> Parser:
 
     text = "compare a trained retriever with plain selectors, by a language model's answers, too"
     evaluate = command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")
-    options = "[--only-picks] [--trust] [--split {test,dev}] [--k INT] [--SECTION.FIELD VALUE ...]"
+    options = "[--trust] [--split {test,dev}] [--k INT] [--SECTION.FIELD VALUE ...]"
     evaluate.usage = f"{PROG} evaluate [-h] {options} RUN"
     evaluate.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its checkpoint folder")
-    text = "write picks.jsonl alone, for the evaluation.json that is there"
-    evaluate.add_argument("--only-picks", action="store_true", help=text)
     text = "the run is yours: import, open and ask what its settings name; without, they are only data"
     evaluate.add_argument("--trust", action="store_true", help=text)
     if called == "evaluate":
@@ -237,7 +231,7 @@ def _add_learn(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
-    text = "write runs as one HTML file: tables, curves, and who picked what for which question"
+    text = "write runs as one HTML file: tables, and who picked what for which question"
     report = command(commands, "report", _report, text, "report runs/demo runs/reinforced --out both.html")
     report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that has been evaluated")
     text = "the file (default: report.html in the run folder; of several runs, in the working directory)"
@@ -323,9 +317,8 @@ def _check_extra(config: Settings) -> None:
     """Fail now if a library is missing, not after the training."""
     from importlib.util import find_spec
 
-    for module in ("matplotlib", *(["tensorboard"] if config.tensorboard else [])):
-        if find_spec(module) is None:
-            raise MissingExtraError(module, "train")
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise MissingExtraError("tensorboard", "train")
 
 
 if __name__ == "__main__":

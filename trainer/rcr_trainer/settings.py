@@ -27,7 +27,8 @@ class DataSettings(Section):
     task: Literal["covr", "geoquery", "files"] = "covr"
     """covr is sampled here from its grammar, geoquery needs its corpus, files are your own."""
     split: str = "110"
-    """covr: number of one of the ten splits; geoquery: standard, template, tmcd or length."""
+    """covr: number of one of the ten splits; geoquery: standard, template_1 to 3, tmcd_1 to 3 or length (template and
+    tmcd are their first)."""
     directory: Path | None = None
     """A split folder, such as the data/ of an earlier run, instead of a task's examples."""
     train: Path | None = None
@@ -39,13 +40,10 @@ class DataSettings(Section):
     corpus: Path | None = None
     """task geoquery: corpus.xml; null: downloaded."""
     ids: Path | None = None
-    """task geoquery: JSON with the ids of train and test; null: the split is drawn."""
+    """task geoquery: JSON with the ids of train and test; null: the published ones, downloaded beside the corpus."""
     anonymize_values: bool = False
     """task geoquery: programs and questions as the paper prints them, stateid('value') for stateid('texas') (paper:
     yes, appendix D); false: as the corpus has them."""
-    divergence: float | None = Field(0.17, gt=0, le=1)
-    """task geoquery, split tmcd where it is drawn: the divergence of compounds at which the draw ends, by default about
-    that of the published split; null: as large as it gets, 0.33 to 0.39."""
     source_key: str = Field("source", min_length=1)
     """task files: key or column of the question."""
     target_key: str = Field("target", min_length=1)
@@ -84,9 +82,9 @@ class DataSettings(Section):
             raise contradiction("data.anonymize_values", True, "data.task", self.task, "set data.task: geoquery")
         if self.task == "files" and self.train is None and self.directory is None:
             raise ValueError("data.task = 'files' needs data.train (a JSONL, CSV or TSV file) or data.directory")
-        wanted = {"covr": r"\d+", "geoquery": "standard|template|tmcd|length"}.get(self.task)
+        wanted = {"covr": r"\d+", "geoquery": "standard|(template|tmcd)(_[123])?|length"}.get(self.task)
         if wanted is not None and self.directory is None and re.fullmatch(wanted, self.split) is None:
-            names = "a number" if self.task == "covr" else wanted.replace("|", ", ")
+            names = "a number" if self.task == "covr" else "standard, template, tmcd, length"
             raise contradiction("data.split", self.split, "data.task", self.task, f"its splits are named by {names}")
         return self
 
@@ -281,7 +279,7 @@ class EvaluationSettings(Section):
     k: int = Field(4, ge=1)
     """Examples a query in the table (paper 4, section 4 "Model setup")."""
     steps: int = Field(8, ge=1)
-    """The plot shows coverage after 1 to this many picks, and always up to k."""
+    """Coverage is measured after 1 to this many picks, and always up to k."""
     selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
         ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "set_bsr_distinct", "knn_structures", "oracle"],
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",

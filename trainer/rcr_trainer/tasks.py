@@ -65,8 +65,7 @@ def load_split(data: DataSettings, seed: int) -> Split:
     if data.task == "covr":
         return covr_split(data.split, seed, data.train_size, data.test_size)
     if data.task == "geoquery":
-        corpus = data.corpus or download_corpus()
-        return geoquery_split(corpus, data.split, data.ids, seed, divergence=data.divergence)
+        return geoquery_split(data.corpus or download_corpus(), data.split, data.ids)
     files: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
     for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
         if path is not None:

@@ -1,4 +1,4 @@
-"""GeoQuery: the corpus file, its published splits, and splits drawn by the same procedures."""
+"""GeoQuery: the corpus file, and the splits that others have published."""
 
 from __future__ import annotations
 
@@ -6,30 +6,20 @@ import hashlib
 import random
 import re
 import urllib.request
-from collections.abc import Mapping
 from dataclasses import replace
 from http.client import HTTPException
 from pathlib import Path
-from typing import Any
 from urllib.error import HTTPError
 from xml.etree import ElementTree
 
 from langchain_rcr.basics.files import write_bytes
-from langchain_rcr.programs import ProgramSpec, Tree
-from rcr_trainer.data.dividing import length_split, random_split, template_split, tmcd_split
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file, read_text
 from rcr_trainer.errors import ConfigError, DataError
-
-# The sizes of train (Appendix A); template, TMCD and length leave 440 ids for dev and test.
-_TRAIN = {"standard": 600, "template": 440, "tmcd": 440, "length": 440}
-KINDS = tuple(_TRAIN)
 
 # The splits divide these; the corpus file has twelve more examples that belong to none.
 _IDS = range(880)
 _PROGRAM = "geo-funql"
 _VALUE, _MARK = re.compile("'[^']*'"), re.compile(r"[\s?.!]+$")
-PUBLISHED_DIVERGENCE = 0.17
-"""Of the compounds of the published split tmcd_1: 0.166."""
 
 CORPUS_URL = (
     "https://raw.githubusercontent.com/jkkummerfeld/text2sql-data/"
@@ -51,7 +41,8 @@ PUBLISHED = {
     "tmcd_3": (_CSL, "49793305f646a1cd9993f65e91cdd53292219d4e3285dc6db598093a4049bec6"),
     "length": (_CSL, "bfe1ea81769f9f8c424a77e907b6e57b0dfae66482b97a73301f51dc3e07a3b4"),
 }
-"""The paper's splits: the folder that has NAME.json with the ids, and its sha256."""
+"""The paper's splits (sizes in its appendix A): the folder that has NAME.json with the ids, and its sha256."""
+SHORT = {"template": "template_1", "tmcd": "tmcd_1"}
 
 
 def download_geoquery(
@@ -94,16 +85,17 @@ def download_geoquery(
     return destination
 
 
-def published_ids(path: Path) -> Path:
-    """The ids of one of the paper's splits, downloaded unless the file, which is named for the split, is there.
+def published_ids(folder: Path, name: str) -> Path:
+    """The ids of one of the paper's splits, downloaded into the corpus' folder unless they are there.
 
     Raises:
         DataError: they can't be downloaded, or the file that is there is another.
     """
-    folder, sha256 = PUBLISHED[path.stem]
+    source, sha256 = PUBLISHED[name]
+    path = folder / ("splits" if name == "standard" else "splits_csl") / f"{name}.json"
     if path.is_file() and (digest := hashlib.sha256(path.read_bytes()).hexdigest()) != sha256:
         raise DataError(f"{path} is not the published file: its sha256 is {digest}, expected {sha256}")
-    return download_geoquery(path, url=f"{folder}/{path.name}", sha256=sha256)
+    return download_geoquery(path, url=f"{source}/{path.name}", sha256=sha256)
 
 
 def read_corpus(path: str | Path) -> dict[int, Example]:
@@ -139,48 +131,34 @@ def read_corpus(path: str | Path) -> dict[int, Example]:
     return {id_: found[id_] for id_ in _IDS}
 
 
-def geoquery_split(
-    corpus: str | Path,
-    kind: str,
-    ids: str | Path | None = None,
-    seed: int = 0,
-    *,
-    divergence: float | None = PUBLISHED_DIVERGENCE,
-) -> Split:
-    """One GeoQuery split (sizes: the paper's Appendix A); ids are those of the corpus.
-
-    Dev is a quarter of what is not in train (110 of 440); the standard split has none.
+def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None) -> Split:
+    """One GeoQuery split; ids are those of the corpus.
 
     Args:
         corpus: the corpus file.
-        kind: ``standard`` (at random), ``template`` (no anonymised program on both sides), ``tmcd`` (compounds of
-            test unlike those of train) or ``length`` (the longest programs in test; the published split goes by the
-            words of the question).
-        ids: a JSON file ``{"train": [ids], "test": [ids]}``, such as the published splits. It may have a ``dev``;
-            otherwise dev is drawn from test, always the same.
-        seed: of the draw, without `ids`.
-        divergence: of compounds, at which the draw of ``tmcd`` ends; None: as far as it goes, some 0.34.
+        kind: one of PUBLISHED or SHORT.
+        ids: a JSON file ``{"train": [ids], "test": [ids]}``. It may have a ``dev``; otherwise a quarter of test becomes
+            dev, always the same, save for ``standard``, which has none. None: the published file in the corpus' folder,
+            downloaded unless it is there.
 
     Raises:
         ConfigError: no such kind.
-        DataError: the corpus or the ids file can't be used.
+        DataError: the corpus or the ids can't be used or downloaded.
     """
-    if kind not in KINDS:
-        raise ConfigError(f"there is no GeoQuery split {kind!r}; the splits are {', '.join(KINDS)}")
+    name = SHORT.get(kind, kind)
+    if name not in PUBLISHED:
+        raise ConfigError(f"there is no GeoQuery split {kind!r}; the splits are {', '.join(PUBLISHED)}")
     examples = read_corpus(corpus)
-    meta: dict[str, Any] = {"task": "geoquery", "split": kind}
-    if ids is not None:
-        parts = _read_ids(Path(ids))
-        name, meta["how"] = Path(ids).stem, f"the ids of {Path(ids).name}"
-    else:
-        parts = _drawn_ids(examples, kind, seed, divergence)
-        name, meta["how"], meta["seed"] = kind, "drawn by the procedure", seed
-    if kind != "standard" and not parts["dev"]:
+    path = published_ids(Path(corpus).parent, name) if ids is None else Path(ids)
+    parts = _read_ids(path)
+    if name != "standard" and not parts["dev"]:
         rest = parts["test"]
-        draw = random.Random(f"geoquery-dev-{seed if ids is None else 0}").random  # noqa: S311 - data, not secrets
+        draw = random.Random("geoquery-dev-0").random  # noqa: S311 - data, not secrets
         dev = {id_ for _, id_ in sorted((draw(), id_) for id_ in sorted(rest))[: round(len(rest) / 4)]}
         parts["dev"], parts["test"] = [i for i in rest if i in dev], [i for i in rest if i not in dev]
-    return Split(f"geoquery-{name}", **{part: [examples[id_] for id_ in parts[part]] for part in PARTS}, meta=meta)
+    meta = {"task": "geoquery", "split": kind, "how": f"the ids of {path.name}"}
+    found = {part: [examples[id_] for id_ in parts[part]] for part in PARTS}
+    return Split(f"geoquery-{path.stem}", **found, meta=meta)
 
 
 def printed(split: Split) -> Split:
@@ -191,26 +169,6 @@ def printed(split: Split) -> Split:
             source, target = _MARK.sub("", each.source.lower()), _VALUE.sub("'value'", each.target)
             getattr(printed, part).append(replace(each, source=source, target=target))
     return printed
-
-
-def _drawn_ids(examples: Mapping[int, Example], kind: str, seed: int, divergence: float | None) -> dict[str, list[int]]:
-    spec = ProgramSpec(language="functional", anonymize=True)
-    ids, size, name = list(examples), _TRAIN[kind], f"geoquery-{kind}-{seed}"
-    trees: list[Tree] = []
-    for example in examples.values():
-        if (tree := spec.tree(example.target)) is None:
-            raise DataError(f"example {example.id} holds no FunQL program: {example.target}")
-        trees.append(tree)
-    if kind == "standard":
-        sides = random_split(len(ids), size, name)
-    elif kind == "template":
-        sides = template_split([spec.key(example.target) for example in examples.values()], size, name)
-    elif kind == "tmcd":
-        sides = tmcd_split(trees, size, name, divergence)
-    else:
-        sides = length_split([len(tree) for tree in trees], size, name)
-    train, test = ([ids[position] for position in side] for side in sides)
-    return {"train": train, "dev": [], "test": test}
 
 
 def _read_ids(path: Path) -> dict[str, list[int]]:

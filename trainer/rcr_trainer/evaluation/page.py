@@ -1,4 +1,4 @@
-"""Runs as one HTML file that needs nothing else: tables, curves, and a browser of the questions.
+"""Runs as one HTML file that needs nothing else: tables, and a browser of the questions.
 
 The picks are in it once, as JSON; the script shows one question at a time, and writes texts as texts only. A content
 security policy allows this script alone, and no connection.
@@ -16,7 +16,6 @@ from typing import Any
 
 from langchain_rcr.basics.files import write_text
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.plot import CURVES, coverage_figure, learning_figures, to_svg
 from rcr_trainer.evaluation.report import (
     FIGURES,
     OURS,
@@ -61,7 +60,7 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
                 f"missing, `rcr-train evaluate {run.path}` the comparison alone, once the training is done"
             )
         if not (run.path / PICKS).is_file():
-            raise DataError(f"{run.path} has no {PICKS}: `rcr-train evaluate {run.path} --only-picks` writes it")
+            raise DataError(f"{run.path} has no {PICKS}: `rcr-train evaluate {run.path}` writes it")
     reports = [EvaluationReport.read(run.path) for run in runs]
     names = [run.config.name for run in runs]
     script = (_HERE / "page.js").read_text(encoding="utf-8")
@@ -84,7 +83,6 @@ def _section(name: str, run: Run, report: EvaluationReport) -> dict[str, Any]:
     """What the template shows of one run."""
     changed = f"; the run's own settings are others: {', '.join(report.changed)}" if report.changed else ""
     about = f"split {report.split}, {report.n} {report.part} queries of {report.programs} programs, "
-    curves = {stage: learning_figures(run.metrics(stage), stage) for stage in CURVES}
     return {
         "id": name,
         "name": run.config.name,
@@ -93,12 +91,7 @@ def _section(name: str, run: Run, report: EvaluationReport) -> dict[str, Any]:
         "advice": report.advice,
         "table": _table_of(report),
         "intervals": _intervals_of(report),
-        "coverage": to_svg(coverage_figure(report), "coverage by the number of picks"),
-        "curves": {
-            stage: [to_svg(figure, title) for title, figure in figures.items()]
-            for stage, figures in curves.items()
-            if figures
-        },
+        "coverage": _coverage_of(report),
     }
 
 
@@ -123,6 +116,18 @@ def _table_of(report: EvaluationReport) -> Table:
         for name, scores in report.selectors.items()
     ]
     return Table(["selector", *(text for text, _ in columns.values())], rows)
+
+
+def _coverage_of(report: EvaluationReport) -> Table:
+    """Coverage, %, by the number of picks."""
+    rows = [
+        (
+            "ours" if name == OURS else own.kind,
+            [label(name, own.kind), *(f"{each:.1f}" for each in own.coverage_by_step)],
+        )
+        for name, own in report.selectors.items()
+    ]
+    return Table(["picks", *map(str, range(1, report.steps + 1))], rows)
 
 
 def _intervals_of(report: EvaluationReport) -> Table | None:

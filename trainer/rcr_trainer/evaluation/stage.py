@@ -21,7 +21,6 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
 from rcr_trainer.evaluation.plain import plain_selectors
-from rcr_trainer.evaluation.plot import coverage_figure, write_png
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Picks, write_picks
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.layers import differences, load_config
@@ -40,20 +39,18 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
+def evaluation_stage(run: Run) -> EvaluationReport:
     """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
 
-    Writes picks.jsonl, coverage.png and evaluation.json. A first comparison writes them before a language model is
+    Writes picks.jsonl and evaluation.json. A first comparison writes them before a language model is
     asked, without answers; those of an earlier one stay until it has answered.
 
     Args:
         run: a run with a checkpoint.
-        only_picks: write nothing but picks.jsonl, for the evaluation.json that is there.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
-        ConfigError: there are no queries of this split, the run's folder names what the caller hasn't consented to, or,
-            with `only_picks`, evaluation.json has other settings.
+        ConfigError: there are no queries of this split, or the run's folder names what the caller hasn't consented to.
         InputError: k is more than the pool offers.
         LLMError: the language model can't be asked. A spent budget, or a model that scores no texts, is no error: see
             the report's `missing` and `left_out`.
@@ -88,17 +85,13 @@ def evaluation_stage(run: Run, *, only_picks: bool = False) -> EvaluationReport:
     changed = [change for change in differences(written, config) if change.startswith("evaluation.")]
 
     def keep(report: EvaluationReport, picks: Picks) -> None:
-        if only_picks:
-            _check_same(run, report, asks=asks)
         if asks and report.answers is None and run.done("evaluation"):
             return
         write_picks(run.path, picks)
-        if not only_picks:
-            write_png(coverage_figure(report), run.path / "coverage.png")
-            report.write(run.path)
-            # Who answered which questions is all that `evaluation.answer…` changes.
-            if all(change.startswith("evaluation.answer") for change in changed):
-                write_text(run.checkpoint / CARD, _card(config, policies[OURS], report))
+        report.write(run.path)
+        # Who answered which questions is all that `evaluation.answer…` changes.
+        if all(change.startswith("evaluation.answer") for change in changed):
+            write_text(run.checkpoint / CARD, _card(config, policies[OURS], report))
 
     with _language_model(run, task) as llm:
         plain = plain_selectors(
@@ -179,28 +172,6 @@ def _policies(run: Run) -> dict[str, TriEncoder]:
             if encoder.backbone is not None:
                 encoder.backbone = RememberingBackbone(encoder.backbone, run.vectors)
     return policies
-
-
-def _check_same(run: Run, report: EvaluationReport, *, asks: bool) -> None:
-    """Refuse picks that are not those of the run's evaluation.json.
-
-    Raises:
-        ConfigError: naming what differs.
-    """
-    if not (run.path / "evaluation.json").is_file():
-        return
-    before = EvaluationReport.read(run.path)
-    pairs = {
-        name: (getattr(before, name), getattr(report, name)) for name in ("k", "part", "n", "gold", "split", "seed")
-    }
-    pairs["answers"] = before.answers is not None, asks
-    was, now = ({name: round(scores.coverage, 2) for name, scores in r.selectors.items()} for r in (before, report))
-    pairs["coverage"] = was, now
-    changed = [f"{name} ({one}, now {other})" for name, (one, other) in pairs.items() if one != other]
-    if changed:
-        raise ConfigError(
-            f"{run.path / 'evaluation.json'} has other settings: {changed[0]}; without --only-picks both are written"
-        )
 
 
 def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:

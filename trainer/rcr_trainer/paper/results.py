@@ -1,10 +1,10 @@
-"""A table from what its runs found, as Markdown, CSV, LaTeX and plots; the paper's own figures stand beside ours."""
+"""A table from what its runs found, as Markdown, JSON and plots; the paper's own figures stand beside ours."""
 
 from __future__ import annotations
 
-import csv
 import io
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import cycle
@@ -13,9 +13,8 @@ from statistics import mean, stdev
 
 import numpy as np
 
-from langchain_rcr.basics.files import write_text
+from langchain_rcr.basics.files import write_bytes, write_text
 from rcr_trainer.evaluation.metrics import paired_intervals
-from rcr_trainer.evaluation.plot import STYLES, new_figure, tidy, write_png
 from rcr_trainer.evaluation.report import FIGURES, Interval
 from rcr_trainer.evaluation.table import gap_text, markdown_rows
 from rcr_trainer.paper.splits import COVR
@@ -26,6 +25,11 @@ MEAN = "mean"
 _SHOWN = ("exact_match", "jaccard", "execution", "coverage", "full_coverage", "prompt_tokens", "latency_ms", "cost")
 _METRICS = {name: FIGURES[name] for name in _SHOWN} | {"pick_seconds": ("s to pick for all questions", 2)}
 """The columns of the second table: title and decimals."""
+# Okabe and Ito's palette and some more, told apart with any colour vision, each with its marker for print.
+_STYLES = (
+    *(("#0072B2", "s"), ("#56B4E9", "D"), ("#009E73", "^"), ("#CC79A7", "v"), ("#E69F00", "X"), ("#000000", "P")),
+    *(("#8C6D31", "*"), ("#5B5EA6", "h"), ("#9B2335", "p"), ("#2E8B6F", "d")),
+)
 
 
 @dataclass(frozen=True)
@@ -102,12 +106,12 @@ class Result:
     # ------------------------------------------------------------------ writing
 
     def write(self, folder: Path) -> list[Path]:
-        """Write NAME.md, NAME.csv, NAME.tex and, for a figure, NAME.png; returns their paths.
+        """Write NAME.md, NAME.json and, for a figure, NAME.png; returns their paths.
 
         Raises:
             InputError: they can't be written.
         """
-        texts = {"md": self.markdown(), "csv": self.csv(), "tex": self.latex()}
+        texts = {"md": self.markdown(), "json": self.json()}
         paths = [folder / f"{self.name}.{ending}" for ending in texts]
         for path, text in zip(paths, texts.values(), strict=True):
             write_text(path, text)
@@ -131,55 +135,39 @@ class Result:
         lines += [f"\n{name} left out: {reason.rstrip('.')}." for name, reason in self.left_out.items()]
         return "\n".join(lines) + "\n"
 
-    def csv(self) -> str:
-        """A line for each row, split, seed and metric; `paper` is the paper's figure for exact match.
-
-        `exact_match_gap`, `exact_match_gap_low` and `exact_match_gap_high` are `gaps`.
-        """
-        buffer = io.StringIO()
-        writer = csv.writer(buffer, lineterminator="\n")
-        writer.writerow(["table", "row", "split", "seed", "metric", "value", "paper"])
+    def json(self) -> str:
+        """The figures of each row in each run, the paper's exact match beside them, and `gaps`."""
+        runs = []
         for outcome in self.outcomes:
-            label = outcome.row.label
-            for metric, value in outcome.metrics.items():
-                beside = paper_figure(self.name, label, _column(outcome)) if metric == "exact_match" else None
-                if value is not None:
-                    line = [self.name, label, outcome.split, outcome.seed, metric, f"{value:.6g}"]
-                    writer.writerow([*line, "" if beside is None else beside])
-        for label, (points, interval) in self.gaps.items():
-            for end, value in zip(("", "_low", "_high"), (points, *(interval or ())), strict=False):
-                writer.writerow([self.name, label, MEAN, "", f"exact_match_gap{end}", f"{value:.6g}", ""])
-        return buffer.getvalue()
-
-    def latex(self) -> str:
-        """Both tables for booktabs; in the first, the paper's figures stand in a line below ours."""
-        rows = []
-        for label in self.rows:
-            rows.append(_latex_row([label, *(self._cell(label, column) for column in self.columns)]))
-            paper = [paper_figure(self.name, label, column) for column in self.columns]
-            if any(figure is not None for figure in paper):
-                shown = ["–" if figure is None else f"{figure:.1f}" for figure in paper]
-                rows.append(r"\quad \textit{paper}" + _latex_row(["", *shown]))
-        head, means = self._means()
-        lines = ["% " + self._note(), *_tabular([self._heading(column) for column in self.columns], rows)]
-        lines += ["", "% Means over the splits", *_tabular(head, map(_latex_row, means))]
-        return "\n".join(lines) + "\n"
+            paper = paper_figure(self.name, outcome.row.label, _column(outcome))
+            figures = {metric: value for metric, value in outcome.metrics.items() if value is not None}
+            about = {"row": outcome.row.label, "split": outcome.split, "seed": outcome.seed, "paper": paper}
+            runs.append(about | figures)
+        gaps = {row: {"points": points, "interval": ends} for row, (points, ends) in self.gaps.items()}
+        return json.dumps({"table": self.name, "runs": runs, "gaps": gaps}, ensure_ascii=False, indent=2) + "\n"
 
     def _plot(self, path: Path) -> Path:
         """A panel for each metric of the table against x, a line for each series: mean over seeds and COVR's splits."""
+        from matplotlib.figure import Figure
+
         panels = {metric: lines for metric in self.table.panels if (lines := self._series(metric))}
-        figure = new_figure(4.6 * max(1, len(panels)), 4.2)
+        figure = Figure(figsize=(4.6 * max(1, len(panels)), 4.2), dpi=200, layout="constrained")
         for number, (metric, found) in enumerate(panels.items(), 1):
-            axes, styles = figure.add_subplot(1, len(panels), number), cycle(STYLES)
+            axes, styles = figure.add_subplot(1, len(panels), number), cycle(_STYLES)
             for series, points in found.items():
                 colour, marker = next(styles)
                 axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=series, linewidth=1.5)
             axes.set_title(self.table.panels[metric], loc="left", fontsize=9)
             axes.set_xlabel(self.table.x)
-            tidy(axes)
+            axes.grid(axis="y", color="black", alpha=0.15, linewidth=0.8)
+            axes.set_axisbelow(True)
+            axes.spines[["top", "right"]].set_visible(False)
         handles = figure.axes[0].get_legend_handles_labels() if figure.axes else ([], [])
         figure.legend(*handles, loc="outside lower left", ncols=2 * max(1, len(panels)), frameon=False, fontsize=8)
-        return write_png(figure, path)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="png")
+        write_bytes(path, buffer.getvalue())
+        return path
 
     def _series(self, metric: str) -> dict[str, list[tuple[float, float]]]:
         """By series its points (x, y), of each column by itself where there are several."""
@@ -229,27 +217,14 @@ class Result:
         return f"{over}.{beside}"
 
 
-def cell(values: Sequence[float], digits: int = 1, *, sign: bool = False) -> str:
+def cell(values: Sequence[float], digits: int = 1) -> str:
     """Mean ± standard deviation; without the latter for a single value."""
     if not values:
         return "–"
-    plus = "+" if sign else ""
     spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{mean(values):{plus}.{digits}f}{spread}"
+    return f"{mean(values):.{digits}f}{spread}"
 
 
 def _column(outcome: Outcome) -> str:
     split = "covr" if outcome.split.startswith("covr-") else outcome.split
     return str(published()["splits"].get(split, split))
-
-
-_LATEX = str.maketrans({**{sign: f"\\{sign}" for sign in "&%$#_{}"}, "²": "$^2$", "±": r"$\pm$", "–": "--"})
-
-
-def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(each.translate(_LATEX) for each in cells) + r" \\"
-
-
-def _tabular(head: Sequence[str], rows: Iterable[str]) -> list[str]:
-    columns = r"\begin{tabular}{@{}l" + "r" * len(head) + r"@{}}"
-    return [columns, r"\toprule", _latex_row(["", *head]), r"\midrule", *rows, r"\bottomrule", r"\end{tabular}"]

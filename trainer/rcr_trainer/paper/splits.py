@@ -78,7 +78,7 @@ def split_settings(split: str, data: Path, made: Path, seed: int = 0) -> dict[st
     folder, name = data / "geoquery", split.removeprefix("csl_")
     try:
         corpus = download_corpus(folder / "corpus.xml")
-        ids = published_ids(folder / ("splits" if name == split else "splits_csl") / f"{name}.json")
+        ids = published_ids(folder, name)
     except DataError as error:
         raise DataError(f"{error}; --data FOLDER takes them from a folder, as {folder} would be") from error
     own = {"exclude_own_program": split != "standard"}  # which is i.i.d.: most test programs are in the pool

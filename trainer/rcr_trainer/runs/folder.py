@@ -8,7 +8,7 @@
     state/            of each stage of training what it needs to go on, after a kill or to more epochs
     checkpoint/       the trained policy and pool.jsonl, its candidates
     checkpoint-sft/   where GRPO follows: the policy that SFT left, from which GRPO began
-    evaluation.json   the comparison; coverage.png, its plot
+    evaluation.json   the comparison
     picks.jsonl       for each question and selector its picks, what they cover, the answer (`evaluation.report`)
     report.html       all of this as a page, once `rcr-train report` has been called
     run.lock          the process that works on the run, or worked on it last (`hold`)
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 
 _RESULTS = (
     *("data", "metrics.jsonl", "tensorboard", "state", "checkpoint", "checkpoint-sft"),
-    *("evaluation.json", "coverage.png", "picks.jsonl", "report.html"),
+    *("evaluation.json", "picks.jsonl", "report.html"),
 )
 INCIDENTAL = (
     *("name", "output", "threads", "tensorboard", "keep_state"),
