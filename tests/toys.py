@@ -30,3 +30,10 @@ def installed(folder: Path, name: str, *files: str) -> None:
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (about / "RECORD").write_text("".join(f"{file},,\n" for file in listed))
+
+
+def tuned(selector, **values):
+    """A plain selector with other values than its own."""
+    for name, value in values.items():
+        setattr(selector, name, value)
+    return selector

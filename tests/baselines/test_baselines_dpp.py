@@ -8,8 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.baselines.dpp import DPPSelector
-
-from langchain_rcr.errors import InputError
+from toys import tuned
 
 PLANE = {"query": [2, 0], "same": [1, 0], "near": [0.8, 0.6], "far": [0, 1], "nothing": [0, 0]}
 
@@ -45,14 +44,14 @@ def test_by_hand():
     examples = [{"source": s} for s in ("same", "same", "near", "far")]
     # Relevance 1, 1, 0.9, 0.5. Beside the first, near has the volume 1 − 0.9² = 0.19 and far 1 − 0.5² = 0.75;
     # ln 0.19 + 0.9 = −0.76 and ln 0.75 + 0.5 = 0.21 with λ = 1, 7.34 and 4.71 with λ = 0.1. The copy has none.
-    assert DPPSelector(examples, embed=in_plane, lam=1).pick(["query"], 4).tolist() == [[0, 3, 2, 1]]
-    assert DPPSelector(examples, embed=in_plane, lam=0.1).pick(["query"], 4).tolist() == [[0, 2, 3, 1]]
-    assert DPPSelector(examples, embed=in_plane, lam=0.1).pick(["query"], 3, [[0]]).tolist() == [[1, 2, 3]]
+    assert tuned(DPPSelector(examples, embed=in_plane), lam=1).pick(["query"], 4).tolist() == [[0, 3, 2, 1]]
+    assert tuned(DPPSelector(examples, embed=in_plane), lam=0.1).pick(["query"], 4).tolist() == [[0, 2, 3, 1]]
+    assert tuned(DPPSelector(examples, embed=in_plane), lam=0.1).pick(["query"], 3, [[0]]).tolist() == [[1, 2, 3]]
 
 
 def test_zero_vectors_are_numbers_too():
     examples = [{"source": s} for s in ("nothing", "nothing", "same", "far")]
-    selector = DPPSelector(examples, embed=in_plane, lam=0.1)
+    selector = tuned(DPPSelector(examples, embed=in_plane), lam=0.1)
     assert selector.pick(["query"], 4).tolist() == [[2, 3, 0, 1]]
     # From nowhere all are as relevant: same and far have the volume 1, nothing has 1/2; a copy has none.
     assert selector.pick(["nothing"], 4).tolist() == [[2, 3, 0, 1]]
@@ -74,7 +73,7 @@ def test_equals_the_slow_loop(seed, n, lam, fetch_k, data):
     entries = st.lists(st.integers(0, n - 1), max_size=n - 1, unique=True)
     exclude = [data.draw(entries) for _ in queries]
     k = min(8, n - max(map(len, exclude)))
-    picked = DPPSelector(pool(n), embed=embed, lam=lam, fetch_k=fetch_k).pick(queries, k, exclude)
+    picked = tuned(DPPSelector(pool(n), embed=embed), lam=lam, fetch_k=fetch_k).pick(queries, k, exclude)
     for row, query in enumerate(queries):
         allowed = [c for c in range(n) if c not in exclude[row]]
         assert picked[row].tolist() == slow(vectors[query], candidates, allowed, k, lam, fetch_k)
@@ -83,11 +82,11 @@ def test_equals_the_slow_loop(seed, n, lam, fetch_k, data):
 def test_what_lies_outside_the_shortlist_follows_by_relevance():
     _, embed = lookup(1, 32)
     dense = DenseSelector(pool(30), embed=embed).pick(["30", "31"], 30)
-    picked = DPPSelector(pool(30), embed=embed, lam=0.3, fetch_k=9).pick(["30", "31"], 30)
+    picked = tuned(DPPSelector(pool(30), embed=embed), lam=0.3, fetch_k=9).pick(["30", "31"], 30)
     assert (np.sort(picked[:, :9], axis=1) == np.sort(dense[:, :9], axis=1)).all()
     assert (picked[:, :9] != dense[:, :9]).any()
     assert (picked[:, 9:] == dense[:, 9:]).all()
-    few = DPPSelector(pool(30), embed=embed, lam=0.3, fetch_k=9).pick(["30"], 5, [dense[0, :25]])
+    few = tuned(DPPSelector(pool(30), embed=embed), lam=0.3, fetch_k=9).pick(["30"], 5, [dense[0, :25]])
     assert sorted(few[0]) == sorted(dense[0, 25:])
 
 
@@ -95,33 +94,22 @@ def test_the_smallest_trade_offs_neither_overflow_nor_forget_relevance():
     _, embed = lookup(2, 40)
     queries = [str(i) for i in range(30, 40)]
     dense = DenseSelector(pool(30), embed=embed).pick(queries, 10)
-    assert (DPPSelector(pool(30), embed=embed, lam=1e-7).pick(queries, 10) == dense).all()
-    diverse = DPPSelector(pool(30), embed=embed, lam=1e7).pick(queries, 10)
+    assert (tuned(DPPSelector(pool(30), embed=embed), lam=1e-7).pick(queries, 10) == dense).all()
+    diverse = tuned(DPPSelector(pool(30), embed=embed), lam=1e7).pick(queries, 10)
     assert (diverse != dense).mean() > 0.5
 
 
 def test_blocks_of_queries_change_nothing(monkeypatch):
     _, embed = lookup(3, 60)
     queries = [str(i) for i in range(30, 60)]
-    selector = DPPSelector(pool(30), embed=embed, fetch_k=12)
+    selector = tuned(DPPSelector(pool(30), embed=embed), fetch_k=12)
     whole = selector.pick(queries, 14)
     monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 500)
     assert (selector.pick(queries, 14) == whole).all()
 
 
-@pytest.mark.parametrize("lam", [0, -1, float("nan"), float("inf")])
-def test_a_trade_off_that_is_none_is_refused(lam):
-    with pytest.raises(InputError, match="lam is"):
-        DPPSelector(pool(3), embed=in_plane, lam=lam)
-
-
-def test_an_empty_shortlist_is_refused():
-    with pytest.raises(InputError, match="fetch_k is 0"):
-        DPPSelector(pool(3), embed=in_plane, fetch_k=0)
-
-
 def test_as_a_langchain_selector():
-    selector = DPPSelector([{"source": s} for s in ("near", "near", "far")], embed=in_plane, k=2, lam=0.1)
+    selector = tuned(DPPSelector([{"source": s} for s in ("near", "near", "far")], embed=in_plane, k=2), lam=0.1)
     assert selector.select_examples({"source": "query"}) == [{"source": "near"}, {"source": "far"}]
     selector.add_example({"source": "same"})
     assert selector.select_examples({"source": "query"}) == [{"source": "same"}, {"source": "near"}]

@@ -5,8 +5,8 @@ import pytest
 from rcr_trainer.baselines.bm25 import BM25SchemaSelector
 from rcr_trainer.baselines.dail_sql import DAILSQLSelector
 from rcr_trainer.baselines.linking import mask_question, program_words, schema_words
+from toys import tuned
 
-from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec(language="sql:sqlite")
@@ -59,17 +59,15 @@ def embed(texts):
 
 def test_dail_sql_masks_and_puts_the_likely_skeleton_first():
     options = {"spec": SPEC, "embed": embed, "schemas": {"how many trees": "CREATE TABLE tree (a text);"}}
-    picked = DAILSQLSelector(EXAMPLES, threshold=1.0, **options).pick(["how many trees"], 5)[0].tolist()
+    picked = tuned(DAILSQLSelector(EXAMPLES, **options), threshold=1.0).pick(["how many trees"], 5)[0].tolist()
     assert picked[:2] == [0, 2]  # "how many <mask>"; the skeleton of the first is theirs alone
     assert picked[2] == 4  # of the others the question that is most alike
-    some = DAILSQLSelector(EXAMPLES, threshold=0.5, **options)
+    some = tuned(DAILSQLSelector(EXAMPLES, **options), threshold=0.5)
     assert some.pick(["how many trees"], 3)[0].tolist() == [0, 2, 4]
     # Without the likeliest skeleton the order is that of masked questions.
     assert some.pick(["how many trees"], 2, [[0, 2]])[0].tolist()[0] == 4
     some.add_example({"source": "how many birds", "target": "SELECT count(*) FROM bird"})
     assert some.pick(["how many trees"], 3)[0].tolist() == [0, 2, 5]
-    with pytest.raises(InputError, match="threshold is 0"):
-        DAILSQLSelector(EXAMPLES, threshold=0, **options)
 
 
 def test_bm25_counts_the_names_of_programs_and_a_querys_names_twice():

@@ -74,7 +74,6 @@ RESOURCES = Resources(
     score=Scores(),
     policy=policy,
     encode=lambda name, base: embed,
-    token_ids=lambda texts: [[sum(word.encode()) % 64 for word in text.split()] for text in texts],
     learning=LearnedSettings(queries=6, candidates=4, sets=3, epochs=1, batch_size=8),
 )
 INDEPENDENT = (RandomSelector, FixedSelector, BM25Selector, DenseSelector)

@@ -226,7 +226,8 @@ def test_a_variable_of_the_environment_counts(capsys, tiny, monkeypatch):
 
 @pytest.mark.slow  # what was imported is imported again
 @pytest.mark.parametrize(
-    ("module", "command"), [("yaml", ["init"]), ("rich", ["run", "tiny.yaml"]), ("tensorboard", ["run", "tiny.yaml"])]
+    ("module", "command"),
+    [("yaml", ["init"]), ("rich", ["run", "tiny.yaml"]), ("tensorboard", ["run", "tiny.yaml", "--tensorboard=true"])],
 )
 def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module, command):
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:

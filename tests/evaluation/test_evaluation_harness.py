@@ -43,11 +43,7 @@ def embed_tokens(texts):
     return [tokens[[NAMES.index(word) for word in text.split() if word in NAMES]] for text in texts]
 
 
-def token_ids(texts):
-    return [[NAMES.index(word) for word in text.split() if word in NAMES] for text in texts]
-
-
-EVERYTHING = Resources(SPEC, 1, embed, embed_tokens, token_ids=token_ids)
+EVERYTHING = Resources(SPEC, 1, embed, embed_tokens)
 LEARN = ["epr", "se2", "se2_tri", "ceil", "iterr", "llm_r"]
 OWN_MODEL = ["bert", "contriever"]
 NO_EMBEDDINGS = Resources(SPEC, 1)
@@ -236,14 +232,13 @@ def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
         "no_examples",
         "fixed",
         "bm25",
-        "bm25_coverage",
         "bm25_schema",
         "oracle",
         "cover_ls_gold",
     ]
     assert report.left_out == {
-        **dict.fromkeys(("dense", "mmr", "dpp", "knn_structures", "cover_ls", "dail_sql"), "no embeddings were given"),
-        **dict.fromkeys(("set_bsr", "set_bsr_distinct", "set_bsr_idf"), "no embeddings of tokens were given"),
+        **dict.fromkeys(("dense", "mmr", "dpp", "knn_structures", "dail_sql"), "no embeddings were given"),
+        **dict.fromkeys(("set_bsr", "set_bsr_distinct"), "no embeddings of tokens were given"),
         **dict.fromkeys(LEARN, "no scoring language model was given"),
         **dict.fromkeys(OWN_MODEL, "no pretrained models can be opened"),
     }
@@ -272,7 +267,7 @@ def test_each_selector_embeds_the_pool_once():
         return embed(texts)
 
     run(plain_selectors(POOL, Resources(SPEC, 1, recording), dev=QUERIES[:4]))
-    assert calls.count(24) == 6
+    assert calls.count(24) == 5
     assert max(calls) == 24
 
 

@@ -19,7 +19,7 @@ from rcr_trainer.settings import Settings
 if TYPE_CHECKING:
     from rcr_trainer.runs.folder import Run
 
-_OPENS_MODELS = {"embed", "embed_tokens", "token_ids", "policy"}
+_OPENS_MODELS = {"embed", "embed_tokens", "policy"}
 """Needs of baselines that open a model by name."""
 
 

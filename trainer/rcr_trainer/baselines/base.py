@@ -39,7 +39,6 @@ _MISSING = {
     "score": "no scoring language model was given",
     "policy": "no text encoders were given",
     "encode": "no pretrained models can be opened",
-    "token_ids": "no embeddings of tokens were given",
 }
 
 
@@ -56,7 +55,6 @@ class Resources:
         policy: builds untrained text encoders from the pool's items.
         learning: how those are trained.
         encode: opens a pretrained model, given the selector's name and its model's.
-        token_ids: the tokens' ids, aligned with `embed_tokens`.
         prompt: how the scoring language model is asked.
         schemas: of a query's database, by the query's text, where it is known; an example has its own.
     """
@@ -69,7 +67,6 @@ class Resources:
     policy: Callable[[Sequence[Item]], TriEncoder] | None = None
     learning: LearnedSettings = field(default_factory=LearnedSettings)
     encode: Callable[[str, str], Embed] | None = None
-    token_ids: Callable[[Sequence[str]], list[list[int]]] | None = None
     prompt: Prompt = APPENDIX_D
     schemas: Mapping[str, str] = field(default_factory=dict)
 

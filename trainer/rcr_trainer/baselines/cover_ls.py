@@ -1,12 +1,11 @@
-"""Cover-LS: cover the structures of the gold program, or of a predicted one, the largest first, no template twice.
+"""Cover-LS: cover the structures of the gold program, the largest first, no template twice.
 
 Source: Levy, Bogin and Berant, "Diverse Demonstrations Improve In-context Compositional Generalization", ACL 2023,
-arXiv 2212.06800, section 3.2 and Algorithm 1. For each uncovered structure, by size, the example is taken that has it
-and whose question BM25 scores highest; once all are covered, the cover begins again.
+arXiv 2212.06800, section 3.2, Algorithm 1, and the oracle of section 4. For each uncovered structure, by size, the
+example is taken that has it and whose question BM25 scores highest; once all are covered, the cover begins again.
 
-`cover_ls_gold` is the oracle of their section 4. Departures: where they predict programs by an auxiliary model, the
-prediction here is the program of the nearest question by dense embeddings. Structures of equal size come in the order
-of their names. Where nothing can be covered, the rest come in BM25's order, templates that were picked last.
+Departures: structures of equal size come in the order of their names. Where nothing can be covered, the rest come in
+BM25's order, templates that were picked last.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from scipy import sparse
 
 from langchain_rcr.programs.structures import CHILD, SIBLING
 from rcr_trainer.baselines.base import Baseline
-from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data.coverage import PoolStructures, program_groups
 from rcr_trainer.data.okapi import BM25Scorer
 
@@ -50,17 +48,11 @@ class CoverLSGoldSelector(Baseline):
     def _pick_for(
         self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]
     ) -> np.ndarray:
-        wanted = self._wanted(queries, references or (), excluded)
+        wanted = self._sorted(self._pool.rows(references or ()))  # of those that the pool has
         order = np.argsort(-self._scorer.scores(queries), axis=1, kind="stable")
         ranks = np.argsort(order, axis=1)
         picks = [self._cover(_row(wanted, row), ranks[row], barred, k) for row, barred in enumerate(excluded)]
         return np.array(picks, dtype=np.int64)
-
-    def _wanted(
-        self, queries: Sequence[str], references: Sequence[str], excluded: list[np.ndarray]
-    ) -> sparse.csr_array:
-        """(B, S) the structures to cover, of those that the pool has."""
-        return self._sorted(self._pool.rows(references))
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         raise NotImplementedError  # `_pick_for` takes its place
@@ -93,23 +85,6 @@ class CoverLSGoldSelector(Baseline):
                 found: np.ndarray = rows[fresh[rows]]
                 return found
         return np.empty(0, dtype=np.int64)
-
-
-class CoverLSSelector(CoverLSGoldSelector):
-    """The same with the program of the nearest question that a query may pick as the predicted program."""
-
-    name: ClassVar[str] = "cover_ls"
-    needs: ClassVar[tuple[str, ...]] = ("embed", "spec")
-    oracle: ClassVar[bool] = False
-
-    def _fit(self) -> None:
-        super()._fit()
-        self._nearest = DenseSelector.build(self._examples, self.resources)
-
-    def _wanted(
-        self, queries: Sequence[str], references: Sequence[str], excluded: list[np.ndarray]
-    ) -> sparse.csr_array:
-        return sparse.csr_array(self._has[self._nearest.pick(queries, 1, excluded)[:, 0]])
 
 
 def _row(matrix: sparse.csr_array, row: int) -> np.ndarray:

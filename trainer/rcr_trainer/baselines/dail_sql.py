@@ -8,13 +8,12 @@ the symbols of programs without names and values. A prompt shows the first pick 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 
-from langchain_rcr.errors import InputError
 from langchain_rcr.programs import get_parser
 from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import EmbeddingSelector
@@ -28,26 +27,20 @@ _ALIKE = 4.0
 class DAILSQLSelector(EmbeddingSelector):
     """Picks by the cosine of masked questions; examples with the likely skeleton go before all others.
 
-    Args:
-        examples: the pool, with a field `schema` where it is known (`Resources.schemas` has the queries').
+    The pool's examples have a field `schema` where it is known; `Resources.schemas` has the queries'.
+
+    Attributes:
         threshold: the Jaccard coefficient from which on a skeleton is the likely one, in (0, 1].
-        **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "dail_sql"
     needs: ClassVar[tuple[str, ...]] = ("embed", "spec")
     trade_off: ClassVar[TradeOff | None] = TradeOff("threshold", (0.5, 0.7, 0.85, 1.0))
-
-    def __init__(self, examples: Sequence[Mapping[str, Any]], *, threshold: float = 0.85, **options: Any) -> None:
-        if not 0 < threshold <= 1:
-            raise InputError(f"threshold is {threshold}; it must be above 0 and at most 1")
-        self.threshold = threshold
-        super().__init__(examples, **options)
+    threshold: float = 0.85
 
     def _fit(self) -> None:
         spec = self.resources.spec
         self._names = linker(self._examples, self.resources.schemas, spec)
-        self._rows, self._lengths = {}, self._lengths[:0]  # a further example may change what is masked in all
         super()._fit()
         nameless: bool | Literal["names"] = "names" if hasattr(get_parser(spec.language), "shape") else True
         skeletons = replace(spec, anonymize=nameless, max_size=1, implied=())

@@ -16,20 +16,13 @@ from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, top_k
 class PoolEmbeddings(Baseline):
     """Embeds each of the pool's U distinct questions once, so that equal ones tie exactly whatever BLAS does."""
 
-    def __init__(self, examples: Sequence[Mapping[str, Any]], **options: Any) -> None:
-        self._rows: dict[str, int] = {}  # question → its place among the distinct questions
-        self._lengths = np.empty(0, dtype=np.int64)  # (U,): how many vectors each has
-        self._vectors = np.empty((0, 0), dtype=np.float32)  # (P, D): of all of them, one after the other
-        super().__init__(examples, **options)
+    _dim: int | None = None
 
     def _fit(self) -> None:
-        new = [text for text in dict.fromkeys(self._questions) if text not in self._rows]
-        if new:
-            lengths, vectors = self._embed(new)
-            self._vectors = np.concatenate([self._vectors, vectors]) if self._rows else vectors
-            self._lengths = np.concatenate([self._lengths, lengths])
-            self._rows.update(zip(new, range(len(self._rows), len(self._lengths)), strict=True))
-        self._row_of = np.array([self._rows[text] for text in self._questions], dtype=np.int64)
+        rows = {text: row for row, text in enumerate(dict.fromkeys(self._questions))}
+        self._lengths, self._vectors = self._embed(list(rows))
+        self._dim = self._vectors.shape[1]
+        self._row_of = np.array([rows[text] for text in self._questions], dtype=np.int64)
 
     @abstractmethod
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -49,8 +42,8 @@ class EmbeddingSelector(PoolEmbeddings):
         vectors = np.asarray(self._function(list(texts)))
         if vectors.ndim != 2 or len(vectors) != len(texts):
             raise InputError(f"embed returned an array of shape {vectors.shape} for {len(texts)} texts")
-        if self._rows and vectors.shape[1] != self._vectors.shape[1]:
-            raise InputError(f"embed gave {vectors.shape[1]} dimensions, the pool has {self._vectors.shape[1]}")
+        if self._dim not in (None, vectors.shape[1]):
+            raise InputError(f"embed gave {vectors.shape[1]} dimensions, the pool has {self._dim}")
         return np.ones(len(texts), dtype=np.int64), self._scaled(vectors)
 
     @property
@@ -136,20 +129,13 @@ class MMRSelector(EmbeddingSelector):
     That is, the largest λ·cos(query, c) − (1 − λ)·max over the picks of cos(pick, c), over the whole pool. As in
     LangChain, the first pick is the most similar one whatever λ is.
 
-    Args:
-        examples: the pool.
+    Attributes:
         lambda_mult: λ in [0, 1]; the default is LangChain's.
-        **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "mmr"
     trade_off: ClassVar[TradeOff | None] = TradeOff("lambda_mult", (0.3, 0.5, 0.7, 0.9))
-
-    def __init__(self, examples: Sequence[Mapping[str, Any]], *, lambda_mult: float = 0.5, **options: Any) -> None:
-        if not 0 <= lambda_mult <= 1:
-            raise InputError(f"lambda_mult is {lambda_mult}; it must lie between 0 and 1")
-        self.lambda_mult = lambda_mult
-        super().__init__(examples, **options)
+    lambda_mult: float = 0.5
 
     def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         similarity[places(excluded, similarity.shape[1])] = -np.inf

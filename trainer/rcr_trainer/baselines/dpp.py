@@ -14,12 +14,11 @@ puts the most similar first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import numpy as np
 
-from langchain_rcr.errors import InputError
 from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import EmbeddingSelector
 
@@ -31,25 +30,15 @@ class DPPSelector(EmbeddingSelector):
 
     Candidates that add no volume (copies of picks) come next, then those outside the shortlist; both by relevance.
 
-    Args:
-        examples: the pool.
+    Attributes:
         lam: λ above 0; the smaller, the more relevance counts.
         fetch_k: length of the shortlist, the candidates most like the query.
-        **options: as for `Baseline`.
     """
 
     name: ClassVar[str] = "dpp"
     trade_off: ClassVar[TradeOff | None] = TradeOff("lam", (0.01, 0.02, 0.05, 0.1, 0.2, 0.5))
-
-    def __init__(
-        self, examples: Sequence[Mapping[str, Any]], *, lam: float = 0.1, fetch_k: int = 100, **options: Any
-    ) -> None:
-        if not 0 < lam < np.inf:
-            raise InputError(f"lam is {lam}; it must be a number above 0")
-        if fetch_k < 1:
-            raise InputError(f"fetch_k is {fetch_k}; it must be at least 1")
-        self.lam, self.fetch_k = lam, fetch_k
-        super().__init__(examples, **options)
+    lam: float = 0.1
+    fetch_k: int = 100
 
     def _fit(self) -> None:
         super()._fit()

@@ -2,8 +2,7 @@
 
 BSR(x, z) = Σ_i max_j x_iᵀ z_j over unit vectors of contextual tokens; for a set, the maximum is over the tokens of all
 its examples. Eq. 5 and 6 and Algorithm 1 of Gupta, Gardner and Singh, "Coverage-based Example Selection for In-Context
-Learning", Findings of EMNLP 2023, arXiv 2305.14907. All tokens weigh the same, as there; in `set_bsr_idf` the rare ones
-weigh more, as in BERTScore (their section 4).
+Learning", Findings of EMNLP 2023, arXiv 2305.14907.
 
 Departures: the encoder is the caller's (the MiniLM of the embedding selectors; theirs is deberta-large-mnli); special
 tokens are left out of the candidates, too; a prompt shows the first pick last, where theirs goes by each example's own
@@ -12,10 +11,8 @@ BSR (section 6.4).
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -51,10 +48,10 @@ class SetBSRSelector(PoolEmbeddings):
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         embed_tokens: Any = self.resources.embed_tokens
         found = [np.asarray(vectors) for vectors in embed_tokens(list(texts))]
-        widths = {vectors.shape[1:] for vectors in found} | ({self._vectors.shape[1:]} if self._rows else set())
+        widths = {vectors.shape[1:] for vectors in found} | ({(self._dim,)} if self._dim else set())
         if len(found) != len(texts) or len(widths) != 1 or len(min(widths)) != 1:
             shapes = ", ".join(str(vectors.shape) for vectors in found[:3])
-            known = f"; the pool's tokens have {self._vectors.shape[1]} dimensions" if self._rows else ""
+            known = f"; the pool's tokens have {self._dim} dimensions" if self._dim else ""
             raise InputError(
                 f"embed_tokens returned {len(found)} arrays ({shapes}, …) for {len(texts)} texts, not one "
                 f"(tokens, dimensions) each{known}"
@@ -63,20 +60,14 @@ class SetBSRSelector(PoolEmbeddings):
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         lengths, vectors = self._embed(queries)
-        weights, starts = self._weights(queries), _starts(lengths)
+        starts = _starts(lengths)
         picked = np.empty((len(queries), k), dtype=np.int64)
         for block in row_blocks(len(queries), max(1, int(lengths.max())) * len(self._questions)):
             tokens = slice(starts[block.start], starts[block.stop])
             owner = np.repeat(np.arange(block.stop - block.start), lengths[block])
             similarity = self._similarity(vectors[tokens])
-            if weights is not None:
-                similarity *= weights[tokens, None]
             picked[block] = greedy_set_cover(similarity, owner, self._row_of, excluded[block], k, self._groups)
         return picked
-
-    def _weights(self, queries: Sequence[str]) -> np.ndarray | None:
-        """(T,) what each of the queries' tokens weighs; None: all the same."""
-        return None
 
     def _similarity(self, tokens: np.ndarray) -> np.ndarray:
         """(T, U) float32: the largest cosine of each token (T, D) with those of each question; −1 where it has none."""
@@ -110,29 +101,6 @@ class SetBSRDistinctSelector(SetBSRSelector):
         self._groups = program_groups(self.resources.spec, self._programs())
 
 
-class SetBSRIdfSelector(SetBSRSelector):
-    """Set-BSR whose tokens weigh log((U + 1) / (d + 1)), d of the pool's U distinct questions having the token.
-
-    Source of the weight: Zhang et al., "BERTScore", ICLR 2020, section 3, with their plus-one smoothing.
-    """
-
-    name: ClassVar[str] = "set_bsr_idf"
-    needs: ClassVar[tuple[str, ...]] = ("embed_tokens", "token_ids")
-
-    def _fit(self) -> None:
-        super()._fit()
-        self._having = Counter(chain.from_iterable(map(set, self._ids(list(self._rows)))))
-
-    def _ids(self, texts: Sequence[str]) -> list[list[int]]:
-        token_ids: Any = self.resources.token_ids
-        return list(token_ids(texts))
-
-    def _weights(self, queries: Sequence[str]) -> np.ndarray | None:
-        having = np.array([self._having[token] for token in chain.from_iterable(self._ids(queries))], dtype=np.float32)
-        weights: np.ndarray = np.log(np.float32(len(self._rows) + 1) / (having + 1))
-        return weights
-
-
 class TransformerTokens:
     """Contextual token vectors of a frozen transformer, loaded at the first call; special tokens are left out.
 
@@ -157,12 +125,6 @@ class TransformerTokens:
         from langchain_rcr.families.pooled import PooledTransformer
 
         return PooledTransformer(self.base, max_length=self.max_length).eval().requires_grad_(False)
-
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
-        """The ids of each text's tokens that have vectors."""
-        tokenizer = self._text.tokenizer
-        special = set(tokenizer.all_special_ids) - {tokenizer.unk_token_id}
-        return [[token for token in ids if token not in special] for ids in self._text.tokenize(texts).ids]
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """(tokens, D) float32 for each text."""

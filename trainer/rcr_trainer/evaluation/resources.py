@@ -42,17 +42,16 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
         llm: the language model, if there is one to be asked.
     """
     config = run.config
-    tokens, queries = _token_embedder(config, task.pool), [*task.dev, *task.test]
+    queries = [*task.dev, *task.test]
     return Resources(
         task.spec,
         config.seed,
         _embedder(run, model, task),
-        tokens,
+        _token_embedder(config, task.pool),
         score=llm,
         policy=_text_encoders(config, task.spec),
         learning=config.baselines,
         encode=_opener(config),
-        token_ids=None if tokens is None else tokens.ids,
         prompt=config.prompt,
         schemas={each.source: str(each.fields["schema"]) for each in queries if each.fields.get("schema")},
     )
@@ -107,7 +106,7 @@ def count_selectors(config: Settings) -> int:
     """How many selectors the comparison has, ours included."""
     without = set() if _embeddings(config) else {"embed"}
     if _token_embedder(config) is None:
-        without |= {"embed_tokens", "token_ids"}
+        without |= {"embed_tokens"}
     plain = [name for name in config.evaluation.selectors if without.isdisjoint(get_baseline(name).needs)]
     return 1 + config.grpo.enabled + len(plain)
 

@@ -39,11 +39,7 @@ _JITTER = 1e-4
 class CEILSelector(EPRSelector, DPPSelector):
     """Picks, one after the other, the example with the largest log(new volume) + relevance / λ, by trained encoders.
 
-    Args:
-        examples: the pool.
-        lam: λ above 0, in training and in picking.
-        fetch_k: length of the shortlist, the candidates most like the query.
-        **options: as for `Baseline`.
+    `lam` is λ in training and in picking.
     """
 
     name: ClassVar[str] = "ceil"
