@@ -243,7 +243,7 @@ def test_where_the_papers_model_is_not_at_hand_the_others_are_compared_in_the_st
 @pytest.mark.parametrize("queries", [6, None])
 def test_all_runs_can_go_without_sft(tmp_path, queries):
     settings = {"model": {"family": "lexical"}, "sft": {"enabled": "false"}, "grpo": {"queries": queries}}
-    for table in ("main", "rl", "time"):
+    for table in ("main", "rl", "shots"):
         first, *others = Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, {"llm": CHAT, **settings}).cells
         assert not first.config.sft.enabled
         others = [cell_.config.sft for cell_ in others if cell_.variant is None or not cell_.variant.family]

@@ -1,6 +1,5 @@
 """`rcr-train paper`: the budget first, only what is missing, the same table after a kill, runs shared by tables."""
 
-import csv
 import json
 import re
 from dataclasses import replace
@@ -52,8 +51,8 @@ def paper(table, *more, out="out", splits="covr-110", seeds="0", llm="completion
 
 def figures(path):
     """All but times, which no second run repeats."""
-    with path.open(encoding="utf-8", newline="") as file:
-        return [row for row in csv.DictReader(file) if not row["metric"].startswith(("latency", "pick_seconds"))]
+    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    return [{name: v for name, v in run.items() if not name.startswith(("latency", "pick_seconds"))} for run in runs]
 
 
 def test_the_budget_is_shown_and_nothing_runs_without_a_yes(here, capsys):
@@ -78,10 +77,9 @@ def test_a_trial_is_small_has_only_the_rows_named_and_shares_its_answers_with_th
     assert re.search(
         r"\nat most 0\.\d minutes of the language model's time: an answer takes \S+ s, as a few have ", err
     )
-    with (here / "out" / "limit-2" / "main.csv").open(encoding="utf-8", newline="") as file:
-        assert {(row["row"], row["seed"]) for row in csv.DictReader(file) if row["seed"]} == {
-            (name, "0") for name in ("RCR", "RCR w/o RL", "BM25")
-        }
+    assert {(row["row"], row["seed"]) for row in figures(here / "out" / "limit-2" / "main.json")} == {
+        (name, 0) for name in ("RCR", "RCR w/o RL", "BM25")
+    }
     assert (here / "out" / "answers.sqlite").is_file()
     assert paper("main", "--limit=0") == 2
     assert "--limit 0 must be 1 or more" in capsys.readouterr().err
@@ -93,7 +91,7 @@ def test_the_papers_family_and_the_default_one_stand_in_rows_of_their_own(here, 
     config = (here / "tiny.yaml").read_text(encoding="utf-8")
     (here / "tiny.yaml").write_text(re.sub("model: .*", f"model: {{base: {bert}}}", config), encoding="utf-8")
     assert paper("main", "--yes", "--limit=2", "--selectors=bm25,rcr_structure") == 0
-    rows = {row["row"] for row in figures(here / "out" / "limit-2" / "main.csv")}
+    rows = {row["row"] for row in figures(here / "out" / "limit-2" / "main.json")}
     assert rows == {"RCR", "RCR w/o RL", "BM25", "RCR (structure)", "RCR (structure) w/o RL"}
     for name, family in (("grpo", "transformer"), ("structure", "structure")):
         assert Run.open(here / "out" / "limit-2" / f"covr-110-0-{name}").config.model.family == family
@@ -115,7 +113,7 @@ def test_on_a_terminal_it_asks(here, capsys, monkeypatch):
 def test_a_kill_in_the_middle_and_a_second_call_give_the_same_table(here, capsys, monkeypatch):
     assert paper("main", "--yes") == 0
     assert "written: out/main.md, out/main.json" in capsys.readouterr().out
-    whole = figures(here / "out" / "main.csv")
+    whole = figures(here / "out" / "main.json")
     assert list(dict.fromkeys(row["row"] for row in whole)) == ["RCR", "RCR w/o RL", "Random", "BM25", "RCR w/o SFT"]
 
     done, resumed = [], pipeline.resumed
@@ -128,13 +126,13 @@ def test_a_kill_in_the_middle_and_a_second_call_give_the_same_table(here, capsys
     monkeypatch.setattr(pipeline, "resumed", killed)
     assert paper("main", "--yes", out="again") == 130
     assert "RCR w/o SFT" not in {
-        row["row"] for row in figures(here / "again" / "main.csv")
+        row["row"] for row in figures(here / "again" / "main.json")
     }  # what there is, is written
     monkeypatch.setattr(pipeline, "resumed", resumed)
     capsys.readouterr()
     assert paper("main", "--yes", out="again") == 0
     assert "main: 3 runs in again, 1 of them to do" in capsys.readouterr().err
-    assert figures(here / "again" / "main.csv") == whole
+    assert figures(here / "again" / "main.json") == whole
     before = {path: path.read_bytes() for path in (here / "again").glob("main.*")}
     assert paper("main", out="again") == 0  # nothing to do, so nothing to agree to
     assert {path: path.read_bytes() for path in before} == before
@@ -150,22 +148,23 @@ def test_tables_share_runs_and_only_compare_again(here, capsys, monkeypatch):
     err = capsys.readouterr().err
     assert "main: 3 runs in out, 2 of them to do" in err
     assert (trained.checkpoint / "tri_encoder.json").stat().st_mtime_ns == before
-    assert {row["row"] for row in figures(here / "out" / "main.csv")} >= {"Random", "BM25", "RCR"}
+    assert {row["row"] for row in figures(here / "out" / "main.json")} >= {"Random", "BM25", "RCR"}
     # The run now compares more than this table needs, which is no reason to do it again.
     assert paper("rl", "--evaluation.selectors=") == 0
     assert "rl: 3 runs in out, 0 of them to do" in capsys.readouterr().err
 
 
-def test_a_trained_policy_is_evaluated_at_other_steps_without_training(here, capsys, monkeypatch):
-    shorten(monkeypatch, "time", 0, -1)
-    assert paper("time", "--yes") == 0
-    assert "language model: at most" in capsys.readouterr().err  # GRPO's
-    assert (here / "out" / "time.png").is_file()
-    rows = {row["row"] for row in figures(here / "out" / "time.csv")}
-    assert rows >= {"RCR, k = 1", "RCR, k = 8", "BM25, k = 8"}
+def test_a_trained_policy_is_shown_more_examples_without_training(here, capsys, monkeypatch):
+    shorten(monkeypatch, "shots", 0, 1)
+    assert paper("shots", "--yes") == 0
+    assert "language model: at most" in capsys.readouterr().err
+    assert (here / "out" / "shots.png").is_file()
+    rows = {row["row"] for row in figures(here / "out" / "shots.json")}
+    assert rows >= {"RCR, 4 shots", "RCR, 10 shots", "Random, 10 shots"}
     weights = {
         (folder / "checkpoint" / "tri_encoder.json").read_text(encoding="utf-8").partition('"fingerprint"')[2][:80]
-        for folder in (here / "out").glob("covr-110-0-[gt]*")
+        for folder in (here / "out").glob("covr-110-0-[gs]*")
+        if not folder.name.endswith("-sft")
     }
     assert len(weights) == 1
 
@@ -181,7 +180,7 @@ def test_rows_whose_prompts_are_too_long_have_no_answers_and_the_others_have(her
 
     monkeypatch.setattr(LanguageModel, "generate", short)
     assert paper("shots", "--yes") == 0
-    found = {row["row"] for row in figures(here / "out" / "shots.csv") if row["metric"] == "exact_match"}
+    found = {row["row"] for row in figures(here / "out" / "shots.json") if "exact_match" in row}
     assert found == {"RCR, 4 shots"}
     text = (here / "out" / "shots.md").read_text(encoding="utf-8")
     assert text.endswith("\nRCR, 10 shots left out: too long.\n\nRandom, 10 shots left out: too long.\n")
@@ -213,8 +212,8 @@ def test_more_budget_answers_what_a_spent_one_did_not(here, capsys, monkeypatch)
 
         def answered(calls):
             assert paper("main", *flags, f"--llm.budget_calls={calls}", llm="completion:m") == 0
-            rows = [row for row in figures(here / "out" / "main.csv") if row["metric"] in ("coverage", "exact_match")]
-            return {row["row"] for row in rows if row["metric"] == "exact_match"}, len({row["row"] for row in rows})
+            rows = figures(here / "out" / "main.json")
+            return {row["row"] for row in rows if "exact_match" in row}, len(rows)
 
         some, rows = answered(13)
         assert 0 < len(some) < rows
@@ -233,12 +232,12 @@ def test_a_server_that_scores_no_text_costs_only_the_rows_that_need_scores(here,
     with OpenAIServer() as server:
         flags = [f"--llm.base_url={server.base_url}", "--yes"]
         assert paper("main", "--evaluation.selectors=bm25,epr", *flags, llm="completion:m") == 0
-        assert {row["row"] for row in figures(here / "out" / "main.csv")} == {"RCR", "RCR w/o RL", "BM25"}
+        assert {row["row"] for row in figures(here / "out" / "main.json")} == {"RCR", "RCR w/o RL", "BM25"}
         assert (
             "\nEPR left out: 'm' can't score: its server heeds neither echo" in (here / "out" / "main.md").read_text()
         )
         assert paper("reward", *flags, llm="completion:m") == 0
-        assert {row["row"] for row in figures(here / "out" / "reward.csv")} == {"coverage reward"}
+        assert {row["row"] for row in figures(here / "out" / "reward.json")} == {"coverage reward"}
         text = (here / "out" / "reward.md").read_text()
         assert "\nlikelihood reward left out: 'm' can't score: its server heeds neither echo" in text
 

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
 """The packages of the extra `train`, as they are imported."""
-TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size", "time")
+TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size")
 """The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""
 
 _LONGEST = 900

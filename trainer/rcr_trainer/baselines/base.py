@@ -201,14 +201,10 @@ class Baseline(BaseExampleSelector, ABC):
                 self._fit()
                 self._fitted = True
             picked = np.empty((len(queries), k), dtype=np.int64)
-            for block in row_blocks(len(queries), self._width(queries) * len(self._examples)):
+            for block in row_blocks(len(queries), len(self._examples)):
                 own = None if references is None else references[block]
                 picked[block] = self._pick_for(queries[block], own, k, excluded[block])
             return picked
-
-    def _width(self, queries: Sequence[str]) -> int:
-        """How many arrays (b, N) a pick for b queries holds at once; blocks of queries are cut by it."""
-        return 1
 
     def _pick_for(
         self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from rcr_trainer.evaluation.report import (
     SelectorScores,
     read_picks,
 )
-from rcr_trainer.evaluation.table import gap_text, label
+from rcr_trainer.evaluation.table import gap_text, label, notes, title
 from rcr_trainer.runs.folder import Run
 
 _HERE = Path(__file__).parent
@@ -81,18 +81,34 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
 
 def _section(name: str, run: Run, report: EvaluationReport) -> dict[str, Any]:
     """What the template shows of one run."""
-    changed = f"; the run's own settings are others: {', '.join(report.changed)}" if report.changed else ""
-    about = f"split {report.split}, {report.n} {report.part} queries of {report.programs} programs, "
+    columns = {
+        figure: about
+        for figure, about in FIGURES.items()
+        if any(getattr(scores, figure) is not None for scores in report.selectors.values())
+    }
     return {
         "id": name,
         "name": run.config.name,
-        "about": f"{about}pool of {report.pool_size}, k = {report.k}, seed {report.seed}{changed}",
-        "answers": _on_answers(report),
+        "about": " ".join([f"{title(report)}, seed {report.seed}.", *notes(report)]),
         "advice": report.advice,
-        "table": _table_of(report),
+        "table": Table(
+            ["selector", *(text for text, _ in columns.values())],
+            _rows(report, lambda own: [_shown(own, figure, digits) for figure, (_, digits) in columns.items()]),
+        ),
         "intervals": _intervals_of(report),
-        "coverage": _coverage_of(report),
+        "coverage": Table(
+            ["picks", *map(str, range(1, report.steps + 1))],
+            _rows(report, lambda own: [f"{each:.1f}" for each in own.coverage_by_step]),
+        ),
     }
+
+
+def _rows(report: EvaluationReport, cells: Callable[[SelectorScores], list[str]]) -> list[tuple[str, list[str]]]:
+    """A row of a table for each selector."""
+    return [
+        ("ours" if name == OURS else own.kind, [label(name, own.kind), *cells(own)])
+        for name, own in report.selectors.items()
+    ]
 
 
 def _json(value: Any) -> str:
@@ -103,49 +119,20 @@ def _json(value: Any) -> str:
     return text
 
 
-def _table_of(report: EvaluationReport) -> Table:
-    every = report.selectors.values()
-    columns = {
-        name: about for name, about in FIGURES.items() if any(getattr(scores, name) is not None for scores in every)
-    }
-    rows = [
-        (
-            "ours" if name == OURS else scores.kind,
-            [label(name, scores.kind), *(_shown(scores, column, digits) for column, (_, digits) in columns.items())],
-        )
-        for name, scores in report.selectors.items()
-    ]
-    return Table(["selector", *(text for text, _ in columns.values())], rows)
-
-
-def _coverage_of(report: EvaluationReport) -> Table:
-    """Coverage, %, by the number of picks."""
-    rows = [
-        (
-            "ours" if name == OURS else own.kind,
-            [label(name, own.kind), *(f"{each:.1f}" for each in own.coverage_by_step)],
-        )
-        for name, own in report.selectors.items()
-    ]
-    return Table(["picks", *map(str, range(1, report.steps + 1))], rows)
-
-
 def _intervals_of(report: EvaluationReport) -> Table | None:
     """Ours less each other selector, with the 95 % interval; None where there are too few programs for intervals."""
     ours = report.selectors.get(OURS)
     metrics = [m for m in _COMPARED if any(m in s.intervals for s in report.selectors.values())]
     if ours is None or not metrics:
         return None
-    rows = []
-    for name, scores in report.selectors.items():
-        cells = []
-        for metric in metrics:
-            interval = scores.intervals.get(metric)
-            gap = (getattr(ours, metric) or 0) - (getattr(scores, metric) or 0)
-            cells.append("–" if interval is None else gap_text(gap, interval))
-        if name != OURS:
-            rows.append((scores.kind, [label(name, scores.kind), *cells]))
-    return Table(["ours less", *(FIGURES[metric][0].removesuffix(", %") for metric in metrics)], rows)
+
+    def gap(scores: SelectorScores, metric: Metric) -> str:
+        points = (getattr(ours, metric) or 0) - (getattr(scores, metric) or 0)
+        return gap_text(points, scores.intervals[metric]) if metric in scores.intervals else "–"
+
+    rows = _rows(report, lambda own: [gap(own, metric) for metric in metrics])
+    others = [row for row, name in zip(rows, report.selectors, strict=True) if name != OURS]
+    return Table(["ours less", *(FIGURES[metric][0].removesuffix(", %") for metric in metrics)], others)
 
 
 def _summary(names: Sequence[str], reports: Sequence[EvaluationReport]) -> Table:
@@ -166,14 +153,6 @@ def _summary(names: Sequence[str], reports: Sequence[EvaluationReport]) -> Table
 def _shown(scores: SelectorScores | None, name: str, digits: int) -> str:
     value = None if scores is None else getattr(scores, name)
     return "–" if value is None else f"{value:,.{digits}f}"
-
-
-def _on_answers(report: EvaluationReport) -> str:
-    answers = report.answers
-    if answers is None:
-        return "No language model was asked."
-    missing = f" Some selectors have no answers: {answers.missing}." if answers.missing else ""
-    return f"{answers.n} questions of {answers.programs} programs were answered by {answers.model}.{missing}"
 
 
 def _data_of(questions: Sequence[Question]) -> dict[str, Any]:

@@ -38,9 +38,8 @@ def build_table(report: EvaluationReport) -> Table:
     if len(columns) == len(_COLUMNS):
         columns.remove("hub_share")  # there is no room
     table = Table(
-        title=f"split {printable(report.split)}: {report.n} {report.part} queries of {report.programs} programs, "
-        f"pool of {report.pool_size}, k = {report.k}",
-        caption=printable(_caption(report)),
+        title=printable(title(report)),
+        caption=printable("\n".join(notes(report))),
         title_justify="left",
         caption_justify="left",
         title_style="bold",
@@ -97,9 +96,23 @@ def _shown(column: str, value: float | None) -> str:
     return f"{value:.{digits}f}"
 
 
-def _caption(report: EvaluationReport) -> str:
+def title(report: EvaluationReport) -> str:
+    """What was compared, in a line."""
+    queries = f"split {report.split}: {report.n} {report.part} queries of {report.programs} programs"
+    return f"{queries}, pool of {report.pool_size}, k = {report.k}"
+
+
+def notes(report: EvaluationReport) -> list[str]:
+    """What else has to be known of a comparison, a sentence each."""
     lines = [f"The run's own settings are others: {', '.join(report.changed)}."] if report.changed else []
-    lines += _on_answers(report)
+    answers, ours = report.answers, report.selectors.get(OURS)
+    if answers is not None:
+        lines.append(f"Exact match: {answers.n} queries of {answers.programs} programs, answered by {answers.model}.")
+        if ours and ours.no_program:
+            lines.append(f"{ours.no_program:.1f} % of rcr's answers hold no program.")
+        if answers.missing:
+            without = [name for name, scores in report.selectors.items() if scores.exact_match is None]
+            lines.append(f"No exact match for {', '.join(without)}: {answers.missing}.")
     for name, choice in report.trade_offs.items():
         how = f"best of {len(choice.coverage)} on {choice.chosen_on}" if choice.coverage else "default"
         lines.append(f"{name}: {choice.parameter} = {choice.value:g} ({how}).")
@@ -111,19 +124,4 @@ def _caption(report: EvaluationReport) -> str:
         lines.append(f"{report.skipped_queries} queries left out: their gold program doesn't parse.")
     if report.none_in_pool:
         lines.append(f"{report.none_in_pool} queries left out: the pool has nothing of their gold program.")
-    lines += [f"{name} left out: {reason.rstrip('.')}." for name, reason in report.left_out.items()]
-    return "\n".join(lines)
-
-
-def _on_answers(report: EvaluationReport) -> list[str]:
-    """Who answered how many queries, and what is missing."""
-    answers, ours = report.answers, report.selectors.get(OURS)
-    if answers is None:
-        return []
-    lines = [f"Exact match: {answers.n} queries of {answers.programs} programs, answered by {answers.model}."]
-    if ours and ours.no_program:
-        lines.append(f"{ours.no_program:.1f} % of rcr's answers hold no program.")
-    if answers.missing:
-        without = [name for name, scores in report.selectors.items() if scores.exact_match is None]
-        lines.append(f"No exact match for {', '.join(without)}: {answers.missing}.")
-    return lines
+    return [*lines, *(f"{name} left out: {reason.rstrip('.')}." for name, reason in report.left_out.items())]

@@ -71,9 +71,6 @@ class Se2Selector(LearnedSelector):
 
         return vectors
 
-    def _width(self, queries: Sequence[str]) -> int:
-        return self.options.beam_width
-
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         vectors = self._vectors(queries)
 

@@ -153,11 +153,6 @@ def _shots(k: int) -> Variant:
     return Variant(f"shots-{k}", {"evaluation": {"k": k, "selectors": [_MANY]}}, rows, "trained")
 
 
-def _timed(k: int) -> Variant:
-    rows = {OURS: Row(f"{_RCR}, k = {k}", _RCR, k), REST: Row(f"{{}}, k = {k}", "{}", k)}
-    return Variant(f"time-{k}", {"evaluation": {"k": k, "steps": k, "answers": False}}, rows, "trained")
-
-
 TABLES = {
     "main": Table(
         "Exact match of every system",
@@ -226,15 +221,6 @@ TABLES = {
         f"{_RCR}, G = 32",
         panels=_EXACT,
         x="group size",
-    ),
-    "time": Table(
-        "Time of picking against steps",
-        [_timed(k) for k in _STEPS],
-        ("standard",),
-        f"{_RCR}, k = 4",
-        panels={"latency_ms": "ms for a question alone", **_PICKING},
-        x="steps",
-        selectors=RIVALS,
     ),
 }
 """By the name that `rcr-train paper --table` takes."""
