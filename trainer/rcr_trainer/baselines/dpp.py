@@ -72,7 +72,8 @@ class DPPSelector(EmbeddingSelector):
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
         """(b, N) float64 in [0, 1]; rounded, so that exact ties stay ties, whatever BLAS does."""
         cosines = np.round(vectors @ self._vectors.T, 6).astype(np.float64)
-        return ((1 + cosines) / 2)[:, self._row_of]
+        similarity: np.ndarray = ((1 + cosines) / 2)[:, self._row_of]
+        return similarity
 
 
 def greedy_map(
