@@ -302,7 +302,7 @@ class Always(Baseline):
         return np.array([self.positions[:k]] * len(queries))
 
 
-def test_the_harness_measures_what_the_paragraph_says():
+def test_the_harness_measures_what_the_paragraph_says(tmp_path):
     pool = [Example(str(i), f"q{i}", f"f{i % 40} ( g{i % 40} )") for i in range(41)]
     queries = [Example(str(i), f"x{i}", f"f{i % 40} ( g{i % 40} )") for i in range(80)]
 
@@ -319,16 +319,16 @@ def test_the_harness_measures_what_the_paragraph_says():
     assert report.selectors["rcr"].intervals == {}
     assert f"+97.5 points, 95 % interval {low:+.1f} to {high:+.1f}" in report.advice
     assert report.advice == advise(report)
-    assert EvaluationReport.from_json(report.to_json()).advice == report.advice
+    assert EvaluationReport.read(report.write(tmp_path)).advice == report.advice
     alone = evaluate({"set_bsr": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)
     assert alone.selectors["set_bsr"].intervals == {}
     few = evaluate({"rcr": perfect, "set_bsr": Always(pool, 0)}, pool, queries[:29], ProgramSpec(), **options)
     assert (few.programs, few.selectors["set_bsr"].intervals) == (29, {})
 
 
-def test_the_paragraph_and_the_table_round_alike():
+def test_the_paragraph_and_the_table_round_alike(tmp_path):
     """Of 86.6496 evaluation.json keeps 86.65, of which the table makes 86.7; the paragraph said 86.6."""
     report = report_on({"rcr": scores(70.0), "bm25": scores(60.0), "oracle": scores(86.6496)})
-    read = EvaluationReport.from_json(report.to_json())
+    read = EvaluationReport.read(report.write(tmp_path))
     assert f"{read.oracle.coverage:.1f}" == "86.7"
     assert "allows covering 86.7 %" in advise(report)

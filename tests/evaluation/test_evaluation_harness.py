@@ -197,13 +197,13 @@ class Longest(DenseSelector):
         return lambda block: np.array([[len(text) ** self.power for text in self._questions]] * len(queries[block]))
 
 
-def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch):
+def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch, tmp_path):
     monkeypatch.setitem(baselines.BASELINES, "longest", f"{__name__}:Longest")
     assert EvaluationSettings(selectors=["longest", "bm25"]).selectors == ["longest", "bm25"]
     plain = plain_selectors(POOL, EVERYTHING, dev=QUERIES, names=["bm25", "longest"])
     assert plain.trade_offs["longest"].parameter == "power"
     assert plain_selectors(POOL, NO_EMBEDDINGS, names=["longest"]).left_out == {"longest": "no embeddings were given"}
-    report = EvaluationReport.from_json(run(plain).to_json())
+    report = EvaluationReport.read(run(plain).write(tmp_path))
     assert report.selectors["longest"].kind == "plain"
     assert report.best_plain() is not None
     stream = io.StringIO()

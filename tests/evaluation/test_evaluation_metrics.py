@@ -8,7 +8,6 @@ from rcr_trainer.data.coverage import recall_by_step
 from rcr_trainer.evaluation.metrics import (
     duplicate_rate,
     hub_share,
-    percent_by_step,
     shown_of,
     specificity,
     weighted_recall,
@@ -31,8 +30,6 @@ def drawn(seed):
 def test_by_hand():
     recall = recall_by_step(GOLD, POOL, np.array([[0, 1, 2], [0, 2, 1], [0, 1, 2]]))
     assert recall.tolist() == [[2 / 4, 3 / 4, 3 / 4], [0, 1 / 2, 1], [1, 1, 1]]
-    assert percent_by_step(recall) == pytest.approx([50, 75, 100 * 2.75 / 3])
-    assert percent_by_step(recall == 1) == pytest.approx([100 / 3, 100 / 3, 200 / 3])
 
 
 def test_specific_coverage_by_hand():

@@ -74,7 +74,7 @@ def test_written_and_read_back(tmp_path):
     assert report.to_json() == path.read_text(encoding="utf-8")
     assert report.trade_offs == {}
     assert report.selectors["bm25"].intervals == {"coverage": (-1.23, 4.57)}
-    read = EvaluationReport.from_json(make(gold="pool", none_in_pool=3, repeated=2, advice="use it").to_json())
+    read = EvaluationReport.read(make(gold="pool", none_in_pool=3, repeated=2, advice="use it").write(tmp_path))
     assert (read.gold, read.none_in_pool, read.repeated, read.advice) == ("pool", 3, 2, "use it")
     assert read.trade_offs["mmr"].coverage == {0.3: 57.13, 0.5: 59.0}
     assert (read.trade_offs["dpp"].value, read.trade_offs["dpp"].chosen_on) == (0.1, "nothing")
@@ -118,8 +118,9 @@ def test_what_is_no_report_is_refused(change, message, tmp_path):
 def test_unreadable_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"can't read .*evaluation\.json"):
         EvaluationReport.read(tmp_path)
+    (tmp_path / "evaluation.json").write_text("{")
     with pytest.raises(DataError, match="no evaluation report"):
-        EvaluationReport.from_json("{")
+        EvaluationReport.read(tmp_path)
 
 
 def test_best_plain_selector():

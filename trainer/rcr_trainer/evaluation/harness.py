@@ -26,7 +26,6 @@ from rcr_trainer.evaluation.metrics import (
     duplicate_rate,
     hub_share,
     paired_intervals,
-    percent_by_step,
     shown_of,
     specificity,
     weighted_recall,
@@ -183,7 +182,7 @@ class _Task:
         values = weighted_recall(self.implied[0], shown_of(*self.implied, picks), np.ones(self.implied[0].shape[1]))
         implied = np.diff(self.implied[0].indptr) > 0
         lengths = np.array([len(example.source) + len(example.target) for example in self.examples])
-        coverage, last = percent_by_step(recall), recall[:, k - 1]
+        coverage, last = 100 * recall.mean(axis=0), recall[:, k - 1]
         scores = SelectorScores(
             kind=kind,
             coverage=float(coverage[k - 1]),

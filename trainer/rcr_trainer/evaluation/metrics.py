@@ -58,12 +58,6 @@ def weighted_recall(gold: sparse.csr_array, shown: sparse.csr_array, weights: np
     return recall
 
 
-def percent_by_step(values: np.ndarray) -> np.ndarray:
-    """(T,): the mean over queries of values (B, T), in %."""
-    mean: np.ndarray = 100 * values.mean(axis=0)
-    return mean
-
-
 def duplicate_rate(programs: np.ndarray, positions: np.ndarray) -> float:
     """In %: the share of queries whose picks have a program twice; equal numbers in (N,) are the same program."""
     picked = np.sort(programs[positions], axis=1)

@@ -14,7 +14,7 @@ from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Exclude, Resources
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import recall_by_step, structure_matrices
-from rcr_trainer.evaluation.metrics import percent_by_step, within_pool
+from rcr_trainer.evaluation.metrics import within_pool
 from rcr_trainer.evaluation.report import Choice, Gold
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
 
@@ -116,7 +116,7 @@ def choose(
     for value in grid:
         setattr(selector, parameter, value)
         recall = recall_by_step(needed[kept], pool_structures, selector.pick(questions, k, exclude))
-        coverage[value] = float(percent_by_step(recall)[-1])
+        coverage[value] = 100 * float(recall[:, -1].mean())
     best = max(coverage, key=lambda value: coverage[value])
     setattr(selector, parameter, best)
     return Choice(parameter, best, coverage, len(kept), chosen_on)

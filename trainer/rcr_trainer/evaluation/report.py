@@ -218,25 +218,6 @@ class EvaluationReport:
                 values["selectors"][name][figure] = None if value is None else round(value, digits)
         return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
-    @classmethod
-    def from_json(cls, text: str, name: str = REPORT) -> EvaluationReport:
-        """Read a report, which errors call `name`.
-
-        Raises:
-            DataError: not a report, or one that a newer version has written.
-        """
-        try:
-            report = _ADAPTER.validate_json(text)
-        except ValidationError as error:
-            raise DataError(f"{name} is no evaluation report: {_first_of(error)}") from error
-        if report.format_version > FORMAT_VERSION:
-            raise DataError(
-                f"{name} has format version {report.format_version}, this library reads up to {FORMAT_VERSION}"
-            )
-        if any(len(scores.coverage_by_step) != report.steps for scores in report.selectors.values()):
-            raise DataError(f"{name} is no evaluation report: a curve has not {report.steps} steps")
-        return report
-
     def write(self, directory: str | Path) -> Path:
         """Write evaluation.json into the directory, whole or not at all; returns its path.
 
@@ -252,11 +233,21 @@ class EvaluationReport:
         """Read evaluation.json, given its path or its directory.
 
         Raises:
-            DataError: missing, unreadable, or not a report.
+            DataError: missing, unreadable, not a report, or one that a newer version has written.
         """
         path = Path(path)
         path = path / REPORT if path.is_dir() else path
-        return cls.from_json(read_text(path), str(path))
+        try:
+            report = _ADAPTER.validate_json(read_text(path))
+        except ValidationError as error:
+            raise DataError(f"{path} is no evaluation report: {_first_of(error)}") from error
+        if report.format_version > FORMAT_VERSION:
+            raise DataError(
+                f"{path} has format version {report.format_version}, this library reads up to {FORMAT_VERSION}"
+            )
+        if any(len(scores.coverage_by_step) != report.steps for scores in report.selectors.values()):
+            raise DataError(f"{path} is no evaluation report: a curve has not {report.steps} steps")
+        return report
 
 
 @dataclass(slots=True)

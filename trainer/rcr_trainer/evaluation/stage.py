@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.basics.files import write_text
@@ -68,7 +68,8 @@ def evaluation_stage(run: Run) -> EvaluationReport:
     if not queries:
         raise ConfigError(f"{run.path} has no {evaluation.split} queries")
 
-    held_out = _held_out(config, task)
+    new = share_held_out(config.grpo.exclude_own_program, task.queries, task.dev, task.pool, task.spec)
+    held_out = HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)
     policies, asks = _policies(run), evaluation.asks(config.llm)
     ours: dict[str, PickFunction] = {
         name: policy_picks(
@@ -93,7 +94,9 @@ def evaluation_stage(run: Run) -> EvaluationReport:
         if all(change.startswith("evaluation.answer") for change in changed):
             write_text(run.checkpoint / CARD, _card(config, policies[OURS], report))
 
-    with _language_model(run, task) as llm:
+    # The run's account and file of answers, wherever its folder is seen from.
+    here = config.model_copy(update={"output": run.path})
+    with open_language_model(here, task) if asks or learners(config) else nullcontext() as llm:
         plain = plain_selectors(
             task.pool,
             resources_of(run, task, policies[OURS], llm),
@@ -191,17 +194,6 @@ def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:
     )
 
 
-@contextmanager
-def _language_model(run: Run, task: Task) -> Iterator[LanguageModel | None]:
-    """The run's language model, where the comparison asks it or a selector learns from it."""
-    if not (learners(run.config) or run.config.evaluation.asks(run.config.llm)):
-        yield None
-        return
-    # The run's account and file of answers, wherever its folder is seen from.
-    with open_language_model(run.config.model_copy(update={"output": run.path}), task) as llm:
-        yield llm
-
-
 def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: Mapping[str, str]) -> Answerer | None:
     """What asks the language model about each selector's picks, if the settings say so."""
     settings, evaluation = config.llm, config.evaluation
@@ -218,11 +210,6 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: M
         execution=build_execution(config, task.spec),
         money=settings.money,
     )
-
-
-def _held_out(config: Settings, task: Task) -> HeldOut:
-    new = share_held_out(config.grpo.exclude_own_program, task.queries, task.dev, task.pool, task.spec)
-    return HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)
 
 
 def _barred(config: Settings, task: Task, split: str, held_out: HeldOut) -> list[Any]:
