@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rcr_trainer.evaluation import EvaluationReport, SelectorScores
+from rcr_trainer.evaluation.report import EvaluationReport, SelectorScores
 
 
 def scores(coverage=50.0, *, kind="plain", by_step=None, **figures):

@@ -10,7 +10,7 @@ from answering import answering, asks
 from rcr_trainer import cli
 from rcr_trainer.data import covr_split, read_split, write_examples
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation import EvaluationReport
+from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.policies import load_model
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings

@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation import AnswersAsked, EvaluationReport, advise, evaluate
+from rcr_trainer.evaluation.advice import advise
+from rcr_trainer.evaluation.harness import evaluate
+from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport
 from reports import report as report_on
 from reports import scores
 

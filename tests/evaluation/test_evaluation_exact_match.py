@@ -10,7 +10,10 @@ import pytest
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.baselines.greedy import NoneSelector
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation import Answerer, AnswersAsked, EvaluationReport, evaluate, write_table
+from rcr_trainer.evaluation.exact_match import Answerer
+from rcr_trainer.evaluation.harness import evaluate
+from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport
+from rcr_trainer.evaluation.table import write_table
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import AccessError, BudgetExceeded, LLMError, TooLongError
 from rcr_trainer.llm.settings import LLMSettings

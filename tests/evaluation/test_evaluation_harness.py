@@ -14,7 +14,9 @@ from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Resources, TradeOff
 from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation import EvaluationReport, PlainSelectors, choose, evaluate, plain_selectors
+from rcr_trainer.evaluation.harness import evaluate
+from rcr_trainer.evaluation.plain import PlainSelectors, choose, plain_selectors
+from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.evaluation.table import write_table
 from rcr_trainer.settings import EvaluationSettings
 

@@ -9,8 +9,8 @@ from chromium import BINARY, chromium
 from rcr_trainer import cli
 from rcr_trainer.baselines import names
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation import AnswersAsked, Picked, Question, write_picks
 from rcr_trainer.evaluation.page import write_page
+from rcr_trainer.evaluation.report import AnswersAsked, Picked, Question, write_picks
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from reports import report as report_on

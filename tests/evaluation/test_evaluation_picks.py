@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation import Answerer, evaluate, read_picks, write_picks
+from rcr_trainer.evaluation.exact_match import Answerer
+from rcr_trainer.evaluation.harness import evaluate
+from rcr_trainer.evaluation.report import read_picks, write_picks
 from rcr_trainer.llm.cache import Answer
 
 from langchain_rcr.programs import ProgramSpec

@@ -7,8 +7,8 @@ import json
 
 import pytest
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation import Choice, EvaluationReport, write_table
-from rcr_trainer.evaluation.report import AnswersAsked
+from rcr_trainer.evaluation.report import AnswersAsked, Choice, EvaluationReport
+from rcr_trainer.evaluation.table import write_table
 from reports import report as report_on
 from reports import scores as scores_of
 

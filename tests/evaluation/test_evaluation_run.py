@@ -11,7 +11,8 @@ from places import MODEL
 from rcr_trainer import baselines, cli, pipeline
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
-from rcr_trainer.evaluation import EvaluationReport, read_picks, resources, stage
+from rcr_trainer.evaluation import resources, stage
+from rcr_trainer.evaluation.report import EvaluationReport, read_picks
 from rcr_trainer.layers import load_config
 from rcr_trainer.llm.cache import AnswerCache
 from rcr_trainer.llm.faults import AccessError

@@ -8,7 +8,7 @@ import warm
 import yaml
 from answering import answering, asks
 from hub_server import SHA, HubServer
-from rcr_trainer.evaluation import EvaluationReport
+from rcr_trainer.evaluation.report import EvaluationReport
 from toys import lexical
 
 from langchain_rcr import CheckpointError, SequentialCompositionalRetriever, TriEncoder

@@ -33,7 +33,7 @@ from rcr_trainer.console import (
 )
 
 if TYPE_CHECKING:
-    from rcr_trainer.evaluation import EvaluationReport
+    from rcr_trainer.evaluation.report import EvaluationReport
     from rcr_trainer.settings import Settings
 
 EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
@@ -110,15 +110,14 @@ def _run(given: argparse.Namespace) -> None:
     if not run.writes:
         return
     if run.done("evaluation"):
-        from rcr_trainer.evaluation import EvaluationReport
+        from rcr_trainer.evaluation.report import EvaluationReport
 
         _show_report(EvaluationReport.read(run.path))
     show(f"run folder: {run.path}")
 
 
 def _show_report(report: EvaluationReport) -> None:
-    from rcr_trainer.evaluation import write_table
-    from rcr_trainer.evaluation.table import WIDTH
+    from rcr_trainer.evaluation.table import WIDTH, write_table
 
     write_table(report, sys.stdout)
     show(f"\n{textwrap.fill(report.advice, WIDTH, break_on_hyphens=False)}\n")
@@ -132,7 +131,7 @@ def _evaluate(given: argparse.Namespace) -> None:
     run = Run.open(given.run, flags=flags(given), trust=given.trust)
     _check_extra(run.config)
     pipeline.set_threads(run.config.threads)
-    from rcr_trainer.evaluation import EvaluationReport
+    from rcr_trainer.evaluation.report import EvaluationReport
     from rcr_trainer.evaluation.stage import evaluation_stage
 
     with logged(), hold(run.path), run.stage("evaluation"):

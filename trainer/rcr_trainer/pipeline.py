@@ -220,7 +220,7 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
 
 def _unpaid(run: Run) -> bool:
     """Whether a spent budget left the run's own evaluation without some answers or selectors."""
-    from rcr_trainer.evaluation import EvaluationReport
+    from rcr_trainer.evaluation.report import EvaluationReport
 
     report = EvaluationReport.read(run.path)
     unanswered = report.answers is not None and report.answers.unpaid
@@ -229,7 +229,7 @@ def _unpaid(run: Run) -> bool:
 
 def _changed(config: Settings) -> tuple[list[str], list[str]]:
     """The settings in which a run in the folder, or its evaluation, differs; and those that change more than that."""
-    from rcr_trainer.evaluation import EvaluationReport
+    from rcr_trainer.evaluation.report import EvaluationReport
 
     if not (config.folder / "config.yaml").is_file():
         return [], []

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from langchain_rcr.basics.files import atomic_directory, atomic_file, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.manifest import MANIFEST, seal
@@ -123,3 +125,23 @@ def read_json_file(path: Path) -> Any:
         raise
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no JSON file: too deep, or a number too long") from error
+
+
+def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
+    """The value in a JSON file of a type that pydantic knows.
+
+    Args:
+        kind: the type.
+        path: the file.
+        form: what an error calls it.
+        entry: what an error calls an entry of the outermost list.
+
+    Raises:
+        DataError: it can't be read, or is of another form; names the first fault and its place.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(read_json_file(path))
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        where = "".join(f", {key if n else f'{entry}{key}'}" for n, key in enumerate(fault["loc"]))
+        raise DataError(f"{path}{where}: not of {form} form: {fault['msg']}") from None

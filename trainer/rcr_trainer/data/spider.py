@@ -6,15 +6,15 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-from pydantic import BaseModel, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field
 
 from langchain_rcr.databases.database import open_database
 from langchain_rcr.databases.many import LAYOUT
 from langchain_rcr.databases.schema import quoted, sampled
 from langchain_rcr.errors import ProgramError
-from rcr_trainer.data.examples import Example, Split, read_json_file
+from rcr_trainer.data.examples import Example, Split, read_json_as
 from rcr_trainer.errors import ConfigError, DataError
 
 KINDS = ("random_1", "template_1", "tmcd_1", "length_1")
@@ -67,10 +67,10 @@ def spider_split(
     folder = Path(folder)
     if kind not in KINDS:
         raise ConfigError(f"there is no {kind!r} split; the splits of Spider-SSP are {', '.join(KINDS)}")
-    rows = _read(folder / "train_spider.json", list[_Row])
-    schemas = {schema.db_id: schema for schema in _read(folder / "tables.json", list[_Schema])}
-    within = set(_read(folder / "ssp" / "databases.json", list[str]))
-    numbers = _read(folder / "ssp" / f"{kind}.json", dict[str, list[int]])
+    rows = read_json_as(list[_Row], folder / "train_spider.json", "Spider's")
+    schemas = {schema.db_id: schema for schema in read_json_as(list[_Schema], folder / "tables.json", "Spider's")}
+    within = set(read_json_as(list[str], folder / "ssp" / "databases.json", "Spider's"))
+    numbers = read_json_as(dict[str, list[int]], folder / "ssp" / f"{kind}.json", "Spider's")
     asked = [(place, row) for place, row in enumerate(rows) if row.db_id in within]
     where = Path(databases) if databases is not None else folder / "database"
     if not where.is_dir():
@@ -141,12 +141,3 @@ def statements_of(schema: _Schema) -> dict[str, str]:
 
 def _name(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_]\w*", name) else quoted(name)
-
-
-def _read(path: Path, kind: Any) -> Any:
-    try:
-        return TypeAdapter(kind).validate_python(read_json_file(path))
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = "".join(f", {key}" for key in fault["loc"])
-        raise DataError(f"{path}{where}: not of Spider's form: {fault['msg']}") from None

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Set
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, Field, StringConstraints, TypeAdapter, ValidationError
+from pydantic import BaseModel, Field, StringConstraints
 
-from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
+from rcr_trainer.data.examples import PARTS, Example, Split, read_json_as
 from rcr_trainer.errors import ConfigError, DataError
 
 KINDS = ("query", "question")
@@ -36,7 +36,7 @@ class _Query(BaseModel):
     label: _Label = Field(alias="query-split")
 
 
-_FILE = TypeAdapter(Annotated[list[_Query], Field(min_length=1)])
+_File = Annotated[list[_Query], Field(min_length=1)]
 
 
 def text2sql_split(json_path: str | Path, kind: str = "query", fold: int | None = None) -> Split:
@@ -61,7 +61,7 @@ def text2sql_split(json_path: str | Path, kind: str = "query", fold: int | None 
     path = Path(json_path)
     if kind not in KINDS:
         raise ConfigError(f"there is no {kind!r} split; the splits of text2sql-data are {', '.join(KINDS)}")
-    queries = _queries(path)
+    queries = read_json_as(_File, path, "the text2sql-data", "query ")
     labels = {each.label for query in queries for each in ([query] if kind == "query" else query.sentences)}
     part_of = _parts(labels - {"exclude"}, fold, path)
     parts: dict[str, list[Example]] = {part: [] for part in (*PARTS, "exclude")}
@@ -75,15 +75,6 @@ def text2sql_split(json_path: str | Path, kind: str = "query", fold: int | None 
     name = kind + "".join(f"-{label}" for label, part in part_of.items() if part == "test" != label)
     meta = {"task": path.stem, "split": name, "how": f"the {kind} split of {path.name}"}
     return Split(f"{path.stem}-{name}", parts["train"], parts["dev"], parts["test"], meta)
-
-
-def _queries(path: Path) -> list[_Query]:
-    try:
-        return _FILE.validate_python(read_json_file(path))
-    except ValidationError as error:
-        fault = error.errors(include_url=False)[0]
-        where = "".join(f", {'' if n else 'query '}{key}" for n, key in enumerate(fault["loc"]))
-        raise DataError(f"{path}{where}: not of the text2sql-data form: {fault['msg']}") from None
 
 
 def _parts(labels: Set[str], fold: int | None, path: Path) -> dict[str, str]:

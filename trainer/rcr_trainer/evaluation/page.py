@@ -26,6 +26,7 @@ from rcr_trainer.evaluation.report import (
     Question,
     SelectorScores,
     read_picks,
+    shown,
 )
 from rcr_trainer.evaluation.table import gap_text, label, notes, title
 from rcr_trainer.runs.folder import Run
@@ -81,19 +82,16 @@ def write_page(runs: Sequence[Run], path: str | Path) -> Path:
 
 def _section(name: str, run: Run, report: EvaluationReport) -> dict[str, Any]:
     """What the template shows of one run."""
-    columns = {
-        figure: about
-        for figure, about in FIGURES.items()
-        if any(getattr(scores, figure) is not None for scores in report.selectors.values())
-    }
+    every = report.selectors.values()
+    figures = [each for each in FIGURES if any(getattr(scores, each) is not None for scores in every)]
     return {
         "id": name,
         "name": run.config.name,
         "about": " ".join([f"{title(report)}, seed {report.seed}.", *notes(report)]),
         "advice": report.advice,
         "table": Table(
-            ["selector", *(text for text, _ in columns.values())],
-            _rows(report, lambda own: [_shown(own, figure, digits) for figure, (_, digits) in columns.items()]),
+            ["selector", *(FIGURES[each][0] for each in figures)],
+            _rows(report, lambda own: [shown(own, each) for each in figures]),
         ),
         "intervals": _intervals_of(report),
         "coverage": Table(
@@ -144,15 +142,10 @@ def _summary(names: Sequence[str], reports: Sequence[EvaluationReport]) -> Table
         ours = report.selectors.get(OURS)
         for metric in compared:
             best = report.best_plain(metric)
-            cells += [_shown(ours, metric, 1), "–" if best is None else f"{best[1]:.1f} ({best[0]})"]
+            cells += [shown(ours, metric), "–" if best is None else f"{best[1]:.1f} ({best[0]})"]
         rows.append(("plain", cells))
     titles = [f"{who} {FIGURES[metric][0]}" for metric in compared for who in ("our", "best plain")]
     return Table(["run", "split", "seed", "k", *titles], rows)
-
-
-def _shown(scores: SelectorScores | None, name: str, digits: int) -> str:
-    value = None if scores is None else getattr(scores, name)
-    return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def _data_of(questions: Sequence[Question]) -> dict[str, Any]:
@@ -165,10 +158,10 @@ def _data_of(questions: Sequence[Question]) -> dict[str, Any]:
         order = sorted(range(len(each.structures)), key=lambda at: _size(each.structures[at]))
         picked = []
         for own in each.selectors.values():
-            shown = [examples.setdefault((pick.source, pick.target), len(examples)) for pick in own.picks]
+            numbers = [examples.setdefault((pick.source, pick.target), len(examples)) for pick in own.picks]
             steps = "".join(_DIGITS[min(own.covered[at], len(_DIGITS) - 1)] for at in order)
             scores = None if own.exact is None else [own.answer, own.exact, own.jaccard, own.execution]
-            picked.append([shown, steps, scores])
+            picked.append([numbers, steps, scores])
         needed = [structures.setdefault(each.structures[at], len(structures)) for at in order]
         rows.append([each.id, each.question, each.gold, needed, picked])
     return {

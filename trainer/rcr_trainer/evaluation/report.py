@@ -87,22 +87,28 @@ class SelectorScores:
 
 
 FIGURES = {
-    "exact_match": ("exact match, %", 1),
-    "jaccard": ("structure Jaccard, %", 1),
-    "execution": ("execution accuracy, %", 1),
-    "coverage": ("coverage, %", 1),
-    "full_coverage": ("full coverage, %", 1),
-    "specific_coverage": ("specific coverage, %", 1),
-    "label_complete": ("labels complete, %", 1),
-    "implied_shown": ("implied values shown, %", 1),
-    "duplicate_rate": ("with repeated programs, %", 1),
-    "hub_share": ("top ten picks, %", 1),
-    "prompt_length": ("prompt characters", 0),
-    "prompt_tokens": ("prompt tokens", 0),
-    "cost": ("$ for 1,000 questions", 3),
-    "latency_ms": ("ms for a question", 2),
+    "exact_match": ("exact match, %", 1, "exact\nmatch %"),
+    "jaccard": ("structure Jaccard, %", 1, ""),
+    "execution": ("execution accuracy, %", 1, "same\nrows %"),
+    "coverage": ("coverage, %", 1, "coverage\n%"),
+    "full_coverage": ("full coverage, %", 1, "full\ncover. %"),
+    "specific_coverage": ("specific coverage, %", 1, "specific\ncover. %"),
+    "label_complete": ("labels complete, %", 1, "labels\ncompl. %"),
+    "implied_shown": ("implied values shown, %", 1, "implied\nvalues %"),
+    "duplicate_rate": ("with repeated programs, %", 1, ""),
+    "hub_share": ("top ten picks, %", 1, "top ten\npicks %"),
+    "prompt_length": ("prompt characters", 0, "prompt\nchars"),
+    "prompt_tokens": ("prompt tokens", 0, ""),
+    "cost": ("$ for 1,000 questions", 3, ""),
+    "latency_ms": ("ms for a question", 2, "ms per\nquery"),
 }
-"""Figures of `SelectorScores` with the titles and decimals that reports show them with."""
+"""Figures of `SelectorScores`: title, decimals, and the heading in the terminal's table, if they are in it."""
+
+
+def shown(scores: SelectorScores | None, figure: str) -> str:
+    """A figure as reports show it."""
+    value = None if scores is None else getattr(scores, figure)
+    return "–" if value is None else f"{value:,.{FIGURES[figure][1]}f}"
 
 
 @dataclass(slots=True)

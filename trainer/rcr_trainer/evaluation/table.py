@@ -10,32 +10,20 @@ from rich.console import Console
 from rich.table import Table
 
 from langchain_rcr.basics.section import printable
-from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Interval, Kind
+from rcr_trainer.evaluation.report import FIGURES, OURS, WITHOUT_RL, EvaluationReport, Interval, Kind, shown
 
 WIDTH = 100
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
 _STYLES = {"trained": "green", "oracle": "dim"}
-_COLUMNS = {
-    "exact_match": "exact\nmatch %",
-    "execution": "same\nrows %",
-    "coverage": "coverage\n%",
-    "full_coverage": "full\ncover. %",
-    "specific_coverage": "specific\ncover. %",
-    "label_complete": "labels\ncompl. %",
-    "implied_shown": "implied\nvalues %",
-    "hub_share": "top ten\npicks %",
-    "prompt_length": "prompt\nchars",
-    "latency_ms": "ms per\nquery",
-}
-"""Figures of SelectorScores with their headings. A column without any figure is left out."""
+_HEADINGS = {name: heading for name, (_, _, heading) in FIGURES.items() if heading}
 
 
 def build_table(report: EvaluationReport) -> Table:
     """A rich table, a row a selector; what it is about stands in the title and the caption."""
     every = report.selectors.values()
-    columns = [name for name in _COLUMNS if any(getattr(scores, name) is not None for scores in every)]
-    is_crowded = len(columns) >= len(_COLUMNS) - 1
-    if len(columns) == len(_COLUMNS):
+    columns = [name for name in _HEADINGS if any(getattr(scores, name) is not None for scores in every)]
+    is_crowded = len(columns) >= len(_HEADINGS) - 1
+    if len(columns) == len(_HEADINGS):
         columns.remove("hub_share")  # there is no room
     table = Table(
         title=printable(title(report)),
@@ -51,11 +39,11 @@ def build_table(report: EvaluationReport) -> Table:
     )
     table.add_column("selector", no_wrap=True)
     for name in columns:
-        table.add_column(_COLUMNS[name], justify="right", no_wrap=True)
+        table.add_column(_HEADINGS[name], justify="right", no_wrap=True)
     for name, scores in report.selectors.items():
         table.add_row(
             label(name, scores.kind),
-            *(_shown(column, getattr(scores, column)) for column in columns),
+            *(shown(scores, column) for column in columns),
             style="bold green" if name == OURS else _STYLES.get(scores.kind),
         )
     return table
@@ -87,13 +75,6 @@ def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[st
     """The lines of a table in Markdown, numbers flush right behind the first column."""
     lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in (head, *rows)]
     return [lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]]
-
-
-def _shown(column: str, value: float | None) -> str:
-    if value is None:
-        return "–"
-    digits = {"prompt_length": 0, "latency_ms": 2 if value < 10 else 0}.get(column, 1)
-    return f"{value:.{digits}f}"
 
 
 def title(report: EvaluationReport) -> str:

@@ -13,7 +13,7 @@ from langchain_rcr.families import get_family
 from langchain_rcr.families.base import PAPER_FAMILY
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.evaluation import EvaluationReport, read_picks
+from rcr_trainer.evaluation.report import EvaluationReport, read_picks
 from rcr_trainer.layers import checked, load_config, merged
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
