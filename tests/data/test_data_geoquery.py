@@ -7,7 +7,7 @@ from pathlib import Path
 
 import places
 import pytest
-from rcr_trainer.data import geoquery_split, write_split
+from rcr_trainer.data import geoquery, geoquery_split, write_split
 from rcr_trainer.data.geoquery import CORPUS_SHA256, read_corpus
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.settings import DataSettings
@@ -25,50 +25,29 @@ EXAMPLE = """<example id='{id}'><nl lang='de'>wie viele</nl><nl lang='en'>\n How
 <mrl lang='geo-prolog'>x</mrl><mrl lang='geo-funql'>\nanswer(f{kind}(stateid('s{id}')))\n</mrl></example>"""
 
 
-def _corpus(path: Path, ids=range(892), head: str = "") -> Path:
-    body = "\n".join(EXAMPLE.format(id=id_, kind=id_ % 97) for id_ in ids)
-    path.write_text(f"<?xml version='1.0' encoding='UTF-8'?>\n{head}<examples>\n{body}\n</examples>\n")
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file of that form, which counts as the corpus."""
+    body = "\n".join(EXAMPLE.format(id=id_, kind=id_ % 97) for id_ in reversed(range(892)))
+    path = tmp_path / "corpus.xml"
+    path.write_text(f"<?xml version='1.0' encoding='UTF-8'?>\n<examples>\n{body}\n</examples>\n")
+    monkeypatch.setattr(geoquery, "CORPUS_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
     return path
 
 
 @pytest.mark.slow
-def test_the_880_examples_in_order(tmp_path: Path) -> None:
-    examples = read_corpus(_corpus(tmp_path / "corpus.xml", ids=reversed(range(892))))
+def test_the_880_examples_in_order(corpus: Path) -> None:
+    examples = read_corpus(corpus)
     assert list(examples) == list(range(880))
     assert examples[7].id == "7"
     assert examples[7].source == "How many < 7 ?"
     assert examples[7].target == "answer(f7(stateid('s7')))"
 
 
-BOMB = "<!DOCTYPE x [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;&a;&a;'>]>\n"
-
-
-@pytest.mark.parametrize(
-    ("ids", "head", "message"),
-    [
-        (range(10), "", "isn't the GeoQuery corpus: 870 of 880 examples are missing, id 10 first"),
-        ([*range(880), 5], "", "example 5 occurs twice"),
-        (["five"], "", "an example's id is a number, got 'five'"),
-        (range(880), BOMB, "declares an entity"),
-        (range(880), "<!DOCTYPE x [<!ENTITY f SYSTEM 'file:///etc/hostname'>]>\n", "declares an entity"),
-        (range(880), "<open>", "not well-formed XML"),
-    ],
-)
-def test_other_files_are_refused(tmp_path: Path, ids, head: str, message: str) -> None:
-    path = tmp_path / "corpus.xml"
-    body = "\n".join(EXAMPLE.format(id=id_, kind=0) for id_ in ids)
-    path.write_text(f"<?xml version='1.0'?>\n{head}<examples>\n{body}\n</examples>")
-    with pytest.raises(DataError, match=message) as caught:
-        read_corpus(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-def test_an_example_without_a_program_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "corpus.xml"
-    path.write_text("<examples>\n<example id='0'><nl lang='en'>q</nl></example></examples>")
-    with pytest.raises(DataError, match="example 0 has no English question or no geo-funql program"):
-        read_corpus(path)
+def test_another_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "corpus.xml").write_text("<!DOCTYPE x [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;&a;&a;'>]><examples/>")
+    with pytest.raises(DataError, match=r"corpus.xml isn't the GeoQuery corpus: its sha256 is"):
+        read_corpus(tmp_path / "corpus.xml")
 
 
 def test_missing_file_and_unknown_kind(tmp_path: Path) -> None:
@@ -83,8 +62,7 @@ def _ids(path: Path, record: object) -> Path:
     return path
 
 
-def test_exactly_the_given_ids(tmp_path: Path) -> None:
-    corpus = _corpus(tmp_path / "corpus.xml")
+def test_exactly_the_given_ids(corpus: Path, tmp_path: Path) -> None:
     ids = _ids(tmp_path / "mine_1.json", {"train": [3, 1], "test": list(range(100, 140))})
     split = geoquery_split(corpus, "template", ids)
     assert split.name == "geoquery-mine_1"
@@ -108,8 +86,7 @@ def test_exactly_the_given_ids(tmp_path: Path) -> None:
         ({"train": [1, 2], "test": [2]}, "id 2 is in 'train' and also in 'test'"),
     ],
 )
-def test_faulty_ids_files(tmp_path: Path, record: object, message: str) -> None:
-    corpus = _corpus(tmp_path / "corpus.xml")
+def test_faulty_ids_files(corpus: Path, tmp_path: Path, record: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         geoquery_split(corpus, "template", _ids(tmp_path / "ids.json", record))
 
