@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from langchain_core.vectorstores.utils import maximal_marginal_relevance as langchain_mmr
-from rcr_trainer.baselines.base import Resources, top_k
+from rcr_trainer.baselines.base import top_k
 from rcr_trainer.baselines.dense import BERTSelector, ContrieverSelector, DenseSelector, MMRSelector
 from toys import tuned
-
-from langchain_rcr.errors import InputError
 
 
 def lookup(seed, n, dimensions=12):
@@ -114,28 +112,6 @@ def test_each_question_of_the_pool_is_embedded_once_until_it_changes():
     assert asked == [first, ["7"], ["7", "8"], [*first, "6"], ["9"]]
 
 
-@pytest.mark.parametrize(
-    ("embed", "message"),
-    [
-        (lambda texts: np.ones(3), r"shape \(3,\)"),
-        (lambda texts: np.ones((len(texts) + 1, 3)), "texts"),
-        (lambda texts: np.full((len(texts), 3), np.nan), "not finite"),
-    ],
-)
-def test_bad_embeddings_are_refused(embed, message):
-    with pytest.raises(InputError, match=message):
-        DenseSelector(pool(5), embed=embed).pick(["1"], 1)
-
-
-def test_another_width_is_refused():
-    _, embed = lookup(6, 10)
-    selector = DenseSelector(pool(5), embed=embed)
-    selector.pick(["6"], 1)
-    selector.resources = Resources(embed=lookup(6, 10, dimensions=5)[1])
-    with pytest.raises(InputError, match="5 dimensions"):
-        selector.pick(["7"], 2)
-
-
 @pytest.mark.parametrize("cls", [BERTSelector, ContrieverSelector])
 def test_selectors_with_their_own_model_go_by_inner_products(cls):
     vectors, embed = lookup(7, 12)
@@ -145,5 +121,3 @@ def test_selectors_with_their_own_model_go_by_inner_products(cls):
     assert selector.pick(["11"], 10).tolist() == [expected]
     assert expected != DenseSelector(pool(10), embed=embed).pick(["11"], 10)[0].tolist()
     assert asked == [(cls.name, cls.base)]
-    with pytest.raises(InputError, match="not finite"):
-        cls(pool(2), encode=lambda *named: lambda texts: np.full((len(texts), 3), np.inf)).pick(["1"], 1)

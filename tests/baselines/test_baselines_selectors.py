@@ -147,18 +147,12 @@ def test_too_large_k_names_both_numbers(cls, exclude, left):
 
 def test_bad_arguments_are_named(cls):
     selector = make(cls)
-    with pytest.raises(InputError, match="one string"):
-        selector.pick("what river ?", 2)
-    with pytest.raises(InputError, match="a query is not a string but int"):
-        selector.pick([7], 2, references=["a"])
     with pytest.raises(InputError, match="k is 0"):
         selector.pick(QUERIES, 0, references=REFERENCES)
     with pytest.raises(InputError, match="1 entries for 4 queries"):
         selector.pick(QUERIES, 2, [[1]], REFERENCES)
     with pytest.raises(InputError, match=r"exclude\[0\].*pool of 30"):
         selector.pick(["a"], 2, [[30]], ["b"])
-    with pytest.raises(InputError, match="2 references for 1 queries"):
-        selector.pick(["a"], 2, references=["b", "c"])
 
 
 def test_langchain_interface(cls):

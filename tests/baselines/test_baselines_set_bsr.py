@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rcr_trainer.baselines.base import Resources
 from rcr_trainer.baselines.set_bsr import SetBSRDistinctSelector, SetBSRSelector, TransformerTokens
 from rcr_trainer.data.coverage import greedy_set_cover
 
@@ -169,28 +168,6 @@ def test_each_question_of_the_pool_is_embedded_once_until_it_changes():
     selector.add_example({"source": "d"})
     selector.pick(["c", "e"], 2)
     assert asked == [["a", "b"], ["c"], ["a", "b", "d"], ["c", "e"]]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "message"),
-    [
-        ([np.ones((1, 3))], "1 arrays .* for 2 texts"),
-        ([np.ones((1, 3)), np.ones((1, 4))], r"\(1, 3\), \(1, 4\)"),
-        ([np.ones(3), np.ones(3)], r"\(3,\), \(3,\)"),
-        ([np.full((1, 3), np.nan)] * 2, "not finite"),
-    ],
-)
-def test_bad_embeddings_are_refused(tokens, message):
-    with pytest.raises(InputError, match=message):
-        make(["a", "b"], embed_tokens=lambda _: tokens).pick(["a"], 1)
-
-
-def test_another_width_is_refused():
-    selector = make(["a", "b"])
-    selector.pick(["a"], 1)
-    selector.resources = Resources(embed_tokens=lambda _: [np.ones((1, 4))])
-    with pytest.raises(InputError, match=r"\(1, 4\).* the pool's tokens have 3 dimensions"):
-        selector.pick(["a"], 1)
 
 
 def test_as_a_langchain_selector():

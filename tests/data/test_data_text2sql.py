@@ -118,11 +118,9 @@ def test_the_first_fault_takes_one_line(tmp_path: Path, text: str, message: str)
     assert str(path) in str(caught.value)
 
 
-def test_missing_file_unknown_kind_and_unknown_fold(tmp_path: Path) -> None:
+def test_missing_file_and_unknown_fold(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"can't read .*nowhere\.json"):
         text2sql_split(tmp_path / "nowhere.json")
-    with pytest.raises(ConfigError, match="no 'template' split; the splits of text2sql-data are query, question"):
-        text2sql_split(tmp_path / "nowhere.json", "template")
     with pytest.raises(ConfigError, match=r"some\.json has no folds: leave out fold = 0"):
         text2sql_split(written(tmp_path / "some.json", QUERIES), "query", 0)
     for labels, fold in (("012", 3), ("01", 0)):

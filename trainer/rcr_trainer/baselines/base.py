@@ -186,13 +186,6 @@ class Baseline(BaseExampleSelector, ABC):
         Raises:
             InputError: k is more than a query has left to pick from, or the arguments don't fit together.
         """
-        if isinstance(queries, str):
-            raise InputError("queries is one string; pass a list of strings")
-        for query in queries:
-            if not isinstance(query, str):
-                raise InputError(f"a query is not a string but {type(query).__name__}")
-        if references is not None and len(references) != len(queries):
-            raise InputError(f"{len(references)} references for {len(queries)} queries")
         if references is None and self.oracle:
             raise InputError(f"the {self.name} selector needs the queries' gold programs (references)")
         with self._lock:

@@ -8,7 +8,6 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from langchain_rcr.errors import InputError
 from langchain_rcr.index.ranking import places
 from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, top_k
 
@@ -16,12 +15,9 @@ from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, top_k
 class PoolEmbeddings(Baseline):
     """Embeds each of the pool's U distinct questions once, so that equal ones tie exactly whatever BLAS does."""
 
-    _dim: int | None = None
-
     def _fit(self) -> None:
         rows = {text: row for row, text in enumerate(dict.fromkeys(self._questions))}
         self._lengths, self._vectors = self._embed(list(rows))
-        self._dim = self._vectors.shape[1]
         self._row_of = np.array([rows[text] for text in self._questions], dtype=np.int64)
 
     @abstractmethod
@@ -30,21 +26,12 @@ class PoolEmbeddings(Baseline):
 
 
 class EmbeddingSelector(PoolEmbeddings):
-    """Base of the selectors that compare one embedding a question.
-
-    Raises:
-        InputError: embeddings of a wrong shape or with values that are not finite.
-    """
+    """Base of the selectors that compare one embedding a question."""
 
     needs: ClassVar[tuple[str, ...]] = ("embed",)
 
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        vectors = np.asarray(self._function(list(texts)))
-        if vectors.ndim != 2 or len(vectors) != len(texts):
-            raise InputError(f"embed returned an array of shape {vectors.shape} for {len(texts)} texts")
-        if self._dim not in (None, vectors.shape[1]):
-            raise InputError(f"embed gave {vectors.shape[1]} dimensions, the pool has {self._dim}")
-        return np.ones(len(texts), dtype=np.int64), self._scaled(vectors)
+        return np.ones(len(texts), dtype=np.int64), self._scaled(self._function(list(texts)))
 
     @property
     def _function(self) -> Embed:
@@ -99,7 +86,6 @@ class BERTSelector(DenseSelector):
         return self._encode
 
     def _scaled(self, vectors: np.ndarray) -> np.ndarray:
-        unit_vectors(vectors)  # refuses what is not finite
         return np.asarray(vectors, dtype=np.float32)
 
 
@@ -111,15 +97,9 @@ class ContrieverSelector(BERTSelector):
 
 
 def unit_vectors(vectors: np.ndarray) -> np.ndarray:
-    """(n, D) float32 rows of length 1; a zero row stays zero.
-
-    Raises:
-        InputError: a value is not finite.
-    """
+    """(n, D) float32 rows of length 1; a zero row stays zero."""
     vectors = np.asarray(vectors, dtype=np.float32)
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    if not np.isfinite(lengths).all():
-        raise InputError("embeddings hold values that are not finite")
     return vectors / np.where(lengths > 0, lengths, 1)
 
 

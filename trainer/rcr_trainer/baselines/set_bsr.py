@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from langchain_rcr.errors import InputError
 from rcr_trainer.baselines.dense import PoolEmbeddings, unit_vectors
 from rcr_trainer.data.coverage import greedy_set_cover, program_groups, row_blocks
 
@@ -32,9 +31,6 @@ class SetBSRSelector(PoolEmbeddings):
     """Picks, one after the other, the example that adds most to the set's BERTScore-Recall of the query.
 
     The tokens' vectors of the pool are kept (3,000 questions of 20 tokens by MiniLM: 92 MB).
-
-    Raises:
-        InputError: token vectors of a wrong shape or with values that are not finite.
     """
 
     name: ClassVar[str] = "set_bsr"
@@ -48,14 +44,6 @@ class SetBSRSelector(PoolEmbeddings):
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         embed_tokens: Any = self.resources.embed_tokens
         found = [np.asarray(vectors) for vectors in embed_tokens(list(texts))]
-        widths = {vectors.shape[1:] for vectors in found} | ({(self._dim,)} if self._dim else set())
-        if len(found) != len(texts) or len(widths) != 1 or len(min(widths)) != 1:
-            shapes = ", ".join(str(vectors.shape) for vectors in found[:3])
-            known = f"; the pool's tokens have {self._dim} dimensions" if self._dim else ""
-            raise InputError(
-                f"embed_tokens returned {len(found)} arrays ({shapes}, …) for {len(texts)} texts, not one "
-                f"(tokens, dimensions) each{known}"
-            )
         return np.array([len(vectors) for vectors in found], dtype=np.int64), unit_vectors(np.concatenate(found))
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:

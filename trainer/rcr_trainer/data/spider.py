@@ -15,7 +15,7 @@ from langchain_rcr.databases.many import LAYOUT
 from langchain_rcr.databases.schema import quoted, sampled
 from langchain_rcr.errors import ProgramError
 from rcr_trainer.data.examples import Example, Split, read_json_as
-from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.errors import DataError
 
 KINDS = ("random_1", "template_1", "tmcd_1", "length_1")
 _INTERNAL = "sqlite_"
@@ -60,13 +60,10 @@ def spider_split(
         and `left_out`, the number of questions by the reason.
 
     Raises:
-        ConfigError: no such split.
         DataError: a file is missing or not of that form.
         InputError: a database can't be opened.
     """
     folder = Path(folder)
-    if kind not in KINDS:
-        raise ConfigError(f"there is no {kind!r} split; the splits of Spider-SSP are {', '.join(KINDS)}")
     rows = read_json_as(list[_Row], folder / "train_spider.json", "Spider's")
     schemas = {schema.db_id: schema for schema in read_json_as(list[_Schema], folder / "tables.json", "Spider's")}
     within = set(read_json_as(list[str], folder / "ssp" / "databases.json", "Spider's"))

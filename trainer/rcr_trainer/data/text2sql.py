@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Set
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field, StringConstraints
 
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_as
 from rcr_trainer.errors import ConfigError, DataError
-
-KINDS = ("query", "question")
 
 _Text = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
 _Label = Annotated[str, StringConstraints(pattern=r"^(train|dev|test|exclude|0|[1-9][0-9]*)$")]
@@ -39,7 +37,9 @@ class _Query(BaseModel):
 _File = Annotated[list[_Query], Field(min_length=1)]
 
 
-def text2sql_split(json_path: str | Path, kind: str = "query", fold: int | None = None) -> Split:
+def text2sql_split(
+    json_path: str | Path, kind: Literal["query", "question"] = "query", fold: int | None = None
+) -> Split:
     """Read a file of the collection with its variables filled in, in its own split.
 
     A file has train, dev and test, or numbered folds, of which one becomes test, the next dev (the first follows the
@@ -55,12 +55,10 @@ def text2sql_split(json_path: str | Path, kind: str = "query", fold: int | None 
         the file and the question's among the query's.
 
     Raises:
-        ConfigError: no such kind or fold.
+        ConfigError: no such fold.
         DataError: the file is missing or not of that form; one line that names the first fault.
     """
     path = Path(json_path)
-    if kind not in KINDS:
-        raise ConfigError(f"there is no {kind!r} split; the splits of text2sql-data are {', '.join(KINDS)}")
     queries = read_json_as(_File, path, "the text2sql-data", "query ")
     labels = {each.label for query in queries for each in ([query] if kind == "query" else query.sentences)}
     part_of = _parts(labels - {"exclude"}, fold, path)
