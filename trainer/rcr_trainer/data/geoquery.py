@@ -18,7 +18,6 @@ from rcr_trainer.errors import ConfigError, DataError
 
 # The splits divide these; the corpus file has twelve more examples that belong to none.
 _IDS = range(880)
-_PROGRAM = "geo-funql"
 _VALUE, _MARK = re.compile("'[^']*'"), re.compile(r"[\s?.!]+$")
 
 CORPUS_URL = (
@@ -106,8 +105,9 @@ def read_corpus(path: str | Path) -> dict[int, Example]:
     found: dict[int, Example] = {}
     for element in ElementTree.fromstring(text).iter("example"):  # noqa: S314 - it is the file that we know
         id_ = element.get("id", "")
-        texts = (element.findtext("nl[@lang='en']"), element.findtext(f"mrl[@lang='{_PROGRAM}']"))
-        found[int(id_)] = Example(id_, *(" ".join((each or "").split()) for each in texts))
+        texts = (element.findtext("nl[@lang='en']"), element.findtext("mrl[@lang='geo-funql']"))
+        source, target = (" ".join((each or "").split()) for each in texts)
+        found[int(id_)] = Example(id_, source, target)
     return {id_: found[id_] for id_ in _IDS}
 
 
