@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
@@ -21,7 +20,7 @@ from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import CandidateIndex, InThisThread
+from langchain_rcr.index.base import InThisThread
 from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
 from langchain_rcr.policy.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
 from langchain_rcr.policy.explanation import Explanation, Structures
@@ -29,10 +28,11 @@ from langchain_rcr.policy.prompt import APPENDIX_D, arranged
 from langchain_rcr.policy.selection import Constraint, Options
 from langchain_rcr.pool.arguments import Fields, Order, check_fields, query_of
 from langchain_rcr.pool.batching import Selection, batched, resolved
-from langchain_rcr.pool.examples import Example
+from langchain_rcr.pool.changing import Changes
 from langchain_rcr.pool.making import Constructors
 from langchain_rcr.pool.outcomes import OutcomeLog
-from langchain_rcr.pool.store import ExampleStore, Pick
+from langchain_rcr.pool.served import Pick
+from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.programs.languages import unknown
 
 logger = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _OPEN: Any = object()
 """A value that isn't given. Not None: where a caller's value is lacking, another's filter mustn't say which it is."""
 
 
-class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleSelector):
+class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, BaseExampleSelector):
     """Picks few-shot examples one after the other, each conditioned on those already picked.
 
     A LangChain retriever and example selector in one. Create it with `from_pretrained`, `from_examples` or
@@ -81,6 +81,8 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
         explore: draw each pick from π at the temperature `explore` · τ, among the 128 best candidates. Its
             `probability` is then that of the draw, from which `rcr-train learn` learns. 0: the best one is picked.
         log: where `record` writes.
+        auto_refit: `refit` in the background as soon as `needs_refit`; on where `from_examples` made it. Not for an
+            engine outside this process, nor with a `log`, which tells of one policy.
 
     Raises:
         InputError: a field is out of range; the message names it.
@@ -107,6 +109,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
     probabilities: bool = True
     explore: float = 0.0
     log: OutcomeLog | None = None
+    auto_refit: bool = False
 
     def __init__(self, *, store: ExampleStore | None = None, **fields: Unpack[Fields]) -> None:
         # Not in validators: pydantic would wrap the InputError in a ValidationError.
@@ -187,71 +190,6 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
             raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
         return {"of_variables": _value_of(group, input_variables[group])}
 
-    def add_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
-        """Add an example; the next query can pick it.
-
-        Args:
-            example: a mapping with the pool's two keys, and any other fields.
-            id: its id; None for a random one.
-
-        Returns:
-            Its id.
-
-        Raises:
-            PoolError: a field is missing, not a string or blank; the id is taken.
-        """
-        return self.add_examples([example], None if id is None else [id])[0]
-
-    async def aadd_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
-        """`add_example`, awaited."""
-        return (await self.aadd_examples([example], None if id is None else [id]))[0]
-
-    def add_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
-        """Add examples, all or none, encoded together. Arguments, result and errors as in `add_example`."""
-        return self.store.add(examples, ids)
-
-    async def aadd_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
-        """`add_examples` in a thread; once begun, it goes on when its caller is cancelled."""
-        return await asyncio.to_thread(self.add_examples, examples, ids)
-
-    def upsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
-        """Add examples, replacing those with the same ids; all or none. Returns the ids."""
-        return self.store.add(examples, ids, replace=True)
-
-    async def aupsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
-        """`upsert` in a thread; once begun, it goes on when its caller is cancelled."""
-        return await asyncio.to_thread(self.upsert, examples, ids)
-
-    def delete(self, ids: Sequence[str]) -> int:
-        """Delete examples by their ids; unknown ids are ignored. Returns how many were deleted."""
-        return self.store.delete(ids)
-
-    async def adelete(self, ids: Sequence[str]) -> int:
-        """`delete` in a thread; once begun, it goes on when its caller is cancelled."""
-        return await asyncio.to_thread(self.delete, ids)
-
-    @property
-    def needs_refit(self) -> bool:
-        """Whether so much was added since the fit that `refit` is worth its time; a log line says so, too, once."""
-        return self.store.needs_refit
-
-    def refit(self, index: CandidateIndex | None = None) -> None:
-        """Fit the encoder anew to all examples, as `from_examples` does, in seconds; see `ExampleStore.refit`.
-
-        Questions are answered as before until it is done. For a saved folder, `save` again.
-
-        Args:
-            index: an empty engine, where the examples are in one outside this process; that is left as it is.
-
-        Raises:
-            InputError: that engine is missing, or the family isn't fitted to examples.
-        """
-        self.store.refit(index)
-
-    async def arefit(self, index: CandidateIndex | None = None) -> None:
-        """`refit` in a thread; once begun, it goes on when its caller is cancelled."""
-        await asyncio.to_thread(self.refit, index)
-
     # ------------------------------------------------------------------ the retriever
 
     def _get_relevant_documents(
@@ -278,7 +216,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
-        (picks,) = self.store.select([query], *self._options(True, **overrides), [_draft_of(query, draft, drafts)])
+        (picks,) = self.store.now.select([query], *self._options(True, **overrides), [_draft_of(query, draft, drafts)])
         return self._documents(self._ordered(picks))
 
     async def _aget_relevant_documents(
@@ -292,7 +230,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
         drafted = [_draft_of(query, draft, drafts)]
-        (picks,) = await self.store.aselect([query], *self._options(True, **overrides), drafted)
+        (picks,) = await self.store.now.aselect([query], *self._options(True, **overrides), drafted)
         return self._documents(self._ordered(picks))
 
     def batch(
@@ -343,7 +281,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
 
         async def pick(valid: Sequence[str], traced: bool) -> list[Selection]:
             seen, drafted = documents or traced, [(drafts or {}).get(query) for query in valid]
-            select: Callable[..., Any] = self.store.aselect if is_async else self.store.select
+            select: Callable[..., Any] = self.store.now.aselect if is_async else self.store.now.select
             found = await resolved(select(valid, *self._options(seen, **overrides), drafted))
             ordered = [self._ordered(picks) for picks in found]
             return [Selection(picks, self._documents(picks) if seen else []) for picks in ordered]
@@ -385,7 +323,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
         """
         check_fields(runner_ups=runner_ups)
         options, where = self._options(True, k, beam_width, filter, within)
-        return self.store.explain(query, options, where, draft=draft, runner_ups=runner_ups, structures=structures)
+        return self.store.now.explain(query, options, where, draft=draft, runner_ups=runner_ups, structures=structures)
 
     def record(
         self, question: str, picks: Sequence[Document], outcome: float | None, *, run: str | None = None
@@ -415,7 +353,7 @@ class SequentialCompositionalRetriever(Constructors, BaseRetriever, BaseExampleS
         Raises:
             InputError: the question is not a string, blank or not valid Unicode.
         """
-        return self.store.relevance(query)
+        return self.store.now.relevance(query)
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         """Names for LangSmith traces."""

@@ -1,16 +1,34 @@
-"""Progress bars with the time left, on stderr, only where that is a terminal."""
+"""Long loops: progress bars with the time left, on stderr, only where that is a terminal; and how to stop them."""
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 DELAY_S = 1.0
 """Quicker work shows no bar."""
+_stop: ContextVar[threading.Event | None] = ContextVar("_stop", default=None)
+
+
+class Stopped(BaseException):
+    """Nobody wants the result of some work any more. Not an `Exception`, which would be taken for a failure."""
+
+
+@contextmanager
+def stoppable(event: threading.Event) -> Iterator[None]:
+    """Let `track` raise `Stopped` within the block once the event is set; no bars are shown there."""
+    token = _stop.set(event)
+    try:
+        yield
+    finally:
+        _stop.reset(token)
 
 
 def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = None) -> Any:
@@ -41,11 +59,24 @@ def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = N
 
 
 def track(items: Sequence[T], text: str) -> Iterable[T]:
-    """The items one by one, with a bar; costs nothing where there is none to show."""
+    """The items one by one, with a bar; costs nothing where there is none to show.
+
+    Raises:
+        Stopped: in a block of `stoppable` that is to end.
+    """
+    if (event := _stop.get()) is not None:
+        return _until(event, items)
     if len(items) < 2 or not _shown():
         return items
     shown: Iterable[T] = bar(text, len(items), items=items)
     return shown
+
+
+def _until(event: threading.Event, items: Sequence[T]) -> Iterator[T]:
+    for item in items:
+        if event.is_set():
+            raise Stopped
+        yield item
 
 
 def _shown() -> bool:

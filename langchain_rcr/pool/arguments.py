@@ -38,6 +38,7 @@ class Fields(TypedDict, total=False):
     probabilities: bool
     explore: float
     log: OutcomeLog | None
+    auto_refit: bool
     name: str | None
     tags: list[str] | None
     metadata: dict[str, Any] | None

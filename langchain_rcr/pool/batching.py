@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.pool.store import Pick, check_query
+from langchain_rcr.pool.served import Pick, check_query
 
 
 class Selection(NamedTuple):

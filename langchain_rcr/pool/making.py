@@ -169,7 +169,7 @@ class Constructors:
             MissingExtraError: the language needs a package that is not installed.
         """
         fields = {name: options.pop(name) for name in list(options) if name in cls.model_fields}
-        fields |= {"k": k, "input_keys": input_keys, "example_keys": example_keys}
+        fields = {"auto_refit": True, **fields, "k": k, "input_keys": input_keys, "example_keys": example_keys}
         for name, value in (vectorstore_kwargs or {}).items():
             if name != "filter":
                 raise InputError(f"vectorstore_kwargs: {unknown(name, ['filter'])}")

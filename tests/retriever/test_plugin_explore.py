@@ -1,15 +1,19 @@
 """Exploring: picks drawn with known probabilities, and what a retriever or chain records of them."""
 
+import uuid
 from collections import Counter
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListLLM
+from langchain_core.tracers.langchain import LangChainTracer, wait_for_all_tracers
+from langsmith import Client
+from langsmith.utils import get_env_var
+from langsmith_server import LangSmithServer
 from toys import lexical
 
 from langchain_rcr import (
@@ -30,6 +34,8 @@ EXAMPLES = [
     for number, (color, animal) in enumerate(product(["red", "round", "big"], ["cats", "dogs"]))
 ]
 IDS = "abcdef"
+SESSION = str(uuid.UUID(int=1))
+"""LangSmith's name for a project."""
 QUERY = "how many red cats and big dogs are there"
 
 
@@ -152,21 +158,48 @@ async def test_a_recorder_writes_each_question_of_a_chain_once(
 def test_a_prompt_in_front_of_a_model_is_a_chain_too_and_feedback_comes_by_run(
     encoder: TriEncoder, tmp_path: Path
 ) -> None:
+    """With LangSmith's own tracer and client, over HTTP."""
     log = OutcomeLog(tmp_path / "outcomes.jsonl")
     retriever = make(encoder, explore=0.5, log=log)
     chain = few_shot_prompt(retriever) | FakeListLLM(responses=["count(cats)"])
-    for _ in range(3):
-        chain.invoke({"source": QUERY}, {"callbacks": [OutcomeRecorder(retriever)]})
-    retriever.invoke(QUERY, {"callbacks": [OutcomeRecorder(retriever)]})  # a retriever alone is a run, too
-    first, second, *others = [each.run for each in log.read()]
-    assert len(others) == 2
+    with LangSmithServer() as server:
+        client = Client(api_url=server.url, api_key="x", auto_batch_tracing=False)
+        callbacks = [OutcomeRecorder(retriever), LangChainTracer(client=client, project_name="ours")]
+        for _ in range(3):
+            chain.invoke({"source": QUERY}, {"callbacks": callbacks})
+        retriever.invoke(QUERY, {"callbacks": callbacks})  # a retriever alone is a run, too
+        wait_for_all_tracers()
+        runs = [str(each.run) for each in log.read()]
+        assert {name for name, run in server.runs.items() if not run.get("parent_run_id")} == {*runs}
+        first, second, third, _ = runs
+        client.create_feedback(first, "correctness", session_id=SESSION, score=0)
+        client.create_feedback(first, "correctness", session_id=SESSION, score=True)  # thought better of
+        client.create_feedback(second, "correctness", session_id=SESSION, comment="no score")
+        client.create_feedback(third, "helpfulness", session_id=SESSION, score=1)
+        assert record_feedback(log, "correctness", client) == 1
+        assert [each.outcome for each in log.read()] == [1.0, None, None, None]
+        assert [query["run"] for query in server.asked] == [runs]
+        client.create_feedback(third, "correctness", session_id=SESSION, score=0.5)
+        assert record_feedback(log, "correctness", client) == 1
+        assert [each.outcome for each in log.read()] == [1.0, None, 0.5, None]
+        assert server.asked[-1]["run"] == [each for each in runs if each != first]
 
-    class Client:
-        def list_feedback(self, *, run_ids: list[str], feedback_key: list[str]) -> list[Any]:
-            assert feedback_key == ["correctness"]
-            assert run_ids == [first, second, *others]
-            scores = [(first, 0, 1), (first, 1, 2), (second, None, 1)]
-            return [SimpleNamespace(run_id=run, score=score, created_at=at) for run, score, at in scores]
 
-    assert record_feedback(log, "correctness", Client()) == 1
-    assert [each.outcome for each in log.read()] == [1.0, None, None, None]
+def test_feedback_on_many_runs_comes_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, runs = OutcomeLog(tmp_path / "outcomes.jsonl"), [str(uuid.uuid4()) for _ in range(130)]
+    for run in runs:
+        log.record(QUERY, [("a", 1, 0.5)], None, run=run)
+    with LangSmithServer() as server:
+        monkeypatch.setenv("LANGSMITH_ENDPOINT", server.url)
+        monkeypatch.setenv("LANGSMITH_API_KEY", "x")
+        get_env_var.cache_clear()
+        client = Client(auto_batch_tracing=False)
+        for run, value in product(runs, range(2)):
+            client.create_feedback(run, "correctness", session_id=SESSION, score=value)
+        assert record_feedback(log, "correctness") == 130
+    get_env_var.cache_clear()
+    assert {each.outcome for each in log.read()} == {1.0}
+    assert [(len(query["run"]), query["offset"]) for query in server.asked] == [
+        *((100, [str(start)]) for start in (0, 100, 200)),
+        (30, ["0"]),
+    ]

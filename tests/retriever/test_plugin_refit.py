@@ -4,6 +4,11 @@ import asyncio
 import copy
 import logging
 import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +17,16 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from test_plugin_relevance import ROWS, WordCounts
 from test_plugin_saved import EXAMPLES, build
 
-from langchain_rcr import FaissIndex, InputError, SequentialCompositionalRetriever, TriEncoder, VectorStoreIndex
+from langchain_rcr import (
+    FaissIndex,
+    InputError,
+    OutcomeLog,
+    SequentialCompositionalRetriever,
+    TriEncoder,
+    VectorStoreIndex,
+)
 from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.pool import refits
 
 make = SequentialCompositionalRetriever
 NEW = [{"source": f"where do the {one} live", "target": f"home({one})"} for one in ("cats", "dogs", "mice", "bees")]
@@ -47,6 +60,7 @@ def test_it_is_as_a_fit_to_all_examples(retriever: SequentialCompositionalRetrie
 def test_it_says_when_it_is_worth_its_time(
     retriever: SequentialCompositionalRetriever, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    retriever = retriever.model_copy(update={"auto_refit": False})
     assert not retriever.needs_refit
     retriever.add_examples([*ROWS[:8], *NEW[:3]])  # 8 are known
     assert not retriever.needs_refit
@@ -110,7 +124,7 @@ def test_an_engine_elsewhere_needs_an_empty_one(fitted: SequentialCompositionalR
 
 
 def test_too_few_to_fit_becomes_enough(caplog: pytest.LogCaptureFixture) -> None:
-    retriever = make.from_examples(ROWS[:10], WordCounts(), language="functional", k=2)
+    retriever = make.from_examples(ROWS[:10], WordCounts(), language="functional", k=2, auto_refit=False)
     assert not retriever.needs_refit
     retriever.add_examples(ROWS[10:])
     assert retriever.needs_refit
@@ -118,5 +132,166 @@ def test_too_few_to_fit_becomes_enough(caplog: pytest.LogCaptureFixture) -> None
     retriever.refit()
     assert retriever.store.encoder.family.name == "structure"
     assert shown(retriever) == shown(make.from_examples(ROWS, WordCounts(), language="functional", k=2))
+    assert not retriever.needs_refit
     with pytest.raises(InputError, match="a policy of the lexical family isn't fitted: train it again with rcr-train"):
         make.from_encoder(build(), EXAMPLES).refit()
+
+
+# ------------------------------------------------------------------ in the background
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refits, "_BURST_S", 0.0)
+
+
+class Gate:
+    """Holds up fits until it is opened, and counts them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opened, self.begun, refitted = threading.Event(), 0, TriEncoder.refitted
+
+        def held_up(encoder: TriEncoder, *arguments: Any, **options: Any) -> TriEncoder:
+            self.begun += 1
+            assert self.opened.wait(60)
+            return refitted(encoder, *arguments, **options)
+
+        monkeypatch.setattr(TriEncoder, "refitted", held_up)
+
+
+def test_in_the_background_it_is_the_same(
+    retriever: SequentialCompositionalRetriever, soon: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    gate, before = Gate(monkeypatch), retriever.store.encoder
+    caplog.set_level(logging.INFO, "langchain_rcr.pool")
+    retriever.add_examples(NEW)
+    wait_until(lambda: gate.begun == 1)
+    assert retriever.needs_refit
+    late = [{"source": "where do the hens live", "target": "home(hens)"}]
+    for example in late:  # each asks for a fit, of which one is on its way
+        retriever.add_example(example)
+    assert retriever.store.encoder is before
+    assert retriever.invoke(late[0]["source"])[-1].metadata["target"] == late[0]["target"]
+    gate.opened.set()
+    wait_until(lambda: retriever.store.encoder is not before)
+    expected = make.from_examples([*ROWS, *NEW], WordCounts(), language="functional", k=2)
+    expected.add_examples(late)
+    assert shown(retriever) == shown(expected)
+    assert retriever.invoke(late[0]["source"])[-1].metadata["target"] == late[0]["target"]
+    wait_until(lambda: "fitted anew to 36 examples" in caplog.text)
+    assert not retriever.needs_refit
+    assert gate.begun == 1
+    assert "call refit()" not in caplog.text
+
+
+def test_questions_are_answered_and_examples_added_and_deleted_all_the_while(
+    retriever: SequentialCompositionalRetriever, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(refits, "_REST", 0.0)
+    wrong: list[BaseException] = []
+
+    def asking() -> None:
+        try:
+            while not done.is_set():
+                assert len(retriever.invoke("how many cats")) == 2
+        except BaseException as error:
+            wrong.append(error)
+
+    done, first = threading.Event(), retriever.store.encoder
+    threads = [threading.Thread(target=asking) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for number in range(30):
+        retriever.add_example({"source": f"where is thing {number}", "target": f"home(t{number})"}, id=f"t{number}")
+        if number % 10 == 9:
+            assert retriever.delete([f"t{number}"]) == 1
+    wait_until(lambda: not retriever.needs_refit)
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+    assert retriever.store.encoder is not first
+    left = {f"t{number}" for number in range(30) if number % 10 != 9}
+    rows = retriever.store.index.rows()
+    assert len(rows) == 32 + len(left)
+    assert left <= {row.id for row in rows}
+
+
+def test_two_at_once_lose_nothing(
+    retriever: SequentialCompositionalRetriever, soon: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(monkeypatch)
+    by_hand = [threading.Thread(target=retriever.refit) for _ in range(2)]
+    for thread in by_hand:
+        thread.start()
+    wait_until(lambda: gate.begun == 1)
+    retriever.add_examples(NEW, list("abcd"))
+    gate.opened.set()
+    for thread in by_hand:
+        thread.join()
+    assert {"a", "b", "c", "d"} <= {row.id for row in retriever.store.index.rows()}
+    assert gate.begun >= 2
+
+
+def test_one_that_fails_says_so_and_is_not_tried_again(
+    retriever: SequentialCompositionalRetriever, soon: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
+) -> None:
+    def fail(*arguments: Any, **options: Any) -> TriEncoder:
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(TriEncoder, "refitted", fail)
+    retriever.add_examples(NEW)
+    wait_until(lambda: "a refit in the background failed; refit() tries again" in caplog.text)
+    assert "no room" in caplog.text
+    retriever.add_example({"source": "where do the hens live", "target": "home(hens)"})
+    assert retriever.needs_refit
+    monkeypatch.undo()
+    retriever.refit()
+    assert not retriever.needs_refit
+
+
+def test_a_log_of_outcomes_tells_of_one_policy(
+    retriever: SequentialCompositionalRetriever, soon: None, tmp_path: Path, caplog: Any
+) -> None:
+    retriever.model_copy(update={"log": OutcomeLog(tmp_path / "log.jsonl")}).add_examples(NEW)
+    assert "call refit(), or await arefit()" in caplog.text
+    assert not any(thread.name == "langchain-rcr-store" for thread in threading.enumerate())
+
+
+ENDING = """
+import sys, threading, time
+sys.path[:0] = {path!r}
+from test_plugin_relevance import ROWS, WordCounts
+from langchain_rcr import SequentialCompositionalRetriever
+from langchain_rcr.pool import refits
+
+class Slow(WordCounts):
+    def embed_documents(self, texts):
+        reading.set()
+        time.sleep(0.5)
+        return super().embed_documents(texts)
+
+reading = threading.Event()
+retriever = SequentialCompositionalRetriever.from_examples(ROWS, Slow(), language="functional", k=2)
+refits._BURST_S = {pause}
+reading.clear()
+retriever.add_examples([{{"source": f"where do the {{one}} live", "target": f"home({{one}})"}} for one in "abcdef"])
+reading.clear()
+if not refits._BURST_S:
+    reading.wait()
+print("end")
+"""
+
+
+@pytest.mark.parametrize("pause", [0.0, 3600.0], ids=["while it fits", "before it fits"])
+def test_a_process_may_end_meanwhile(pause: float) -> None:
+    code = ENDING.format(path=sys.path, pause=pause)
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "end\n", "")

@@ -120,15 +120,15 @@ def test_the_selector_and_the_retriever_agree_in_every_way_of_calling(
 async def test_encoding_does_not_hold_up_the_event_loop(
     retriever: SequentialCompositionalRetriever, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = retriever.store.encoder.encode_queries
+    original = retriever.store.encoder.judge_queries
     threads = set()
 
-    def slow(*arguments: Any) -> Any:
+    def slow(*arguments: Any, **options: Any) -> Any:
         threads.add(threading.get_ident())
         time.sleep(0.1)
-        return original(*arguments)
+        return original(*arguments, **options)
 
-    monkeypatch.setattr(retriever.store.encoder, "encode_queries", slow)
+    monkeypatch.setattr(retriever.store.encoder, "judge_queries", slow)
     tasks = [asyncio.create_task(retriever.ainvoke(QUERY)), asyncio.create_task(retriever.aselect_examples({"q": "x"}))]
     ticks = 0
     while not all(task.done() for task in tasks):

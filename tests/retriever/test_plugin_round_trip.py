@@ -2,6 +2,8 @@
 
 import copy
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +38,7 @@ FIELDS: dict[str, Any] = {
     "k_min": 1,
     "tags": ["ours"],
     "metadata": {"team": "data"},
+    "auto_refit": True,
 }
 
 
@@ -139,6 +142,27 @@ def test_a_reopened_engine_teaches_what_was_added(fitted: TriEncoder, index: Any
     assert all(row["target"] in found for row, found in zip(new, expected, strict=False))
     appended = make.from_encoder(copy.deepcopy(fitted), rows(), index=index, k=2, append=True)
     assert [[document.metadata["target"] for document in found] for found in appended.batch(asked)] == expected
+
+
+def test_from_a_large_engine_it_learns_in_the_background(
+    fitted: TriEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("langchain_rcr.pool.store._MOST_READ_AT_ONCE", 30)
+    caplog.set_level("INFO")
+    index, reading = MemoryIndex(), threading.Event()
+    retriever = make.from_encoder(copy.deepcopy(fitted), rows(), index=index, k=1)
+    retriever.save(tmp_path)
+    retriever.add_examples(rows("purple"))
+    every = index.rows
+    monkeypatch.setattr(index, "rows", lambda *ids: reading.wait(60) and every(*ids))
+    again = make.from_pretrained(tmp_path, index=index)
+    assert again.invoke("is there a black zebra")  # before anything was read
+    assert again.store.encoder.query.additions is None
+    reading.set()
+    asked, until = [row["source"] for row in rows("purple")], time.monotonic() + 60
+    while again.batch(asked) != retriever.batch(asked):
+        assert time.monotonic() < until
+    assert "learning in the background from 40 examples in MemoryIndex" in caplog.text
 
 
 def test_what_the_fit_left_out_teaches_nothing_when_it_is_reopened(

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.sparse import csr_array, diags_array
 
+from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import SparseRows
 
 ROUNDS = 25
@@ -75,7 +76,7 @@ def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) 
     sums = csr_array(within, shape=(len(rows), len(used)))
     scaled = csr_array(diags_array((1 / (count[used // size] + _PRIOR)).astype(np.float32)) @ sums.T)
     found = _START * scaled.sum(axis=1)
-    for _ in range(rounds):
+    for _ in track(range(rounds), "reading phrases"):
         found *= scaled @ (1 / (likelihoods(sums, found) + _FLOOR))
     weights = np.zeros(len(taken), dtype=np.float32)
     weights[used] = found

@@ -1,0 +1,198 @@
+"""Where questions become picks: a trained encoder and the engine that holds the examples' vectors, at one moment."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from langchain_rcr.basics.items import copied
+from langchain_rcr.basics.rows import BoolArray, FloatArray
+from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.index.filters import Filter
+from langchain_rcr.policy.explanation import Explanation, Structures, explain
+from langchain_rcr.policy.selection import Options, select
+from langchain_rcr.pool.examples import ExamplePool, check_text
+
+if TYPE_CHECKING:
+    from langchain_rcr.index.base import CandidateIndex
+    from langchain_rcr.policy.triencoder import TriEncoder
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """One pick for one query.
+
+    Args:
+        id: the example's id.
+        example: its fields, a copy.
+        step: 1 for the first pick, up to k.
+        logit: of the pick in the state that it was picked in (Eq. 4).
+        probability: π of the pick among the candidates left at its step, or the probability by which it was drawn
+            (`Options.explore`); None where it wasn't asked for.
+        relevance: the logit that it has for the question alone; None where it wasn't asked for.
+    """
+
+    id: str
+    example: dict[str, Any]
+    step: int
+    logit: float
+    probability: float | None = None
+    relevance: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What answers questions until a refit puts another in its place.
+
+    Args:
+        encoder: the encoder.
+        engine: with its vectors.
+        fingerprint: the encoder's, by which vectors and outcomes are told apart.
+        schema: an empty pool with the keys of questions and programs.
+    """
+
+    encoder: TriEncoder
+    engine: CandidateIndex
+    fingerprint: str
+    schema: ExamplePool
+
+    def select(
+        self,
+        queries: Sequence[str],
+        options: Options,
+        where: Filter | None = None,
+        drafts: Sequence[str | None] | None = None,
+    ) -> list[list[Pick]]:
+        """Pick examples for questions, each in the light of those before it; all questions go through together.
+
+        Args:
+            queries: the questions.
+            options: k, and how to select.
+            where: which examples may be picked.
+            drafts: for each question a program that it may have, or None.
+
+        Returns:
+            For each question its picks; fewer than k only where the pool, or what the filter lets through, has fewer,
+            or `options` ends a sequence early; none for a question of less than `options.min_relevance`.
+
+        Raises:
+            InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the
+                encoder's family can't use any; there are fewer picks than `options.k_min`.
+            EngineError: the engine can't be reached.
+        """
+        return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))
+
+    async def aselect(
+        self,
+        queries: Sequence[str],
+        options: Options,
+        where: Filter | None = None,
+        drafts: Sequence[str | None] | None = None,
+    ) -> list[list[Pick]]:
+        """`select`: encoding happens in a thread; searching, too, or where a network engine has its connections."""
+        judged = await asyncio.to_thread(self._queries, queries, drafts, options)
+        return await self.engine.arun(self._selection(*judged, options, where))
+
+    def explain(
+        self,
+        query: str,
+        options: Options,
+        where: Filter | None = None,
+        *,
+        draft: str | None = None,
+        runner_ups: int = 3,
+        structures: Structures | None = None,
+    ) -> Explanation:
+        """Pick the best examples for a question, and say why. Arguments: see `select` and `explanation.explain`."""
+        vectors, relevant = self._queries([query], [draft], options)
+        if not relevant.all():
+            raise PoolError(f"there are no picks to explain: no relevance of {options.min_relevance} (min_relevance)")
+
+        async def explained() -> Explanation:
+            async with self.engine.read(where) as reader:
+                if not reader.size:
+                    raise PoolError("there are no candidates to explain picks from")
+                possible = replace(options, k=min(options.k, reader.size), explore=0.0, random=None)
+                state, item = self.encoder.state(), self.schema.item
+                return await explain(
+                    query, vectors, state, possible, reader, runner_ups=runner_ups, item=item, structures=structures
+                )
+
+        return self.engine.run(explained())
+
+    def relevance(self, query: str) -> float:
+        """How near a question is to what the encoder was fitted to, from 0 to 1; see `Encoder.relevance`."""
+        check_query(query)
+        return float(self.encoder.judge_queries([query], judge=True)[1][0])
+
+    def _queries(
+        self, queries: Sequence[str], drafts: Sequence[str | None] | None, options: Options
+    ) -> tuple[FloatArray, BoolArray]:
+        """E_x of questions (B, D), and which of them are relevant enough to pick for (B,)."""
+        for query in queries:
+            check_query(query)
+        wrong = next((one for one in drafts or () if one is not None and not isinstance(one, str)), None)
+        if wrong is not None:
+            raise InputError(f"a draft must be a program as a string, not {type(wrong).__name__}")
+        vectors, relevance = self.encoder.judge_queries(queries, drafts, judge=options.min_relevance > 0)
+        return vectors, relevance >= options.min_relevance
+
+    async def _selection(
+        self, vectors: FloatArray, relevant: BoolArray, options: Options, where: Filter | None
+    ) -> list[list[Pick]]:
+        if not relevant.all():
+            found = iter(await self._selection(vectors[relevant], relevant[relevant], options, where))
+            return [next(found) if each else [] for each in relevant]
+        if not len(vectors):
+            return []
+        state = self.encoder.state()
+        async with self.engine.read(where) as reader:
+            if options.k > reader.size:
+                logger.info("k = %d examples asked for, but there are only %d: all are picked", options.k, reader.size)
+                options = replace(options, k=reader.size)
+            picks = await select(vectors, state, options, reader)
+            fewest = min(map(len, picks.hits), default=options.k_min)
+            if fewest < options.k_min:
+                raise InputError(f"k_min = {options.k_min}, but only {fewest} examples can be picked")
+            alone: dict[int, FloatArray] = {}
+            if options.relevance and (picks.positions >= 0).any():
+                keys = np.unique(picks.positions[picks.positions >= 0])
+                products = await reader.candidates(keys) @ state.start(vectors).vector().T
+                alone = dict(zip(keys.tolist(), products, strict=True))
+        return [
+            [
+                Pick(
+                    hit.row.id,
+                    example,
+                    step,
+                    hit.logit,
+                    float(picks.probabilities[query, step - 1]) if options.scored or options.explore else None,
+                    float(alone[hit.key][query]) if options.relevance else None,
+                )
+                for step, (hit, example) in enumerate(
+                    zip(hits, copied([hit.row.example for hit in hits], [hit.row.id for hit in hits]), strict=True), 1
+                )
+            ]
+            for query, hits in enumerate(picks.hits)
+        ]
+
+
+def check_query(query: object) -> None:
+    """Raise an error unless `query` is a question.
+
+    Raises:
+        InputError: it is not a string, blank, or not valid Unicode.
+    """
+    if not isinstance(query, str):
+        raise InputError(f"the query must be a string, not {type(query).__name__}")
+    try:
+        check_text(query)
+    except ValueError as error:
+        raise InputError(f"the query {error}") from None
