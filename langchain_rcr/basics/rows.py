@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import warnings
 from collections.abc import Iterator, Sequence
@@ -120,9 +121,11 @@ class SparseRows:
 
     def product(self, states: FloatArray) -> FloatArray:
         """Inner products (B, N) of states (B, D) with all rows."""
-        import torch
-
-        if len(states) == 1 and torch.backends.mkl.is_available():  # type: ignore[no-untyped-call]
+        torch: Any = sys.modules.get("torch")  # where it is loaded: up to twice as fast
+        if torch is None:
+            scores: FloatArray = (self._csr @ states.T).T
+            return np.ascontiguousarray(scores)
+        if len(states) == 1 and torch.backends.mkl.is_available():
             alone: FloatArray = (self._tensor @ torch.from_numpy(states[0])).numpy()[None]
             return alone
         table = torch.from_numpy(np.ascontiguousarray(states.T))
@@ -158,6 +161,10 @@ class SparseRows:
         """Update inner products (N,) with a vector to which `change` (D,) is added; reads only changed columns."""
         columns = np.flatnonzero(change)
         scores += self._by_column[:, columns] @ change[columns]
+
+    @cached_property
+    def _csr(self) -> csr_array:
+        return self.csr()
 
     @cached_property
     def _by_column(self) -> csc_array:

@@ -9,18 +9,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.extras import require
 from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.encoder import Backbone
-from langchain_rcr.families.pooled import Pooling, TransformerEncoder
+from langchain_rcr.families.encoding import Backbone
 from langchain_rcr.families.untrusted import refusing
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
     from langchain_rcr.families.base import ModelSettings
+    from langchain_rcr.families.pooled import Pooling
 
 _PROBE = "what is the number of states that border the largest one ?"
 """Embedded when saving and when loading: if the name now means another model, every vector would be silently wrong."""
@@ -41,6 +42,10 @@ class TransformerBackbone:
     symmetric = True
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
+        for package in ("torch", "transformers"):
+            require(package, "train")
+        from langchain_rcr.families.pooled import TransformerEncoder
+
         encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, normalize=True, saved=saved)
         if Path(base).is_dir() and not saved:
             encoder.text.check_storable()  # since `describe` copies it

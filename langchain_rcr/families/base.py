@@ -12,11 +12,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
+from langchain_rcr.basics.extras import installed, require
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import OneOf, Section, contradiction
 from langchain_rcr.errors import InputError
@@ -112,7 +114,9 @@ class Family(ABC):
     """A phrase for help texts."""
     Settings: ClassVar[type[ModelSettings]]
     encoders: ClassVar[tuple[str, str, str]]
-    """"module:Class" of E_x, E_z and E_c, by which a checkpoint is loaded."""
+    """"module:Class" of E_x, E_z and E_c, by which a checkpoint is loaded: torch modules (`Encoder`)."""
+    numpy_encoders: ClassVar[tuple[str, str, str] | None] = None
+    """The same for serving without torch: each a `BaseEncoder` that reads what the torch module wrote; None: none."""
     training: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Its defaults for sections of `rcr-train`, such as {"sft": {"lr": 1e-3}, "grpo": {"chunk": 128}}."""
     fits: ClassVar[bool] = False
@@ -135,6 +139,20 @@ class Family(ABC):
             raise InputError(
                 f"settings of the {self.name} family: {'; '.join(found).replace('Value error, ', '')}"
             ) from None
+
+    def kinds(self, *, numpy: bool | None = None) -> Any:
+        """The classes of E_x, E_z and E_c.
+
+        Args:
+            numpy: whether those without torch; None: where torch is not installed.
+
+        Raises:
+            MissingExtraError: there are none without torch, which is not installed.
+        """
+        if self.numpy_encoders is not None and (not installed("torch") if numpy is None else numpy):
+            return tuple(map(resolve_name, self.numpy_encoders))
+        require("torch", "train")
+        return tuple(map(resolve_name, self.encoders))
 
     @abstractmethod
     def build(

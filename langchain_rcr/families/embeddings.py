@@ -18,7 +18,7 @@ from langchain_rcr.families.base import DEFAULT_BASE, Family, ModelSettings
 
 if TYPE_CHECKING:
     from langchain_rcr.families.base import Encoders
-    from langchain_rcr.families.encoder import Backbone
+    from langchain_rcr.families.encoding import Backbone
 
 
 class EmbeddingsSettings(ModelSettings):
@@ -49,6 +49,7 @@ class EmbeddingsFamily(Family):
     summary = "frozen vectors with trained heads"
     Settings = EmbeddingsSettings
     encoders = ("langchain_rcr.families.linear:LinearEncoder",) * 3
+    numpy_encoders = ("langchain_rcr.families.heads:NumpyLinearEncoder",) * 3
     training: ClassVar = {
         "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 512},
@@ -65,14 +66,13 @@ class EmbeddingsFamily(Family):
         **_: Any,
     ) -> Encoders:
         """See `Family.build`; the random parts of the three start out equal."""
-        from langchain_rcr.families.linear import LinearEncoder
         from langchain_rcr.families.ngrams import NgramVocabulary
 
         if backbone is None:
             raise InputError("the embeddings family needs a model (base) or LangChain Embeddings (backbone)")
         vocabulary = NgramVocabulary.fit(items, settings.ngrams) if settings.ngrams else None
         encoder = partial(
-            LinearEncoder, backbone, vocabulary, dim=settings.dim, ngram_init=settings.ngram_init, seed=seed
+            self.kinds()[0], backbone, vocabulary, dim=settings.dim, ngram_init=settings.ngram_init, seed=seed
         )
         query = encoder(scale=settings.scale, queries=True)
         context = encoder(init=settings.context_init, scale=settings.scale)

@@ -1,231 +1,83 @@
-"""What every encoder does: text to features once, features to vectors at each training step."""
+"""Encoders whose arrays are torch's, so that training can change them by gradients."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from functools import cached_property
-from pathlib import Path
-from typing import Any, ClassVar, Protocol, Self
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from langchain_rcr.basics.files import digest, read_json, write_json
-from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.rows import Rows
-from langchain_rcr.errors import CheckpointError
-from langchain_rcr.families.untrusted import Bounded, refusing
+from langchain_rcr.families.bounded import Bounded
+from langchain_rcr.families.encoding import Backbone, BaseEncoder, Features, Vocabulary, check_digest
+
+__all__ = ["Backbone", "Encoder", "Features", "Vocabulary", "check_digest"]
 
 _ALWAYS_ALLOWED = 1 << 20
 """Numbers that a new encoder's tensor may have, whatever the checkpoint holds."""
 
 
-class Features(Protocol):
-    """N featurised items, such as token ids, n-gram bags or frozen vectors. Nothing that training changes."""
+class Encoder(BaseEncoder, nn.Module):
+    """A `BaseEncoder` that is a torch module: what it keeps are parameters and buffers, on any device."""
 
-    def __len__(self) -> int:
-        """N."""
-        ...
-
-    def select(self, rows: NDArray[np.int64]) -> Self:
-        """The features of some rows, in that order."""
-        ...
-
-
-class Backbone(Protocol):
-    """A frozen text encoder, through which a family's encoders read."""
-
-    dim: int
-    symmetric: bool
-    """Whether a query and a pool entry with the same text get the same vector."""
-
-    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """Unit vectors (N, d) of texts, which are queries or pool entries."""
-        ...
-
-    def describe(self, folder: Path) -> dict[str, Any]:
-        """JSON values from which `load_backbone` restores it; may write files into `folder`."""
-        ...
-
-
-class Vocabulary(ABC):
-    """What an encoder learns from the training pool, such as its n-grams; stored in a JSON file of its own."""
-
-    @abstractmethod
-    def to_json(self) -> dict[str, Any]:
-        """JSON values that `from_json` reads back."""
-
-    @classmethod
-    @abstractmethod
-    def from_json(cls, value: dict[str, Any]) -> Self:
-        """The inverse of `to_json`."""
-
-    @cached_property
-    def digest(self) -> str:
-        """Equal for equal vocabularies."""
-        return digest(self.to_json())
-
-    @classmethod
-    def load(cls, file: Path, expected: object) -> Self:
-        """Read a file that holds `to_json`, or raise a `CheckpointError` if its digest is not the expected one."""
-        value = read_json(file, ())
-        with refusing(f"{file} can't be used", CheckpointError):
-            vocabulary = cls.from_json(value)
-        check_digest(file, vocabulary.digest, expected)
-        return vocabulary
-
-
-def check_digest(file: Path, found: str, expected: object) -> None:
-    """Raise a `CheckpointError` unless a vocabulary is the one that its encoder was saved with."""
-    if found != expected:
-        raise CheckpointError(
-            f"{file} is not the one that {file.parent.name}/encoder.json was written with (files of two checkpoints?)"
-        )
-
-
-class Encoder(nn.Module, ABC):
-    """One of the three encoders E_x, E_z, E_c: items → (N, D).
-
-    A subclass implements `featurize` (text → features: slow, once per text) and `forward` (features → vectors:
-    differentiable, at every training step). It lists the constructor arguments that determine its vectors: `load`
-    restores it from these and its tensors.
-    """
-
-    arguments: ClassVar[tuple[str, ...]] = ()
-    """Constructor arguments that determine its vectors; also attributes. They make up encoder.json."""
-    vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
-    """Further such arguments, each stored in a file of its own unless it is None."""
-    grown: ClassVar[tuple[str, ...]] = ()
-    """Vocabularies and modules that `grow` changes: they don't count for the policy's fingerprint."""
-    fitted: ClassVar[tuple[str, ...]] = ()
-    """Name prefixes of the tensors that take their shapes from a fit rather than from the arguments."""
-    rates: ClassVar[Mapping[str, float]] = {}
-    """GRPO's learning rates for parameters that aren't network weights, by name prefix; they decay as `lr` does."""
-    batch_size: ClassVar[int] = 512
-    """Texts per batch when encoding without gradients."""
-    dim: int
-    """D, the length of its vectors."""
-    backbone: Backbone | None = None
-    """The frozen text encoder it reads through, if any. The three encoders share one."""
-
-    @abstractmethod
-    def featurize(self, items: Sequence[Item]) -> Features:
-        """Everything about the items that training doesn't change."""
+    trainable = True
+    xp: ClassVar[Any] = torch
 
     @abstractmethod
     def forward(self, features: Any) -> Tensor:
         """Vectors (N, D) float32 of featurised items; gradients reach the trainable parameters."""
 
-    def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:
-        """Take in examples that were added to a pool, without training; for an encoder that can.
+    def keep(self, name: str, array: NDArray[Any], *, trained: bool = False, saved: bool = True) -> None:
+        """See `BaseEncoder.keep`."""
+        *places, last = name.split(".")
+        owner: nn.Module = self
+        for place in places:
+            if not hasattr(owner, place):
+                owner.add_module(place, nn.Module())
+            owner = owner.get_submodule(place)
+        tensor = torch.from_numpy(np.array(array, order="C")).to(self._device())
+        if trained:
+            owner.register_parameter(last, nn.Parameter(tensor))
+        else:
+            owner.register_buffer(last, tensor, persistent=saved)
 
-        Args:
-            items: the examples.
-            labels_only: those alone that have labels which training had not.
-        """
+    def given(self, array: NDArray[Any]) -> Tensor:
+        """See `BaseEncoder.given`."""
+        return torch.from_numpy(array).to(self._device())
 
-    @property
-    def stale(self) -> bool:
-        """Whether so much has been taken in since the fit (`grow`) that another one is worth its time."""
-        return False
+    def _device(self) -> torch.device:
+        first = next(self.parameters(), None)
+        return torch.device("cpu") if first is None else first.device
 
-    def keep_preferences(self, other: Any) -> None:
-        """After a fit, take over from an encoder of this class what was chosen by answers and speaks of no example."""
+    def _kept_arrays(self) -> dict[str, NDArray[Any]]:
+        return {name: tensor.detach().cpu().numpy() for name, tensor in self.state_dict().items()}
 
-    def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(N,) which examples a fit hasn't seen, by the hashes (N, 2) of question and program; none without a fit."""
-        return np.zeros(len(names), dtype=np.bool_)
-
-    def relevance(self, features: Any) -> NDArray[np.float64]:
-        """(N,) from 0 to 1, how near questions are to what was fitted to, by their rank; 1 without a fit."""
-        return np.ones(len(features))
-
-    def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
-        """Features of questions with a draft of each one's program, which may be wrong; for families that take them."""
-        raise NotImplementedError
-
-    def logged(self) -> dict[str, float]:
-        """Parameters that can be interpreted, in their own units; GRPO logs how they change."""
-        return {}
-
-    def reads(self) -> tuple[Any, ...]:
-        """What `featurize` depends on: encoders of one class whose `reads()` are equal share their features."""
-        return (id(self),)
-
-    def settings(self) -> dict[str, Any]:
-        """JSON values that determine its vectors, together with the tensors. A vocabulary appears as its digest."""
-        known = {name: getattr(self, name) for name in self.vocabularies}
-        digests = {name: None if value is None else value.digest for name, value in known.items()}
-        return {name: getattr(self, name) for name in self.arguments} | digests
-
-    def save(self, folder: Path) -> None:
-        """Write encoder.json, model.safetensors and a JSON file per vocabulary into an existing folder."""
-        write_json(folder / "encoder.json", self.settings() | {"backbone": self.backbone is not None})
-        for name in self.vocabularies:
-            if getattr(self, name) is not None:
-                write_json(folder / f"{name}.json", getattr(self, name).to_json())
-        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in self.state_dict().items()}
-        save_file(tensors, folder / "model.safetensors")
+    def _put_kept(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        own = self.state_dict(keep_vars=True)
+        with torch.no_grad():
+            for name, array in arrays.items():
+                if own[name].shape != array.shape:
+                    own[name].data = own[name].new_empty(array.shape)
+                own[name].copy_(torch.from_numpy(np.array(array, order="C")))
 
     @classmethod
-    def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
-        """Read an encoder back, over the frozen text encoder that it shares with the other two, if there is one.
-
-        Raises:
-            CheckpointError: a file is missing or doesn't fit.
-        """
-        file, weights = folder / "encoder.json", folder / "model.safetensors"
-        arguments = read_json(file, ("backbone", *cls.vocabularies))
-        for name, kind in cls.vocabularies.items():
-            if arguments[name] is not None:
-                arguments[name] = kind.load(folder / f"{name}.json", arguments[name])
-        if arguments.pop("backbone"):
-            if backbone is None:
-                raise CheckpointError(f"{folder.parent} is not a complete checkpoint: backbone.json is missing")
-            arguments["backbone"] = backbone
-        with refusing(f"{weights} is damaged", CheckpointError):
-            tensors = load_file(weights)
-        if not all(tensor.isfinite().all() for tensor in tensors.values()):
-            raise CheckpointError(f"{weights} has weights that are not finite numbers")
-        size = max([_ALWAYS_ALLOWED, *(tensor.numel() for tensor in tensors.values())])
-        with refusing(f"{file} was not written by this version of langchain-rcr", CheckpointError), Bounded(size):
-            encoder = cls(**arguments)
-        with refusing(f"{weights} holds the weights of another model", CheckpointError):
-            for name, own in encoder.state_dict(keep_vars=True).items():
-                if name in tensors and name.startswith(cls.fitted):
-                    own.data = own.new_empty(tensors[name].shape)
-            encoder.load_state_dict(tensors)
-        return encoder
-
-    def encode(self, items: Sequence[Item], batch_size: int | None = None) -> NDArray[np.float32]:
-        """Vectors (N, D) float32 of items, without gradients."""
-        return self.vectors(self.featurize(items), batch_size)
+    def _empty(cls, arguments: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> Self:
+        with Bounded(max([_ALWAYS_ALLOWED, *(tensor.size for tensor in tensors.values())])):
+            return cls(**arguments)
 
     def vectors(self, features: Any, batch_size: int | None = None) -> NDArray[np.float32]:
-        """Vectors (N, D) float32 of featurised items, without gradients."""
-        size = batch_size or self.batch_size
-        out = np.empty((len(features), self.dim), dtype=np.float32)
+        """See `BaseEncoder.vectors`."""
         was_training = self.training
         self.eval()
         try:
             with torch.inference_mode():
-                batches = np.array_split(self.order(features), max(1, -(-len(features) // size)))
-                for rows in track(batches, "encoding"):
-                    if len(rows):
-                        out[rows] = self(features.select(rows)).float().cpu().numpy()
+                return super().vectors(features, batch_size)
         finally:
             self.train(was_training)
-        return out
 
-    def rows(self, features: Any) -> Rows:
-        """`vectors` of a pool; a family whose vectors are mostly 0 returns sparse ones."""
-        return self.vectors(features)
-
-    def order(self, features: Any) -> NDArray[np.int64]:
-        """The order in which `vectors` goes through the rows: like lengths together need the least padding."""
-        return np.arange(len(features))
+    def _array(self, features: Any) -> NDArray[np.float32]:
+        array: NDArray[np.float32] = self(features).float().cpu().numpy()
+        return array

@@ -42,6 +42,7 @@ class LexicalFamily(Family):
     summary = "n-gram bags trained from scratch"
     Settings = LexicalSettings
     encoders = ("langchain_rcr.families.linear:LinearEncoder",) * 3
+    numpy_encoders = ("langchain_rcr.families.heads:NumpyLinearEncoder",) * 3
     training: ClassVar = {
         "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0},
         "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
@@ -49,9 +50,8 @@ class LexicalFamily(Family):
 
     def build(self, items: Sequence[Item], settings: LexicalSettings, *, seed: int, **_: Any) -> Encoders:
         """See `Family.build`; the three start out with the same vectors."""
-        from langchain_rcr.families.linear import LinearEncoder
         from langchain_rcr.families.ngrams import NgramVocabulary
 
         vocabulary = NgramVocabulary.fit(items, settings.ngrams)
-        encoder = partial(LinearEncoder, None, vocabulary, dim=settings.dim, ngram_init=1.0, seed=seed)
+        encoder = partial(self.kinds()[0], None, vocabulary, dim=settings.dim, ngram_init=1.0, seed=seed)
         return encoder(scale=settings.scale), encoder(scale=settings.context_init * settings.scale), encoder()

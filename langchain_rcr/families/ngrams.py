@@ -1,4 +1,4 @@
-"""Bags of n-grams of question and program, and their trainable vectors."""
+"""Bags of n-grams of question and program."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from langchain_rcr.basics.items import WORD, Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.encoder import Vocabulary
+from langchain_rcr.families.encoding import Vocabulary
 
 _TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+")
 """Words and operators, but no brackets, commas and quotes: so `answer ( city (` has the bigram of a call and its
@@ -99,23 +97,3 @@ class NgramVocabulary(Vocabulary):
         if not all(0 <= weight < _MAX_IDF for weight in idf.values()):
             raise InputError("an n-gram's weight is no inverse document frequency")
         return cls(idf, longest, gap)
-
-
-class NgramEmbedding(nn.Module):
-    """A trainable vector (D,) per n-gram; an item's vector is the weighted sum over its bag.
-
-    The start values have a standard deviation of init/√D: with init = 1 the inner product of two items starts near the
-    cosine of their tf-idf bags.
-    """
-
-    def __init__(self, size: int, dim: int, init: float, generator: torch.Generator) -> None:
-        super().__init__()
-        weight = torch.randn(size, dim, generator=generator) * (init / dim**0.5)
-        self.bag = nn.EmbeddingBag.from_pretrained(weight, freeze=False, mode="sum", include_last_offset=True)
-
-    def forward(self, bags: SparseRows) -> Tensor:
-        """(N, D) for N bags."""
-        device = self.bag.weight.device
-        indices, offsets, weights = (torch.from_numpy(a).to(device) for a in (bags.columns, bags.starts, bags.values))
-        out: Tensor = self.bag(indices, offsets, per_sample_weights=weights)
-        return out

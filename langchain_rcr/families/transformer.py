@@ -44,14 +44,12 @@ class TransformerFamily(Family):
 
     def build(self, items: Sequence[Item], settings: TransformerSettings, **_: Any) -> Encoders:
         """See `Family.build`."""
-        from langchain_rcr.families.pooled import TransformerEncoder
-
         base = settings.pretrained
         if base is None:
             raise InputError(
                 "the transformer family needs a model: set base to a hub name, a local folder or package:NAME"
             )
-        encoder = partial(TransformerEncoder, base, pooling=settings.pooling, max_length=settings.max_length)
+        encoder = partial(self.kinds()[0], base, pooling=settings.pooling, max_length=settings.max_length)
         query = encoder()
         query.text.check_storable()
         return query, encoder(), encoder()

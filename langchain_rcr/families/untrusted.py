@@ -15,9 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors import safe_open
-from torch.overrides import TorchFunctionMode
 
 from langchain_rcr.basics.files import read_json
 from langchain_rcr.basics.section import show
@@ -60,7 +58,6 @@ _PLAIN_SIZE = 1 << 20
 """Numbers in a configuration that need no justification; larger ones must be a size of the model's tensors."""
 _UNSAVED = 1 << 20
 """Numbers that a model may hold beside its saved ones, such as positions."""
-_FACTORIES = frozenset((torch.empty, torch.eye, torch.full, torch.ones, torch.rand, torch.randn, torch.zeros))
 
 
 @contextmanager
@@ -77,31 +74,6 @@ def refusing(what: str, kind: type[RCRError] = InputError) -> Iterator[None]:
         # PyTorch appends its stack to the first line.
         why = " ".join(str(error).partition("\nException raised from")[0].split()) or type(error).__name__
         raise kind(f"{what}: {why[:300]}") from error
-
-
-class Bounded(TorchFunctionMode):
-    """While entered, raises an `InputError` at a new tensor of more than `size` numbers, or after `calls` calls.
-
-    Tensors on the meta device take no memory and don't count.
-    """
-
-    def __init__(self, size: int, calls: int | None = None) -> None:
-        super().__init__()
-        self._size, self._calls = size, calls
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See the class."""
-        kwargs = kwargs or {}
-        if self._calls is not None:
-            self._calls -= 1
-            if self._calls < 0:
-                raise InputError("it has more parts than the weights beside it")
-        if func in _FACTORIES and kwargs.get("device") is None:
-            shape = args[0] if args and not isinstance(args[0], int) else kwargs.get("size", args)
-            size = math.prod(shape if func is not torch.eye or len(shape) > 1 else (*shape, *shape))
-            if size > self._size:
-                raise InputError(f"it has a tensor of {size:,} numbers, which doesn't fit the weights beside it")
-        return func(*args, **kwargs)
 
 
 def check_saved_model(folder: Path) -> None:
@@ -164,14 +136,17 @@ def check_tokenizer(value: Mapping[str, Any], size: int) -> None:
 
 def _check_size(folder: Path, config: Mapping[str, Any]) -> None:
     """Refuse a model that would take much more memory than its weights."""
-    with refusing("model.safetensors"), safe_open(folder / "model.safetensors", framework="pt") as file:
+    with refusing("model.safetensors"), safe_open(folder / "model.safetensors", framework="np") as file:
         shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dict
     sizes = [math.prod(shape) for shape in shapes]
     largest = max([_PLAIN_SIZE, *(side for shape, size in zip(shapes, sizes, strict=True) if size for side in shape)])
     for key, number in _entries(config):
         if isinstance(number, int) and not _at_most(abs(number), largest):
             raise InputError(f"config.json: {key} = {show(number)} doesn't fit the weights beside it")
+    import torch
     from transformers import AutoConfig, AutoModel
+
+    from langchain_rcr.families.bounded import Bounded
 
     with refusing("config.json"), Bounded(_UNSAVED, 10_000 + 200 * len(sizes)), torch.device("meta"):
         model = AutoModel.from_config(AutoConfig.for_model(**config))

@@ -5,18 +5,16 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import pkgutil
 import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import nn
 
 from langchain_rcr.basics.files import atomic_directory, digest, read_json, write_json, write_text
 from langchain_rcr.basics.items import Item, readable
@@ -25,7 +23,7 @@ from langchain_rcr.errors import CheckpointError, InputError, RCRError
 from langchain_rcr.families import Family, ModelSettings, get_family
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS, PARTS
-from langchain_rcr.families.encoder import Backbone, Encoder, Features
+from langchain_rcr.families.encoding import Backbone, Features
 from langchain_rcr.families.state import State, make_state
 from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.base import PoolVectors
@@ -36,6 +34,11 @@ from langchain_rcr.programs import TOKENS, ProgramSpec
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
+    from torch.nn import Module
+
+    from langchain_rcr.families.encoder import Encoder
+else:
+    Module = object
 
 logger = logging.getLogger(__name__)
 
@@ -43,12 +46,17 @@ FORMAT_VERSION = 12
 """Raise it whenever what is saved would mean something else, be it a weight or a constant used in fitting."""
 FEWEST = 20
 """The fewest programs from which `TriEncoder.fitted` learns structures."""
+Runtime = Literal["torch", "onnx"]
+"""What serves a policy: torch, which can train it, too; or ONNX Runtime and NumPy."""
 _TOP_LEVEL = ("lam", "tau", "state")
 """Settings that stand beside the others in tri_encoder.json."""
 
 
-class TriEncoder(nn.Module):
+class TriEncoder(Module):
     """E_x, E_z and E_c with the state that composes them.
+
+    Over torch's encoders it is a torch module, too, which can be trained (`TrainableTriEncoder`); over NumPy's it
+    serves where torch is not installed.
 
     Args:
         query: E_x, of the question.
@@ -63,6 +71,14 @@ class TriEncoder(nn.Module):
         group: the field, such as `db_id`, in which examples had to match their question; None: there was none.
     """
 
+    def __new__(cls, query: Encoder | None = None, *_: Any, **__: Any) -> Self:
+        """Of encoders that are torch modules a torch module."""
+        if cls is not TriEncoder or query is None or not query.trainable:
+            return super().__new__(cls)
+        from langchain_rcr.policy.trainable import TrainableTriEncoder
+
+        return cast(Self, TrainableTriEncoder.__new__(TrainableTriEncoder))
+
     def __init__(
         self,
         query: Encoder,
@@ -71,7 +87,6 @@ class TriEncoder(nn.Module):
         config: ModelSettings,
         spec: ProgramSpec | None = None,
     ) -> None:
-        super().__init__()
         if not query.dim == context.dim == candidate.dim:
             raise InputError(f"the three encoders must agree on D: {query.dim}, {context.dim}, {candidate.dim}")
         self.query, self.context, self.candidate = query, context, candidate
@@ -79,6 +94,10 @@ class TriEncoder(nn.Module):
         self.card = ""
         self.prompt: Prompt | None = None
         self.group: str | None = None
+
+    def eval(self) -> Self:
+        """See `torch.nn.Module.eval`; there is nothing to do without torch."""
+        return self
 
     @property
     def family(self) -> Family:
@@ -169,11 +188,12 @@ class TriEncoder(nn.Module):
         policy = [self.family.name, self.dim, config.state, config.lam, config.fade, self.spec.to_json(), settings]
         total = hashlib.sha256(digest(policy).encode())
         grown = tuple(f"{part}.{name}." for part in PARTS for name in getattr(self, part).grown)
-        for name, tensor in sorted(self.state_dict().items()):
+        arrays = {f"{part}.{name}": array for part in PARTS for name, array in getattr(self, part).tensors().items()}
+        for name, array in sorted(arrays.items()):
             if name.startswith(grown):
                 continue
-            total.update(f"{name} {list(tensor.shape)}".encode())
-            total.update(tensor.detach().float().cpu().numpy().tobytes())
+            total.update(f"{name} {list(array.shape)}".encode())
+            total.update(np.asarray(array, dtype=np.float32).tobytes())
         return total.hexdigest()
 
     @classmethod
@@ -351,6 +371,7 @@ class TriEncoder(nn.Module):
         *,
         embeddings: Embeddings | None = None,
         trust: bool | Collection[str] = False,
+        runtime: Runtime | None = None,
     ) -> TriEncoder:
         """Read a checkpoint folder.
 
@@ -359,6 +380,8 @@ class TriEncoder(nn.Module):
             embeddings: the LangChain object, if the checkpoint was trained over one.
             trust: whether a model that the checkpoint names but doesn't contain may be fetched from the Hugging Face
                 hub or opened in another folder; or the names of those that may.
+            runtime: what computes the policy's vectors: torch, which can train, too, or NumPy ("onnx"); None: NumPy
+                where torch is not installed.
 
         Raises:
             CheckpointError: it is not a checkpoint, is damaged or incomplete, has another format or a family that is
@@ -370,13 +393,13 @@ class TriEncoder(nn.Module):
             family = get_family(str(meta["family"]))
             make_state(str(meta["state"]), 0.0)
             spec = ProgramSpec(**meta["spec"])
+            kinds = family.kinds(numpy=None if runtime is None else runtime == "onnx")
         except (RCRError, TypeError) as error:
             raise CheckpointError(f"{path}: {' '.join(str(error).split())[:300]}") from error
         with refusing(f"{path} is damaged", CheckpointError):
             config = family.settings(**meta["settings"], **{name: meta[name] for name in _TOP_LEVEL})
             there = (path / "backbone.json").is_file()
             backbone = backbones.load_backbone(path, embeddings, trust) if there else None
-            kinds: list[type[Encoder]] = list(map(pkgutil.resolve_name, family.encoders))
             parts = zip(PARTS, kinds, strict=True)
             query, context, candidate = (kind.load(path / f"{part}_encoder", backbone) for part, kind in parts)
             model = cls(query, context, candidate, config, spec)

@@ -10,7 +10,10 @@ import pytest
 import torch
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.families.ngrams import NgramEmbedding, NgramVocabulary, ngrams
+from langchain_rcr.families.arrays import bag_sums
+from langchain_rcr.families.heads import NumpyLinearEncoder
+from langchain_rcr.families.linear import LinearEncoder
+from langchain_rcr.families.ngrams import NgramVocabulary, ngrams
 
 torch.set_num_threads(1)
 
@@ -86,37 +89,44 @@ def test_selected_rows_are_the_bags_of_those_rows(rows):
         assert have.dtype == want.dtype
 
 
-def test_an_embedded_bag_is_the_weighted_sum():
+def weight(vocabulary, dim):
+    return np.random.default_rng(0).normal(size=(len(vocabulary), dim)).astype(np.float32)
+
+
+@pytest.mark.parametrize("kind", [np.asarray, torch.from_numpy])
+def test_an_embedded_bag_is_the_weighted_sum(kind):
     vocabulary = NgramVocabulary.fit(ITEMS, 2)
-    bags = vocabulary.bags([*ITEMS, Item("zzz")])
-    module = NgramEmbedding(len(vocabulary), 5, 1.0, torch.Generator().manual_seed(0))
-    out = module(bags)
-    assert out.shape == (4, 5)
+    bags, vectors = vocabulary.bags([*ITEMS, Item("zzz")]), weight(vocabulary, 5)
+    out = bag_sums(bags, kind(vectors))
+    assert (type(out), tuple(out.shape)) == (type(kind(vectors)), (4, 5))
     for row in range(3):
         indices, weights = bag(bags, row)
-        expected = (module.bag.weight[indices] * torch.from_numpy(weights)[:, None]).sum(0)
-        torch.testing.assert_close(out[row], expected)
+        np.testing.assert_allclose(out[row], (vectors[indices] * weights[:, None]).sum(0), atol=1e-6)
     assert out[3].tolist() == [0.0] * 5
-    assert module(vocabulary.bags([])).shape == (0, 5)
+    assert bag_sums(vocabulary.bags([]), kind(vectors)).shape == (0, 5)
 
 
 def test_gradients_are_the_weights():
     vocabulary = NgramVocabulary.fit(ITEMS, 1)
     bags = vocabulary.bags(ITEMS[:1])
-    module = NgramEmbedding(len(vocabulary), 2, 1.0, torch.Generator().manual_seed(0))
-    module(bags).sum().backward()
+    vectors = torch.from_numpy(weight(vocabulary, 2)).requires_grad_()
+    bag_sums(bags, vectors).sum().backward()
     expected = np.zeros((len(vocabulary), 2), dtype=np.float32)
     expected[bags.columns] = bags.values[:, None]
-    np.testing.assert_allclose(module.bag.weight.grad.numpy(), expected)
+    np.testing.assert_allclose(vectors.grad.numpy(), expected)
 
 
-def test_seeds_and_silence():
-    first, same, other = (
-        NgramEmbedding(9, 4, 1.0, torch.Generator().manual_seed(seed)).bag.weight for seed in (1, 1, 2)
+@pytest.mark.parametrize("kind", [LinearEncoder, NumpyLinearEncoder])
+def test_seeds_and_silence(kind):
+    vocabulary = NgramVocabulary.fit(ITEMS, 1)
+    first, same, other, silent, unset = (
+        kind(None, vocabulary, dim=4, ngram_init=init, seed=seed).tensors()["ngrams.bag.weight"]
+        for init, seed in ((1, 1), (1, 1), (1, 2), (0, 1), (1, None))
     )
-    assert torch.equal(first, same)
-    assert not torch.equal(first, other)
-    assert not NgramEmbedding(9, 4, 0.0, torch.Generator().manual_seed(1)).bag.weight.any()
+    np.testing.assert_array_equal(first, same)
+    assert not np.array_equal(first, other)
+    assert not silent.any()
+    assert not unset.any()
 
 
 def test_json_gives_back_the_same_vocabulary():
@@ -147,5 +157,5 @@ def test_a_megabyte_is_fast(text):
 def test_an_empty_vocabulary():
     vocabulary = NgramVocabulary.fit([], 2)
     bags = vocabulary.bags(ITEMS)
-    module = NgramEmbedding(len(vocabulary), 3, 1.0, torch.Generator().manual_seed(0))
-    assert module(bags).tolist() == [[0.0] * 3] * 3
+    assert bag_sums(bags, weight(vocabulary, 3)).tolist() == [[0.0] * 3] * 3
+    assert bag_sums(bags, torch.from_numpy(weight(vocabulary, 3))).tolist() == [[0.0] * 3] * 3

@@ -10,7 +10,7 @@ import pytest
 from langchain_rcr import Item, PoolError, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import get_family
-from langchain_rcr.families.structure import encoders
+from langchain_rcr.families.structure import needs
 from langchain_rcr.families.structure.additions import MISSED
 from langchain_rcr.families.structure.encoders import NeedEncoder
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
@@ -117,7 +117,7 @@ def test_added_in_parts_or_at_once_is_the_same(retriever):
 
 
 def test_only_so_many_are_learnt(retriever, monkeypatch, caplog):
-    monkeypatch.setattr(encoders, "MOST", 4)
+    monkeypatch.setattr(needs, "MOST", 4)
     retriever.add_examples([{**row, "source": f"tell me , {row['source']}"} for row in rows()[:5]] + NEW[:3])
     assert [item.source for item in retriever.store.encoder.query.additions.items[:3]] == [
         row["source"] for row in NEW[:3]

@@ -23,8 +23,8 @@ from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure import fit as fitting
-from langchain_rcr.families.structure.encoders import SURE
 from langchain_rcr.families.structure.kernel import RIDGE
+from langchain_rcr.families.structure.needs import SURE
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -138,7 +138,7 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(way):
     features = FAMILY.held_out(encoder, ITEMS, folds, np.full(len(ITEMS), way))
     gold = np.asarray(encoder.inventory.rows([item.target for item in ITEMS]))
     numbers, views = folds.numbers(ITEMS), encoder.views(ITEMS)
-    present = cues.incidence(views.bags, encoder.phrases.numpy(), len(encoder.speaks) - 1)
+    present = cues.incidence(views.bags, encoder.phrases, len(encoder.speaks) - 1)
     small, kernel = gold[:, encoder.inventory.small], encoder.landmarks.likeness(views)
     for fold in np.unique(numbers[:, way]):
         out, kept = (np.flatnonzero(of) for of in (numbers[:, way] == fold, numbers[:, way] != fold))

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from langchain_rcr.families.base import Encoders
-    from langchain_rcr.families.encoder import Backbone
+    from langchain_rcr.families.encoding import Backbone
     from langchain_rcr.families.folds import Folds
-    from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
+    from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder
     from langchain_rcr.programs import ProgramSpec
 
 FADE, LENGTH_PENALTY, WORDING = 4.0, 1.0, 0.05
@@ -76,6 +76,7 @@ class StructureFamily(Family):
     summary = "examples by the structures of their programs, questions by those that they will need"
     Settings = StructureSettings
     encoders = (f"{__name__}.encoders:NeedEncoder", *(f"{__name__}.encoders:ProgramEncoder",) * 2)
+    numpy_encoders = (f"{__name__}.needs:NumpyNeedEncoder", *(f"{__name__}.shown:NumpyProgramEncoder",) * 2)
     training: ClassVar = {
         "sft": {"epochs": 0, "lr": 1e-3, "temperature": 5.0},
         "grpo": {"lr": 1e-5, "train_candidates": False, "chunk": 128},
@@ -106,7 +107,6 @@ class StructureFamily(Family):
     ) -> Encoders:
         """See `Family.build`; nothing in it is random before `fit`."""
         from langchain_rcr.families.ngrams import NgramVocabulary
-        from langchain_rcr.families.structure.encoders import NeedEncoder, ProgramEncoder
         from langchain_rcr.families.structure.inventory import Inventory
         from langchain_rcr.programs import implied_values
 
@@ -118,22 +118,21 @@ class StructureFamily(Family):
             raise InputError(
                 f"none of {len(items)} programs parses as '{spec.language}': the structure family reads programs"
             )
+        need, _, program = self.kinds()
         covering = -settings.scale if settings.state == AdditiveState.name else 1.0
         return (
-            NeedEncoder(
-                inventory, questions, backbone, scale=settings.scale, words=settings.words, most=settings.landmarks
-            ),
-            ProgramEncoder(inventory, scale=covering, context=True),
-            ProgramEncoder(inventory, length_penalty=settings.length_penalty),
+            need(inventory, questions, backbone, scale=settings.scale, words=settings.words, most=settings.landmarks),
+            program(inventory, scale=covering, context=True),
+            program(inventory, length_penalty=settings.length_penalty),
         )
 
-    def fit(self, encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
+    def fit(self, encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
         """See `Family.fit`."""
         from langchain_rcr.families.structure.fit import fit
 
         fit(encoder, questions, seed=seed)
 
-    def begin(self, encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
+    def begin(self, encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
         """See `Family.begin`."""
         from langchain_rcr.families.structure.fit import begin
 
@@ -141,22 +140,23 @@ class StructureFamily(Family):
 
     def vary(self, encoders: Any, settings: StructureSettings, changes: Mapping[str, Any]) -> StructureSettings:
         """See `Family.vary`; also how many times a single `label` counts, and ε, the `cost` of what isn't needed."""
-        import torch
-
-        from langchain_rcr.families.structure.encoders import LEAST
+        from langchain_rcr.families.structure.shown import LEAST
 
         query, _, candidate = encoders
-        unnamed = {"label": query.by_size[:1], "cost": query.cost}
-        named = {name: value for name, value in changes.items() if name not in unnamed}
+        named = {name: value for name, value in changes.items() if name not in ("label", "cost")}
         changed: StructureSettings = super().vary(encoders, settings, named)
         candidate.length_penalty = changed.length_penalty
-        with torch.no_grad():
-            for name, parameter in {**unnamed, "words": query.wording}.items():
-                if name in changes:
-                    parameter.fill_(math.log(max(changes[name], LEAST)))
+        arrays = {"label": "by_size", "cost": "cost", "words": "wording"}
+        for name, array in arrays.items():
+            if name in changes:
+                new = query.tensors()[array].copy()
+                new.reshape(-1)[:1] = math.log(max(changes[name], LEAST))
+                query.put({array: new})
         return changed
 
-    def held_out(self, encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Needs:
+    def held_out(
+        self, encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]
+    ) -> Needs:
         """See `Family.held_out`; questions that E_x was not fitted to are featurised as usual."""
         from langchain_rcr.families.structure.fit import held_out
 

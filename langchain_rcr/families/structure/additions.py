@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from scipy.sparse import vstack
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.families.encoder import Vocabulary
+from langchain_rcr.families.encoding import Vocabulary
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.inventory import SPARE

@@ -13,7 +13,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from scipy.sparse import csr_array
 
@@ -21,7 +20,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.structure import cues
-from langchain_rcr.families.structure.encoders import NeedEncoder, Needs
+from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder
 
 COST = 0.01
 """ε (`NeedEncoder`): the best or nearly so on folds of twelve tasks (COVR, GeoQuery, SQL). Chosen for each task by its
@@ -58,7 +57,7 @@ class LeftOut:
     local: _Floats
 
 
-def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
+def fit(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
     """Fit E_x to the training questions' programs.
 
     Args:
@@ -73,21 +72,18 @@ def fit(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
     phrases = cues.phrases(bags)
     present = cues.incidence(bags, phrases, phrases.max(initial=-1) + 1)
-    with torch.no_grad():
-        encoder.dual.copy_(torch.from_numpy(dual))
-        encoder.mean.copy_(torch.from_numpy(mean))
-        encoder.phrases.copy_(torch.from_numpy(phrases))
-        encoder.speaks = torch.from_numpy(cues.fit(present, small)).to(encoder.mean.device)
+    fitted = {"dual": dual.astype(np.float32), "mean": mean.astype(np.float32)}
+    encoder.put({**fitted, "phrases": phrases, "speaks": cues.fit(present, small)})
     _weigh(encoder, targets)
 
 
-def begin(encoder: NeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
+def begin(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
     """Give E_x the questions to compare with, as `fit`, but nothing of what they need, which is left to GRPO."""
     _learn(encoder, questions, seed)
-    encoder.mean.fill_(_UNKNOWN)
+    encoder.put({"mean": np.full(len(encoder.inventory), _UNKNOWN, dtype=np.float32)})
 
 
-def _learn(encoder: NeedEncoder, questions: Sequence[Item], seed: int) -> _Floats:
+def _learn(encoder: NumpyNeedEncoder, questions: Sequence[Item], seed: int) -> _Floats:
     """Make landmarks of the questions whose program has a column, (M, D) of which are returned."""
     gold = np.asarray(encoder.inventory.rows([question.target for question in questions]))
     known: _Ints = np.flatnonzero(gold.any(axis=1))
@@ -99,7 +95,7 @@ def _learn(encoder: NeedEncoder, questions: Sequence[Item], seed: int) -> _Float
     return gold[known]
 
 
-def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
+def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
     """What a fitted E_x would have predicted for questions had it not been fitted to their folds.
 
     Args:
@@ -111,13 +107,13 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
     features = encoder.featurize([Item(question.source) for question in questions])
     landmark = encoder.landmark_of(questions)
     rows = np.flatnonzero(landmark >= 0)
-    if not (len(rows) and encoder.dual.any()):  # not fitted: nothing is known of them
+    if not (len(rows) and encoder.tensors()["dual"].any()):  # not fitted: nothing is known of them
         return features
-    dual, mean = (tensor.detach().cpu().numpy().astype(np.float64) for tensor in (encoder.dual, encoder.mean))
+    dual, mean = (encoder.tensors()[name].astype(np.float64) for name in ("dual", "mean"))
     inverse = encoder.landmarks.inverse()
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
     bags, count = encoder.landmarks.views.bags, len(encoder.speaks) - 1
-    present = cues.incidence(bags, encoder.phrases.cpu().numpy(), count)
+    present = cues.incidence(bags, encoder.phrases, count)
     left_out = _left_out(encoder, targets, inverse, dual, present, folds, set(ways[rows].tolist()))
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
     local = features.local.copy()
@@ -129,7 +125,7 @@ def held_out(encoder: NeedEncoder, questions: Sequence[Item], folds: Folds, ways
 
 
 def _left_out(
-    encoder: NeedEncoder,
+    encoder: NumpyNeedEncoder,
     targets: _Floats,
     inverse: NDArray[np.float64],
     dual: NDArray[np.float64],
@@ -187,11 +183,11 @@ def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targe
     return raw
 
 
-def _weigh(encoder: NeedEncoder, targets: _Floats) -> None:
+def _weigh(encoder: NumpyNeedEncoder, targets: _Floats) -> None:
     """What each structure is worth: the more, the fewer nodes it has and the fewer programs have it."""
     share = (targets > 0).mean(axis=0)[encoder.inventory.owner]
     idf = -np.log(np.clip(share, 1 / len(targets), 0.98))  # those of all programs are worth a little, too
-    with torch.no_grad():
-        encoder.worth.copy_(torch.from_numpy(RARITY * np.log(idf / idf.mean())))
-        encoder.by_size[:2] = torch.log(torch.tensor([LABEL, PAIR])[: len(encoder.by_size)])
-        encoder.cost.fill_(np.log(COST))
+    by_size = encoder.tensors()["by_size"].copy()
+    by_size[:2] = np.log(np.array([LABEL, PAIR], dtype=np.float32))[: len(by_size)]
+    worth = (RARITY * np.log(idf / idf.mean())).astype(np.float32)
+    encoder.put({"worth": worth, "by_size": by_size, "cost": np.array(np.log(COST), dtype=np.float32)})

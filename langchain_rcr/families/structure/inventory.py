@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import SparseRows
-from langchain_rcr.families.encoder import Vocabulary
+from langchain_rcr.families.encoding import Vocabulary
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.programs import TOKENS, ProgramSpec, Tree, anonymize, local_structures, parse
 

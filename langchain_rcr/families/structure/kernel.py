@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from langchain_rcr.basics.rows import FloatArray, SparseRows
 
@@ -51,38 +51,26 @@ class Views:
         )
 
 
-class Landmarks(nn.Module):
+class Landmarks:
     """M training questions: frozen vectors, token bags and n-gram bags.
 
     Args:
         views: the questions.
     """
 
-    vectors: Tensor
-    tokens: Tensor
-    starts: Tensor
-    columns: Tensor
-    values: Tensor
-
     def __init__(self, views: Views) -> None:
-        super().__init__()
-        self.ngrams = views.bags.dim
-        arrays = {
-            "vectors": views.vectors,
-            "tokens": views.tokens,
-            "starts": views.bags.starts,
-            "columns": views.bags.columns,
-            "values": views.bags.values,
-        }
-        for name, array in arrays.items():
-            self.register_buffer(name, torch.from_numpy(np.array(array, order="C")))
+        self.views = views
 
-    @property
-    def views(self) -> Views:
-        """The questions."""
-        buffers = (self.vectors, self.tokens, self.starts, self.columns, self.values)
-        vectors, tokens, starts, columns, values = (buffer.cpu().numpy() for buffer in buffers)
-        return Views(vectors, tokens, SparseRows(starts, columns, values, self.ngrams))
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """All of it, by name."""
+        bags = self.views.bags
+        own = {"vectors": self.views.vectors, "tokens": self.views.tokens}
+        return own | {"starts": bags.starts, "columns": bags.columns, "values": bags.values}
+
+    def of(self, arrays: Mapping[str, NDArray[Any]]) -> Landmarks:
+        """Others, over the same n-grams: the inverse of `arrays`."""
+        bags = SparseRows(arrays["starts"], arrays["columns"], arrays["values"], self.views.bags.dim)
+        return Landmarks(Views(arrays["vectors"], arrays["tokens"], bags))
 
     def likeness(self, views: Views) -> FloatArray:
         """How like each question is to each landmark, (N, M).
@@ -95,19 +83,26 @@ class Landmarks(nn.Module):
         """
         out = self._overlap(views.bags)
         if views.vectors.shape[1]:
-            radial = np.exp(2 * _WIDTH * (views.vectors @ self.vectors.cpu().numpy().T - 1))
+            radial = np.exp(2 * _WIDTH * (views.vectors @ self.views.vectors.T - 1))
             out = (out + radial) / 2
         if views.tokens.shape[1]:
-            out = (1 - TOKENS) * out + TOKENS * (views.tokens @ self.tokens.cpu().numpy().T)
+            out = (1 - TOKENS) * out + TOKENS * (views.tokens @ self.views.tokens.T)
         likeness: NDArray[np.float32] = out.astype(np.float32)
         return likeness
 
     def inverse(self) -> NDArray[np.float64]:
         """(M, M): (K + ρI)⁻¹, with K how like the landmarks are to each other."""
+        from scipy.linalg.lapack import dpotrf, dpotri
+
         kernel = self.likeness(self.views).astype(np.float64)
-        factor = torch.linalg.cholesky(torch.from_numpy(kernel + RIDGE * np.eye(len(kernel))))
-        inverse: NDArray[np.float64] = torch.cholesky_inverse(factor).numpy()
-        return inverse
+        kernel[np.diag_indices(len(kernel))] += RIDGE
+        if not len(kernel):
+            return kernel
+        factor, failed = dpotrf(kernel, lower=True)
+        if failed:
+            raise np.linalg.LinAlgError(f"the kernel of {len(kernel)} questions is not positive definite")
+        inverse: NDArray[np.float64] = np.tril(dpotri(factor, lower=True)[0])
+        return inverse + np.tril(inverse, -1).T
 
     def _overlap(self, bags: SparseRows) -> FloatArray:
         """(N, M) inner products of bags, a block of questions at a time."""

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 FloatArray = NDArray[np.float32]
 
@@ -25,9 +23,10 @@ _FRONT = 1024
 """Tokens among which the farthest are looked for at once."""
 _BLOCK = 1 << 13
 """Tokens compared with the anchors at once, to bound memory."""
+_PARTS = ("centre", "anchors", "mass", "root")
 
 
-class TokenBags(nn.Module):
+class TokenBags:
     """Token vectors of a text → one unit vector; inner products sum a kernel over all pairs of tokens, scaled.
 
     Tokens weigh as −log of the share of training tokens that are like them. Exact for texts whose tokens are among the
@@ -37,20 +36,26 @@ class TokenBags(nn.Module):
         texts: the tokens (T_i, d) of training texts; without any, K is 0.
     """
 
-    centre: Tensor
-    anchors: Tensor
-    mass: Tensor
-    root: Tensor
-
     def __init__(self, texts: Sequence[FloatArray] = ()) -> None:
-        super().__init__()
-        for name, array in _nystroem(texts).items():
-            self.register_buffer(name, torch.from_numpy(np.array(array, dtype=np.float32, order="C")))
+        self._fill(_nystroem(texts))
+
+    def _fill(self, arrays: Mapping[str, FloatArray]) -> None:
+        found = (np.asarray(arrays[name], dtype=np.float32, order="C") for name in _PARTS)
+        self.centre, self.anchors, self.mass, self.root = found
+
+    def arrays(self) -> dict[str, FloatArray]:
+        """All of it, by name."""
+        return {name: getattr(self, name) for name in _PARTS}
+
+    def of(self, arrays: Mapping[str, FloatArray]) -> TokenBags:
+        """Others: the inverse of `arrays`."""
+        bags = TokenBags()
+        bags._fill(arrays)
+        return bags
 
     def vectors(self, texts: Sequence[FloatArray]) -> FloatArray:
         """(N, rank) unit vectors of texts given by their tokens (T_i, d); zeros for one without tokens."""
-        arrays = (self.centre, self.anchors, self.mass, self.root)
-        centre, anchors, mass, root = (tensor.cpu().numpy() for tensor in arrays)
+        centre, anchors, mass, root = self.centre, self.anchors, self.mass, self.root
         out = np.zeros((len(texts), len(anchors)), dtype=np.float32)
         start = 0
         while start < len(texts):
@@ -72,9 +77,9 @@ class TokenBags(nn.Module):
 
 
 def _nystroem(texts: Sequence[FloatArray]) -> dict[str, FloatArray]:
-    """The buffers of `TokenBags`: centre (d,), anchors (K, d), mass (K,) and root (K, rank)."""
+    """The arrays of `TokenBags`: centre (d,), anchors (K, d), mass (K,) and root (K, rank)."""
     if not texts:
-        return dict.fromkeys(("centre", "anchors", "mass", "root"), np.zeros((0, 0), dtype=np.float32))
+        return dict.fromkeys(_PARTS, np.zeros((0, 0), dtype=np.float32))
     tokens = np.concatenate(texts)
     centre = tokens.mean(axis=0)
     tokens = _unit(tokens - centre)

@@ -1,0 +1,46 @@
+"""What the encoders' formulas need of NumPy and torch beyond functions of the same name. Loads no torch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from langchain_rcr.basics.rows import SparseRows
+
+
+def sums(values: Any, owner: Any, count: int) -> Any:
+    """(N, count): of values (N, S) those summed whose `owner` (S,), an ascending column, is the same."""
+    if not isinstance(values, np.ndarray):
+        return values.new_zeros(len(values), count).index_add(1, owner, values)
+    out = np.zeros((len(values), count), dtype=values.dtype)
+    if len(owner):
+        firsts = np.flatnonzero(np.diff(owner, prepend=-1))
+        out[:, owner[firsts]] = np.add.reduceat(values, firsts, axis=1)
+    return out
+
+
+def norms(values: Any) -> Any:
+    """(N, 1): the norm of each row."""
+    if not isinstance(values, np.ndarray):
+        return values.norm(dim=1, keepdim=True)
+    return np.sqrt(np.einsum("nd,nd->n", values, values))[:, None]
+
+
+def shifted(likely: Any, shift: Any, least: float) -> Any:
+    """Likelihoods whose log-odds, of `least` to 1 − `least`, are shifted."""
+    if not isinstance(likely, np.ndarray):
+        return (likely.logit(least) + shift).sigmoid()
+    bounded = likely.clip(least, 1 - least)
+    return 1 / (1 + np.exp(-(np.log(bounded / (1 - bounded)) + shift)))
+
+
+def bag_sums(bags: SparseRows, weight: Any) -> Any:
+    """(N, D): for each of N bags of V the weighted sum of the rows of `weight` (V, D)."""
+    if isinstance(weight, np.ndarray):
+        return bags.csr() @ weight
+    from torch import from_numpy
+    from torch.nn.functional import embedding_bag
+
+    columns, starts, values = (from_numpy(a).to(weight.device) for a in (bags.columns, bags.starts, bags.values))
+    return embedding_bag(columns, weight, starts, mode="sum", per_sample_weights=values, include_last_offset=True)

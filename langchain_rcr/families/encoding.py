@@ -1,0 +1,310 @@
+"""What every encoder does: text to features once, features to vectors. Loads no torch.
+
+`BaseEncoder` keeps its arrays in NumPy, which is all that fitting in closed form and serving need. For training by
+gradients `langchain_rcr.families.encoder.Encoder` keeps them in torch. The formulas are the same code for both.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property, reduce
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from langchain_rcr.basics.files import digest, read_json, write_json
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import Rows
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.families.untrusted import refusing
+
+
+class Features(Protocol):
+    """N featurised items, such as token ids, n-gram bags or frozen vectors. Nothing that training changes."""
+
+    def __len__(self) -> int:
+        """N."""
+        ...
+
+    def select(self, rows: NDArray[np.int64]) -> Self:
+        """The features of some rows, in that order."""
+        ...
+
+
+class Backbone(Protocol):
+    """A frozen text encoder, through which a family's encoders read."""
+
+    dim: int
+    symmetric: bool
+    """Whether a query and a pool entry with the same text get the same vector."""
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """Unit vectors (N, d) of texts, which are queries or pool entries."""
+        ...
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """JSON values from which `load_backbone` restores it; may write files into `folder`."""
+        ...
+
+
+class Vocabulary(ABC):
+    """What an encoder learns from the training pool, such as its n-grams; stored in a JSON file of its own."""
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """JSON values that `from_json` reads back."""
+
+    @classmethod
+    @abstractmethod
+    def from_json(cls, value: dict[str, Any]) -> Self:
+        """The inverse of `to_json`."""
+
+    @cached_property
+    def digest(self) -> str:
+        """Equal for equal vocabularies."""
+        return digest(self.to_json())
+
+    @classmethod
+    def load(cls, file: Path, expected: object) -> Self:
+        """Read a file that holds `to_json`, or raise a `CheckpointError` if its digest is not the expected one."""
+        value = read_json(file, ())
+        with refusing(f"{file} can't be used", CheckpointError):
+            vocabulary = cls.from_json(value)
+        check_digest(file, vocabulary.digest, expected)
+        return vocabulary
+
+
+def check_digest(file: Path, found: str, expected: object) -> None:
+    """Raise a `CheckpointError` unless a vocabulary is the one that its encoder was saved with."""
+    if found != expected:
+        raise CheckpointError(
+            f"{file} is not the one that {file.parent.name}/encoder.json was written with (files of two checkpoints?)"
+        )
+
+
+class BaseEncoder(ABC):
+    """One of the three encoders E_x, E_z, E_c: items → (N, D).
+
+    A subclass implements `featurize` (text → features: slow, once per text) and `forward` (features → vectors). It
+    lists the constructor arguments that determine its vectors: `load` restores it from these and its arrays, which it
+    names with `keep`.
+    """
+
+    arguments: ClassVar[tuple[str, ...]] = ()
+    """Constructor arguments that determine its vectors; also attributes. They make up encoder.json."""
+    vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
+    """Further such arguments, each stored in a file of its own unless it is None."""
+    grown: ClassVar[tuple[str, ...]] = ()
+    """Vocabularies and arrays that `grow` changes: they don't count for the policy's fingerprint."""
+    fitted: ClassVar[tuple[str, ...]] = ()
+    """Name prefixes of the arrays that take their shapes from a fit rather than from the arguments."""
+    facts: ClassVar[tuple[str, ...]] = ()
+    """Attributes of what a fit has seen, saved but never trained: NumPy arrays, or objects with `arrays` and `of`."""
+    rates: ClassVar[Mapping[str, float]] = {}
+    """GRPO's learning rates for parameters that aren't network weights, by name prefix; they decay as `lr` does."""
+    batch_size: ClassVar[int] = 512
+    """Texts per batch when encoding without gradients."""
+    trainable: ClassVar[bool] = False
+    """Whether its arrays are torch's."""
+    xp: ClassVar[Any] = np
+    """The module whose functions its formulas call: NumPy or torch."""
+    dim: int
+    """D, the length of its vectors."""
+    backbone: Backbone | None = None
+    """The frozen text encoder it reads through, if any. The three encoders share one."""
+
+    @abstractmethod
+    def featurize(self, items: Sequence[Item]) -> Features:
+        """Everything about the items that training doesn't change."""
+
+    @abstractmethod
+    def forward(self, features: Any) -> Any:
+        """Vectors (N, D) float32 of featurised items."""
+
+    def keep(self, name: str, array: NDArray[Any], *, trained: bool = False, saved: bool = True) -> None:
+        """Keep an array that formulas read, as an attribute; `a.b` is attribute b of attribute a.
+
+        Args:
+            name: of the attribute, and in the file.
+            array: its first value.
+            trained: whether training changes it.
+            saved: whether it is in the checkpoint, rather than following from the arguments.
+        """
+        *places, last = name.split(".")
+        owner: Any = self
+        for place in places:
+            owner.__dict__.setdefault(place, SimpleNamespace())
+            owner = getattr(owner, place)
+        setattr(owner, last, array)
+        if saved:
+            self.__dict__.setdefault("_kept", []).append(name)
+
+    def given(self, array: NDArray[Any]) -> Any:
+        """An array as the formulas take it."""
+        return array
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """All saved arrays by name."""
+        found = self._kept_arrays()
+        for name in self.facts:
+            value = getattr(self, name)
+            whole = isinstance(value, np.ndarray)
+            found |= {name: value} if whole else {f"{name}.{part}": array for part, array in value.arrays().items()}
+        return found
+
+    def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Overwrite some of `tensors`; those of the fit may take other shapes."""
+        left = dict(tensors)
+        for name in self.facts:
+            parts = {key: left.pop(key) for key in [*left] if key == name or key.startswith(f"{name}.")}
+            if name in parts:
+                setattr(self, name, parts[name])
+            elif parts:
+                mine = {key.removeprefix(f"{name}."): array for key, array in parts.items()}
+                setattr(self, name, getattr(self, name).of(mine))
+        self._put_kept(left)
+
+    def _kept_arrays(self) -> dict[str, NDArray[Any]]:
+        kept: list[str] = self.__dict__.get("_kept", [])
+        return {name: _inside(self, *name.split(".")) for name in kept}
+
+    def _put_kept(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+        for name, array in arrays.items():
+            *places, last = name.split(".")
+            setattr(_inside(self, *places), last, array)
+
+    def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:  # noqa: B027
+        """Take in examples that were added to a pool, without training; for an encoder that can.
+
+        Args:
+            items: the examples.
+            labels_only: those alone that have labels which training had not.
+        """
+
+    @property
+    def stale(self) -> bool:
+        """Whether so much has been taken in since the fit (`grow`) that another one is worth its time."""
+        return False
+
+    def keep_preferences(self, other: Any) -> None:  # noqa: B027
+        """After a fit, take over from another encoder what was chosen by answers and speaks of no example."""
+
+    def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """(N,) which examples a fit hasn't seen, by the hashes (N, 2) of question and program; none without a fit."""
+        return np.zeros(len(names), dtype=np.bool_)
+
+    def relevance(self, features: Any) -> NDArray[np.float64]:
+        """(N,) from 0 to 1, how near questions are to what was fitted to, by their rank; 1 without a fit."""
+        return np.ones(len(features))
+
+    def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
+        """Features of questions with a draft of each one's program, which may be wrong; for families that take them."""
+        raise NotImplementedError
+
+    def logged(self) -> dict[str, float]:
+        """Parameters that can be interpreted, in their own units; GRPO logs how they change."""
+        return {}
+
+    def reads(self) -> tuple[Any, ...]:
+        """What `featurize` depends on: encoders of one class whose `reads()` are equal share their features."""
+        return (id(self),)
+
+    def settings(self) -> dict[str, Any]:
+        """JSON values that determine its vectors, together with the tensors. A vocabulary appears as its digest."""
+        known = {name: getattr(self, name) for name in self.vocabularies}
+        digests = {name: None if value is None else value.digest for name, value in known.items()}
+        return {name: getattr(self, name) for name in self.arguments} | digests
+
+    def save(self, folder: Path) -> None:
+        """Write encoder.json, model.safetensors and a JSON file per vocabulary into an existing folder."""
+        write_json(folder / "encoder.json", self.settings() | {"backbone": self.backbone is not None})
+        for name in self.vocabularies:
+            if getattr(self, name) is not None:
+                write_json(folder / f"{name}.json", getattr(self, name).to_json())
+        save_file(
+            {name: np.asarray(array, order="C") for name, array in self.tensors().items()},
+            folder / "model.safetensors",
+        )
+
+    @classmethod
+    def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
+        """Read an encoder back, over the frozen text encoder that it shares with the other two, if there is one.
+
+        Raises:
+            CheckpointError: a file is missing or doesn't fit.
+        """
+        file, weights = folder / "encoder.json", folder / "model.safetensors"
+        arguments = read_json(file, ("backbone", *cls.vocabularies))
+        for name, kind in cls.vocabularies.items():
+            if arguments[name] is not None:
+                arguments[name] = kind.load(folder / f"{name}.json", arguments[name])
+        if arguments.pop("backbone"):
+            if backbone is None:
+                raise CheckpointError(f"{folder.parent} is not a complete checkpoint: backbone.json is missing")
+            arguments["backbone"] = backbone
+        with refusing(f"{weights} is damaged", CheckpointError):
+            tensors = load_file(weights)
+        if not all(np.isfinite(tensor).all() for tensor in tensors.values()):
+            raise CheckpointError(f"{weights} has weights that are not finite numbers")
+        with refusing(f"{file} was not written by this version of langchain-rcr", CheckpointError):
+            encoder = cls._empty(arguments, tensors)
+        with refusing(f"{weights} holds the weights of another model", CheckpointError):
+            encoder._fill(tensors)
+        return encoder
+
+    @classmethod
+    def _empty(cls, arguments: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> Self:
+        """An encoder whose `tensors` are still to be filled, which may not take much more memory than they do."""
+        return cls(**arguments)
+
+    def _fill(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Overwrite all of `tensors`.
+
+        Raises:
+            ValueError: these are others, in name, shape or type.
+        """
+        own = self.tensors()
+        if strange := own.keys() ^ tensors.keys():
+            raise ValueError(f"{min(strange)} is in one of both alone")
+        for name, array in own.items():
+            if tensors[name].shape != array.shape and not name.startswith(self.fitted or ("\0",)):
+                raise ValueError(f"{name} has shape {tensors[name].shape}, not {array.shape}")
+        with np.errstate(invalid="ignore", over="ignore"):
+            self.put({name: tensors[name].astype(array.dtype, copy=False) for name, array in own.items()})
+
+    def encode(self, items: Sequence[Item], batch_size: int | None = None) -> NDArray[np.float32]:
+        """Vectors (N, D) float32 of items, without gradients."""
+        return self.vectors(self.featurize(items), batch_size)
+
+    def vectors(self, features: Any, batch_size: int | None = None) -> NDArray[np.float32]:
+        """Vectors (N, D) float32 of featurised items, without gradients."""
+        size = batch_size or self.batch_size
+        out = np.empty((len(features), self.dim), dtype=np.float32)
+        batches = np.array_split(self.order(features), max(1, -(-len(features) // size)))
+        for rows in track(batches, "encoding"):
+            if len(rows):
+                out[rows] = self._array(features.select(rows))
+        return out
+
+    def _array(self, features: Any) -> NDArray[np.float32]:
+        array: NDArray[np.float32] = self.forward(features)
+        return array
+
+    def rows(self, features: Any) -> Rows:
+        """`vectors` of a pool; a family whose vectors are mostly 0 returns sparse ones."""
+        return self.vectors(features)
+
+    def order(self, features: Any) -> NDArray[np.int64]:
+        """The order in which `vectors` goes through the rows: like lengths together need the least padding."""
+        return np.arange(len(features))
+
+
+def _inside(owner: Any, *places: str) -> Any:
+    """An attribute of an attribute, as deep as there are names."""
+    return reduce(getattr, places, owner)

@@ -1,0 +1,461 @@
+"""The `structure` family: an example by the structures of its own program, a question by those that it will need.
+
+E_c and E_z are read off the program, which is known. E_x is predicted: how likely each structure is, by a kernel
+machine over training questions (frozen vectors of texts and tokens, n-grams) or, where these are sure, by the
+question's phrases. With the saturating state a candidate's logit is about the number of needed structures that it can
+be expected to newly cover, and a share of those covered before, for its length; and the words that its question shares
+with the one that is asked count beside.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from threading import RLock
+from typing import Any, ClassVar, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.errors import CheckpointError
+from langchain_rcr.families.arrays import norms, shifted, sums
+from langchain_rcr.families.encoding import Backbone, BaseEncoder
+from langchain_rcr.families.folds import text_hash
+from langchain_rcr.families.ngrams import NgramVocabulary
+from langchain_rcr.families.structure import LANDMARKS, cues
+from langchain_rcr.families.structure.additions import MOST, Additions, Joined, NewLabels
+from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
+from langchain_rcr.families.structure.kernel import Landmarks, Views
+from langchain_rcr.families.structure.shown import FULL_LENGTH, LEAST
+from langchain_rcr.families.structure.tokens import TokenBags
+from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
+
+_UNFITTED = 1e-6
+"""ε before fitting: a draft outweighs it."""
+IN_DRAFT = (0.6, 0.02)
+"""How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
+were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
+SURE = 0.65
+"""The least likelihood by phrases that counts; a word of the one question that needs a label says 2/3. With 0, 0.5,
+0.7, 0.8, 0.9 and 1 (no phrases) a model answered 91, 90, 89, 91, 76 and 59 % of 100 test questions of COVR's split 100
+right, and 85, 88, 92, 92, 92 and 88 % of a held-out cluster. On held-out GeoQuery questions 0.5 to 0.8 gained half a
+point of the gold program's probability."""
+NEW_LABEL = 3.0
+"""Times that a new label counts, also for the larger structures with it, which have no columns."""
+NEIGHBOURS = 0.01
+"""The share of training questions, the nearest, that are held out with one where `relevance` is calibrated. With none
+but those with its program, 5 % of thresholds refused 37 % of the test questions of COVR's split 110, whose structures
+are combined anew; with 0.01, 1 % there and none or 1 % on GeoQuery and scholar, and 95 to 100 % of other questions."""
+STALE = 0.1
+"""The share of added questions, of those that were fitted to, from which on a fit is worth its time. Set by hand."""
+_GROWING = RLock()
+logger = logging.getLogger(__name__)
+
+
+_Grown: TypeAlias = tuple[Joined, NewLabels | None, NDArray[np.float32]]
+"""The regression with the A added questions, who needs a new label, and what the added programs have (A, columns)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """N featurised questions. What is None is as for questions that E_x was not fitted to.
+
+    Args:
+        likeness: (N, M) how like each is to each of M training questions.
+        local: (N, C) what its phrases say of each column of `Inventory.small`.
+        raw: (N, D) likelihoods that take the place of those predicted by the landmarks alone: for training questions
+            without their folds, as those of a held-out question are; for others with added questions as landmarks.
+        shift: (N, S) what a draft adds to the log-odds of each structure.
+        new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
+        words: (N, WORDS) 1 in the columns of the question's words.
+        vectors: (N, d) frozen vectors; d = 0: there are none.
+    """
+
+    likeness: NDArray[np.float32]
+    local: NDArray[np.float32]
+    raw: NDArray[np.float32] | None = None
+    shift: NDArray[np.float32] | None = None
+    new: NDArray[np.float32] | None = None
+    words: NDArray[np.float32] | None = None
+    vectors: NDArray[np.float32] | None = None
+
+    def __len__(self) -> int:
+        return len(self.likeness)
+
+    def select(self, rows: NDArray[np.int64]) -> Needs:
+        """The features of some rows, in that order."""
+        others = (self.raw, self.shift, self.new, self.words, self.vectors)
+        first = self.likeness[rows], self.local[rows]
+        return Needs(*first, *(None if array is None else array[rows] for array in others))
+
+
+def _within(numbers: NDArray[Any], least: int, end: int) -> bool:
+    return not numbers.size or bool(least <= numbers.min() and numbers.max() < end)
+
+
+def _rises(numbers: NDArray[Any]) -> bool:
+    return bool((np.diff(numbers) >= 0).all())
+
+
+class NumpyNeedEncoder(BaseEncoder):
+    """E_x: scale · how many structures of each column the question's program can be expected to have.
+
+    What a structure s of n nodes is worth to question x is w_s · w_n · (P(s|x)^γ − ε · (1 − P(s|x))): ε is what showing
+    a structure costs that isn't needed, since it distracts a language model and makes prompts long.
+
+    Before it has been fitted (`fit`) it takes every question to need next to nothing.
+
+    Args:
+        inventory: the structures.
+        vocabulary: the n-grams of questions.
+        backbone: a frozen text encoder; None: n-grams alone.
+        scale: a constant factor on the vectors.
+        words: ω, what all words of a question together count for, in units of a program that is just what it needs.
+        additions: examples that were added after training; None: there are none.
+        most: landmarks that a fit may take.
+    """
+
+    batch_size = 128
+    grown = ("additions", "added")
+    arguments = ("scale",)
+    rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01, "wording": 0.05}
+    vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary, "additions": Additions}
+    fitted = ("landmarks.", "added.", "token_bags.", "dual", "learnt", "speaks")
+    facts = ("landmarks", "added", "token_bags", "learnt", "phrases", "speaks")
+    dual: Any
+    mean: Any
+    owner: Any
+    lengths: Any
+    worth: Any
+    by_size: Any
+    power: Any
+    cost: Any
+    wording: Any
+    rarity: Any
+    _grown: _Grown | None
+    _calibrated: NDArray[np.float32] | None
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        vocabulary: NgramVocabulary,
+        backbone: Backbone | None = None,
+        *,
+        scale: float = 1.0,
+        words: float = 0.0,
+        additions: Additions | None = None,
+        most: int = LANDMARKS,
+    ) -> None:
+        super().__init__()
+        self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
+        self.additions, self._grown, self._calibrated, self.most = additions, None, None, most
+        columns, self.dim = len(inventory), len(inventory) + SPARE + WORDS
+        width = 0 if backbone is None else backbone.dim
+        unread = np.zeros((0, width), dtype=np.float32)
+        self.token_bags = TokenBags()
+        self.landmarks = Landmarks(Views(unread, unread[:, :0], vocabulary.bags([])))
+        self.added = Landmarks(self.landmarks.views)
+        self.learnt = np.zeros((0, 2), dtype=np.int64)
+        self.phrases = np.full(len(vocabulary), -1, dtype=np.int64)  # see `cues.phrases`
+        self.speaks = np.zeros((1, len(inventory.small)), dtype=np.float32)
+        self.keep("dual", np.zeros((0, columns), dtype=np.float32), trained=True)
+        self.keep("mean", np.zeros(columns, dtype=np.float32))
+        self.keep("owner", inventory.owner, saved=False)
+        self.keep("lengths", inventory.lengths.astype(np.int64), saved=False)
+        # Logarithms, so that steps are factors.
+        first = {
+            "worth": np.zeros(len(inventory.names)),  # (S,) w_s
+            "by_size": np.zeros(int(inventory.lengths.max(initial=1))),  # w_n
+            "power": np.zeros(()),  # γ
+            "cost": np.log(_UNFITTED),  # ε
+            "wording": np.log(max(words, LEAST)),  # ω
+        }
+        for name, value in first.items():
+            self.keep(name, np.asarray(value, dtype=np.float32), trained=True)
+        self.keep("rarity", np.ones(WORDS, dtype=np.float32))
+
+    @classmethod
+    def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
+        """See `BaseEncoder.load`; a fit to tokens in context needs a backbone that gives them, as LangChain's don't."""
+        encoder = super().load(folder, backbone)
+        if len(encoder.token_bags.anchors) and not hasattr(backbone, "read"):
+            raise CheckpointError(
+                f"{folder.parent} was trained over a transformer's tokens, which LangChain embeddings don't give: "
+                "load it without embeddings"
+            )
+        own, given = encoder.landmarks.views.vectors.shape[-1], 0 if encoder.backbone is None else encoder.backbone.dim
+        if own != given:
+            raise CheckpointError(
+                f"{folder.parent} was trained over vectors of {own} numbers, its encoder gives {given}"
+            )
+        encoder._check(folder / "model.safetensors")
+        encoder._with_additions()  # takes seconds with thousands of landmarks, which the first question shouldn't
+        return encoder
+
+    def _check(self, file: Path) -> None:
+        """Refuse fitted tensors of shapes that don't belong together, or that point beyond each other.
+
+        Raises:
+            CheckpointError: naming one.
+        """
+        bags, count = self.token_bags, self.landmarks.views.bags.starts.size - 1
+        questions = {"landmarks": count, "added": len(self.additions.items) if self.additions else 0}
+        anchors, rank = len(bags.mass), bags.root.shape[-1]
+        phrases = int(self.phrases.max()) + 1 if len(self.phrases) else 0
+        width = 0 if self.backbone is None else self.backbone.dim
+        shapes = {
+            "dual": (count, len(self.inventory)),
+            "learnt": (max(count, len(self.learnt)), 2),
+            "speaks": (phrases + 1, len(self.inventory.small)),
+            "token_bags.anchors": (anchors, width) if anchors else (0, 0),
+            "token_bags.centre": (width,) if anchors else (0, 0),
+            "token_bags.mass": (anchors,) if anchors else (0, 0),
+            "token_bags.root": (anchors, rank) if anchors else (0, 0),
+        }
+        for name, number in questions.items():
+            near = getattr(self, name).views.bags
+            shapes |= {f"{name}.{part}": (near.columns.size,) for part in ("columns", "values")}
+            shapes[f"{name}.starts"] = (number + 1,)
+            shapes |= {f"{name}.vectors": (number, width), f"{name}.tokens": (number, rank)}
+        tensors = self.tensors()
+        wrong = [name for name, shape in shapes.items() if tensors[name].shape != shape]
+        for name in () if wrong else questions:
+            near = getattr(self, name).views.bags
+            inside = _within(near.columns, 0, len(self.vocabulary)) and _rises(near.starts)
+            if not (inside and near.starts[0] == 0 and near.starts[-1] == near.columns.size):
+                wrong = [name]
+        if not wrong and not _within(self.phrases, -1, len(self.phrases)):
+            wrong = ["phrases"]
+        if wrong:
+            raise CheckpointError(f"{file} is damaged: {wrong[0]} doesn't fit the tensors beside it")
+
+    def learn(self, items: Sequence[Item], others: Sequence[Item] = ()) -> None:
+        """Take these training questions as landmarks; their weights (`dual`) are still to be fitted.
+
+        Args:
+            items: the landmarks.
+            others: training questions that are none, so that later `unseen` knows them.
+        """
+        read = getattr(self.backbone, "read", None)
+        if read is not None and items:
+            self.token_bags = TokenBags(read([item.source for item in items])[1])
+        self.landmarks = Landmarks(self.views(items))
+        self.learnt = self._names([*items, *others])
+        dual = np.zeros((len(items), len(self.inventory)), dtype=np.float32)
+        self.put({"dual": dual, "rarity": rarity([item.source for item in items])})
+        rest = self._unknown(self.additions.items) if self.additions else []
+        self.additions, self._grown, self._calibrated = Additions(rest) if rest else None, None, None
+        self.added = Landmarks(self.views(rest))
+
+    def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
+        """(N,): which landmark each example is, by its question and its program; -1: none."""
+        place = {tuple(names): row for row, names in enumerate(self.learnt[: len(self.dual)].tolist())}
+        return np.array([place.get(tuple(names), -1) for names in self._names(items).tolist()], dtype=np.int64)
+
+    @property
+    def stale(self) -> bool:
+        """See `BaseEncoder.stale`."""
+        added, enough = self.additions.items if self.additions else (), min(MOST, STALE * len(self.learnt))
+        return 0 < enough <= len(added) and int(self.unseen(self._names(added)).sum()) >= enough
+
+    def keep_preferences(self, other: NumpyNeedEncoder) -> None:
+        """Take over what the race or GRPO made of γ, ε, ω and the weights by size, whatever the structures are."""
+        own, others = self.tensors(), other.tensors()
+        sizes = min(len(self.by_size), len(other.by_size))
+        by_size = np.concatenate([others["by_size"][:sizes], own["by_size"][sizes:]])
+        self.put({name: others[name] for name in ("power", "cost", "wording")} | {"by_size": by_size})
+
+    def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """See `BaseEncoder.unseen`."""
+        seen = {*map(tuple, self.learnt.tolist())}
+        return np.array([tuple(each) not in seen for each in names.tolist()], dtype=np.bool_)
+
+    def _names(self, items: Sequence[Item]) -> NDArray[np.int64]:
+        """(N, 2) hashes of each question and of each program."""
+        key = self.inventory.spec.key
+        hashes = [(text_hash(item.source), text_hash(key(item.target))) for item in items]
+        return np.array(hashes, dtype=np.int64).reshape(-1, 2)
+
+    def featurize(self, items: Sequence[Item]) -> Needs:
+        """Likeness to the landmarks, what phrases say of the small structures, new labels, and the words."""
+        views, questions = self.views(items), [item.source for item in items]
+        local, words = self.local(views.bags), np.asarray(word_rows(questions))
+        grown = self._with_additions()
+        if grown is None:
+            return Needs(self.landmarks.likeness(views), local, words=words, vectors=views.vectors)
+        joined, labels, _ = grown
+        likeness = joined.likeness(views)
+        predicted = likeness @ joined.dual + joined.mean
+        raw, spare = predicted[:, :-SPARE], predicted[:, -SPARE:]
+        new = None if labels is None else labels.likelihoods(questions, spare)
+        near = likeness[:, : len(self.dual)]
+        return Needs(near, local, raw=raw, new=new, words=words, vectors=views.vectors)
+
+    def relevance(self, features: Needs) -> NDArray[np.float64]:
+        """See `BaseEncoder.relevance`: the share of training questions that, held out, are less like the nearest one.
+
+        Held out with each are the questions that have its program, and the nearest `NEIGHBOURS` of the others: those to
+        come may combine what none of them does. Likeness is the cosine of frozen vectors, or without these the kernel.
+        """
+        if self._calibrated is None:
+            known = self.landmarks.views
+            among = known.vectors @ known.vectors.T if known.vectors.shape[1] else self.landmarks.likeness(known)
+            programs = self.learnt[: len(among), 1]
+            among = np.sort(np.where(programs[:, None] == programs, -1, among), axis=1)
+            self._calibrated = np.sort(among[:, -1 - int(NEIGHBOURS * len(among))]) if len(among) else among.ravel()
+        near = features.likeness
+        if features.vectors is not None and features.vectors.shape[1]:
+            every = np.concatenate([part.views.vectors for part in (self.landmarks, self.added)])
+            near = features.vectors @ every.T
+        found: NDArray[np.float64] = np.searchsorted(self._calibrated, near.max(axis=1, initial=-1), side="right")
+        return found / max(1, len(self._calibrated))
+
+    def save(self, folder: Path) -> None:
+        """See `BaseEncoder.save`; examples that come in meanwhile wait."""
+        with _GROWING:
+            super().save(folder)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: without what is soon made again, and large."""
+        return {**self.__dict__, "_grown": None, "_calibrated": None}
+
+    def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:
+        """See `BaseEncoder.grow`: what an added question needs is known from now on, and who needs a new label."""
+        with _GROWING:
+            known = dict.fromkeys(self.additions.items if self.additions else ())
+            room = MOST - len(known)
+            if room <= 0:
+                return
+            new = [item for item in items if self.inventory.spare(item.target)]
+            new += [] if labels_only else self._unknown(items)
+            new = [item for item in dict.fromkeys(new) if item not in known][:room]
+            if new:
+                views = self.views(new)
+                self._grown = self._joined(self._with_additions(), views, new)
+                self.added = Landmarks(self.added.views.followed_by(views))
+                self.additions = Additions([*known, *new])
+            if len(new) == room and not labels_only:
+                logger.warning("%d examples were added since the fit: further ones teach nothing until refit()", MOST)
+
+    def _unknown(self, items: Sequence[Item]) -> list[Item]:
+        """Of these examples those that are no landmarks and have a structure or a label."""
+        unknown = [item for item, row in zip(items, self.landmark_of(items), strict=True) if row < 0]
+        read = self.inventory.rows([item.target for item in unknown], spare=True)
+        return [item for item, count in zip(unknown, np.diff(read.starts), strict=True) if count]
+
+    def _with_additions(self) -> _Grown | None:
+        """The regression with the added questions; None: there are none."""
+        if self.additions is not None and self._grown is None:  # after loading, or another fit
+            with _GROWING:
+                self._grown = self._joined(None, self.added.views, self.additions.items)
+        return self._grown
+
+    def _joined(self, grown: _Grown | None, views: Views, new: Sequence[Item]) -> _Grown:
+        """With further added examples."""
+        targets = np.asarray(self.inventory.rows([item.target for item in new], spare=True))
+        questions = [item.source for item in new]
+        if grown is None:
+            kept = self.tensors()
+            dual, mean = kept["dual"], kept["mean"]
+            inverse = self.landmarks.inverse().astype(np.float32)
+            joined = Joined(self.landmarks, inverse, np.pad(dual, ((0, 0), (0, SPARE))), np.pad(mean, (0, SPARE)))
+        else:
+            joined, _, before = grown
+            targets = np.concatenate([before, targets])
+            known = self.additions.items if self.additions else ()
+            questions = [*(item.source for item in known), *questions]
+        joined = joined.joined(views, targets[-len(new) :])
+        spare = targets[:, -SPARE:]
+        return joined, NewLabels(joined, spare, questions, self.vocabulary) if spare.any() else None, targets
+
+    def drafted(self, features: Needs, drafts: Sequence[str | None]) -> Needs:
+        """See `BaseEncoder.drafted`; a draft that doesn't parse, or has no known structure, changes nothing."""
+        needed, other = IN_DRAFT
+        shift = np.zeros((len(drafts), len(self.inventory.names)), dtype=np.float32)
+        for row, draft in enumerate(drafts):
+            has = self.inventory.has(draft or "")
+            if has.any():
+                shift[row] = np.where(has, math.log(needed / other), math.log((1 - needed) / (1 - other)))
+        return replace(features, shift=shift)
+
+    def local(self, bags: SparseRows) -> NDArray[np.float32]:
+        """(N, C) what phrases say of the columns of small structures."""
+        present = cues.incidence(bags, self.phrases, len(self.speaks) - 1)
+        return cues.likelihoods(present, self.speaks)
+
+    def views(self, items: Sequence[Item]) -> Views:
+        """The questions as the kernel sees them; the backbone reads each once."""
+        bags = self.vocabulary.bags([Item(item.source) for item in items])
+        if not len(self.token_bags.anchors):
+            return Views(self._vectors(items), np.zeros((len(items), 0), dtype=np.float32), bags)
+        read: Any = getattr(self.backbone, "read", None)
+        vectors, tokens = read([item.source for item in items])
+        return Views(vectors, self.token_bags.vectors(tokens), bags)
+
+    def _vectors(self, items: Sequence[Item]) -> NDArray[np.float32]:
+        if self.backbone is None:
+            return np.zeros((len(items), 0), dtype=np.float32)
+        return self.backbone.embed([item.source for item in items], queries=True)
+
+    def raw(self, features: Needs) -> Any:
+        """Likelihoods (N, D) of the columns, each by itself; not yet confined to 0 … 1."""
+        if features.raw is not None:
+            return self.given(features.raw)
+        return self.given(features.likeness) @ self.dual + self.mean
+
+    def likelihoods(self, features: Needs) -> Any:
+        """(N, S) how likely each structure is, by all evidence and the draft, if there is one."""
+        xp = self.xp
+        predicted = xp.clip(self.raw(features), 0, 1)
+        said = xp.zeros_like(predicted)
+        said[:, self.inventory.small] = self.given(features.local)
+        by_phrases = said[:, self.owner]
+        by_phrases = xp.where((by_phrases >= SURE) & (self.lengths <= PHRASED), by_phrases, 0)
+        likely = xp.maximum(predicted[:, self.owner], by_phrases)
+        if features.shift is None:
+            return likely
+        shift = self.given(features.shift)
+        return xp.where(shift == 0, likely, shifted(likely, shift, LEAST))
+
+    def logged(self) -> dict[str, float]:
+        """γ, ε, and how many times single labels and larger structures count."""
+        kept = self.tensors()
+        sizes = enumerate(np.exp(kept["by_size"]).tolist(), start=1)
+        weights = {f"structures of {size} ×" if size > 1 else "labels ×": w for size, w in sizes}
+        numbers = {"γ": "power", "ε": "cost", "ω": "wording"}
+        return {**{sign: float(np.exp(kept[name])) for sign, name in numbers.items()}, **weights}
+
+    def valued(self, likely: Any) -> Any:
+        """(N, columns) what the inventory's columns are worth, from (N, S) likelihoods."""
+        worth = self.xp.exp(self.worth + self.by_size[self.lengths - 1]) * self._each(likely)
+        return self.scale * sums(worth, self.owner, len(self.inventory))
+
+    def _each(self, likely: Any) -> Any:
+        xp = self.xp
+        return xp.clip(likely, LEAST, None) ** xp.exp(self.power) - xp.exp(self.cost) * (1 - likely)
+
+    def forward(self, features: Needs) -> Any:
+        """(N, D): what the columns of the inventory are worth, the spare ones, and the words."""
+        xp = self.xp
+        needs = xp.concatenate([self.valued(self.likelihoods(features)), self._of_new(features)], 1)
+        if features.words is None:
+            return xp.concatenate([needs, self._none(features, WORDS)], 1)
+        rare = self.given(features.words) * self.rarity
+        whole = FULL_LENGTH * norms(xp.clip(needs, 0, None))
+        words = xp.exp(self.wording) * whole * rare / xp.clip(rare.sum(1), LEAST, None)[:, None]
+        return xp.concatenate([needs, words], 1)
+
+    def _of_new(self, features: Needs) -> Any:
+        """(N, SPARE) what new labels are worth: each the most that any label is."""
+        if features.new is None:
+            return self._none(features, SPARE)
+        most = self.xp.exp(self.worth.max() + self.by_size[0]) * NEW_LABEL
+        return self.scale * most / MARKS * self._each(self.given(features.new))
+
+    def _none(self, features: Needs, columns: int) -> Any:
+        return self.given(np.zeros((len(features), columns), dtype=np.float32))

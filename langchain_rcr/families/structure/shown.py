@@ -1,0 +1,83 @@
+"""What an example shows: the structures of its program, and the words of its question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import numpy as np
+
+from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.families.encoding import BaseEncoder
+from langchain_rcr.families.structure.inventory import SPARE, Inventory
+from langchain_rcr.families.structure.words import WORDS, word_rows
+
+FULL_LENGTH = 5.0
+"""Norm of the structures of a program that counts fully, whatever the length penalty: the scale of the logits alone."""
+LEAST = 1e-6
+"""Numbers below count as this: a power of 0 has no slope, and 0 no logarithm."""
+
+
+class NumpyProgramEncoder(BaseEncoder):
+    """E_c or E_z: which structures an example's program has, each times a trained weight that starts at 1.
+
+    E_c also has the words of its question. Picks don't cover them: E_z has none.
+
+    Args:
+        inventory: the structures.
+        scale: a constant factor: 1, or below 0 for E_z of the additive state.
+        context: whether it is E_z, whose weights stay between 0 and 1: nothing is covered by more than all.
+        length_penalty: α ≥ 0: structures are divided by (their norm / 5)^α.
+    """
+
+    arguments = ("scale", "context", "length_penalty")
+    vocabularies: ClassVar = {"inventory": Inventory}
+    weight: Any
+
+    def __init__(
+        self, inventory: Inventory, *, scale: float = 1.0, context: bool = False, length_penalty: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.inventory, self.scale, self.context, self.length_penalty = inventory, scale, context, length_penalty
+        self.dim = len(inventory) + SPARE + WORDS
+        self.keep("weight", np.ones(len(inventory), dtype=np.float32), trained=True)
+
+    def featurize(self, items: Sequence[Item]) -> SparseRows:
+        """(N, D) the share of each column's structures that a program has, of unseen ones labels alone; the words.
+
+        The same for E_c and E_z.
+        """
+        return self.inventory.rows([item.target for item in items], spare=True).beside(
+            word_rows([item.source for item in items])
+        )
+
+    def forward(self, features: SparseRows) -> Any:
+        """See `BaseEncoder.forward`."""
+        return np.asarray(self.rows(features))
+
+    def rows(self, features: SparseRows) -> SparseRows:
+        """See `BaseEncoder.rows`."""
+        features = self._shown(features)
+        return replace(features, values=self._values(features)[1])
+
+    def _shown(self, features: SparseRows) -> SparseRows:
+        return features.first(self.dim - WORDS) if self.context else features
+
+    def _values(self, features: SparseRows) -> tuple[Any, Any]:
+        """The column and the value of each structure that the items have."""
+        shares = features.values
+        if self.length_penalty:
+            structures, owner = features.columns < self.dim - WORDS, features.owner
+            norms = np.sqrt(np.bincount(owner, structures * shares**2, minlength=len(features)))
+            by_length = (np.maximum(norms, LEAST) / FULL_LENGTH) ** -self.length_penalty
+            shares = shares * np.where(structures, by_length.astype(np.float32)[owner], 1)
+        columns, values = self.given(features.columns.astype(np.int64)), self.given(shares)
+        weight = self.xp.clip(self.weight, 0, 1) if self.context else self.weight
+        weight = self.xp.concatenate([weight, self.given(np.ones(SPARE + WORDS, dtype=np.float32))])
+        return columns, self.scale * values * weight[columns]
+
+    def reads(self) -> tuple[Any, ...]:
+        """The inventory."""
+        return (self.inventory.digest,)
