@@ -87,7 +87,8 @@ print(json.dumps(said))
 
 @pytest.mark.slow
 def test_using_a_name_loads_what_it_needs(without_extras: dict[str, Any]) -> None:
-    assert {"torch", "langchain_core"} <= {*without_extras["modules"]}
+    assert "langchain_core" in without_extras["modules"]
+    assert not {"torch", "transformers"} & {*without_extras["modules"]}
 
 
 @pytest.mark.slow
