@@ -46,6 +46,14 @@ class State(ABC, Generic[Array]):
     def compose(self, query: Any, vector: Any, context: Any) -> Any:
         """The vectors after a pick, from E_x, the vectors before it and E_z of each row's pick; all (B, D)."""
 
+    def sql(self) -> str:
+        """`compose` in SQL, for an engine that takes all steps in one trip; "": there is no such expression.
+
+        Of pgvector's vectors {query}, {needs} (the query without what is below 0), {vector} and {context}, and their
+        length {dim}.
+        """
+        return ""
+
     def start(self, query: Array) -> Self:
         """The state before the first pick, from E_x(x) (B, D)."""
         state = type(self)(self.lam, self.fade)
@@ -81,6 +89,10 @@ class AdditiveState(State[Array]):
         """See `State.compose`."""
         return vector + self.lam * context
 
+    def sql(self) -> str:
+        """See `State.sql`."""
+        return f"{{vector}} + {_filled(self.lam)} * {{context}}"
+
 
 class SaturatingState(State[Array]):
     """What a pick covers is needed less: x_t = x_{t−1} − λ · E_z(z_t) ⊙ (x_{t−1} − ρ_t · x_0), element by element.
@@ -107,6 +119,21 @@ class SaturatingState(State[Array]):
         squares = (needs * needs).sum(-1) * (context * context).sum(-1) + _TINY
         share = ((needs * context).sum(-1) / squares**0.5) ** self.fade
         return vector - self.lam * context * (vector - share[..., None] * query)
+
+    def sql(self) -> str:
+        """See `State.sql`. A share below 1e-9 is 0 there: pgvector refuses products too small for float32."""
+        covered = f"{_filled(self.lam)} * {{context}}"
+        if self.fade is None:
+            return f"{{vector}} * ({_filled(1)} - {covered})"
+        squares = f"({{needs}} <#> {{needs}}) * ({{context}} <#> {{context}}) + {_TINY}"
+        share = f"power(greatest(-({{needs}} <#> {{context}}), 0) / sqrt({squares}), {self.fade!r})"
+        share = f"CASE WHEN {share} < 1e-9 THEN 0 ELSE {share} END"
+        return f"{{vector}} - {covered} * ({{vector}} - {_filled(share)} * {{query}})"
+
+
+def _filled(number: float | str) -> str:
+    """The vector of pgvector with one number everywhere."""
+    return f"array_fill(({number})::real, ARRAY[{{dim}}])::vector"
 
 
 def make_state(name: str, lam: float, fade: float | None = None) -> State[Any]:

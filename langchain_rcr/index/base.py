@@ -107,6 +107,8 @@ class Reader(Protocol):
     """The pool at one moment, or the part of it that a filter lets through; for one selection.
 
     Its methods are awaited where the engine says (`CandidateIndex.run`); those of an engine in this process never wait.
+    One of an engine elsewhere may have a method `ahead(state, k)`: it is told how greedy decoding will go on from the
+    next search's states, so that it can take all k steps in one trip.
     """
 
     @property

@@ -18,7 +18,7 @@ _BLOCK = 1 << 26
 _CACHED = 1 << 16
 """Scores that several operations go over at once: they stay in a core's cache meanwhile."""
 
-_MORE = 8
+MORE = 8
 """Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
 
 
@@ -132,7 +132,7 @@ async def best_fetched(
     barred = [np.unique(row) for row in exclude]
     near = slack + np.float32(rounding) * np.sqrt(np.einsum("bd,bd->b", states, states))
     left = list(range(len(states)))
-    width = t + max(map(len, barred), default=0) + _MORE
+    width = t + max(map(len, barred), default=0) + MORE
     most = max(width, most)
     while left and size:
         width, unsettled = min(width, size), []

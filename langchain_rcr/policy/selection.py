@@ -247,6 +247,8 @@ async def select(
     beams = _Beams(state.start(queries), options.k, exclude)
     width, tau = options.beam_width, options.tau if options.scored else None
     hits: Hits | None = None
+    if width == 1 and not (options.constraints or options.explore) and hasattr(reader, "ahead"):
+        reader.ahead(beams.state, options.k)
     while beams.length < options.k:
         if hits is not None:
             beams.state = beams.state.update(hits.contexts(beams.keys[:, -1]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import BEST, Hits, Row, Seen
+from langchain_rcr.families.state import State
+from langchain_rcr.index.base import BEST, TIE, Hits, Row, Seen
 from langchain_rcr.index.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.pgvector.database import Transaction
 from langchain_rcr.index.pgvector.jsonb import to_path
-from langchain_rcr.index.ranking import best_fetched, blocks, log_sums, slack
+from langchain_rcr.index.ranking import MORE, best_fetched, blocks, log_sums, nothing, slack
 
 _STATES, _LOGITS = 64, 8_000_000
 """At most so many states are searched by one statement, and with so many logits: it has a time limit."""
@@ -35,6 +36,29 @@ _WITH_ROWS = """
 UNION ALL
 SELECT NULL, e.key, NULL, vector_send(e.context), e.id, e.example::text, e.program
 FROM {table} e WHERE e.key IN (SELECT key FROM hit) AND e.key <> ALL (%(seen)s::bigint[])
+"""
+# All steps of a selection. The best is the one with the lowest key of those equal to it, as far as they were fetched.
+_STEPS = """
+, plus (n, needs) AS (VALUES {needs})
+, step (n, t, query, needs, v, barred, key, distance, settled, context, id, example, program) AS (
+    SELECT n, 0, v, needs, v, barred, NULL::bigint, NULL::float8, NULL::bool, NULL::vector, NULL, NULL::jsonb,
+        NULL::bigint FROM state JOIN plus USING (n)
+    UNION ALL
+    SELECT step.n, step.t + 1, step.query, step.needs, {composed}, step.barred || pick.key, pick.*
+    FROM step CROSS JOIN LATERAL (
+        SELECT key, distance, farthest > same OR found < %(width)s, context, id, example, program FROM (
+            SELECT *, min(distance) OVER () + %(tie)s::float8 * vector_norm(step.v) AS same FROM (
+                SELECT *, max(distance) OVER () AS farthest, count(*) OVER () AS found FROM (
+                    SELECT e.key, {distance} AS distance, e.context, e.id, e.example, e.program
+                    FROM {table} e WHERE {condition} ORDER BY {order} LIMIT %(width)s
+                ) near
+            ) fetched WHERE key <> ALL (step.barred)
+        ) best
+        WHERE distance <= same ORDER BY key LIMIT 1
+    ) pick
+    WHERE step.t < %(k)s
+)
+SELECT n, t - 1, key, distance, settled, vector_send(context), id, example::text, program FROM step WHERE t > 0
 """
 # exp() of PostgreSQL raises an error where the result is too small for a number, below -708.
 _LOG_PARTITION = """
@@ -72,6 +96,40 @@ class Pool:
     indexed: bool = False
 
 
+@dataclass(slots=True)
+class _Plan:
+    """The steps of a greedy selection.
+
+    Args:
+        state: before the first pick.
+        k: how many picks.
+        barred: (B, E) what may not be picked; None: nothing is known yet.
+        keys: (B, k) the picks; −1 from where they aren't known.
+        logits: (B, k) theirs.
+        totals: (k, B) log partitions, where they were asked for and all picks are known.
+    """
+
+    state: State[Any]
+    k: int
+    barred: IntArray | None = None
+    keys: IntArray = field(default_factory=lambda: nothing(0, 0)[0])
+    logits: FloatArray = field(default_factory=lambda: nothing(0, 0)[1])
+    totals: NDArray[np.float64] | None = None
+
+    def at(self, exclude: IntArray, scored: bool) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None] | None:
+        """What the next search finds, where it is the one that was planned: keys and logits (B, 1), log partitions."""
+        if self.barred is None:
+            return None
+        step = exclude.shape[1] - self.barred.shape[1]
+        planned = 0 <= step < self.k and np.array_equal(
+            exclude, np.concatenate((self.barred, self.keys[:, :step]), axis=1)
+        )
+        if not planned or (self.keys[:, step] < 0).any() or (scored and self.totals is None):
+            return None
+        totals = self.totals[step] if scored and self.totals is not None else None
+        return self.keys[:, step, None], self.logits[:, step, None], totals
+
+
 class PgVectorReader:
     """A `Reader` of a pool, or of the part that a filter lets through, as one transaction sees it.
 
@@ -86,7 +144,12 @@ class PgVectorReader:
         self._pool = pool or Pool(0, 0, "", 0)
         self._path: str | None = None
         self._seen = Seen()
+        self._plan: _Plan | None = None
         self.size = self._pool.examples
+
+    def ahead(self, state: State[Any], k: int) -> None:
+        """See `Reader`: the first search then takes all steps."""
+        self._plan = _Plan(state, k) if self.size and state.sql() else None
 
     async def filter(self, where: Filter) -> None:
         """Let `where` decide what can be found, and count it.
@@ -115,9 +178,44 @@ class PgVectorReader:
             msg = f"states have {states.shape[1]} numbers each, the vectors in the pool {self._pool.dim}"
             raise InputError(msg)
         fetch, margins = partial(self._nearest, ship=True), slack(states, self._pool.longest)
+        plan, self._plan = self._plan, None
+        if plan is not None and t == 1:
+            if plan.barred is None:
+                await self._steps(plan, exclude, tau)
+            found = plan.at(exclude, tau is not None)
+            if found is not None:
+                self._plan = plan
+                return Hits(*found[:2], self._seen.rows, self._seen.contexts, found[2])
         keys, logits = await best_fetched(fetch, states, t, exclude, margins, self.size)
         totals = None if tau is None else await self._log_partition(states, exclude, tau)
         return Hits(keys, logits, self._seen.rows, self._seen.contexts, totals)
+
+    async def _steps(self, plan: _Plan, exclude: IntArray, tau: float | None) -> None:
+        """Find out all picks of a plan in one statement, and the log partitions in another."""
+        states = plan.state.vector()
+        plan.barred, (plan.keys, plan.logits) = exclude, nothing(len(states), plan.k)
+        if next(self._parts(np.repeat(states, plan.k, axis=0))).stop < plan.k * len(states):
+            return
+        names = {"query": "step.query", "needs": "step.needs", "vector": "step.v", "context": "pick.context"}
+        text = _STEPS.replace("{composed}", plan.state.sql().format(dim=states.shape[1], **names))
+        text = text.replace("{needs}", ", ".join(f"({n}, %(p{n})s::vector)" for n in range(len(states))))
+        parameters = {f"p{n}": needs for n, needs in enumerate(np.maximum(states, 0))}
+        parameters |= {"k": plan.k, "width": 1 + MORE + plan.k + exclude.shape[1], "tie": TIE * self._pool.longest}
+        text = _ordered(text, "step", exact=not self._approximate)
+        for n, at, key, apart, settled, *row in await self._ask(text, states, exclude, **parameters):
+            if settled:
+                plan.keys[n, at], plan.logits[n, at] = key, -apart
+                self._keep(key, *row)
+        plan.keys[:, (plan.keys < 0).any(axis=0).cumsum() > 0] = -1
+        if tau is not None and (plan.keys >= 0).all():
+            steps, state, out = [states], plan.state, np.full((plan.k, *plan.keys.shape), -1, dtype=np.int64)
+            for at in range(1, plan.k):
+                state = state.update(self._seen.contexts(plan.keys[:, at - 1]))
+                steps.append(state.vector())
+                out[at, :, :at] = plan.keys[:, :at]
+            barred = np.concatenate((np.tile(exclude, (plan.k, 1)), np.concatenate(out)), axis=1)
+            totals = await self._log_partition(np.concatenate(steps), barred, tau)
+            plan.totals = totals.reshape(plan.k, -1)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
@@ -151,20 +249,20 @@ class PgVectorReader:
 
     async def _hits(self, states: FloatArray, width: int, *, exact: bool, ship: bool) -> list[dict[int, float]]:
         """For each state key → distance of `width` of the nearest candidates; by the index unless `exact`."""
-        # No index is made for this sum, so it keeps PostgreSQL from using one.
-        distance = "(e.candidate <#> state.v)" + (" + 0" if exact else "")
-        text = (_SEARCH + (_WITH_ROWS if ship else "")).replace("{distance}", distance)
-        text = text.replace("{order}", "distance, e.key" if exact else distance)
+        text = _ordered(_SEARCH + (_WITH_ROWS if ship else ""), "state", exact=exact)
         near: list[dict[int, float]] = [{} for _ in states]
         for part in self._parts(states):
             rows = await self._ask(text, states[part], width=width, seen=[*self._seen.rows])
             for n, key, apart, context, example_id, example, program in rows:
                 if n is None:
-                    self._seen.rows[key] = Row(example_id, json.loads(example), program)
-                    self._seen.vectors[key] = _vector(context)
+                    self._keep(key, context, example_id, example, program)
                 else:
                     near[part.start + n][key] = apart
         return near
+
+    def _keep(self, key: int, context: bytes, example_id: str, example: str, program: int) -> None:
+        self._seen.rows[key] = Row(example_id, json.loads(example), program)
+        self._seen.vectors[key] = _vector(context)
 
     def _parts(self, states: FloatArray) -> Iterator[slice]:
         """The states of each statement."""
@@ -178,7 +276,7 @@ class PgVectorReader:
         values = ", ".join(f"({n}, %(v{n})s::vector, %(b{n})s::bigint[])" for n in range(len(states)))
         for n, state in enumerate(states):
             parameters |= {f"v{n}": state, f"b{n}": [] if barred is None else barred[n].tolist()}
-        front, condition = f"WITH state (n, v, barred) AS (VALUES {values})", "true"
+        front, condition = f"WITH RECURSIVE state (n, v, barred) AS (VALUES {values})", "true"
         if self._path is not None:
             condition, parameters["path"] = "e.example @@ %(path)s::jsonpath", self._path
             if len(states) > 1:
@@ -187,6 +285,13 @@ class PgVectorReader:
                 front += _ALLOWED.replace("{condition}", condition)
                 condition = "(e.key IN (SELECT key FROM allowed)) IS TRUE"
         return await self._transaction.fetch(front + text.replace("{condition}", condition), parameters)
+
+
+def _ordered(text: str, states: str, *, exact: bool) -> str:
+    """A statement with the distance of an example `e` to those of a table of states, and the order by it."""
+    # No index is made for this sum, so it keeps PostgreSQL from using one.
+    distance = f"(e.candidate <#> {states}.v)" + (" + 0" if exact else "")
+    return text.replace("{distance}", distance).replace("{order}", "distance, e.key" if exact else distance)
 
 
 def _vector(sent: bytes) -> FloatArray:
