@@ -277,7 +277,7 @@ def test_each_selector_embeds_the_pool_once():
 def test_exclusion_reaches_the_selectors_and_is_checked():
     exclude = [[i, i + 1] for i in range(10)]
     run(plain_selectors(POOL, EVERYTHING), exclude=exclude)
-    with pytest.raises(InputError, match="selector rcr picked an excluded position"):
+    with pytest.raises(InputError, match=r"selector rcr picked .* none of those excluded"):
         run({"rcr": always(*range(8))}, exclude=exclude)
 
 
@@ -305,19 +305,12 @@ def test_steps_are_capped_by_what_can_be_picked():
         run(plain_selectors(POOL[:6], NO_EMBEDDINGS), pool=POOL[:6], k=7)
 
 
-@pytest.mark.parametrize(
-    ("pick", "message"),
-    [
-        (lambda q, k, e, r: np.zeros((len(q), k - 1), dtype=int), r"shape \(10, 7\), not positions of shape \(10, 8\)"),
-        (lambda q, k, e, r: np.tile(np.arange(k) * 1.0, (len(q), 1)), "float64"),
-        (always(0, 1, 2, 3, 4, 5, 6, 24), "outside the pool of 24"),
-        (always(0, 1, 2, 3, 4, 5, 6, -1), "outside the pool of 24"),
-        (always(0, 1, 2, 3, 4, 5, 6, 1), "same position twice"),
-    ],
-)
-def test_a_selector_that_breaks_its_word_is_named(pick, message):
-    with pytest.raises(InputError, match=f"selector odd .*{message}"):
-        run({"odd": pick})
+@pytest.mark.parametrize("last", [24, -1, 1])
+def test_a_selector_that_breaks_its_word_is_named(last):
+    with pytest.raises(InputError, match=r"selector odd picked \[0, 1, .*, not 8 positions of 24, each once"):
+        run({"odd": always(0, 1, 2, 3, 4, 5, 6, last)})
+    with pytest.raises(InputError, match="not 8 positions of 24"):
+        run({"odd": lambda q, k, e, r: np.tile(np.arange(k - 1), (len(q), 1))})
 
 
 def test_no_gold_program_parses():

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 from scipy import sparse
 
-from langchain_rcr.errors import InputError
 from langchain_rcr.index.ranking import blocks, checked_exclude, places
 
 if TYPE_CHECKING:
@@ -86,10 +85,8 @@ def greedy_coverage(
         Positions (B, k) int64 in pick order, and gains (B, k): what each pick newly covers is worth.
 
     Raises:
-        InputError: the shapes don't fit, or a query has fewer than k candidates.
+        InputError: a query has fewer than k candidates.
     """
-    if needs.shape[1] != pool.shape[1]:
-        raise InputError(f"needs has {needs.shape[1]} structures (columns), the pool has {pool.shape[1]}")
     excluded = checked_exclude(exclude, needs.shape[0], pool.shape[0], k)
     pool = sparse.csr_array(pool)
     needs = sparse.csr_array(needs).astype(np.result_type(needs.dtype, np.float32))

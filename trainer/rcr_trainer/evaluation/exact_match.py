@@ -9,7 +9,6 @@ from typing import TypeAlias
 
 import numpy as np
 
-from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, Request, arranged
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
@@ -60,9 +59,6 @@ class Answerer:
 
         Once a budget is spent, the selectors before the first that isn't complete are scored. A selector with prompts
         that the model can't read is left out.
-
-        Raises:
-            InputError: the function gave another number of answers than it was given prompts.
         """
         asked = [picks[i] for i in self.chosen(len(picks)).tolist()]
         n, names, keys = len(asked), list(picks[0].selectors), [each.program for each in asked]
@@ -133,8 +129,6 @@ class Answerer:
                 logger.warning("no exact match for %s: %s", ", ".join(without), error)
                 reasons[name], unpaid = str(error), True
                 break
-            if len(found) != len(wanted):
-                raise InputError(f"the answer function gave {len(found)} answers for {len(wanted)} prompts")
             given.update(zip(wanted, found, strict=True))
             answers[name] = [given[prompt] for prompt in own]
         return answers, "; ".join(dict.fromkeys(reasons.values())), unpaid

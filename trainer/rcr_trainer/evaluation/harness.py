@@ -77,7 +77,7 @@ def evaluate(
 
     Raises:
         InputError: k is more than what is left to pick from, no query is left to count, or a selector picks wrongly
-            (a wrong shape, a position outside the pool, excluded, or picked twice).
+            (too few, outside the pool, excluded, or twice).
         LLMError: the language model can't be asked. A spent budget and prompts that are too long only leave selectors
             without answers.
     """
@@ -252,19 +252,13 @@ class _Task:
 
     def check(self, name: str, positions: np.ndarray, steps: int) -> None:
         """A selector that repeats itself or picks what is excluded would be measured for something else."""
-        expected = (len(self.queries), steps)
-        if positions.shape != expected or not np.issubdtype(positions.dtype, np.integer):
-            raise InputError(
-                f"selector {name} gave {positions.dtype} of shape {positions.shape}, not positions of shape {expected}"
-            )
-        if positions.min() < 0 or positions.max() >= self.pool.shape[0]:
-            raise InputError(f"selector {name} picked a position outside the pool of {self.pool.shape[0]}")
-        ordered = np.sort(positions, axis=1)
-        if (ordered[:, 1:] == ordered[:, :-1]).any():
-            raise InputError(f"selector {name} picked the same position twice for one query")
-        for query, entry in enumerate(self.excluded):
-            if np.isin(positions[query], entry).any():
-                raise InputError(f"selector {name} picked an excluded position for {self.queries[query].source!r:.80}")
+        for query, picks, barred in zip(self.queries, positions, self.excluded, strict=True):
+            sound = np.setdiff1d(picks, barred)
+            if len(sound) != steps or sound[0] < 0 or sound[-1] >= self.pool.shape[0]:
+                raise InputError(
+                    f"selector {name} picked {picks.tolist()} for {query.source!r:.80}, not {steps} positions of "
+                    f"{self.pool.shape[0]}, each once and none of those excluded"
+                )
 
 
 def _implied(

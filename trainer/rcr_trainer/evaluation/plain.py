@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from typing import cast
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer import baselines
-from rcr_trainer.baselines.base import Baseline, Exclude, Resources
+from rcr_trainer.baselines.base import Baseline, Exclude, Resources, TradeOff
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import recall_by_step, structure_matrices
 from rcr_trainer.evaluation.metrics import within_pool
@@ -94,9 +95,7 @@ def choose(
     Where no dev query counts, the pool's own examples are the queries, each barred from its own question; where the
     pool is too small for that, the selector keeps its value. The arguments are those of `plain_selectors`.
     """
-    if selector.trade_off is None:
-        raise InputError(f"the {selector.name} selector has no trade-off")
-    parameter, grid = selector.trade_off
+    parameter, grid = cast("TradeOff", selector.trade_off)
     pool_structures, needed = structure_matrices(spec, [e.target for e in pool], [e.target for e in dev])
     if gold == "pool":
         needed = within_pool(needed, pool_structures)
