@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
@@ -32,6 +32,7 @@ Embed: TypeAlias = Callable[[Sequence[str]], np.ndarray]
 EmbedTokens: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
 """Texts to the contextual vectors of their tokens, (tokens, D) a text."""
 
+ValueT = TypeVar("ValueT", bound=Hashable)
 _SOURCE, _TARGET = "source", "target"
 _MISSING = {
     "embed": "no embeddings were given",
@@ -219,6 +220,12 @@ class Baseline(BaseExampleSelector, ABC):
 
     def _programs(self) -> list[str]:
         return [example[_TARGET] for example in self._examples]
+
+
+def distinct(values: Sequence[ValueT]) -> tuple[list[ValueT], np.ndarray]:
+    """The different values, and the place (N,) of each among them: what is computed once ties exactly."""
+    rows = {value: row for row, value in enumerate(dict.fromkeys(values))}
+    return list(rows), np.array([rows[value] for value in values], dtype=np.int64)
 
 
 def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np.ndarray:

@@ -47,7 +47,7 @@ class DAILSQLSelector(EmbeddingSelector):
         self._symbols = PoolStructures(skeletons, self._programs()).matrix.astype(np.float64)
         self._sizes = np.asarray(self._symbols.sum(axis=1)).ravel()
 
-    def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+    def _embed(self, texts: Sequence[str]) -> np.ndarray:
         return super()._embed([mask_question(text, self._names(text)) for text in texts])
 
     def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:

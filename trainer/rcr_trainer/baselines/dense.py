@@ -4,44 +4,30 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
 from langchain_rcr.index.ranking import places
-from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, top_k
+from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, distinct, top_k
 
 
-class PoolEmbeddings(Baseline):
-    """Embeds each of the pool's U distinct questions once, so that equal ones tie exactly whatever BLAS does."""
-
-    def _fit(self) -> None:
-        rows = {text: row for row, text in enumerate(dict.fromkeys(self._questions))}
-        self._lengths, self._vectors = self._embed(list(rows))
-        self._row_of = np.array([rows[text] for text in self._questions], dtype=np.int64)
-
-    @abstractmethod
-    def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """How many vectors each text has (n,), and all of them (P, D), unit vectors in float32, text after text."""
-
-
-class EmbeddingSelector(PoolEmbeddings):
+class EmbeddingSelector(Baseline):
     """Base of the selectors that compare one embedding a question."""
 
     needs: ClassVar[tuple[str, ...]] = ("embed",)
 
-    def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        return np.ones(len(texts), dtype=np.int64), self._scaled(self._function(list(texts)))
+    def _fit(self) -> None:
+        texts, self._row_of = distinct(self._questions)
+        self._vectors = self._embed(texts)
 
-    @property
-    def _function(self) -> Embed:
-        return cast("Embed", self.resources.embed)
-
-    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
-        return unit_vectors(vectors)
+    def _embed(self, texts: Sequence[str]) -> np.ndarray:
+        """(n, D) unit vectors in float32."""
+        embed: Any = self.resources.embed
+        return unit_vectors(embed(list(texts)))
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        return self._rank(self._similarity(self._embed(queries)[1]), k, excluded)
+        return self._rank(self._similarity(self._embed(queries)), k, excluded)
 
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
         """(b, N): the cosine of each vector (b, D) with the question of each example."""
@@ -81,12 +67,8 @@ class BERTSelector(DenseSelector):
         encode: Any = self.resources.encode
         self._encode: Embed = encode(self.name, self.base)
 
-    @property
-    def _function(self) -> Embed:
-        return self._encode
-
-    def _scaled(self, vectors: np.ndarray) -> np.ndarray:
-        return np.asarray(vectors, dtype=np.float32)
+    def _embed(self, texts: Sequence[str]) -> np.ndarray:
+        return np.asarray(self._encode(list(texts)), dtype=np.float32)
 
 
 class ContrieverSelector(BERTSelector):

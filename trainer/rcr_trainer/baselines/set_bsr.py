@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from rcr_trainer.baselines.dense import PoolEmbeddings, unit_vectors
+from rcr_trainer.baselines.base import Baseline, distinct
+from rcr_trainer.baselines.dense import unit_vectors
 from rcr_trainer.data.coverage import greedy_set_cover, program_groups, row_blocks
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ _PRODUCTS = 1 << 22
 """Similarities of single tokens that are in memory at once: 16 MiB."""
 
 
-class SetBSRSelector(PoolEmbeddings):
+class SetBSRSelector(Baseline):
     """Picks, one after the other, the example that adds most to the set's BERTScore-Recall of the query.
 
     The tokens' vectors of the pool are kept (3,000 questions of 20 tokens by MiniLM: 92 MB).
@@ -38,10 +39,12 @@ class SetBSRSelector(PoolEmbeddings):
     _groups: np.ndarray | None = None
 
     def _fit(self) -> None:
-        super()._fit()
+        texts, self._row_of = distinct(self._questions)
+        self._lengths, self._vectors = self._embed(texts)
         self._starts = _starts(self._lengths)
 
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """How many tokens each text has (n,), and the unit vectors of all (P, D), text after text."""
         embed_tokens: Any = self.resources.embed_tokens
         found = [np.asarray(vectors) for vectors in embed_tokens(list(texts))]
         return np.array([len(vectors) for vectors in found], dtype=np.int64), unit_vectors(np.concatenate(found))

@@ -28,7 +28,7 @@ from rcr_trainer.baselines.dense import unit_vectors
 from rcr_trainer.baselines.dpp import DPPSelector
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.paper.epr import EPRSelector
-from rcr_trainer.paper.learned import IntArray, question_batches
+from rcr_trainer.paper.learned import IntArray
 
 MARGIN = 0.02
 """Of their script for training."""
@@ -68,10 +68,7 @@ class CEILSelector(EPRSelector, DPPSelector):
             values = log_volumes(queries, shown[torch.from_numpy(sets[batch])], self.lam)
             return margin_loss(values, by_question[torch.from_numpy(batch)].to(values))
 
-        def batches(rng: np.random.Generator) -> list[IntArray]:
-            return question_batches(len(rows), self.options.batch_size, rng)
-
-        self._train(model, dict(model.query.named_parameters()), len(rows), batches, loss)
+        self._train(model, dict(model.query.named_parameters()), len(rows), loss)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         return DPPSelector._pick(self, queries, k, excluded)
@@ -80,8 +77,8 @@ class CEILSelector(EPRSelector, DPPSelector):
         super()._fit()
         self._use(unit_vectors(self._candidates))
 
-    def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        return np.ones(len(texts), dtype=np.int64), unit_vectors(self._query_vectors(texts))
+    def _embed(self, texts: Sequence[str]) -> np.ndarray:
+        return unit_vectors(self._query_vectors(texts))
 
 
 def draw_sets(near: IntArray, count: int, k: int, rng: np.random.Generator) -> IntArray:

@@ -20,7 +20,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import arranged
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.baselines.base import Baseline, distinct
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.data.okapi import BM25Scorer
@@ -83,11 +83,8 @@ class LearnedSelector(Baseline):
         return self._model
 
     def _fit(self) -> None:
-        model, distinct = self.model, list(dict.fromkeys(self._items))
-        place = {item: at for at, item in enumerate(distinct)}
-        # Equal examples have equal vectors to the last bit.
-        self._candidates = model.candidate.encode(distinct)
-        self._row_of = np.array([place[item] for item in self._items], dtype=np.int64)
+        items, self._row_of = distinct(self._items)
+        self._candidates = self.model.candidate.encode(items)
 
     def _pool_logits(self, states: NDArray[np.float32]) -> FloatArray:
         """(R, N) of state vectors (R, D)."""
@@ -158,15 +155,15 @@ class LearnedSelector(Baseline):
             positive = torch.from_numpy(np.asarray(batch.positive)[:, 0]).to(device)
             return info_nce(logits, Targets(torch.zeros_like(logits), allowed, positive=positive, mask_equals=False))
 
-        self._train(model, dict(model.named_parameters()), len(every), batches, loss)
+        self._train(model, dict(model.named_parameters()), len(every), loss, batches)
 
     def _train(
         self,
         model: TriEncoder,
         parameters: Mapping[str, nn.Parameter],
         rows: int,
-        collect: Callable[[np.random.Generator], Iterable[MaterialT]],
         loss: Callable[[MaterialT], Tensor],
+        collect: Callable[[np.random.Generator], Iterable[MaterialT]] | None = None,
     ) -> None:
         """Run the common training loop.
 
@@ -174,8 +171,8 @@ class LearnedSelector(Baseline):
             model: put into training mode.
             parameters: those to be trained, by name.
             rows: in an epoch.
-            collect: an epoch's random numbers → its batches.
             loss: of a batch, a scalar.
+            collect: an epoch's random numbers → its batches; None: the training questions in random order.
         """
         options, seed = self.options, self.resources.seed
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
@@ -200,7 +197,11 @@ class LearnedSelector(Baseline):
             model.eval()
             return {}
 
-        runner.run(lambda epoch: collect(np.random.default_rng([seed, epoch])), learn, dict)
+        def epoch_of(epoch: int) -> Iterable[Any]:
+            rng = np.random.default_rng([seed, epoch])
+            return collect(rng) if collect else question_batches(rows, options.batch_size, rng)
+
+        runner.run(epoch_of, learn, dict)
 
 
 def training_rows(pool: int, most: int | None) -> IntArray:

@@ -40,9 +40,6 @@ class LLMRSelector(EPRSelector):
         questions = model.query.featurize([Item(self._questions[row]) for row in rows])
         candidates = model.candidate.featurize(self._items)
 
-        def batches(rng: np.random.Generator) -> list[IntArray]:
-            return question_batches(len(rows), self.options.batch_size, rng)
-
         def loss(batch: IntArray) -> Tensor:
             distinct, place = np.unique(near[batch], return_inverse=True)
             shown = model.candidate(candidates.select(distinct))[torch.from_numpy(place.reshape(len(batch), -1))]
@@ -50,7 +47,7 @@ class LLMRSelector(EPRSelector):
             wanted = rewards[torch.from_numpy(batch)].to(logits).softmax(dim=1)
             return kl_div(logits.log_softmax(dim=1), wanted, reduction="batchmean")
 
-        self._train(model, dict(model.named_parameters()), len(rows), batches, loss)
+        self._train(model, dict(model.named_parameters()), len(rows), loss)
 
     def _rewards(self, rows: IntArray, near: IntArray, scores: FloatArray) -> FloatArray:
         """(Q, L) what a reward model makes of the candidates, once it has learnt from their scores (Q, L)."""
@@ -76,7 +73,7 @@ class LLMRSelector(EPRSelector):
         trained = dict(model.query.named_parameters()) | {
             f"head.{name}": each for name, each in head.named_parameters()
         }
-        self._train(model, trained, len(rows), batches, loss)
+        self._train(model, trained, len(rows), loss, batches)
         with torch.inference_mode():
             vectors = torch.from_numpy(model.query.vectors(features)).to(head.weight.device)
             rewards: FloatArray = head(vectors).double().cpu().numpy().reshape(near.shape)
