@@ -15,6 +15,8 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoding import Backbone
+from langchain_rcr.families.static import PREFIX as STATIC
+from langchain_rcr.families.static import StaticBackbone
 from langchain_rcr.families.untrusted import refusing
 
 if TYPE_CHECKING:
@@ -156,14 +158,17 @@ class RememberingBackbone:
 
 
 def open_backbone(settings: ModelSettings, embeddings: Embeddings | None = None) -> Backbone:
-    """The LangChain embeddings if there are any, else the transformer that the settings name.
+    """The LangChain embeddings if there are any, else the model that the settings name, or its token vectors alone.
 
     Raises:
         InputError: it can't be loaded, or the embeddings' vectors can't be used.
     """
     if embeddings is not None:
         return LangChainBackbone(embeddings)
-    return TransformerBackbone(str(settings.pretrained), pooling=settings.pooling, max_length=settings.max_length)
+    base = str(settings.pretrained)
+    if base.startswith(STATIC):
+        return StaticBackbone.of(base.removeprefix(STATIC), max_length=settings.max_length)
+    return TransformerBackbone(base, pooling=settings.pooling, max_length=settings.max_length)
 
 
 def save_backbone(backbone: Backbone, folder: Path) -> None:
@@ -187,6 +192,11 @@ def load_backbone(
         probe = _probe(backbone)
     elif value["kind"] == "langchain":
         raise CheckpointError(f"{folder} was trained over LangChain's {value.get('class')}: pass it as embeddings=…")
+    elif value["kind"] == "static":
+        length = read_json(file, ("max_length",))["max_length"]
+        with refusing(f"{folder}", CheckpointError):
+            backbone = StaticBackbone.load(folder, max_length=int(length))
+        probe = _probe(backbone)
     elif value["kind"] != "transformer":
         raise CheckpointError(f"{file}: unknown kind of embeddings '{value['kind']}'")
     else:

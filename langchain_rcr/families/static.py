@@ -1,0 +1,139 @@
+"""A text encoder without a network: a text is the sum of its tokens' input embeddings. Loads no torch.
+
+The embeddings are those of a pretrained model, centred and turned to their principal components; frequent tokens count
+less (Arora, Liang and Ma, 2017), by Zipf's law, since a tokenizer's vocabulary is roughly in order of frequency. On
+training questions of six data sets they served the `structure` family as well as model2vec's vectors, which take a pass
+of the whole model over its vocabulary (docs/results.md).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import safe_open
+from safetensors.numpy import load_file, save_file
+from tokenizers import Tokenizer
+
+from langchain_rcr.basics.files import read_json, write_json
+from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.families.pretrained import model_folder
+from langchain_rcr.families.untrusted import check_tokenizer, refusing
+
+PREFIX = "static:"
+"""What the name of a base begins with whose input embeddings alone are wanted."""
+_DIM = 256
+"""Numbers of a token's vector, at most."""
+_COMMON = 1e-3
+"""a of the weight a / (a + p) of a token of probability p, as published."""
+_MATRICES = ("word_embeddings.weight", "embed_tokens.weight", "tok_embeddings.weight", "wte.weight")
+"""How the names of transformers' input embeddings end."""
+_MAX_CHARACTERS = 64
+"""A generous bound on characters per token: what is beyond never reaches the tokenizer, which then cuts exactly."""
+
+
+class StaticBackbone:
+    """Frozen token vectors and the tokenizer that they belong to.
+
+    Args:
+        tokens: (V, d) a vector for each token of the vocabulary, in half precision.
+        tokenizer: the text of a tokenizer.json.
+        max_length: tokens that are read of a text.
+    """
+
+    symmetric = True
+
+    def __init__(self, tokens: NDArray[np.float16], tokenizer: str, *, max_length: int = 256) -> None:
+        self._tokens, self._text, self._max_length, self.dim = tokens, tokenizer, max_length, tokens.shape[1]
+        self._tokenizer = Tokenizer.from_str(tokenizer)
+        self._tokenizer.no_padding()
+        self._tokenizer.enable_truncation(max_length)
+        ranks = np.arange(2, len(tokens) + 2)
+        weights = _COMMON / (_COMMON + 1 / ranks / (1 / ranks).sum())
+        self._weights = weights.astype(np.float32)
+
+    @classmethod
+    def of(cls, base: str, *, max_length: int = 256) -> Self:
+        """Take the input embeddings out of a pretrained model.
+
+        Args:
+            base: `package:NAME`, a local folder, or a name on the Hugging Face hub.
+            max_length: see the class.
+
+        Raises:
+            InputError: the model can't be found or has no tokenizer.json, or no input embeddings by a known name.
+        """
+        with refusing(f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME)"):
+            weights, tokenizer = (_file(model_folder(base), name) for name in ("model.safetensors", "tokenizer.json"))
+            with safe_open(weights, framework="np") as file:
+                found = [name for name in file.keys() if name.endswith(_MATRICES)]  # noqa: SIM118 - not a dict
+                if not found:
+                    raise InputError(f"none of its tensors is named {' or '.join(_MATRICES)}")
+                matrix = file.get_tensor(min(found, key=len)).astype(np.float32)
+            value = read_json(tokenizer, ("model",)) | {"padding": None, "truncation": None}
+            check_tokenizer(value, len(matrix))
+        return cls(_principal(matrix).astype(np.float16), json.dumps(value, ensure_ascii=False), max_length=max_length)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> StaticBackbone:
+        return self  # nothing changes it
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """See `Backbone.embed`."""
+        return self.read(texts)[0]
+
+    def read(self, texts: Sequence[str]) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+        """Unit vectors (N, d) of texts, zeros for one without tokens, and the vectors (T, d) of each one's tokens."""
+        cut = [text[: _MAX_CHARACTERS * self._max_length] for text in texts]
+        encoded = self._tokenizer.encode_batch_fast(cut, add_special_tokens=False)
+        ids = [np.array(each.ids, dtype=np.int64) for each in encoded]
+        tokens = [self._tokens[each].astype(np.float32) for each in ids]
+        sums = np.zeros((len(texts), self.dim), dtype=np.float32)
+        for row, (each, vectors) in enumerate(zip(ids, tokens, strict=True)):
+            sums[row] = self._weights[each] @ vectors
+        norms = np.linalg.norm(sums, axis=1, keepdims=True)
+        return (sums / np.maximum(norms, 1e-12)).astype(np.float32), tokens
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """See `Backbone.describe`: all of it is written, so that serving needs no other model."""
+        inside = folder / "backbone"
+        inside.mkdir(exist_ok=True)
+        save_file({"tokens": self._tokens}, inside / "model.safetensors")
+        write_json(inside / "tokenizer.json", json.loads(self._text))
+        return {"kind": "static", "max_length": self._max_length}
+
+    @classmethod
+    def load(cls, folder: Path, *, max_length: int) -> Self:
+        """Read what `describe` has written into a checkpoint.
+
+        Raises:
+            CheckpointError: it is damaged, or not what `describe` writes.
+        """
+        inside = folder / "backbone"
+        with refusing(f"{inside} can't be used", CheckpointError):
+            tokens = load_file(inside / "model.safetensors")["tokens"]
+            if tokens.ndim != 2 or tokens.dtype != np.float16 or not np.isfinite(tokens).all():
+                raise InputError("its token vectors are no matrix of finite numbers in half precision")
+            value = read_json(inside / "tokenizer.json", ("model",))
+            check_tokenizer(value, len(tokens))
+            return cls(tokens, json.dumps(value), max_length=max_length)
+
+
+def _file(folder: str, name: str) -> Path:
+    """A file of a local folder, or of a model on the hub."""
+    if Path(folder).is_dir():
+        return Path(folder) / name
+    from huggingface_hub import hf_hub_download
+
+    return Path(hf_hub_download(folder, name))
+
+
+def _principal(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(V, d) the first `_DIM` principal components of the rows of a matrix (V, D)."""
+    centred = matrix - matrix.mean(axis=0)
+    directions = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :_DIM]
+    found: NDArray[np.float32] = centred @ directions
+    return found
