@@ -65,7 +65,8 @@ class ModelSettings(Section):
         None,
         description="Pretrained model: hub name, local folder, package:NAME for the model inside an installed Python "
         "package, or, where it stays frozen, langchain:MODULE:CALLABLE for a function that returns LangChain "
-        'embeddings; none: no model (paper bert-base-uncased, section 4 "Models").',
+        "embeddings; static:BASE for its input embeddings alone; none: no model (paper bert-base-uncased, section 4 "
+        '"Models").',
     )
     pooling: Literal["mean", "cls"] = Field("mean", description="How token vectors become one vector.")
     max_length: int = Field(256, ge=8, description="Tokens that a transformer reads; the rest is cut off.")
