@@ -82,13 +82,14 @@ class ProgramSpec:
         return _parsed(self.language, self.anonymize == "names", text)
 
     # Fitting, holding out and encoding ask for the same programs. Names are interned: programs share most of theirs.
-    @remembered(1 << 28)
+    # Some 30 bytes for each character, up to 200.
+    @remembered(1 << 23)
     def structures(self, text: str) -> frozenset[str]:
         """Return the program's local structures; none if it doesn't parse."""
         tree = self.tree(text)
         return frozenset() if tree is None else frozenset(map(intern, local_structures(tree, self.max_size)))
 
-    @remembered(1 << 25)
+    @remembered(1 << 24)
     def key(self, text: str) -> str:
         """Return a canonical form, the same for texts that are the same program up to its values, implied ones too.
 
@@ -98,8 +99,8 @@ class ProgramSpec:
         return " ".join(text.split()) if tree is None else str(tree)
 
 
-# Shared by specs with implied values and without.
-@remembered(1 << 25)
+# Shared by specs with implied values and without. Some 10 bytes for each character, up to 80.
+@remembered(1 << 21)
 def _parsed(language: str, shape: bool, text: str) -> Tree | None:
     parser: Any = get_parser(language)
     tree: Tree | None = parser.shape(text) if shape else parser.parse(text)

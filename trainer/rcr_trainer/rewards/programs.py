@@ -9,9 +9,6 @@ from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.data import Example
 from rcr_trainer.rewards.reward import Reward
 
-# A group's answers and a pool's programs come back again and again.
-_remembered = remembered(1 << 27)
-
 
 def structure_coverage(spec: ProgramSpec) -> Reward:
     """The paper's reward (Eq. 7): Jaccard similarity of the local structures of answer and gold program.
@@ -19,7 +16,7 @@ def structure_coverage(spec: ProgramSpec) -> Reward:
     r = |LS(ŷ) ∩ LS(y)| / |LS(ŷ) ∪ LS(y)|. An answer that is no program has no structures and scores 0. A gold program
     without structures can't be scored. Names of tables and columns count, whatever the spec says.
     """
-    structures = _remembered(spec.named.structures)
+    structures = spec.named.structures
 
     def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
         gold = structures(reference)
@@ -37,7 +34,7 @@ def correctness(spec: ProgramSpec) -> Reward:
     Two programs are the same if their parse trees are equal, values included; if one of them doesn't parse, their texts
     must be equal up to white space. An empty gold program can't be scored.
     """
-    tree_of = _remembered(get_parser(spec.language).parse)
+    tree_of = remembered(1 << 21)(get_parser(spec.language).parse)  # a group's answers come back again and again
 
     def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
         if not reference.split():
@@ -57,7 +54,7 @@ def context_coverage(spec: ProgramSpec) -> Reward:
     the one from whose picks a language model answers best. (The Jaccard of the picks wouldn't help: it is highest for
     copies of one program.)
     """
-    structures = _remembered(spec.structures)
+    structures = spec.structures
 
     def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
         gold = structures(reference)
