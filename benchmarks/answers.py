@@ -140,7 +140,7 @@ class Picker:
                 model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
             self._fitted[key] = model, MatrixTable(model.encode_pool(items))
         model, index = self._fitted[key]
-        vectors = model.encode_queries([each.source for each in asked], drafts)
+        vectors = model.encode_queries([each.source for each in asked], drafts, [each.home for each in asked])
         return greedy(vectors, index, model.state(), k).positions, model.config.order
 
 

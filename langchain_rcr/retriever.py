@@ -60,7 +60,8 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             `langchain_rcr.index.filters.parse_filter`. A call's filter and the value of `group` come on top of it.
         group: a field, such as `db_id` or `tenant`, of which question and examples must have the same value: one text,
             number or bool, which is a variable of `select_examples` and of chains, and `within` of `invoke` and
-            `batch` (or a part of a filter). None: as the policy was trained (`data.group`); "": none.
+            `batch` (or a part of a filter). None: as the policy was trained (`data.group`); "": none. See also `prefer`
+            of `from_examples`.
         beam_width: how many sequences of picks the beam search keeps; 1: greedy.
         order: the order of the picks in the prompt: the first pick, which is needed most, last, next to the question
             ("reversed"), as picked ("picked"), or the most relevant to the question alone last ("relevance"). None: as
@@ -175,7 +176,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         return [self._shown(pick) for pick in found.picks]
 
     def options_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any]:
-        """What a call must be told of a prompt's variables: with a `group`, the value that they have for it.
+        """What a call must be told of a prompt's variables: the value that they have for `group`, or a preferred field.
 
         Not as `within`: LangChain would put it in the place of one that was bound (`retriever.bind(within=…)`).
 
@@ -183,12 +184,13 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             InputError: they have none, or one that isn't a text, a number or a bool.
         """
         group = self.picks_within
-        if not group:
+        field = group or self.store.encoder.prefer
+        if not field or (not group and input_variables.get(field) is None):
             return {}
-        if group not in input_variables:
+        if field not in input_variables:
             names = ", ".join(map(repr, input_variables))
             raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
-        return {"of_variables": _value_of(group, input_variables[group])}
+        return {"of_variables": _value_of(field, input_variables[field])}
 
     # ------------------------------------------------------------------ the retriever
 
@@ -210,7 +212,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
                 needed. One that doesn't parse changes nothing.
             drafts: `batch`'s, which configured retrievers pass on to `invoke`.
             **overrides: `k` and `beam_width`, each in place of the field; `filter`, which must hold beside the field;
-                `within`, the value of `group`.
+                `within`, the value of `group`, or of the preferred field.
 
         Returns:
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
@@ -382,12 +384,16 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         k = self.k if k is None else k
         beam_width = self.beam_width if beam_width is None else beam_width
         check_fields(k=k, beam_width=beam_width, explore=self.explore)
-        where, group = joined(self.filter, filter), self.picks_within
+        where, group, home = joined(self.filter, filter), self.picks_within, ""
         for value in (within, of_variables):
-            if value is not _OPEN:
-                if not group:
-                    raise InputError("within: the value of which field? Set the retriever's group")
+            if value is _OPEN:
+                continue
+            if group:
                 where = all_of(where, Compare(group, "eq", _value_of(group, value)))
+            elif self.store.encoder.prefer:
+                home = str(_value_of(self.store.encoder.prefer, value))
+            else:
+                raise InputError("within: the value of which field? Set the retriever's group")
         if group and not pins(where, group):
             raise InputError(
                 f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
@@ -415,6 +421,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             explore=self.explore,
             random=np.random.default_rng() if self.explore else None,
             min_relevance=self.min_relevance,
+            home=home,
         )
         return options, where
 

@@ -24,10 +24,19 @@ _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 class Item(NamedTuple):
-    """One text to encode: a question, and its program unless that is unknown."""
+    """One text to encode: a question, its program unless that is unknown, and what it is of.
+
+    `home` is its database, tenant or the like, of which examples are preferred for a question; empty: none.
+    """
 
     source: str
     target: str = ""
+    home: str = ""
+
+    @property
+    def asked(self) -> Item:
+        """The question, without the program."""
+        return self._replace(target="")
 
     @property
     def text(self) -> str:

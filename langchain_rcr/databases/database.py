@@ -140,7 +140,7 @@ class Database:
             raise self._fault(reply["fault"])
         if "refused" in reply:
             raise ProgramError(reply["refused"])
-        return [tuple(row) for row in reply["rows"]]
+        return _rows(reply)
 
     def _fault(self, said: str) -> InputError:
         return InputError(f"{self._complaint}{' '.join(said.split())}")
@@ -162,7 +162,7 @@ class Database:
             reply = process.ask(_STILL_RUNNING.format(", ".join(f"({pid}, {now - since})" for pid, since in overruns)))
             self._put_back(process, reply)
             for overrun in overruns if "rows" in reply else ():  # if that isn't known, they count
-                if [overrun[0]] not in reply["rows"]:
+                if (overrun[0],) not in _rows(reply):
                     self._overruns.remove(overrun)
                     self._places.release()
 
@@ -261,6 +261,11 @@ class _Process:
                 raise EOFError
             at += read
         return found
+
+
+def _rows(reply: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+    """The rows of a reply, which has them as lists of columns, each of some of the rows."""
+    return [row for columns in reply["rows"] for row in zip(*columns, strict=True)]
 
 
 _MADE: dict[str, Any] = {

@@ -191,7 +191,7 @@ class Family(ABC):
             folds: the folds of the fit.
             ways: (N,) how each question is held out: a column of `Folds.numbers`.
         """
-        features: Features = encoder.featurize([Item(question.source) for question in questions])
+        features: Features = encoder.featurize([question.asked for question in questions])
         return features
 
 

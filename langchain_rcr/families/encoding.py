@@ -98,6 +98,8 @@ class BaseEncoder(ABC):
 
     arguments: ClassVar[tuple[str, ...]] = ()
     """Constructor arguments that determine its vectors; also attributes. They make up encoder.json."""
+    optional: ClassVar[tuple[str, ...]] = ()
+    """Further such arguments, left out where they are 0, as if there were none."""
     vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
     """Further such arguments, each stored in a file of its own unless it is None."""
     grown: ClassVar[tuple[str, ...]] = ()
@@ -219,7 +221,8 @@ class BaseEncoder(ABC):
         """JSON values that determine its vectors, together with the tensors. A vocabulary appears as its digest."""
         known = {name: getattr(self, name) for name in self.vocabularies}
         digests = {name: None if value is None else value.digest for name, value in known.items()}
-        return {name: getattr(self, name) for name in self.arguments} | digests
+        optional = {name: value for name in self.optional if (value := getattr(self, name))}
+        return {name: getattr(self, name) for name in self.arguments} | optional | digests
 
     def save(self, folder: Path) -> None:
         """Write encoder.json, model.safetensors and a JSON file per vocabulary into an existing folder."""

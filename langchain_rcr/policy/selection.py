@@ -57,6 +57,7 @@ class Options:
             probability there; 0: the best one is picked. Not with beams.
         random: what draws.
         min_relevance: nothing is picked for questions of less (`ExampleStore` sees to it); see `Encoder.relevance`.
+        home: what the questions are of (`Item.home`), for `ExampleStore`.
     """
 
     k: int
@@ -71,6 +72,7 @@ class Options:
     explore: float = 0.0
     random: np.random.Generator | None = None
     min_relevance: float = 0.0
+    home: str = ""
 
     @property
     def scored(self) -> bool:

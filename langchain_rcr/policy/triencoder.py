@@ -69,6 +69,7 @@ class TriEncoder(Module):
         card: the text of the checkpoint's README.md; empty: `save_pretrained` generates one.
         prompt: the prompt of the language model that taught or judged it; None: there was none.
         group: the field, such as `db_id`, in which examples had to match their question; None: there was none.
+        prefer: the field that `Item.home` is read from; None: there is none.
     """
 
     def __new__(cls, query: Encoder | None = None, *_: Any, **__: Any) -> Self:
@@ -94,6 +95,7 @@ class TriEncoder(Module):
         self.card = ""
         self.prompt: Prompt | None = None
         self.group: str | None = None
+        self.prefer: str | None = None
 
     def eval(self) -> Self:
         """See `torch.nn.Module.eval`; there is nothing to do without torch."""
@@ -133,15 +135,26 @@ class TriEncoder(Module):
         """Change settings that need no new fit, such as λ; vectors made before may no longer fit."""
         self.config = self.family.vary(self.encoders, self.config, changes)
 
-    def encode_queries(self, queries: Sequence[str], drafts: Sequence[str | None] | None = None) -> NDArray[np.float32]:
-        """E_x of questions, (B, D); `drafts` has a guess at the program of each, or None."""
-        return self.judge_queries(queries, drafts)[0]
+    def encode_queries(
+        self,
+        queries: Sequence[str],
+        drafts: Sequence[str | None] | None = None,
+        homes: Sequence[str] | None = None,
+    ) -> NDArray[np.float32]:
+        """E_x of questions, (B, D); `drafts` has a guess at the program of each, or None, `homes` its `Item.home`."""
+        return self.judge_queries(queries, drafts, homes)[0]
 
     def judge_queries(
-        self, queries: Sequence[str], drafts: Sequence[str | None] | None = None, *, judge: bool = False
+        self,
+        queries: Sequence[str],
+        drafts: Sequence[str | None] | None = None,
+        homes: Sequence[str] | None = None,
+        *,
+        judge: bool = False,
     ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
         """E_x of questions, (B, D), and with `judge` how relevant each is, (B,); see `Encoder.relevance`."""
-        features = self.query.featurize(readable(map(Item, queries)))
+        items = [Item(query, home=home) for query, home in zip(queries, homes or [""] * len(queries), strict=True)]
+        features = self.query.featurize(readable(items))
         relevance = self.query.relevance(features) if judge else np.ones(len(queries))
         if drafts is not None and any(draft is not None for draft in drafts):
             self.check_drafts()
@@ -301,7 +314,7 @@ class TriEncoder(Module):
             raise InputError(f"a policy of the {self.family.name} family isn't fitted: train it again with rcr-train")
         settings = self.config.model_dump(exclude={"family"}) if self.family.fits else {}
         model = TriEncoder.fitted(items, backbone=self.backbone, spec=self.spec, seed=seed, **settings)
-        model.card, model.prompt, model.group = self.card, self.prompt, self.group
+        model.card, model.prompt, model.group, model.prefer = self.card, self.prompt, self.group, self.prefer
         if isinstance(model.query, type(self.query)):
             model.query.keep_preferences(self.query)
         return model
@@ -340,6 +353,7 @@ class TriEncoder(Module):
                 "spec": self.spec.to_json(),
                 "prompt": None if self.prompt is None else self.prompt.model_dump(),
                 "group": self.group,
+                "prefer": self.prefer,
                 "fingerprint": self.fingerprint(),
                 "versions": library_versions(),
             }
@@ -404,7 +418,8 @@ class TriEncoder(Module):
             query, context, candidate = (kind.load(path / f"{part}_encoder", backbone) for part, kind in parts)
             model = cls(query, context, candidate, config, spec)
             model.prompt = None if meta.get("prompt") is None else Prompt.model_validate(meta["prompt"])
-            model.group = None if meta.get("group") is None else str(meta["group"])
+            for name in ("group", "prefer"):
+                setattr(model, name, None if meta.get(name) is None else str(meta[name]))
         if model.fingerprint() != meta["fingerprint"]:
             raise CheckpointError(
                 f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"

@@ -119,9 +119,12 @@ class ExamplePool:
             raise PoolError(f"{where}: {' and '.join(map(repr, self.source_keys))} are blank")
         return question
 
-    def items(self) -> list[Item]:
-        """(N,) what the encoders read of each example."""
-        return list(self._items)
+    def items(self, prefer: str | None = None) -> list[Item]:
+        """(N,) what the encoders read of each example; `prefer` names the field that is its `home`."""
+        if prefer is None:
+            return list(self._items)
+        homes = ("" if (value := example.get(prefer)) is None else str(value) for example in self.examples)
+        return [item._replace(home=home) for item, home in zip(self._items, homes, strict=True)]
 
     def text(self, example: Example) -> str:
         """An example as a prompt shows it: "Source: …", line break, "Target: …" (the paper's appendix D)."""
@@ -160,7 +163,7 @@ class ExamplePool:
             try:
                 texts = [[example[key] for example in examples] for key in (*self.source_keys, self.target_key)]
                 if all(map(_readable, texts)):
-                    return tuple(made(Item, *texts))
+                    return tuple(made(Item, *texts, [""] * len(examples)))
             except KeyError:
                 pass
         # One by one, which finds what is wrong.

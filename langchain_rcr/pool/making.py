@@ -133,6 +133,7 @@ class Constructors:
         language: str | None = None,
         source_key: str | Sequence[str] | None = None,
         target_key: str | None = None,
+        prefer: str | None = None,
         seed: int = 0,
         **options: Any,
     ) -> Self:
@@ -160,6 +161,9 @@ class Constructors:
                 programs less often than the other's; the first if there is no difference.
             target_key: the key of its program. None: "target", or the only other field, of those in `example_keys`
                 where there are more.
+            prefer: a field, such as `db_id`, of which examples that have the question's value are preferred. The
+                question's is a variable of `select_examples` and of chains, and `within` of `invoke` and `batch`;
+                where there is none, any example is as good. `group` allows no others.
             seed: of what is drawn at random.
             **options: fields of the class (`order`, `mask_same_program`, …); `ids`, `index` and `append` as in
                 `from_encoder`; all others go to `vectorstore_cls`.
@@ -182,12 +186,14 @@ class Constructors:
             raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, *_OPTIONS))}")
         spec = ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
         source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key, spec)
-        items = ExamplePool(examples, source_key=source_key, target_key=target_key).items()
+        items = ExamplePool(examples, source_key=source_key, target_key=target_key).items(prefer)
         fields_there = dict.fromkeys(chain.from_iterable(examples))
-        lacking = next((key for key in example_keys or () if key not in fields_there), None)
-        if items and lacking is not None:
-            raise InputError(f"example_keys: {unknown(lacking, map(str, fields_there))}")
+        for argument, keys in (("example_keys", example_keys or ()), ("prefer", [prefer] if prefer else ())):
+            lacking = next((key for key in keys if key not in fields_there), None)
+            if items and lacking is not None:
+                raise InputError(f"{argument}: {unknown(lacking, map(str, fields_there))}")
         encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=spec, seed=seed)
+        encoder.prefer = prefer
         return cls.from_encoder(encoder, examples, source_key=source_key, target_key=target_key, **given, **fields)
 
     @classmethod

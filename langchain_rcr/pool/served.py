@@ -141,7 +141,8 @@ class Served:
         wrong = next((one for one in drafts or () if one is not None and not isinstance(one, str)), None)
         if wrong is not None:
             raise InputError(f"a draft must be a program as a string, not {type(wrong).__name__}")
-        vectors, relevance = self.encoder.judge_queries(queries, drafts, judge=options.min_relevance > 0)
+        homes, judge = [options.home] * len(queries), options.min_relevance > 0
+        vectors, relevance = self.encoder.judge_queries(queries, drafts, homes, judge=judge)
         return vectors, relevance >= options.min_relevance
 
     async def _selection(

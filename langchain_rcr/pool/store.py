@@ -73,12 +73,12 @@ class ExampleStore:
         self.index.bind(self.fingerprint, encoder.dim)
         saved = None
         if folder is not None and (folder / VECTORS_FILE).is_file():
-            saved = load_vectors(folder / VECTORS_FILE, self.fingerprint, _signatures(pool))
+            saved = load_vectors(folder / VECTORS_FILE, self.fingerprint, _signatures(pool, encoder))
         fresh, gone = self._changes(pool, append)
         if fresh:
             new = pool.only(fresh, encoder.spec)
             if saved is None:
-                vectors = self.encoder.encode_pool(new.items())
+                vectors = self.encoder.encode_pool(new.items(encoder.prefer))
                 self.encoder.grow(new.items(), labels_only=True)
             else:
                 vectors, programs = saved
@@ -195,7 +195,7 @@ class ExampleStore:
         """
         with self._changing:
             pool, stale = self.schema.extended(examples, ids), self._stale
-            self.index.add(_rows(pool), self.encoder.encode_pool(pool.items()), replace=replace)
+            self.index.add(_rows(pool), self.encoder.encode_pool(pool.items(self.encoder.prefer)), replace=replace)
             self.encoder.grow(pool.items())
             self._say_unread(pool)
             if self.needs_refit:
@@ -246,7 +246,7 @@ class ExampleStore:
                 index = before.engine.emptied()
             old = {row.id: row for row in before.engine.rows()}
             pool = self.schema.extended([row.example for row in old.values()], [*old])
-            fresh = ExampleStore(before.encoder.refitted(pool.items(), seed=seed), pool, index)
+            fresh = ExampleStore(before.encoder.refitted(pool.items(before.encoder.prefer), seed=seed), pool, index)
             with self._changing:
                 new = {row.id: row for row in before.engine.rows()}
                 late = {one: row.example for one, row in new.items() if one not in old or row != old[one]}
@@ -278,7 +278,8 @@ class ExampleStore:
                 rows, vectors = now.engine.content()
                 pool = now.schema.extended([row.example for row in rows], [row.id for row in rows])
                 write_jsonl(path / POOL_FILE, pool, shown=folder)
-                save_vectors(path / VECTORS_FILE, now.fingerprint, _signatures(pool), vectors, pool.programs)
+                names = _signatures(pool, now.encoder)
+                save_vectors(path / VECTORS_FILE, now.fingerprint, names, vectors, pool.programs)
             seal(path)
 
 
@@ -296,9 +297,10 @@ def _rows(pool: ExamplePool) -> list[Row]:
     return list(made(Row, pool.ids, pool.examples, pool.programs.tolist()))
 
 
-def _signatures(pool: ExamplePool) -> list[tuple[str, ...]]:
+def _signatures(pool: ExamplePool, encoder: TriEncoder) -> list[tuple[str, ...]]:
     """Of each example its id and what the encoders read of it: what its vectors belong to."""
-    return [(example_id, *item) for example_id, item in zip(pool.ids, pool.items(), strict=True)]
+    items = pool.items(encoder.prefer)
+    return [(one, *item[:2], *filter(None, item[2:])) for one, item in zip(pool.ids, items, strict=True)]
 
 
 def _ids(ids: Sequence[str]) -> list[str]:

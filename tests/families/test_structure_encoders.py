@@ -25,7 +25,7 @@ from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.families.folds import Folds, text_hash
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.tokens import TokenBags
-from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
+from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, rarity, word_rows
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -166,6 +166,53 @@ def test_what_words_count_for_by_hand(monkeypatch):
     assert query.wording.grad.item() == pytest.approx(5)
     np.testing.assert_array_equal(query(features.select(np.array([2, 0]))).detach(), needs.detach()[[2, 0]])
     assert not query(replace(features, words=None))[:, -WORDS:].any()
+
+
+def test_homes_are_unit_vectors_of_negative_numbers():
+    rows = np.asarray(home_rows(["geo", "", "shop", "geo"]))
+    assert rows.shape == (4, HOMES)
+    assert not rows[1].any()
+    assert (rows[0] == rows[3]).all()
+    assert set(rows[[0, 2]].ravel().tolist()) == {0, -0.5}
+    products = rows @ rows.T
+    assert products.diagonal().tolist() == [1, 0, 1, 1]
+    many = np.asarray(home_rows([f"db_{n}" for n in range(200)]))
+    among = (many @ many.T)[~np.eye(200, dtype=bool)]
+    assert among.mean() == pytest.approx(4 / HOMES, abs=0.01)
+
+
+def test_what_a_home_counts_for_by_hand(tmp_path):
+    own = [Item(f"which {word}", f"f({word})", home) for word in "abcdefghijkl" for home in ("north", "south")]
+    plain = TriEncoder.build("structure", [item._replace(home="") for item in own], spec=SPEC)
+    assert (plain.query.homes, plain.dim) == (0, len(plain.query.inventory) + SPARE + WORDS)
+    model = TriEncoder.fitted(own, spec=SPEC, base=None, home=0.25)
+    assert model.dim == len(model.query.inventory) + SPARE + WORDS + HOMES
+    pool, asked = model.encode_pool(own), ["which c"] * 3
+    vectors = model.encode_queries(asked, homes=["south", "", "north"])
+    part = slice(-HOMES - WORDS, -WORDS)
+    needs, homes = vectors[:, : part.start], vectors[:, part]
+    assert not homes[1].any()
+    gains = np.asarray(pool.candidate)[:, part] @ homes.T
+    whole = 5 * np.linalg.norm(needs[0].clip(min=0))
+    assert gains[1::2, 0] == pytest.approx(np.full(12, 0.25 * whole), rel=1e-5)
+    assert gains[0::2, 2] == pytest.approx(np.full(12, 0.25 * whole), rel=1e-5)
+    assert set(np.asarray(pool.context)[:, part].ravel().tolist()) == {0, 0.5}
+    picks = greedy(vectors, pool, model.state(), 3).positions
+    assert [own[row[0]] for row in picks[[0, 2]]] == [Item("which c", "f(c)", home) for home in ("south", "north")]
+    # A pick covers its home by half, and what it leaves of the needs is the same with and without a home.
+    model.vary({"fade": None})
+    after = model.state().start(vectors).update(np.asarray(pool.context)[picks[:, 0]][[0, 0, 0]]).vector()
+    np.testing.assert_allclose(after[0, part], homes[0] / 2, rtol=1e-5)
+    np.testing.assert_array_equal(after[0, : part.start], after[1, : part.start])
+    model.prefer = "db"
+    model.save_pretrained(tmp_path)
+    again = TriEncoder.from_pretrained(tmp_path)
+    assert again.prefer == "db"
+    assert (again.encode_queries(asked, homes=["south", "", "north"]) == vectors).all()
+    again.vary({"home": 0.0})
+    assert (
+        greedy(again.encode_queries(asked, homes=["south"] * 3), pool, model.state(), 1).positions.tolist() == [[4]] * 3
+    )
 
 
 def test_an_example_s_own_question_word_for_word_is_picked_first():

@@ -112,6 +112,28 @@ def test_an_example_without_the_field_is_named() -> None:
 
 
 @pytest.mark.slow
+def test_a_run_whose_examples_are_preferred_by_their_database(tmp_path: Path) -> None:
+    for name, rows in (("train", ROWS), ("test", ROWS[::2])):
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    files = {part: tmp_path / f"{part}.jsonl" for part in ("train", "test")}
+    data = {"task": "files", **files, "dev_size": 4, "prefer": "db_id"}
+    model, sft = {"family": "structure", "base": None, "home": 1.0}, {"epochs": 0}
+    pipeline.run(settings(data=data, output=tmp_path / "demo", model=model, sft=sft))
+    question = ROWS[0]["source"]
+    retriever = SequentialCompositionalRetriever.from_pretrained(tmp_path / "demo", k=3)
+    for db in TABLES:
+        picks = retriever.select_examples({"source": question, "db_id": db})
+        assert picks[-1]["db_id"] == db  # the first pick is shown last
+    db_of = {
+        each.id: each.fields["db_id"]
+        for part in ("train", "test")
+        for each in getattr(read_split(tmp_path / "demo/data"), part)
+    }
+    for each in read_picks(tmp_path / "demo"):
+        assert db_of[each.selectors["rcr"].picks[0].id] == db_of[each.id]
+
+
+@pytest.mark.slow
 def test_a_run_compares_and_serves_within_each_database(run: Path) -> None:
     db_of = {
         example.id: example.fields["db_id"]

@@ -151,7 +151,7 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
         if value != getattr(config.model, name):
             raise ConfigError(f"sft.checkpoint = {start} has {name} {value}: set model.{name}: {value}")
     own = read_examples(folder / "pool.jsonl")[0]
-    found, wanted = (Counter(example.item for example in examples) for examples in (own, pool))
+    found, wanted = (Counter((example.source, example.target) for example in examples) for examples in (own, pool))
     if found != wanted:
         raise PoolError(
             f"sft.checkpoint = {start} has another pool: {(wanted - found).total()} of this run's {len(pool)} examples "
@@ -173,7 +173,7 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], co
     model.card = model_card(model.config, model.spec, name=config.name, datasets=datasets, k=config.evaluation.k)
     taught = config.grpo.enabled and config.llm.given
     model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None
-    model.group = config.data.group
+    model.group, model.prefer = config.data.group, config.data.prefer
     with atomic_directory(folder) as path:
         model.save_pretrained(path)
         write_examples(path / "pool.jsonl", pool)

@@ -53,6 +53,9 @@ class DataSettings(Section):
     group: str | None = None
     """Key or column, db_id say, by which questions pick: only examples with the same value, in training, in the
     comparison and where the policy is served. null: any example."""
+    prefer: str | None = None
+    """Key or column, db_id say, of which examples that have the question's value are preferred; how much it counts is
+    model.home, which the race may change. null: none."""
     dev_size: int | None = Field(None, ge=0)
     """Without dev examples, this many training queries are used for development instead. They stay in the pool; none
     retrieves itself. null: a fifth, at most 200."""

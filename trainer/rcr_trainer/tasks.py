@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.errors import PoolError
 from rcr_trainer.errors import ConfigError, DataError
@@ -102,6 +102,12 @@ def divide(config: Settings, split: Split) -> Task:
     """
     from langchain_rcr.programs import ProgramSpec
 
+    if key := config.data.prefer:
+        at_home: dict[str, Any] = {
+            part: [replace(each, home=str(each.fields.get(key) or "")) for each in getattr(split, part)]
+            for part in ("train", "dev", "test")
+        }
+        split = replace(split, **at_home)
     program = config.program.model_dump()
     spec = ProgramSpec(**program | {"language": split.meta.get(LANGUAGE, program["language"])})
     size = config.data.dev_size

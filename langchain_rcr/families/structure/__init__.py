@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder
     from langchain_rcr.programs import ProgramSpec
 
-FADE, LENGTH_PENALTY, WORDING = 4.0, 1.0, 0.05
-"""p, α and ω: chosen by language models' answers to held-out training questions (docs/results.md)."""
+FADE, LENGTH_PENALTY, WORDING, HOME = 4.0, 1.0, 0.05, 0.3
+"""p, α, ω and what a home counts: chosen by language models on held-out training questions (docs/results.md)."""
 LANDMARKS = 4000
 _GAP = 3
 """Words between two words of a question that still count as a pair."""
@@ -58,6 +58,12 @@ class StructureSettings(ModelSettings):
         description="Family structure: ω, what the words count for that an example's question shares with the one that "
         "is asked, all of them together, in units of a program that is just what is needed.",
     )
+    home: float = Field(
+        HOME,
+        ge=0,
+        description="Family structure: what it counts that an example is of the question's own database "
+        "(data.prefer), in the same units; 0: nothing.",
+    )
     landmarks: int = Field(
         LANDMARKS,
         ge=1,
@@ -87,6 +93,8 @@ class StructureFamily(Family):
         {"fade": 6.0},
         {"words": 0.02},
         {"words": 0.5},
+        {"home": 0.1},
+        {"home": 1.0},
         {"cost": 0.05},
         {"length_penalty": 0.5},
         {"label": 3.0},
@@ -108,12 +116,14 @@ class StructureFamily(Family):
         """See `Family.build`; nothing in it is random before `fit`."""
         from langchain_rcr.families.ngrams import NgramVocabulary
         from langchain_rcr.families.structure.inventory import Inventory
+        from langchain_rcr.families.structure.words import HOMES
         from langchain_rcr.programs import implied_values
 
         questions = NgramVocabulary.fit([Item(item.source) for item in items], settings.ngrams, gap=_GAP)
         if settings.implied:
             spec = replace(spec, implied=implied_values([(item.source, item.target) for item in items], spec))
-        inventory = Inventory.fit(spec, [item.target for item in items], settings.dim)
+        homes = HOMES if any(item.home for item in items) else 0
+        inventory = Inventory.fit(spec, [item.target for item in items], max(1, settings.dim - homes))
         if not any(spec.structures(item.target) for item in items):
             raise InputError(
                 f"none of {len(items)} programs parses as '{spec.language}': the structure family reads programs"
@@ -121,9 +131,18 @@ class StructureFamily(Family):
         need, _, program = self.kinds()
         covering = -settings.scale if settings.state == AdditiveState.name else 1.0
         return (
-            need(inventory, questions, backbone, scale=settings.scale, words=settings.words, most=settings.landmarks),
-            program(inventory, scale=covering, context=True),
-            program(inventory, length_penalty=settings.length_penalty),
+            need(
+                inventory,
+                questions,
+                backbone,
+                scale=settings.scale,
+                words=settings.words,
+                home=settings.home,
+                homes=homes,
+                most=settings.landmarks,
+            ),
+            program(inventory, scale=covering, context=True, homes=homes),
+            program(inventory, length_penalty=settings.length_penalty, homes=homes),
         )
 
     def fit(self, encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
@@ -146,7 +165,7 @@ class StructureFamily(Family):
         named = {name: value for name, value in changes.items() if name not in ("label", "cost")}
         changed: StructureSettings = super().vary(encoders, settings, named)
         candidate.length_penalty = changed.length_penalty
-        arrays = {"label": "by_size", "cost": "cost", "words": "wording"}
+        arrays = {"label": "by_size", "cost": "cost", "words": "wording"} | ({"home": "homing"} if query.homes else {})
         for name, array in arrays.items():
             if name in changes:
                 new = query.tensors()[array].copy()

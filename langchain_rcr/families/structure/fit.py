@@ -104,7 +104,7 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
         folds: those of the fit.
         ways: (N,) by which each is held out.
     """
-    features = encoder.featurize([Item(question.source) for question in questions])
+    features = encoder.featurize([question.asked for question in questions])
     landmark = encoder.landmark_of(questions)
     rows = np.flatnonzero(landmark >= 0)
     if not (len(rows) and encoder.tensors()["dual"].any()):  # not fitted: nothing is known of them

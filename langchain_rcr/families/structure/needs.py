@@ -33,7 +33,7 @@ from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, In
 from langchain_rcr.families.structure.kernel import Landmarks, Views
 from langchain_rcr.families.structure.shown import FULL_LENGTH, LEAST
 from langchain_rcr.families.structure.tokens import TokenBags
-from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
+from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, rarity, word_rows
 
 _UNFITTED = 1e-6
 """ε before fitting: a draft outweighs it."""
@@ -73,6 +73,7 @@ class Needs:
         shift: (N, S) what a draft adds to the log-odds of each structure.
         new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
         words: (N, WORDS) 1 in the columns of the question's words.
+        homes: (N, HOMES) see `home_rows`.
         vectors: (N, d) frozen vectors; d = 0: there are none.
     """
 
@@ -83,13 +84,14 @@ class Needs:
     new: NDArray[np.float32] | None = None
     words: NDArray[np.float32] | None = None
     vectors: NDArray[np.float32] | None = None
+    homes: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.likeness)
 
     def select(self, rows: NDArray[np.int64]) -> Needs:
         """The features of some rows, in that order."""
-        others = (self.raw, self.shift, self.new, self.words, self.vectors)
+        others = (self.raw, self.shift, self.new, self.words, self.vectors, self.homes)
         first = self.likeness[rows], self.local[rows]
         return Needs(*first, *(None if array is None else array[rows] for array in others))
 
@@ -116,6 +118,8 @@ class NumpyNeedEncoder(BaseEncoder):
         backbone: a frozen text encoder; None: n-grams alone.
         scale: a constant factor on the vectors.
         words: ω, what all words of a question together count for, in units of a program that is just what it needs.
+        home: what an example of the question's own home counts for, in the same units.
+        homes: whether there are columns of homes; how many they are, as an attribute.
         additions: examples that were added after training; None: there are none.
         most: landmarks that a fit may take.
     """
@@ -123,7 +127,8 @@ class NumpyNeedEncoder(BaseEncoder):
     batch_size = 128
     grown = ("additions", "added")
     arguments = ("scale",)
-    rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01, "wording": 0.05}
+    optional = ("homes",)
+    rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01, "wording": 0.05, "homing": 0.05}
     vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary, "additions": Additions}
     fitted = ("landmarks.", "added.", "token_bags.", "dual", "learnt", "speaks")
     facts = ("landmarks", "added", "token_bags", "learnt", "phrases", "speaks")
@@ -136,6 +141,7 @@ class NumpyNeedEncoder(BaseEncoder):
     power: Any
     cost: Any
     wording: Any
+    homing: Any
     rarity: Any
     _grown: _Grown | None
     _calibrated: NDArray[np.float32] | None
@@ -148,13 +154,16 @@ class NumpyNeedEncoder(BaseEncoder):
         *,
         scale: float = 1.0,
         words: float = 0.0,
+        home: float = 0.0,
+        homes: bool | int = False,
         additions: Additions | None = None,
         most: int = LANDMARKS,
     ) -> None:
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
         self.additions, self._grown, self._calibrated, self.most = additions, None, None, most
-        columns, self.dim = len(inventory), len(inventory) + SPARE + WORDS
+        columns, self.homes = len(inventory), HOMES if homes else 0
+        self.dim = columns + SPARE + self.homes + WORDS
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((0, width), dtype=np.float32)
         self.token_bags = TokenBags()
@@ -175,6 +184,7 @@ class NumpyNeedEncoder(BaseEncoder):
             "cost": np.log(_UNFITTED),  # ε
             "wording": np.log(max(words, LEAST)),  # ω
         }
+        first |= {"homing": np.log(max(home, LEAST))} if homes else {}
         for name, value in first.items():
             self.keep(name, np.asarray(value, dtype=np.float32), trained=True)
         self.keep("rarity", np.ones(WORDS, dtype=np.float32))
@@ -268,7 +278,8 @@ class NumpyNeedEncoder(BaseEncoder):
         own, others = self.tensors(), other.tensors()
         sizes = min(len(self.by_size), len(other.by_size))
         by_size = np.concatenate([others["by_size"][:sizes], own["by_size"][sizes:]])
-        self.put({name: others[name] for name in ("power", "cost", "wording")} | {"by_size": by_size})
+        numbers = {"power", "cost", "wording", "homing"} & own.keys() & others.keys()
+        self.put({name: others[name] for name in numbers} | {"by_size": by_size})
 
     def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
         """See `BaseEncoder.unseen`."""
@@ -282,19 +293,20 @@ class NumpyNeedEncoder(BaseEncoder):
         return np.array(hashes, dtype=np.int64).reshape(-1, 2)
 
     def featurize(self, items: Sequence[Item]) -> Needs:
-        """Likeness to the landmarks, what phrases say of the small structures, new labels, and the words."""
+        """Likeness to the landmarks, what phrases say of the small structures, new labels, the home, and the words."""
         views, questions = self.views(items), [item.source for item in items]
         local, words = self.local(views.bags), np.asarray(word_rows(questions))
+        homes = np.asarray(home_rows([item.home for item in items])) if self.homes else None
         grown = self._with_additions()
         if grown is None:
-            return Needs(self.landmarks.likeness(views), local, words=words, vectors=views.vectors)
+            return Needs(self.landmarks.likeness(views), local, words=words, vectors=views.vectors, homes=homes)
         joined, labels, _ = grown
         likeness = joined.likeness(views)
         predicted = likeness @ joined.dual + joined.mean
         raw, spare = predicted[:, :-SPARE], predicted[:, -SPARE:]
         new = None if labels is None else labels.likelihoods(questions, spare)
         near = likeness[:, : len(self.dual)]
-        return Needs(near, local, raw=raw, new=new, words=words, vectors=views.vectors)
+        return Needs(near, local, raw=raw, new=new, words=words, vectors=views.vectors, homes=homes)
 
     def relevance(self, features: Needs) -> NDArray[np.float64]:
         """See `BaseEncoder.relevance`: the share of training questions that, held out, are less like the nearest one.
@@ -331,6 +343,7 @@ class NumpyNeedEncoder(BaseEncoder):
             room = MOST - len(known)
             if room <= 0:
                 return
+            items = [item._replace(home="") for item in items]
             new = [item for item in items if self.inventory.spare(item.target)]
             new += [] if labels_only else self._unknown(items)
             new = [item for item in dict.fromkeys(new) if item not in known][:room]
@@ -427,7 +440,7 @@ class NumpyNeedEncoder(BaseEncoder):
         kept = self.tensors()
         sizes = enumerate(np.exp(kept["by_size"]).tolist(), start=1)
         weights = {f"structures of {size} ×" if size > 1 else "labels ×": w for size, w in sizes}
-        numbers = {"γ": "power", "ε": "cost", "ω": "wording"}
+        numbers = {"γ": "power", "ε": "cost", "ω": "wording"} | ({"home": "homing"} if self.homes else {})
         return {**{sign: float(np.exp(kept[name])) for sign, name in numbers.items()}, **weights}
 
     def valued(self, likely: Any) -> Any:
@@ -440,15 +453,17 @@ class NumpyNeedEncoder(BaseEncoder):
         return xp.clip(likely, LEAST, None) ** xp.exp(self.power) - xp.exp(self.cost) * (1 - likely)
 
     def forward(self, features: Needs) -> Any:
-        """(N, D): what the columns of the inventory are worth, the spare ones, and the words."""
+        """(N, D): what the columns of the inventory are worth, the spare ones, the home, and the words."""
         xp = self.xp
         needs = xp.concatenate([self.valued(self.likelihoods(features)), self._of_new(features)], 1)
-        if features.words is None:
-            return xp.concatenate([needs, self._none(features, WORDS)], 1)
-        rare = self.given(features.words) * self.rarity
         whole = FULL_LENGTH * norms(xp.clip(needs, 0, None))
-        words = xp.exp(self.wording) * whole * rare / xp.clip(rare.sum(1), LEAST, None)[:, None]
-        return xp.concatenate([needs, words], 1)
+        homes, words = self._none(features, self.homes), self._none(features, WORDS)
+        if features.homes is not None:
+            homes = xp.exp(self.homing) * whole * self.given(features.homes)
+        if features.words is not None:
+            rare = self.given(features.words) * self.rarity
+            words = xp.exp(self.wording) * whole * rare / xp.clip(rare.sum(1), LEAST, None)[:, None]
+        return xp.concatenate([needs, homes, words], 1)
 
     def _of_new(self, features: Needs) -> Any:
         """(N, SPARE) what new labels are worth: each the most that any label is."""

@@ -1,4 +1,4 @@
-"""What an example shows: the structures of its program, and the words of its question."""
+"""What an example shows: the structures of its program, its home, and the words of its question."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families.encoding import BaseEncoder
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
-from langchain_rcr.families.structure.words import WORDS, word_rows
+from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, word_rows
 
 FULL_LENGTH = 5.0
 """Norm of the structures of a program that counts fully, whatever the length penalty: the scale of the logits alone."""
@@ -23,35 +23,45 @@ LEAST = 1e-6
 class NumpyProgramEncoder(BaseEncoder):
     """E_c or E_z: which structures an example's program has, each times a trained weight that starts at 1.
 
-    E_c also has the words of its question. Picks don't cover them: E_z has none.
+    E_c also has its home, and the words of its question. A pick covers its home by half, and no words: E_z has none.
 
     Args:
         inventory: the structures.
         scale: a constant factor: 1, or below 0 for E_z of the additive state.
         context: whether it is E_z, whose weights stay between 0 and 1: nothing is covered by more than all.
         length_penalty: α ≥ 0: structures are divided by (their norm / 5)^α.
+        homes: whether there are columns of homes; how many they are, as an attribute.
     """
 
     arguments = ("scale", "context", "length_penalty")
+    optional = ("homes",)
     vocabularies: ClassVar = {"inventory": Inventory}
     weight: Any
 
     def __init__(
-        self, inventory: Inventory, *, scale: float = 1.0, context: bool = False, length_penalty: float = 0.0
+        self,
+        inventory: Inventory,
+        *,
+        scale: float = 1.0,
+        context: bool = False,
+        length_penalty: float = 0.0,
+        homes: bool | int = False,
     ) -> None:
         super().__init__()
         self.inventory, self.scale, self.context, self.length_penalty = inventory, scale, context, length_penalty
-        self.dim = len(inventory) + SPARE + WORDS
+        self.homes, self.structures = HOMES if homes else 0, len(inventory) + SPARE
+        self.dim = self.structures + self.homes + WORDS
         self.keep("weight", np.ones(len(inventory), dtype=np.float32), trained=True)
 
     def featurize(self, items: Sequence[Item]) -> SparseRows:
-        """(N, D) the share of each column's structures that a program has, of unseen ones labels alone; the words.
+        """(N, D) the share of each column's structures that a program has, of unseen ones labels alone; home, words.
 
         The same for E_c and E_z.
         """
-        return self.inventory.rows([item.target for item in items], spare=True).beside(
-            word_rows([item.source for item in items])
-        )
+        rows = self.inventory.rows([item.target for item in items], spare=True)
+        if self.homes:
+            rows = rows.beside(home_rows([item.home for item in items]))
+        return rows.beside(word_rows([item.source for item in items]))
 
     def forward(self, features: SparseRows) -> Any:
         """See `BaseEncoder.forward`."""
@@ -69,14 +79,16 @@ class NumpyProgramEncoder(BaseEncoder):
         """The column and the value of each structure that the items have."""
         shares = features.values
         if self.length_penalty:
-            structures, owner = features.columns < self.dim - WORDS, features.owner
+            structures, owner = features.columns < self.structures, features.owner
             norms = np.sqrt(np.bincount(owner, structures * shares**2, minlength=len(features)))
             by_length = (np.maximum(norms, LEAST) / FULL_LENGTH) ** -self.length_penalty
             shares = shares * np.where(structures, by_length.astype(np.float32)[owner], 1)
         columns, values = self.given(features.columns.astype(np.int64)), self.given(shares)
         weight = self.xp.clip(self.weight, 0, 1) if self.context else self.weight
-        weight = self.xp.concatenate([weight, self.given(np.ones(SPARE + WORDS, dtype=np.float32))])
-        return columns, self.scale * values * weight[columns]
+        weight = self.xp.concatenate([weight, self.given(np.ones(self.dim - len(weight), dtype=np.float32))])
+        shown = self.scale * values * weight[columns]
+        # What a question's home counts is below 0, so covering it is above 0, whatever the state.
+        return columns, self.xp.where(columns >= self.structures, self.xp.abs(shown), shown) if self.context else shown
 
     def reads(self) -> tuple[Any, ...]:
         """The inventory."""

@@ -1,7 +1,8 @@
-"""The words of questions as columns: an example shows words of the question that is asked, as it shows structures.
+"""Columns beside those of structures: the words of questions, and their homes (`Item.home`), such as databases.
 
-Each word has one of `WORDS` columns by its hash, so that words which come in after training have theirs, too. Covering
-the question's words is what Set-BSR does (Gupta, Gardner and Singh, 2023), there by their vectors.
+An example shows words of the question that is asked, as it shows structures. Each word has one of `WORDS` columns by
+its hash, so that words which come in after training have theirs, too. Covering the question's words is what Set-BSR
+does (Gupta, Gardner and Singh, 2023), there by their vectors. A home has some of `HOMES` columns, by its hash, too.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from langchain_rcr.families.ngrams import ngrams
 WORDS = 256
 """Columns. Picks with 512, or with one for each word, were nearly the same in trials."""
 
+HOMES = 64
+"""Columns of homes, where examples have any."""
+_MARKS = 4
+"""Columns of a home, with ±1/2 in each; two homes share a quarter of one on average."""
+
 
 def word_rows(questions: Sequence[str]) -> SparseRows:
     """(N, WORDS) 1 in the columns of each question's words."""
@@ -27,6 +33,22 @@ def word_rows(questions: Sequence[str]) -> SparseRows:
     starts = np.cumsum([0, *map(len, columns)]).astype(np.int32)
     flat = np.fromiter((column for row in columns for column in row), np.int32, count=starts[-1])
     return SparseRows(starts, flat, np.ones(len(flat), np.float32), WORDS)
+
+
+def home_rows(homes: Sequence[str]) -> SparseRows:
+    """(N, HOMES) a unit vector for each home; 0 where it is empty.
+
+    Of negative numbers, for questions and examples, so that no state takes a home for a need.
+    """
+    marks = [_marks(home) if home else () for home in homes]
+    starts = np.cumsum([0, *map(len, marks)]).astype(np.int32)
+    flat = np.fromiter((column for row in marks for column in row), np.int32, count=starts[-1])
+    return SparseRows(starts, flat, np.full(len(flat), -(_MARKS**-0.5), np.float32), HOMES)
+
+
+@lru_cache(maxsize=1 << 12)
+def _marks(home: str) -> tuple[int, ...]:
+    return tuple(sorted(sorted(range(HOMES), key=lambda column: text_hash(f"{column} {home}"))[:_MARKS]))
 
 
 def rarity(questions: Sequence[str]) -> NDArray[np.float32]:

@@ -29,11 +29,13 @@ class Example:
     """The rest of its row, such as `db_id`: JSON values by name, none called id, source or target."""
     group: str | None = field(default=None, compare=False)
     """The value of its field `data.group`: only examples of one group are picked for each other."""
+    home: str = field(default="", compare=False)
+    """The value of its field `data.prefer`; see `Item`."""
 
     @property
     def item(self) -> Item:
         """Question and program, as encoders and prompts take them."""
-        return Item(self.source, self.target)
+        return Item(self.source, self.target, self.home)
 
 
 @dataclass(slots=True)

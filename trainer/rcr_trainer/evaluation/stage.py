@@ -79,6 +79,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             mask_duplicates=evaluation.mask_duplicates,
             fitted=task.dev if evaluation.split == "dev" else (),
             held_out=held_out,
+            homes={query.source: query.home for query in queries},
         )
         for name, policy in policies.items()
     }
@@ -135,6 +136,7 @@ def policy_picks(
     mask_duplicates: bool,
     fitted: Sequence[Example] = (),
     held_out: HeldOut | None = None,
+    homes: Mapping[str, str] | None = None,
 ) -> PickFunction:
     """The policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
 
@@ -145,6 +147,7 @@ def policy_picks(
         mask_duplicates: whether it picks no program twice.
         fitted: queries that E_x may have been fitted to; it picks for them as if it had not.
         held_out: how they are held out.
+        homes: what each query is of (`Item.home`), by its question.
     """
     known: dict[str, Any] = {}
     if fitted and held_out is not None:
@@ -154,7 +157,7 @@ def policy_picks(
     groups = program_groups(spec, [example.target for example in pool]) if mask_duplicates else None
 
     def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
-        vectors = model.encode_queries(queries)
+        vectors = model.encode_queries(queries, homes=[(homes or {}).get(query, "") for query in queries])
         for row, query in enumerate(queries):
             vectors[row] = known.get(query, vectors[row])
         return greedy(vectors, index, model.state(), k, exclude=exclude, groups=groups).positions

@@ -69,7 +69,8 @@ def split_settings(split: str, data: Path, made: Path, seed: int = 0) -> dict[st
         databases = _unpacked(source / "database", made / "spider")
         folder = _made(made / split, lambda: spider_split(source, kind, databases))
         asked = {"prompt": {"name": "sql"}, "reward": {"database": str(databases)}}
-        return {"data": {"task": "files", "directory": str(folder)}, "program": {"language": "sql:sqlite"}, **asked}
+        where = {"task": "files", "directory": str(folder), "prefer": "db_id"}
+        return {"data": where, "program": {"language": "sql:sqlite"}, **asked}
     if split not in GEOQUERY:
         raise ConfigError(
             f"unknown split '{split}': {', '.join(GEOQUERY)}, covr-NUMBER, text2sql-NAME, spider-template_1 and so on; "

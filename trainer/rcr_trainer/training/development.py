@@ -7,7 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
-from langchain_rcr.basics.items import Item, readable
+from langchain_rcr.basics.items import readable
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.selection import greedy
@@ -49,7 +49,7 @@ class Development:
         """Computed when they are first needed: after a closed-form fit."""
         if self.are_training:
             return self.held_out.features(self.job.model, self.queries)
-        return self.job.model.query.featurize(readable(Item(query.source) for query in self.queries))
+        return self.job.model.query.featurize(readable(query.item.asked for query in self.queries))
 
     def picks(self, pool: PoolVectors, k: int, groups: IntArray | None = None) -> IntArray:
         """(Q, k) greedy picks, see `greedy_picks`."""

@@ -1,0 +1,66 @@
+"""Examples of the question's own database are preferred, not demanded."""
+
+import pytest
+
+from langchain_rcr import SequentialCompositionalRetriever
+from langchain_rcr.errors import InputError
+
+NOUNS = ("river", "city", "state", "lake", "road", "hill")
+EXAMPLES = [
+    {"question": question.format(noun), "sql": f"{sql} {noun}", "db_id": db}
+    for db in ("north", "south")
+    for noun in NOUNS
+    for question, sql in (("how many {}s are there", "SELECT COUNT(*) FROM"), ("name the {}s", "SELECT name FROM"))
+]
+ONLY_NORTH = {"question": "how many boats are there", "sql": "SELECT COUNT(*) FROM boat", "db_id": "north"}
+
+
+def fitted(**options):
+    keys = {"input_keys": ["question"], "target_key": "sql", "language": "sql"}
+    return SequentialCompositionalRetriever.from_examples(EXAMPLES, k=3, prefer="db_id", **keys, **options)
+
+
+def homes(picks):
+    return [pick["db_id"] for pick in picks]
+
+
+@pytest.fixture(scope="module")
+def retriever():
+    return fitted()
+
+
+def test_a_variable_says_which_database_is_the_question_s(retriever):
+    asked = {"question": "how many rivers are there"}
+    for db in ("north", "south"):
+        assert set(homes(retriever.select_examples({**asked, "db_id": db}))) == {db}
+        assert [pick.metadata["db_id"] for pick in retriever.invoke(asked["question"], within=db)] == [db] * 3
+        assert len(retriever.batch([asked["question"]] * 2, within=db)) == 2
+    assert retriever.select_examples({**asked, "db_id": None}) == retriever.select_examples(asked)
+    assert homes(retriever.select_examples({**asked, "db_id": "elsewhere"}))  # none of its own: all the same
+
+
+def test_others_are_picked_where_they_show_more(retriever):
+    store = fitted(k_min=1)
+    store.add_example(ONLY_NORTH)
+    picked = store.select_examples({"question": "how many boats are there", "db_id": "south"})
+    assert picked[-1] == ONLY_NORTH  # next to the question, first to be picked
+    assert "south" in homes(picked)
+
+
+def test_it_is_saved_and_outlives_a_refit(retriever, tmp_path):
+    retriever.save(tmp_path / "saved")
+    again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
+    asked = {"question": "name the hills", "db_id": "south"}
+    assert again.select_examples(asked) == retriever.select_examples(asked)
+    again.refit()
+    assert again.select_examples(asked) == retriever.select_examples(asked)
+    assert homes(again.select_examples(asked))[-1] == "south"
+
+
+def test_what_can_t_be_preferred_is_an_input_error(retriever):
+    with pytest.raises(InputError, match=r"prefer: .*db_idx"):
+        SequentialCompositionalRetriever.from_examples(
+            EXAMPLES, input_keys=["question"], prefer="db_idx", target_key="sql"
+        )
+    with pytest.raises(InputError, match=r"db_id.*list"):
+        retriever.invoke("name the hills", within=["north"])
