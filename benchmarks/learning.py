@@ -6,14 +6,20 @@ Many logs are drawn. On the second half of each, changes are judged as the comma
 search learns a change:
 
     python benchmarks/learning.py --out learning.json
+
+Does it find what truly earns more? A policy is served with a number that is far from the best, and what the command
+learns from one log is served in the next:
+
+    python benchmarks/learning.py --calibrated learning.json --served words=0.5 --climb 6 --out climb.json
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,6 +54,15 @@ class Traffic:
         self.sides = [structure_matrices(ProgramSpec("functional", max_size=size), *programs) for size in (1, 2)]
         self.policy.texts = [each.source for each in self.split.test]
         self.slopes = np.zeros(1 + 2 * len(self.sides))
+
+    def serve(self, variant: Mapping[str, Any]) -> None:
+        """From now on serve this variant of the policy."""
+        from rcr_trainer.learn import Policy
+
+        texts, retriever = self.policy.texts, self.policy.retriever
+        retriever.store.encoder.vary(variant)
+        self.policy = Policy(retriever, self.policy.seed)
+        self.policy.texts = texts
 
     def logged(self, asked: Any, picks: Any, log_probs: Any, outcomes: Any) -> Any:
         """As `rcr_trainer.learn.read` gives it."""
@@ -142,8 +157,8 @@ class Traffic:
         return np.mean(found, axis=0)
 
 
-def served(explore: float, size: int, questions: int, seed: int) -> Traffic:
-    """A policy fitted to COVR's split 110."""
+def served(explore: float, size: int, questions: int, seed: int, variant: Mapping[str, Any]) -> Traffic:
+    """A policy fitted to COVR's split 110, and varied."""
     from rcr_trainer.data import covr_split
     from rcr_trainer.learn import Policy
 
@@ -152,6 +167,7 @@ def served(explore: float, size: int, questions: int, seed: int) -> Traffic:
     split = covr_split("110", seed, size, questions)
     rows = [{"source": each.source, "target": each.target} for each in split.train]
     retriever = SequentialCompositionalRetriever.from_examples(rows, language="functional", k=K, explore=explore)
+    retriever.store.encoder.vary(variant)
     return Traffic(Policy(retriever, seed), split, explore)
 
 
@@ -168,6 +184,19 @@ def judged(traffic: Traffic, variants: Mapping[str, Mapping[str, Any]], logged: 
         gain = estimates.of(variant)[0]
         found[name] = [float(gain.mean()), *interval_of(gain[:, None], logged.asked[~first].tolist())[:, 0].tolist()]
     return found
+
+
+def climbed(traffic: Traffic, questions: int, logs: int, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
+    """What the command learns from each of some logs, one after the other, and what the policy truly earns then."""
+    from rcr_trainer.learn import choose
+
+    yield {"true": float(traffic.truth({}, rounds).mean())}
+    for number in range(logs):
+        change = choose(traffic.policy, traffic.log(questions, seed + number))
+        if change.low > 0:
+            traffic.serve(change.variant)
+        true = float(traffic.truth({}, rounds).mean())
+        yield {"variant": dict(change.variant), "interval": [change.low, change.high], "true": true}
 
 
 def markdown(results: Mapping[str, Any]) -> str:
@@ -188,8 +217,8 @@ def markdown(results: Mapping[str, Any]) -> str:
     return f"{table(head, rows)}\n\n{learnt}."
 
 
-def main() -> int:
-    """The command."""
+def arguments() -> argparse.Namespace:
+    """The command's."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--train", type=int, default=300, help="examples (default 300)")
     parser.add_argument("--distinct", type=int, default=400, help="different questions (default 400)")
@@ -199,9 +228,17 @@ def main() -> int:
     parser.add_argument("--explore", type=float, default=5.0, help="(default 5)")
     parser.add_argument("--rounds", type=int, default=5, help="ten draws of each question for what is true, each")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--calibrated", type=Path, help="an earlier --out, whose model of right answers is used again")
+    parser.add_argument("--served", default="", metavar="NAME=VALUE", help="a number of the policy that is served")
+    parser.add_argument("--climb", type=int, default=0, help="logs from which changes are learnt one after the other")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> int:
+    """The command."""
+    options = arguments()
     limit_threads(options.threads)
     logging.disable(logging.WARNING)
     import numpy as np
@@ -209,8 +246,22 @@ def main() -> int:
 
     from langchain_rcr.basics.files import write_json
 
-    traffic = served(options.explore, options.train, options.distinct, options.seed)
-    results: dict[str, Any] = {"parser": traffic.calibrate(options.seed), "slopes": traffic.slopes.tolist()}
+    name, _, value = options.served.partition("=")
+    variant = {name: float(value)} if name else {}
+    traffic = served(options.explore, options.train, options.distinct, options.seed, variant)
+    results: dict[str, Any] = {}
+    if options.calibrated:
+        traffic.slopes = np.array(json.loads(options.calibrated.read_text(encoding="utf-8"))["slopes"])
+    else:
+        results["parser"] = traffic.calibrate(options.seed)
+    results["slopes"] = traffic.slopes.tolist()
+    if options.climb:
+        results["climb"] = []
+        for step in climbed(traffic, options.questions, options.climb, options.rounds, options.seed):
+            results["climb"].append(step)
+            write_json(options.out, results)
+            print(step, flush=True)
+        return 0
     before, logged = traffic.truth({}, options.rounds), traffic.log(options.questions, options.seed)
     results |= {"before": float(before.mean()), "true": {}, "judged": [], "learnt": []}
     variants: dict[str, Mapping[str, Any]] = {}

@@ -17,7 +17,7 @@ from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
 from langchain_core.tools import BaseTool
 
-from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.chains.few_shot import asked_by, checked, prompt_keys
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.families.structure import LANDMARKS
@@ -191,12 +191,11 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         """
         pool = _tools(tools)
         taught = _evenly([_taught(number, pair) for number, pair in enumerate(pairs)], landmarks, seed)
-        # Of tools that no pair uses the encoder learns as it does of any example that is added.
-        used = {name for item in taught for name in json.loads(item.target)}
-        taught += [Item(tool["source"], tool["target"]) for tool in pool if tool["name"] in used]
+        described = [Item(tool["source"], tool["target"]) for tool in pool]
         encoder = TriEncoder.fitted(
-            taught, embeddings=embeddings, spec=SETS, seed=seed, landmarks=landmarks + len(pool)
+            [*taught, *described], embeddings=embeddings, spec=SETS, seed=seed, landmarks=landmarks + len(pool)
         )
+        encoder.query.describe(readable(described))
         ids = [tool["name"] for tool in pool]
         retriever = SequentialCompositionalRetriever.from_encoder(encoder, pool, ids=ids, k=k, **options)
         return cls(retriever, always_include=always_include, question=question)

@@ -22,7 +22,7 @@ from langchain_rcr.basics.extras import installed, require
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import OneOf, Section, contradiction
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.state import STATES
+from langchain_rcr.families.state import STATES, AdditiveState
 
 if TYPE_CHECKING:
     import numpy as np
@@ -181,6 +181,10 @@ class Family(ABC):
     def vary(self, encoders: Encoders, settings: Any, changes: Mapping[str, Any]) -> Any:
         """Change settings of a policy that need no new fit, such as λ: the encoders in place; returns new settings."""
         return self.settings(**{**settings.model_dump(), **changes})
+
+    def numbers(self, encoders: Encoders, settings: Any) -> dict[str, float]:
+        """The numbers above 0 that `vary` can change by a factor, as they are: λ, where the state is the paper's."""
+        return {"lam": settings.lam} if settings.state == AdditiveState.name and settings.lam > 0 else {}
 
     def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Features:
         """Features of training questions as if E_x had been fitted without those held out with each.

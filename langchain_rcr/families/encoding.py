@@ -189,6 +189,9 @@ class BaseEncoder(ABC):
             labels_only: those alone that have labels which training had not.
         """
 
+    def describe(self, items: Sequence[Item]) -> None:  # noqa: B027
+        """After a fit: the questions of these examples, which were fitted to, describe what is in their programs."""
+
     @property
     def stale(self) -> bool:
         """Whether so much has been taken in since the fit (`grow`) that another one is worth its time."""

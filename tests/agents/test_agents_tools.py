@@ -4,16 +4,18 @@ from collections.abc import Iterator
 from itertools import combinations, product
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
+import numpy as np
 import pytest
 from langchain.agents import create_agent
-from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.embeddings import DeterministicFakeEmbedding, Embeddings
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import StructuredTool
 from openai_server import OpenAIServer
 
-from langchain_rcr import ComposedToolSelector, InputError, SequentialCompositionalRetriever
+from langchain_rcr import ComposedToolSelector, InputError, Item, SequentialCompositionalRetriever
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)
 WANTS = {
@@ -121,6 +123,42 @@ def test_a_tool_that_no_pair_uses_is_known_by_its_description() -> None:
     selector.add_tools({"translate": "Translate a text, such as a menu, into english"})
     assert selector.retrieve_tools(request)[0] == "translate"
     assert {*selector.retrieve_tools(UNTOLD)} == {"find_flights", "book_hotel"}
+
+
+class Words(Embeddings):
+    """Texts by the words that they have."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        return [
+            [sum(crc32(word.encode()) % 64 == place for word in text.lower().split()) + 0.01 for place in range(64)]
+            for text in texts
+        ]
+
+    def embed_query(self, text: str) -> list[float]:
+        return self.embed_documents([text])[0]
+
+
+def test_an_unused_tool_among_used_ones_is_found_by_its_description(tmp_path: Path) -> None:
+    about = {**ABOUT, "translate": "turns a menu into english"}
+    selector = ComposedToolSelector.from_pairs(PAIRS, about, k=2, embeddings=Words())
+    request = "turns menu and fly to lima"
+    assert {*selector.retrieve_tools(request)} == {"find_flights", "translate"}
+    assert {*selector.retrieve_tools(UNTOLD)} == {"find_flights", "book_hotel"}
+    selector.retriever.save(tmp_path / "tools")
+    read = SequentialCompositionalRetriever.from_pretrained(tmp_path / "tools", embeddings=Words())
+    assert ComposedToolSelector(read).retrieve_tools(request) == selector.retrieve_tools(request)
+    # What finds it is the likeness of its description, in standard deviations over the requests.
+    query = selector.retriever.store.encoder.query
+    likely = query.likelihoods(query.featurize([Item(request)]))[0]
+    (column,) = (at for at, names in enumerate(query.inventory.columns) if "translate" in str(names))
+    (row,) = (row for row, described in query.described if described == column)
+    vectors = np.array(Words().embed_documents([request, *(pair[0] for pair in PAIRS)]))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    likeness = vectors @ query.landmarks.views.vectors[row]
+    told = 0.1 * (likeness[0] - likeness[1:].mean()) / likeness[1:].std()
+    query.describe([])
+    by_landmarks = query.raw(query.featurize([Item(request)]))[0, column].item()
+    assert likely[column].item() == pytest.approx(min(by_landmarks + told, 1), abs=1e-3)
 
 
 def test_of_many_pairs_each_set_is_learnt() -> None:

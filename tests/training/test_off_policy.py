@@ -139,6 +139,17 @@ def test_what_serving_draws_has_the_logged_probability(
         assert np.median(np.abs(log_probs - logged.log_probs)) < 1e-3
 
 
+def test_changes_are_steps_from_the_numbers_that_are_served(served: Path) -> None:
+    retriever = SequentialCompositionalRetriever.from_pretrained(served)
+    retriever.store.encoder.vary({"words": 0.4, "length_penalty": 1.5})
+    changes = learn.Policy(retriever).changes
+    assert [next(iter(change)) for change in changes[:4]] == ["fade", "fade", "length_penalty", "length_penalty"]
+    words = sorted(change["words"] for change in changes if "words" in change)
+    np.testing.assert_allclose(words, [0.02, *(0.4 * 2.0 ** np.array([-1, -0.5, -0.25, 0.25])), 0.5, 0.4 * 2**0.5, 0.8])
+    assert max(change["length_penalty"] for change in changes if "length_penalty" in change) <= 2
+    assert not any("order" in change for change in changes)
+
+
 def differing(programs: list[str]) -> float:
     """Answers are right where the picks begin differently: more fading makes them do so."""
     return 0.05 if len({program.split("(")[0] for program in programs}) == 1 else 0.95

@@ -1,9 +1,11 @@
 """`rcr-train learn`: a served policy is changed by what came of its picks, if the change is sure to earn more.
 
-The policy's variants are those of the race (`Family.changes`), and so is how one is chosen: by estimates on one half of
-the logged questions. On the other half, which chose nothing, the interval of its gain decides whether it is written.
+The policy's variants are steps from its numbers as they are (`Family.numbers`), and those of the race
+(`Family.changes`). One is chosen by estimates on one half of the logged questions. On the other half, which chose
+nothing, the interval of its gain decides whether it is written.
 
 A change more than a twentieth of whose picks could hardly have been drawn takes no part: the log doesn't tell of those.
+From a policy that is far from the best, large changes are of that kind: several logs lead there in small steps.
 """
 
 from __future__ import annotations
@@ -11,10 +13,12 @@ from __future__ import annotations
 import argparse
 import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import combinations, product
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +27,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.files import digest
 from langchain_rcr.basics.items import Item, readable
+from langchain_rcr.errors import InputError
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.pool.examples import ExamplePool
@@ -34,17 +39,22 @@ from rcr_trainer.console import show
 from rcr_trainer.data import read_examples
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS, interval_of
-from rcr_trainer.race import Variant, race
+from rcr_trainer.race import Variant
 from rcr_trainer.training.off_policy import FloatArray, described, gains, halves, predicted, walk, weights
 
 logger = logging.getLogger(__name__)
 
 REACHED = 0.95
 """The least share of a variant's picks that could be drawn, by weight: the mean of its clipped weights."""
+_STEPS = (2**0.25, 2**0.5, 2.0)
+"""Factors by which a number is changed, either way. From ω = 2, forty times the default, one in five of the picks of
+0.5 could be drawn at `explore` 5 on COVR, and three in four of those of 1."""
+_GLANCE, _HOPELESS = 500, 0.8
+"""Questions on which less than this share of a variant's picks could be drawn, so that no more are looked at."""
+_TOGETHER = 3
+"""Changes that are tried together."""
 _AGREES = 0.05
 """How far the log-probability of a question's picks may be from the logged one; beyond, something else drew them."""
-_ALL = 1 << 60
-"""Rewards that the race may ask for: they are at hand."""
 
 
 class Change(NamedTuple):
@@ -138,11 +148,15 @@ def command(given: argparse.Namespace) -> None:
 
 def told(change: Change) -> str:
     """A change in a line."""
-    what = ", ".join(f"{name} {value}" for name, value in change.variant.items()) or "none"
+    what = ", ".join(f"{name} {_short(value)}" for name, value in change.variant.items()) or "none"
     return (
         f"{what}: {change.before:.3f} → {change.before + change.gain:.3f}, {change.gain:+.3f} (95 % interval "
         f"{change.low:+.3f} to {change.high:+.3f}) on {change.questions} questions that didn't choose it"
     )
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 class Policy:
@@ -168,7 +182,18 @@ class Policy:
     @property
     def changes(self) -> list[Variant]:
         """The variants that picks can tell; the order of a prompt isn't logged."""
-        return [change for change in self.model.family.changes if "order" not in change]
+        model, found = self.model, list[Variant]()
+        for step, (name, value) in product(_STEPS, model.family.numbers(model.encoders, self._settings).items()):
+            found += [{name: value * step}, {name: value / step}]
+        found += [change for change in model.family.changes if "order" not in change]
+        return [*filter(self._is_valid, found)]
+
+    def _is_valid(self, variant: Variant) -> bool:
+        now = self._settings.model_dump()
+        with suppress(InputError):
+            self.model.family.settings(**{**now, **{name: value for name, value in variant.items() if name in now}})
+            return True
+        return False
 
     @contextmanager
     def varied(self, variant: Variant, logged: Logged) -> Iterator[tuple[NDArray[np.float32], PoolVectors]]:
@@ -221,6 +246,18 @@ class Estimates:
             self._kept[name] = gains(weight, self._logged.outcomes, expected, expected_new), float(weight.mean())
         return self._kept[name]
 
+    def low(self, variant: Variant) -> float:
+        """The mean of what a variant earns more less two standard errors, those of the questions' totals."""
+        gain = self.of(variant)[0]
+        totals = np.bincount(self._logged.asked, gain - gain.mean())
+        return float(gain.mean() - 2 * np.sqrt(totals @ totals) / len(gain))
+
+    def reaches(self, variant: Variant) -> bool:
+        """Whether enough of a variant's picks could be drawn."""
+        some = self._logged.only(np.arange(min(_GLANCE, len(self._logged.asked))))
+        log_probs, _ = self._policy.follow(variant, some, draws=False)
+        return weights(log_probs, some.log_probs).mean() >= _HOPELESS and self.of(variant)[1] >= REACHED
+
     @cached_property
     def _features(self) -> FloatArray:
         return self._policy.described(self._logged, self._logged.picks)
@@ -242,21 +279,28 @@ class Estimates:
 
 
 def choose(policy: Policy, logged: Logged) -> Change:
-    """The variant that wins the race on one half of the questions, judged on the other."""
+    """The variant that is surest to earn more by one half of the questions, judged on the other."""
     first = halves(logged.asked, policy.seed)
     choosing, judging = logged.only(first), logged.only(~first)
     estimates = Estimates(policy, choosing)
-    order = np.random.default_rng(policy.seed).permutation(len(choosing.asked))
 
-    def earned(variant: Variant, asked: slice) -> FloatArray:
-        more = estimates.of(variant)[0] if variant else 0.0
-        found: FloatArray = (choosing.outcomes + more)[order[asked]]
-        return found
+    def surest(variants: Iterable[Variant]) -> list[tuple[float, Variant]]:
+        """With the lower end of the interval of what each earns more, the surest first; those that can be told."""
+        told = [(estimates.low(variant), variant) for variant in variants if estimates.reaches(variant)]
+        return sorted(told, key=itemgetter(0), reverse=True)
 
-    won = race(policy.changes, earned, len(order), _ALL, lambda variant: estimates.of(variant)[1] >= REACHED)
-    if not won.variant:
+    alone = surest(policy.changes)
+    best = [variant for _, variant in alone][:_TOGETHER]
+    joined = (
+        {name: value for variant in some for name, value in variant.items()}
+        for size in range(2, len(best) + 1)
+        for some in combinations(best, size)
+        if len({name for variant in some for name in variant}) == size
+    )
+    found = max(alone[:1] + surest(joined), key=itemgetter(0), default=None)
+    if found is None:
         return Change({}, float(judging.outcomes.mean()), 0.0, 0.0, 0.0, len(judging.asked))
-    return judged(policy, won.variant, judging, choosing)
+    return judged(policy, found[1], judging, choosing)
 
 
 def judged(policy: Policy, variant: Variant, logged: Logged, others: Logged) -> Change:

@@ -165,13 +165,22 @@ class StructureFamily(Family):
         named = {name: value for name, value in changes.items() if name not in ("label", "cost")}
         changed: StructureSettings = super().vary(encoders, settings, named)
         candidate.length_penalty = changed.length_penalty
-        arrays = {"label": "by_size", "cost": "cost", "words": "wording"} | ({"home": "homing"} if query.homes else {})
-        for name, array in arrays.items():
+        for name, array in _logarithms(query).items():
             if name in changes:
                 new = query.tensors()[array].copy()
                 new.reshape(-1)[:1] = math.log(max(changes[name], LEAST))
                 query.put({array: new})
         return changed
+
+    def numbers(self, encoders: Any, settings: StructureSettings) -> dict[str, float]:
+        """See `Family.numbers`: with λ p, α and ω, and those of `vary`."""
+        from langchain_rcr.families.structure.shown import LEAST
+
+        query, kept = encoders[0], encoders[0].tensors()
+        learnt = {name: math.exp(kept[array].flat[0]) for name, array in _logarithms(query).items()}
+        named = {"fade": settings.fade or 0.0, "length_penalty": settings.length_penalty}
+        numbers = {**super().numbers(encoders, settings), **named, **learnt}
+        return {name: number for name, number in numbers.items() if number > 2 * LEAST}
 
     def held_out(
         self, encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]
@@ -180,3 +189,8 @@ class StructureFamily(Family):
         from langchain_rcr.families.structure.fit import held_out
 
         return held_out(encoder, questions, folds, ways)
+
+
+def _logarithms(query: Any) -> dict[str, str]:
+    """What `vary` calls arrays of E_x whose first number is the logarithm."""
+    return {"label": "by_size", "cost": "cost", "words": "wording"} | ({"home": "homing"} if query.homes else {})

@@ -13,6 +13,7 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Self, TypeAlias
@@ -51,6 +52,11 @@ NEIGHBOURS = 0.01
 """The share of training questions, the nearest, that are held out with one where `relevance` is calibrated. With none
 but those with its program, 5 % of thresholds refused 37 % of the test questions of COVR's split 110, whose structures
 are combined anew; with 0.01, 1 % there and none or 1 % on GeoQuery and scholar, and 95 to 100 % of other questions."""
+_ALL = 0.999
+"""The share of programs beyond which all have a structure, such as their root."""
+TOLD, TOLD_ALONE = 0.04, 0.1
+"""Likelihood that a structure gains by one standard deviation of a question's likeness to its description, and one
+that no other example has (docs/agents.md)."""
 STALE = 0.1
 """The share of added questions, of those that were fitted to, from which on a fit is worth its time. Set by hand."""
 _GROWING = RLock()
@@ -122,6 +128,7 @@ class NumpyNeedEncoder(BaseEncoder):
         homes: whether there are columns of homes; how many they are, as an attribute.
         additions: examples that were added after training; None: there are none.
         most: landmarks that a fit may take.
+        described: of each structure that a landmark describes that landmark's number and its column; see `describe`.
     """
 
     batch_size = 128
@@ -145,6 +152,7 @@ class NumpyNeedEncoder(BaseEncoder):
     rarity: Any
     _grown: _Grown | None
     _calibrated: NDArray[np.float32] | None
+    _usual: tuple[NDArray[np.float32], NDArray[np.float32]] | None
 
     def __init__(
         self,
@@ -158,8 +166,10 @@ class NumpyNeedEncoder(BaseEncoder):
         homes: bool | int = False,
         additions: Additions | None = None,
         most: int = LANDMARKS,
+        described: Sequence[Sequence[int]] = (),
     ) -> None:
         super().__init__()
+        self._describe(described)
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
         self.additions, self._grown, self._calibrated, self.most = additions, None, None, most
         columns, self.homes = len(inventory), HOMES if homes else 0
@@ -241,6 +251,8 @@ class NumpyNeedEncoder(BaseEncoder):
                 wrong = [name]
         if not wrong and not _within(self.phrases, -1, len(self.phrases)):
             wrong = ["phrases"]
+        if not all(0 <= row < count and 0 <= column < len(self.inventory) for row, column in self.described):
+            wrong = ["described"]
         if wrong:
             raise CheckpointError(f"{file} is damaged: {wrong[0]} doesn't fit the tensors beside it")
 
@@ -258,9 +270,40 @@ class NumpyNeedEncoder(BaseEncoder):
         self.learnt = self._names([*items, *others])
         dual = np.zeros((len(items), len(self.inventory)), dtype=np.float32)
         self.put({"dual": dual, "rarity": rarity([item.source for item in items])})
+        self._describe(())
         rest = self._unknown(self.additions.items) if self.additions else []
         self.additions, self._grown, self._calibrated = Additions(rest) if rest else None, None, None
         self.added = Landmarks(self.views(rest))
+
+    def _describe(self, pairs: Sequence[Sequence[int]]) -> None:
+        self.described, self._usual = [[int(row), int(column)] for row, column in pairs], None
+        if pairs:
+            self.arguments = (*type(self).arguments, "described")
+
+    def describe(self, items: Sequence[Item]) -> None:
+        """See `BaseEncoder.describe`; the likeness of questions to descriptions adds to what the landmarks predict."""
+        usual = self.tensors()["mean"] > _ALL
+        read, rows = self.inventory.rows([item.target for item in items]), self.landmark_of(items).tolist()
+        parts = [read.columns[start:end] for start, end in pairwise(read.starts.tolist())]
+        columns = [of[~usual[of]].tolist() for of in parts]
+        self._describe([[row, of[0]] for row, of in zip(rows, columns, strict=True) if row >= 0 and len(of) == 1])
+
+    def _told(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+        """(N, columns) what descriptions add to the likelihoods of columns, by the frozen vectors (N, d) of questions.
+
+        Likeness counts by its distribution over the landmarks: some descriptions are like every question.
+        """
+        out = np.zeros((len(vectors), len(self.inventory)), dtype=np.float32)
+        if self.described and vectors.shape[1]:
+            every, (rows, columns) = self.landmarks.views.vectors, np.array(self.described).T
+            if self._usual is None:
+                others = np.delete(every, rows, axis=0) @ every[rows].T
+                alone = self.tensors()["mean"][columns] * len(every) < 1.5
+                weight = np.where(alone, TOLD_ALONE, TOLD) / np.maximum(others.std(axis=0), LEAST)
+                self._usual = others.mean(axis=0), weight.astype(np.float32)
+            mean, weight = self._usual
+            out[:, columns] = (vectors @ every[rows].T - mean) * weight
+        return out
 
     def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N,): which landmark each example is, by its question and its program; -1: none."""
@@ -299,11 +342,15 @@ class NumpyNeedEncoder(BaseEncoder):
         homes = np.asarray(home_rows([item.home for item in items])) if self.homes else None
         grown = self._with_additions()
         if grown is None:
-            return Needs(self.landmarks.likeness(views), local, words=words, vectors=views.vectors, homes=homes)
+            likeness, raw = self.landmarks.likeness(views), None
+            if self.described:
+                kept = self.tensors()
+                raw = likeness @ kept["dual"] + kept["mean"] + self._told(views.vectors)
+            return Needs(likeness, local, raw=raw, words=words, vectors=views.vectors, homes=homes)
         joined, labels, _ = grown
         likeness = joined.likeness(views)
         predicted = likeness @ joined.dual + joined.mean
-        raw, spare = predicted[:, :-SPARE], predicted[:, -SPARE:]
+        raw, spare = predicted[:, :-SPARE] + self._told(views.vectors), predicted[:, -SPARE:]
         new = None if labels is None else labels.likelihoods(questions, spare)
         near = likeness[:, : len(self.dual)]
         return Needs(near, local, raw=raw, new=new, words=words, vectors=views.vectors, homes=homes)
