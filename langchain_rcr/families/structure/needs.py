@@ -277,8 +277,10 @@ class NumpyNeedEncoder(BaseEncoder):
 
     def _describe(self, pairs: Sequence[Sequence[int]]) -> None:
         self.described, self._usual = [[int(row), int(column)] for row, column in pairs], None
-        if pairs:
-            self.arguments = (*type(self).arguments, "described")
+
+    def settings(self) -> dict[str, Any]:
+        """See `BaseEncoder.settings`."""
+        return super().settings() | ({"described": self.described} if self.described else {})
 
     def describe(self, items: Sequence[Item]) -> None:
         """See `BaseEncoder.describe`; the likeness of questions to descriptions adds to what the landmarks predict."""
