@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 from langchain_rcr.programs.languages import About
@@ -57,31 +58,21 @@ class JsonParser:
 def tool_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
     """Return the name and the arguments of each call of a program that is one, or a list of them; else nothing."""
     try:
-        value = _read(text)
-        found = [
-            _call(one) if isinstance(one, dict) else None for one in (value if isinstance(value, list) else [value])
-        ]
-        calls = [(call[0], _plain(call[1] or {})) for call in found if call is not None]
+        value = _plain(text)
+        found = value if isinstance(value, list) else [value]
+        calls = [call for one in found if isinstance(one, dict) and (call := _call(one, _plain)) is not None]
     except (ValueError, RecursionError):
         return []
-    is_all = len(calls) == len(found) and all(isinstance(arguments, dict) for _, arguments in calls)
-    return calls if is_all else []
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, _Number):
-        return json.loads(value.text)
-    if isinstance(value, dict):
-        return {key: _plain(below) for key, below in value.items()}
-    return [_plain(below) for below in value] if isinstance(value, list) else value
-
-
-def _read(text: str) -> Any:
-    return json.loads(text, parse_int=_Number, parse_float=_Number, parse_constant=_reject)
+    is_all = len(calls) == len(found) and all(isinstance(arguments or {}, dict) for _, arguments, _ in calls)
+    return [(name, arguments or {}) for name, arguments, _ in calls] if is_all else []
 
 
 def _reject(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not JSON")
+
+
+_plain = partial(json.loads, parse_constant=_reject)
+_read = partial(_plain, parse_int=_Number, parse_float=_Number)
 
 
 def _expand(value: Any) -> tuple[str, Sequence[Any]]:
@@ -106,7 +97,7 @@ def _keys(value: dict[str, Any]) -> list[_Key]:
     return [_Key(key, value[key]) for key in sorted(value)]
 
 
-def _call(value: dict[str, Any]) -> tuple[str, Any, list[_Key]] | None:
+def _call(value: dict[str, Any], read: Callable[[str], Any] = _read) -> tuple[str, Any, list[_Key]] | None:
     """A call's name, its arguments and what stands beside them; None for what is no call."""
     beside: list[_Key] = []
     if isinstance(value.get("function"), dict):
@@ -114,7 +105,7 @@ def _call(value: dict[str, Any]) -> tuple[str, Any, list[_Key]] | None:
     for name, key in _FORMS:
         if isinstance(value.get(name), str) and key in value:
             beside += _beside(value, name, key)
-            arguments = _arguments(value[key])
+            arguments = _arguments(value[key], read)
             is_sure = name != "name" or (key in ("arguments", "args") and isinstance(arguments, dict | None))
             return (value[name], arguments, beside) if is_sure or not beside else None
     return None
@@ -124,10 +115,10 @@ def _beside(value: dict[str, Any], *taken: str) -> list[_Key]:
     return _keys({key: value[key] for key in value.keys() - _BESIDE - {*taken}})
 
 
-def _arguments(value: Any) -> Any:
+def _arguments(value: Any, read: Callable[[str], Any]) -> Any:
     if isinstance(value, str):
         try:
-            decoded = _read(value)
+            decoded = read(value)
         except (ValueError, RecursionError):
             return value
         if isinstance(decoded, dict):
