@@ -13,7 +13,8 @@ Probabilities are of the gold program and the line break behind it, from servers
 
 A prompt is asked once: answers and probabilities are kept in runs/answers/answers.sqlite, the file of results is
 written after each cell, and a benchmark that was interrupted goes on where it stopped. The file maps data set → model →
-row → what each question got; tables go to standard output. Intervals are 95 %, by program, not by question.
+row → what each question got; tables go to standard output. Intervals are 95 %, by program, or by database where there
+are many, not by question.
 """
 
 from __future__ import annotations
@@ -241,9 +242,11 @@ def markdown(results: Mapping[str, Any], ours: str) -> str:
     for name, models in results.items():
         for model, found in models.items():
             rows, programs = found["rows"], found["programs"]
+            clusters = found.get("databases", programs)
             taken = [each for each in MEASURES if any(values_of(cell, each) is not None for cell in rows.values())]
             head = [column for measure in taken for column in (MEASURES[measure][0], f"{ours} more")]
-            title = f"**{name}, {model}** ({len(programs)} questions, {len(set(programs))} programs)"
+            within = f", {len(set(clusters))} databases" if "databases" in found else ""
+            title = f"**{name}, {model}** ({len(programs)} questions, {len(set(programs))} programs{within})"
             lines = []
             for row, cell in rows.items():
                 cells = []
@@ -258,7 +261,7 @@ def markdown(results: Mapping[str, Any], ours: str) -> str:
                         continue
                     both = ~np.isnan(values) & ~np.isnan(own)
                     difference = (own - values)[both, None]
-                    ends = interval_of(difference, [p for p, kept in zip(programs, both, strict=True) if kept])
+                    ends = interval_of(difference, [each for each, kept in zip(clusters, both, strict=True) if kept])
                     cells.append(gap_text(difference.mean(), tuple(ends[:, 0])))
                 lines.append([row, *cells])
             blocks.append(f"{title}\n\n{table(['', *head], lines)}")
@@ -335,6 +338,8 @@ def main() -> int:
                 programs = [str(task.spec.key(each.target)) for each in asked]
                 if cells.get("programs") != programs:  # other questions than those of the file
                     cells.update(programs=programs, rows={})
+                if asked and asked[0].home:
+                    cells["databases"] = [each.home for each in asked]
                 with open_language_model(config, task) as llm:
                     for row in arguments.rows:
                         shown[row] = shown[row] if row in shown else picker(row, asked)

@@ -175,10 +175,13 @@ def test_a_model_that_is_no_name_with_a_place_is_an_error(answers, monkeypatch, 
     assert f"--model {model}: NAME=http://HOST:PORT/v1" in capsys.readouterr().err
 
 
-def test_intervals_are_by_program(answers):
+@pytest.mark.parametrize("by", ["programs", "databases"])
+def test_intervals_are_by_program_or_by_database(answers, by):
     """All questions of one program are drawn together, so a difference that one program makes is in doubt."""
-    many = {"programs": ["a"] * 30 + ["b"], "rows": {"rcr": {"exact": [1] * 31}, "bm25": {"exact": [0] * 30 + [1]}}}
+    rows = {"rcr": {"exact": [1] * 31}, "bm25": {"exact": [0] * 30 + [1]}}
+    many = {"programs": [str(n) for n in range(31)], "rows": rows} | {by: ["a"] * 30 + ["b"]}
     table = answers.markdown({"one": {"m": many}}, "rcr")
+    assert ("2 databases" in table) == (by == "databases")
     low = float(table.split("| bm25 |")[1].split("(")[1].split(" ")[0])
     assert low == 0
     assert np.mean([1] * 30 + [0]) > 0.9
