@@ -30,7 +30,14 @@ from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import SecretStr
 from rcr_trainer.rewards import execution
 
-from langchain_rcr import InputError, RCRError, SequentialCompositionalRetriever, open_database, text_to_sql_chain
+from langchain_rcr import (
+    InputError,
+    RCRError,
+    SequentialCompositionalRetriever,
+    open_database,
+    schema_text,
+    text_to_sql_chain,
+)
 from langchain_rcr.families.backbone import TransformerBackbone
 from langchain_rcr.programs import ProgramSpec
 
@@ -84,6 +91,8 @@ WHICH: dict[str, tuple[str, str, Sequence[Any]]] = {
     "cheap": ("below the average price", "books.price < (SELECT AVG(books.price) FROM books)", ("",)),
 }
 Pair = dict[str, str]
+AT_ONCE, CHARACTERS_A_TOKEN = 8, 4
+"""Questions that are asked at a time; and about how long a token is."""
 
 
 def make_pairs(train: int, test: int, seed: int = 0) -> tuple[list[Pair], list[Pair]]:
@@ -179,11 +188,6 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"written: train.jsonl ({len(train)} pairs), test.jsonl ({len(test)}), {arguments.database}")
         return
     model = None if arguments.llm is None else asked(arguments)
-    if model is not None:
-        most = 2 * len(test)
-        print(
-            f"{arguments.llm} will be called {most} times, a question and selector each, or {2 * most} with all repairs"
-        )
     dialect = "postgres" if "://" in arguments.database else "sqlite"
     spec = ProgramSpec(f"sql:{dialect}")
     database = open_database(arguments.database)
@@ -197,15 +201,24 @@ def run(arguments: argparse.Namespace) -> None:
             train, k=4, input_keys=["question"], target_key="sql", language=spec.language
         ),
     }
-    compare(selectors, test, ProgramSpec(spec.language, max_size=2))
+    shown = compare(selectors, test, ProgramSpec(spec.language, max_size=2))
     if model is None:
         return
+    calls = len(selectors) * len(test)
+    characters = shown + calls * len(schema_text(arguments.database))
+    print(
+        f"\n{arguments.llm} will be called {calls} times, a question and selector each, and read some "
+        f"{characters // CHARACTERS_A_TOKEN:,} tokens; twice that with all repairs"
+    )
     print(f"\nExecution accuracy of {arguments.llm}:")
     for name, selector in selectors.items():
         chain = text_to_sql_chain(
             model, selector, arguments.database, repairs=1, source_key="question", target_key="sql"
         )
-        answers = chain.batch([pair["question"] for pair in test], {"max_concurrency": 8})
+        answers = []
+        for start in range(0, len(test), AT_ONCE):
+            answers += chain.batch([pair["question"] for pair in test[start : start + AT_ONCE]])
+            print(f"{name}: {len(answers)} of {len(test)} answered", file=sys.stderr)
         right = accuracy(answers, test, database, spec)
         repaired = sum(answer.ok and len(answer.answers) > 1 for answer in answers)
         broken = sum(not answer.ok for answer in answers)
@@ -225,8 +238,12 @@ def asked(arguments: argparse.Namespace) -> BaseChatModel:
     )
 
 
-def compare(selectors: dict[str, BaseExampleSelector], pairs: Sequence[Pair], spec: ProgramSpec) -> None:
-    """How often picks show every part of the right SQL, and the question for which ours show most that theirs don't."""
+def compare(selectors: dict[str, BaseExampleSelector], pairs: Sequence[Pair], spec: ProgramSpec) -> int:
+    """How often picks show every part of the right SQL, and the question for which ours show most that theirs don't.
+
+    Returns:
+        The characters of all picks and questions.
+    """
     picks = {
         name: [selector.select_examples({"question": pair["question"]}) for pair in pairs]
         for name, selector in selectors.items()
@@ -247,6 +264,10 @@ def compare(selectors: dict[str, BaseExampleSelector], pairs: Sequence[Pair], sp
     for name, rows in picks.items():
         print(f"\n  picked by {name}; {len(missing[name][place])} parts are missing:")
         print("".join(f"    {pick['question']}\n" for pick in rows[place]), end="")
+    asked_once = sum(len(pair["question"]) for pair in pairs)
+    return len(selectors) * asked_once + sum(
+        len(pick["question"]) + len(pick["sql"]) for rows in picks.values() for own in rows for pick in own
+    )
 
 
 class MiniLM(Embeddings):

@@ -12,6 +12,7 @@ import pytest
 from langchain_core.example_selectors import LengthBasedExampleSelector
 from langchain_core.language_models import FakeListChatModel, FakeListLLM
 from langchain_core.prompts import PromptTemplate
+from openai_server import OpenAIServer
 from places import ROOT
 from toys import lexical
 
@@ -294,6 +295,32 @@ def test_the_example_says_in_a_line_that_a_key_is_missing(
     assert capsys.readouterr().out == ""
     given = argparse.Namespace(llm="m", base_url="http://127.0.0.1:9/v1")
     assert example["asked"](given).model_name == "m"
+
+
+@pytest.mark.slow
+def test_the_example_says_what_it_will_cost_before_it_asks(
+    example, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    said = []
+
+    def answer(prompt: str) -> str:
+        said.append(capsys.readouterr())
+        return "SELECT COUNT(*) FROM books"
+
+    with OpenAIServer(answer) as server:
+        words = ["text_to_sql.py", "--llm", "m", "--base-url", server.base_url, "--train", "30", "--test", "9"]
+        monkeypatch.setattr("sys.argv", words)
+        example["main"]()
+    found = re.search(r"m will be called (\d+) times.*and read some ([\d,]+) tokens", said[0].out)
+    assert found is not None
+    assert int(found[1]) == len(server.requests) == 18
+    read = sum(len(str(message["content"])) for each in server.requests for message in each.body["messages"])
+    assert int(found[2].replace(",", "")) == pytest.approx(read / 4, rel=0.3)
+    progress = "".join(each.err for each in [*said, capsys.readouterr()])
+    assert [f"{name}: {n} of 9 answered" in progress for name in ("LangChain's selector", "ours") for n in (8, 9)] == [
+        True
+    ] * 4
 
 
 @pytest.mark.slow
