@@ -45,9 +45,9 @@ def by_number(sides: Mapping[str, Mapping[str, float]], pattern: str) -> tuple[l
 
 def figure(results: Results, fits: Sequence[Mapping[str, float]]) -> Any:
     """Six panels: a question by pool size, by k, in batches; memory, adding, fitting."""
-    from rcr_trainer.evaluation.plot import new_figure, tidy
+    from matplotlib.figure import Figure
 
-    drawn = new_figure(10, 6.2)
+    drawn = Figure(figsize=(10, 6.2), dpi=200, layout="constrained")
     panels = iter(drawn.subplots(2, 3).flat)
 
     def panel(title: str, x: str, y: str) -> Callable[..., None]:
@@ -58,7 +58,9 @@ def figure(results: Results, fits: Sequence[Mapping[str, float]]) -> Any:
         axes.tick_params(labelsize=8)
         axes.set_xscale("log")
         axes.set_yscale("log")
-        tidy(axes)
+        axes.grid(axis="y", color="black", alpha=0.15, linewidth=0.8)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
 
         def line(points: tuple[Sequence[float], Sequence[float]], name: str, of: str, **style: Any) -> None:
             colour, marker = (OURS | PEERS)[of]
@@ -103,15 +105,13 @@ def figure(results: Results, fits: Sequence[Mapping[str, float]]) -> Any:
 
 def main() -> None:
     """The command."""
-    from rcr_trainer.evaluation.plot import write_png
-
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--serving", type=Path, nargs="+", required=True, help="what serving.py wrote; several files")
     parser.add_argument("--fit", type=Path, required=True, help="what fit.py wrote")
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
     options = parser.parse_args()
     results = {size: of for file in options.serving for size, of in json.loads(file.read_text())["results"].items()}
-    write_png(figure(results, [*json.loads(options.fit.read_text())["results"].values()]), options.out)
+    figure(results, [*json.loads(options.fit.read_text())["results"].values()]).savefig(options.out)
 
 
 if __name__ == "__main__":

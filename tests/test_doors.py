@@ -323,7 +323,7 @@ KNOWN = {
         for name in ("epr", "se2", "se2_tri", "ceil", "iterr", "llm_r")
     ),
     # A kind of selector, whatever its name:
-    *((f"rcr_trainer/evaluation/{file}.py", "oracle") for file in ("harness", "plot", "report", "table")),
+    *((f"rcr_trainer/evaluation/{file}.py", "oracle") for file in ("harness", "report", "table")),
 }
 """File and name: who may know it all the same."""
 
