@@ -81,6 +81,6 @@ def settings_page() -> str:
             text += ["", f"## {section or 'The run'}", "", section_title(section), ""]
             text += ["| setting | default | what it sets |", "|---|---|---|"]
         default = "by family" if setting.families else f"`{plain(setting.default)}`"
-        about = setting.comment.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
+        about = setting.description.replace("|", "\\|").replace("<", "&lt;").replace("*", "\\*")
         text.append(f"| `{setting.path}` | {default} | {about} |")
     return "\n".join(text)

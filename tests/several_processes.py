@@ -20,7 +20,7 @@ from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training import state as training_state
-from rcr_trainer.training.processes import ProcessError, Processes, join
+from rcr_trainer.training.processes import Processes, join
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
 from training import train_grpo, train_sft
@@ -142,7 +142,7 @@ def start(arguments, *, count=2, cwd=None, environ=None):
     ]
 
 
-def end(processes, timeout=100):
+def end(processes, timeout=300):
     """Wait for them; returns (exit code, stdout, stderr) of each."""
     ended = [process.end(timeout) for process in processes]
     return [(done.returncode, done.stdout, done.stderr) for done in ended]
@@ -190,31 +190,6 @@ def check_gradients(processes):
         assert torch.equal(torch.zeros(count, 2) if table.grad is None else table.grad, expected)
 
 
-def check_errors(processes):
-    """What ends a block in one process, and what the other then raises at its next exchange."""
-    for error, here in (
-        (ConfigError("no such thing"), ProcessError),
-        (KeyboardInterrupt(), KeyboardInterrupt),
-        (ZeroDivisionError("a bug"), RuntimeError),
-    ):
-        raised = None
-        try:
-            with processes.together():
-                if processes.rank:
-                    raise error
-                processes.wait()
-                raise AssertionError
-        except BaseException as caught:
-            raised = caught
-        assert (raised is error) if processes.rank else (type(raised) is here), raised
-        if isinstance(raised, ProcessError):
-            assert str(raised) == "process 1: no such thing"
-        if not processes.rank and isinstance(error, ZeroDivisionError):
-            assert "process 1 failed:\nTraceback" in str(raised)
-            assert "a bug" in str(raised)
-        processes._stopped = False  # these processes go on, as no others would
-
-
 def check_fitted_policy(processes):
     """What was fitted in closed form, buffers too, is the first process's, whatever the others have fitted."""
     items = [Item(e.source, e.target) for e in SPLIT.train]
@@ -246,7 +221,6 @@ def main(folder, *names):
     with join() as processes:
         check_exchanges(processes)
         check_gradients(processes)
-        check_errors(processes)
         check_fitted_policy(processes)
         check_cache(processes, folder)
         for name in [*names, *(f"{name} resumed" for name in RESUMED)]:

@@ -278,8 +278,8 @@ def test_a_right_door_is_open(tmp_path: Path, file: str, line: str) -> None:
 
 def test_a_circle_on_one_level_is_found(tmp_path: Path) -> None:
     files = {
-        "rcr_trainer/data/a.py": "from rcr_trainer.training.stage import StageSettings",
-        "rcr_trainer/training/stage.py": "import rcr_trainer.runs.folder",
+        "rcr_trainer/data/a.py": "from rcr_trainer.training.registry import StageSettings",
+        "rcr_trainer/training/registry.py": "import rcr_trainer.runs.folder",
         "rcr_trainer/runs/folder.py": "from rcr_trainer.data import Example",
     }
     assert len(offences(_built(tmp_path, files))) == 3

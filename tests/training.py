@@ -19,8 +19,8 @@ def train_grpo(
 ) -> Result:
     """`race.run` and `grpo.train`; the options are those of `Job`."""
     reward = reward if isinstance(reward, Reward) else Reward.of(reward)
-    job, own = Job(model, pool, queries, dev, spec, **options), config.exclude_own_program
-    environment = Environment(job, reward, llm, k=config.k, exclude_own_program=own)
+    job = Job(model, pool, queries, dev, spec, **options)
+    environment = Environment(job, reward, llm, config)
     race.run(job, environment, config)
     return grpo.train(job, environment, config)
 

@@ -184,7 +184,7 @@ def test_without_a_corpus_the_download_is_announced(capsys, here, monkeypatch):
     def offline(destination):
         raise DataError("can't download: no network")
 
-    monkeypatch.setattr("rcr_trainer.data.download_geoquery", offline)
+    monkeypatch.setattr("rcr_trainer.tasks.download_geoquery", offline)
     assert cli.main(["run", "demo.yaml", "--data.task=geoquery", "--data.split=length"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert "downloading the GeoQuery corpus" in lines[0]

@@ -196,13 +196,13 @@ def test_the_guard_sees_that_picks_of_the_likest_words_hide_labels(policy):
     with torch.no_grad():
         policy.query.by_size[0] = math.log(8.0)
     job = Job(policy, SPLIT.train, SPLIT.train, [], SPEC)
-    environment = Environment(job, make_reward("context_coverage", SPEC), None, k=4, exclude_own_program=True)
+    environment = Environment(job, make_reward("context_coverage", SPEC), None, GRPOSettings(exclude_own_program=True))
     guard = Guard(job, environment, np.arange(len(environment.queries)), 4)
     pool = policy.featurize_pool(ITEMS)
     before = guard.share(policy.pool_vectors(*pool))
     policy.vary({"words": 50.0})
     assert guard.share(policy.pool_vectors(*pool)) < before - FEWER
-    environment = Environment(job, make_reward("context_coverage", SPEC), None, k=4, exclude_own_program=False)
+    environment = Environment(job, make_reward("context_coverage", SPEC), None, GRPOSettings(exclude_own_program=False))
     assert Guard(job, environment, np.arange(len(environment.queries)), 4).share(policy.pool_vectors(*pool)) == 1
 
 
@@ -284,8 +284,7 @@ def test_each_parameter_has_its_rate_and_the_steps_have_their_perplexity(policy)
 def test_temperatures_give_each_step_the_perplexity(policy, perplexity):
     pool, queries = SPLIT.train, policy.query.featurize([Item(e.source) for e in SPLIT.train])
     barred = [np.array([row]) for row in range(len(pool))]
-    options = {"k": 3, "train_candidates": False, "chunk": 16}
-    actor = Actor(policy, queries, pool, barred, perplexity=perplexity, **options)
+    actor = Actor(policy, queries, pool, barred, GRPOSettings(k=3, perplexity=perplexity))
     assert len(set(actor.tau)) == 3
     drawn = actor.draw(np.arange(len(pool)), None)  # the greedy paths, by which τ is set
     np.testing.assert_allclose(drawn.entropies.mean(0).exp(), perplexity, rtol=1e-3)
@@ -298,5 +297,5 @@ def test_temperatures_give_each_step_the_perplexity(policy, perplexity):
     shares /= shares.sum(1, keepdims=True)
     entropy = -np.where(shares > 0, shares * np.log(np.maximum(shares, 1e-300)), 0).sum(1)
     assert math.exp(entropy.mean()) == pytest.approx(perplexity, rel=1e-3)
-    plain = Actor(policy, queries, pool, barred, **options)
+    plain = Actor(policy, queries, pool, barred, GRPOSettings(k=3, perplexity=None))
     assert plain.tau == [policy.config.tau] * 3

@@ -1,5 +1,7 @@
 """The policy over a pool: its gradient against one plain graph, frozen against trained candidates, bounded memory."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -20,6 +22,9 @@ torch.set_num_threads(1)
 
 SPEC = ProgramSpec()
 SPLIT = covr_split("110", 0, 40, 0, dev=20)
+
+
+settings = partial(GRPOSettings, perplexity=None)
 
 
 def items(examples):
@@ -77,7 +82,7 @@ def test_the_gradient_is_that_of_one_plain_graph(monkeypatch, bert, family, trai
     model, config = build(family, bert), GRPOSettings(k=3, group_size=3)
     barred = own_positions(SPLIT.train, SPLIT.train, SPEC, same_program=True)
     queries = model.query.featurize(questions(SPLIT.train))
-    actor = Actor(model, queries, SPLIT.train, barred, k=3, train_candidates=train_candidates, chunk=5)
+    actor = Actor(model, queries, SPLIT.train, barred, settings(k=3, train_candidates=train_candidates, chunk=5))
     rows = np.array([3, 17])
     drawn = actor.draw(rows, np.random.default_rng(0).random((2, 3, 3)))
     assert not any(set(picks) & set(barred[rows[n // 3]]) for n, picks in enumerate(drawn.picks.tolist()))
@@ -110,7 +115,7 @@ def test_the_batchs_gradient_against_finite_differences():
     barred = [np.empty(0, dtype=np.int64)] * 2
     pool = SPLIT.train[:6]
     queries = model.query.featurize(questions(pool[:2]))
-    actor = Actor(model, queries, pool, barred, k=2, train_candidates=True, chunk=4)
+    actor = Actor(model, queries, pool, barred, settings(k=2, train_candidates=True, chunk=4))
     rows = np.array([0, 1])
     drawn = actor.draw(rows, np.random.default_rng(1).random((2, 4, 2)))
     weights = torch.randn(8, generator=torch.Generator().manual_seed(0))
@@ -168,7 +173,7 @@ def test_frozen_and_trained_candidates_agree_when_nothing_moves():
         model = lexical()
         model.candidate.requires_grad_(train_candidates)
         queries = model.query.featurize(questions(SPLIT.train))
-        actor = Actor(model, queries, SPLIT.train, barred, k=3, train_candidates=train_candidates, chunk=16)
+        actor = Actor(model, queries, SPLIT.train, barred, settings(k=3, train_candidates=train_candidates, chunk=16))
         drawn = actor.draw(rows, uniforms)
         new = []
         actor.backward(rows, drawn, lambda log_probs, of, new=new: new.append(log_probs) or log_probs.sum())

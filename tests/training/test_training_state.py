@@ -1,10 +1,8 @@
 """How often the training state is written."""
 
-import math
-
 import torch
 from rcr_trainer.training import state as training_state
-from rcr_trainer.training.runner import is_better, linear
+from rcr_trainer.training.runner import linear
 from rcr_trainer.training.state import Result, TrainingState
 
 from langchain_rcr.basics.items import Item
@@ -42,9 +40,3 @@ def test_writing_takes_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):
 def test_the_learning_rate_climbs_and_falls():
     assert [linear(step, 10, 0.0) for step in (0, 5, 10)] == [1.0, 0.5, 0.0]
     assert [round(linear(step, 10, 0.2), 3) for step in (0, 1, 2, 6, 10)] == [0.5, 1.0, 1.0, 0.5, 0.0]
-
-
-def test_nan_never_beats_a_number():
-    nan = math.nan
-    scores = [(1.0, nan), (nan, nan), (2.0, 1.0), (1.0, 1.0), (0.5, 1.0), (nan, 1.0)]
-    assert [is_better(*pair) for pair in scores] == [True, True, True, False, False, False]

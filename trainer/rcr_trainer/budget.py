@@ -9,13 +9,15 @@ from heapq import nlargest
 from operator import add
 from typing import TYPE_CHECKING
 
+from langchain_rcr.families import get_family
 from langchain_rcr.policy.prompt import Request
+from rcr_trainer.data import Example
+from rcr_trainer.llm.cache import limits
 from rcr_trainer.pipeline import load_checked
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_reward, open_language_model
 
 if TYPE_CHECKING:
-    from rcr_trainer.data import Example
     from rcr_trainer.llm.cache import Estimate
     from rcr_trainer.llm.model import LanguageModel
     from rcr_trainer.llm.settings import LLMSettings
@@ -85,14 +87,9 @@ def _time(cost: Estimate, llm: LLMSettings) -> str:
 
 def _limits(cost: Estimate, llm: LLMSettings) -> Iterator[str]:
     """A line for each budget: whether the run can reach it."""
-    for name, most, used in (
-        ("budget_calls", llm.budget_calls, cost.use.calls),
-        ("budget_tokens", llm.budget_tokens, cost.use.tokens),
-        ("budget_money", llm.budget_money, cost.money),
-    ):
-        if most is not None and used is not None:
-            said = "the run may stop there, and can be resumed" if used > most else "enough"
-            yield f"llm.{name} = {most:,}: {said}"
+    for what, most, used in limits(llm, cost.use):
+        said = "the run may stop there, and can be resumed" if used > most else "enough"
+        yield f"llm.budget_{what} = {most:,}: {said}"
 
 
 def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequence[Example]]]:
@@ -101,7 +98,6 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequen
 
     grpo, evaluation = config.grpo, config.evaluation
     if grpo.enabled and build_reward(config, task.spec).needs_llm:
-        from langchain_rcr.families import get_family
         from rcr_trainer.grpo import calls_at_most
 
         races = bool(get_family(config.model.family).changes)

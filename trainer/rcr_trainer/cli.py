@@ -29,12 +29,12 @@ from rcr_trainer.console import (
     logged,
     number,
     say,
+    set_threads,
     show,
 )
 
 if TYPE_CHECKING:
     from rcr_trainer.evaluation.report import EvaluationReport
-    from rcr_trainer.settings import Settings
 
 EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
 """The packages of the extra `train`, as they are imported."""
@@ -88,17 +88,18 @@ def _line_of(error: Exception) -> str | None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    from rcr_trainer import pipeline
-    from rcr_trainer.budget import plan
     from rcr_trainer.errors import ConfigError
     from rcr_trainer.layers import load_config
 
     config = load_config(given.config, flags(given))
+    set_threads(config.threads)
+    from rcr_trainer import pipeline
+    from rcr_trainer.budget import plan
+
     if "data" not in config.model_fields_set:
         raise ConfigError(
             f"{given.config} names no data: set data.task, or `{PROG} init --train my.jsonl` for your own files"
         )
-    _check_extra(config)
     if given.dry_run:
         with logged():
             lines = [] if number("RANK") else plan(config)
@@ -124,13 +125,11 @@ def _show_report(report: EvaluationReport) -> None:
 
 
 def _evaluate(given: argparse.Namespace) -> None:
-    from rcr_trainer import pipeline
     from rcr_trainer.runs.folder import Run
     from rcr_trainer.runs.locking import hold
 
     run = Run.open(given.run, flags=flags(given), trust=given.trust)
-    _check_extra(run.config)
-    pipeline.set_threads(run.config.threads)
+    set_threads(run.config.threads)
     from rcr_trainer.evaluation.report import EvaluationReport
     from rcr_trainer.evaluation.stage import evaluation_stage
 
@@ -310,14 +309,6 @@ def _add_data(commands: Any) -> None:
     text = "values of each column that the schema shows (default: none)"
     spider.add_argument("--samples", type=int, default=0, metavar="N", help=text)
     spider.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
-
-
-def _check_extra(config: Settings) -> None:
-    """Fail now if a library is missing, not after the training."""
-    from importlib.util import find_spec
-
-    if config.tensorboard and find_spec("tensorboard") is None:
-        raise MissingExtraError("tensorboard", "train")
 
 
 if __name__ == "__main__":

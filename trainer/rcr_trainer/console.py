@@ -95,13 +95,14 @@ def add_settings(
         group = parser.add_argument_group(section or "run", section_title(section) if seen else None)
         for setting in each:
             default = "" if setting.families else f" (default: {plain(setting.default)})"
+            told = f"{setting.description}{default}".replace("%", "%%")
             group.add_argument(
                 f"--{setting.path}",
                 *short.get(setting.path, []),
                 dest=_SETTING + setting.path,
                 default=argparse.SUPPRESS,
                 metavar=setting.kind,
-                help=f"{setting.comment}{default}".replace("%", "%%") if setting.path in seen else argparse.SUPPRESS,
+                help=told if setting.path in seen else argparse.SUPPRESS,
             )
     parser.set_defaults(settings=chosen)
 
@@ -178,3 +179,18 @@ def logged() -> Iterator[None]:
         library.removeHandler(handler)
         log.removeHandler(handler)
         log.setLevel(level)
+
+
+def set_threads(threads: int | None) -> None:
+    """Limit the CPU threads of torch and, if numpy is not loaded yet, of its linear algebra; None: no limit.
+
+    In any case threads wait asleep: on a busy machine, waiting busily slows training several-fold.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if threads is None:
+        return
+    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[variable] = str(threads)
+    import torch
+
+    torch.set_num_threads(threads)

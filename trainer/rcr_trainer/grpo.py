@@ -31,14 +31,13 @@ from torch import Tensor
 
 from langchain_rcr.families.base import PARTS
 from rcr_trainer.llm.scoring import WAYS
-from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import estimate
-from rcr_trainer.training.closing import closing_lines
+from rcr_trainer.training.closing import closing_lines, describe_changes
 from rcr_trainer.training.development import Development
 from rcr_trainer.training.environment import Environment, Tally
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
-from rcr_trainer.training.registry import ADVANTAGES
+from rcr_trainer.training.registry import ADVANTAGES, GRPOSettings
 from rcr_trainer.training.rollout import Sequences
 from rcr_trainer.training.runner import Job, Runner
 from rcr_trainer.training.state import Figures, Result
@@ -110,7 +109,7 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
     """
     stage = _GRPO(job, environment, config)
     result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
-    logger.info("moved: %s", environment.before.describe_changes(job.model))
+    logger.info("moved: %s", describe_changes(environment.before, job.model))
     for line in closing_lines(result, stage.runner.best_by):
         logger.info("%s", line)
     return result
@@ -138,16 +137,7 @@ class _GRPO:
     def __init__(self, job: Job, environment: Environment, config: GRPOSettings) -> None:
         self.job, self.environment, self.config, self.processes = job, environment, config, job.processes
         self.advantage, self.queries = ADVANTAGES[config.advantage], environment.queries
-        self.actor = Actor(
-            job.model,
-            environment.features,
-            job.pool,
-            environment.barred,
-            k=config.k,
-            train_candidates=config.train_candidates,
-            chunk=config.chunk,
-            perplexity=config.perplexity,
-        )
+        self.actor = Actor(job.model, environment.features, job.pool, environment.barred, config)
         self.dev = Development(job, environment.held_out)
         trained = {
             name: tensor

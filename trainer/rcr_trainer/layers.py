@@ -50,13 +50,20 @@ class Setting:
     """A setting as help texts and fresh files show it."""
 
     path: str  # dotted: "sft.epochs"; without a dot at the top level
-    section: str  # empty at the top level
-    name: str
-    description: str
-    comment: str  # the description, the meanings of choices and, where the default depends on the family, of null
+    description: str  # with the meanings of choices and, where the default depends on the family, of null
     kind: str  # {one,other}, INT, FLOAT, BOOL, PATH, LIST, MAPPING or TEXT
     default: Any  # None where it depends on the family
     families: Mapping[str, Any]  # family → its default, where it depends on the family
+
+    @property
+    def section(self) -> str:
+        """Empty at the top level."""
+        return self.path.rpartition(".")[0]
+
+    @property
+    def name(self) -> str:
+        """Without the section."""
+        return self.path.rpartition(".")[2]
 
 
 @cache
@@ -93,17 +100,15 @@ def _setting(path: str, common: FieldInfo | None, models: Mapping[Family, type[B
     for family, own in infos.items():
         texts.setdefault(" ".join((own.description or "").split()), []).append(family.name)
     text = next(iter(texts)) if len(texts) == 1 else " ".join(f"{', '.join(of)}: {each}" for each, of in texts.items())
-    comment = text
     literal = get_args(info.annotation) if get_origin(info.annotation) is Literal else ()
     choices = next((mark.names() for mark in info.metadata if isinstance(mark, OneOf)), dict.fromkeys(literal, ""))
     match = re.search(r"\b(list|dict|int|float|bool|Path)\b", str(info.annotation))
     kind = f"{{{','.join(choices)}}}" if choices else _KINDS[match[1]] if match else "TEXT"
     if explained := "; ".join(f"{choice}: {meaning}" for choice, meaning in choices.items() if meaning):
-        comment += f" {explained}."
+        text += f" {explained}."
     if defaults:
-        comment += f" null: by family, {', '.join(f'{family} {plain(value)}' for family, value in defaults.items())}."
-    default = None if defaults else info.get_default(call_default_factory=True)
-    return Setting(path, section, name, text, comment, kind, default, defaults)
+        text += f" null: by family, {', '.join(f'{family} {plain(value)}' for family, value in defaults.items())}."
+    return Setting(path, text, kind, None if defaults else info.get_default(call_default_factory=True), defaults)
 
 
 def section_title(section: str) -> str:
@@ -143,7 +148,7 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
         pad = "  " if section else ""
         mark = f"{pad}# "
         wrapper = textwrap.TextWrapper(100, mark, mark, break_on_hyphens=False)
-        lines += wrapper.wrap(setting.comment)
+        lines += wrapper.wrap(setting.description)
         value = values.get(setting.path, setting.default)
         text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
         lines.append(f"{pad}{setting.name}: {text}")
@@ -214,8 +219,7 @@ def load_config(
     """
     given = _layers(path, flags, environ)
     values = {dotted: value for dotted, value, _ in given}
-    for place in PLACES:
-        remember(values.get(place))
+    remember([values.get(place) for place in PLACES])
     if path is not None:
         values.setdefault("name", run_name(path))
     return checked(_nested(values), {dotted: where for dotted, _, where in given})
@@ -226,11 +230,7 @@ def given_settings(
     flags: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
-    """What the layers of `load_config` set, by section; only the keys are checked.
-
-    Raises:
-        ConfigError: a key is unknown, or the file can't be read.
-    """
+    """What the layers of `load_config` set, by section; only the keys are checked."""
     return _nested({dotted: value for dotted, value, _ in _layers(path, flags, environ)})
 
 
@@ -240,11 +240,7 @@ def run_name(path: str | os.PathLike[str]) -> str:
 
 
 def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Settings:
-    """The settings, given by section, as an object; `origins` (dotted path → place) is for error messages.
-
-    Raises:
-        ConfigError: a value has the wrong type or range, or settings contradict each other.
-    """
+    """The settings, given by section, as an object, or a `ConfigError` that names `origins` (dotted path → place)."""
     try:
         return Settings.model_validate(nested)
     except ValidationError as error:
@@ -267,11 +263,7 @@ def hidden(config: Settings) -> list[str]:
 
 
 def check_hidden(config: Settings, section: str) -> None:
-    """Refuse to use settings of a section that lack their secret.
-
-    Raises:
-        ConfigError: naming the setting, and how to give it.
-    """
+    """Refuse to use settings of a section that lack their secret."""
     for place in hidden(config):
         if place.startswith(f"{section}."):
             raise ConfigError(
@@ -323,11 +315,7 @@ def _value_of(setting: Setting, text: str) -> Any:
 
 
 def _from_file(path: Path) -> Iterator[_Given]:
-    """The settings in a YAML file.
-
-    Raises:
-        ConfigError: it can't be read, is not YAML, too large or not a mapping, or a key is unknown or set twice.
-    """
+    """The settings in a YAML file."""
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))  # libyaml's overflows the stack on deep nesting
         if (root := _root_node(loader)) is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -17,10 +16,15 @@ from contextlib import ExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
+from langchain_rcr.basics.files import atomic_directory
 from langchain_rcr.errors import InputError
+from langchain_rcr.programs import get_parser
+from rcr_trainer.console import set_threads
+from rcr_trainer.data import Example, Split, read_split, write_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
+from rcr_trainer.rewards import check_reward
 from rcr_trainer.runs.folder import INCIDENTAL, Run, in_short, names_in
 from rcr_trainer.runs.locking import hold
 from rcr_trainer.settings import Settings
@@ -37,7 +41,6 @@ from rcr_trainer.tasks import (
 
 if TYPE_CHECKING:
     from langchain_rcr.policy.triencoder import TriEncoder
-    from rcr_trainer.data import Example, Split
     from rcr_trainer.llm.model import LanguageModel
     from rcr_trainer.training.processes import Processes
     from rcr_trainer.training.runner import Job
@@ -73,7 +76,6 @@ def run(
     """
     set_threads(config.threads)
     from langchain_rcr.policy.hub import WHERE_FROM, requirement
-    from rcr_trainer.data import read_split, write_split
     from rcr_trainer.evaluation.resources import try_scoring
     from rcr_trainer.training.processes import join
 
@@ -118,21 +120,6 @@ def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) 
         stage()
 
 
-def set_threads(threads: int | None) -> None:
-    """Limit the CPU threads of torch and, if numpy is not loaded yet, of its linear algebra; None: no limit.
-
-    In any case threads wait asleep: on a busy machine, waiting busily slows training several-fold.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if threads is None:
-        return
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = str(threads)
-    import torch
-
-    torch.set_num_threads(threads)
-
-
 # ---------------------------------------------------------------- data
 
 
@@ -140,12 +127,8 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     """The split that the settings ask for, and its task, once it is certain that a run can work with it.
 
     Raises:
-        DataError: a file can't be read, or its programs can't be, or the file of answers can't be used.
-        ConfigError: no such split or language, no queries to evaluate on, or no such device or language model.
-        PoolError: fewer candidates than picks, or sft.checkpoint has another pool.
-        CheckpointError: sft.checkpoint can't be read.
+        RCRError: what would stop the run later, in the data, the settings or sft.checkpoint.
     """
-    from langchain_rcr.programs import get_parser
     from rcr_trainer.evaluation.resources import learners
 
     # Before anything is read or downloaded.
@@ -161,8 +144,6 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         load_start(config, task.pool)
     asks = bool(learners(config)) or config.evaluation.asks(config.llm)
     if config.grpo.enabled:
-        from rcr_trainer.rewards import check_reward
-
         reward = build_reward(config, task.spec)
         if reward.needs_llm and not config.llm.given:
             raise ConfigError(
@@ -198,12 +179,7 @@ def resumed(config: Settings, until: str = "evaluation") -> Run:
 
 
 def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False) -> bool:
-    """Whether `resumed` would only read.
-
-    Args:
-        config: the settings.
-        until: the last stage.
-        unpaid: count an evaluation that a spent budget left without some answers or selectors.
+    """Whether `resumed` would only read; with `unpaid`, though a spent budget left some answers or selectors out.
 
     Raises:
         ConfigError: there is a trained policy of other settings.
@@ -228,7 +204,7 @@ def _unpaid(run: Run) -> bool:
 
 
 def _changed(config: Settings) -> tuple[list[str], list[str]]:
-    """The settings in which a run in the folder, or its evaluation, differs; and those that change more than that."""
+    """The settings in which a run in the folder differs; and those that change more than its evaluation."""
     from rcr_trainer.evaluation.report import EvaluationReport
 
     if not (config.folder / "config.yaml").is_file():
@@ -296,11 +272,8 @@ def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
     """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start.
 
     Raises:
-        ConfigError: the reward fails its test, or a setting of it or of the language model is invalid.
-        RewardError: the reward failed on an example, which is named.
-        LLMError: the language model can't be asked, or its budget is spent.
+        RCRError: as `Environment` and `grpo.train`, or the language model can't be opened.
     """
-    from langchain_rcr.basics.files import atomic_directory
     from rcr_trainer import grpo, race
     from rcr_trainer.training.environment import Environment
 
@@ -314,8 +287,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
     with open_language_model(config, task) if reward.needs_llm else nullcontext() as llm:
         more = dict if llm is None else partial(_use, llm, processes)
         job = _job(run, "grpo", model, task, task.reinforced, processes, more)
-        own = settings.exclude_own_program
-        environment = Environment(job, reward, llm, k=settings.k, exclude_own_program=own)
+        environment = Environment(job, reward, llm, settings)
         race.run(job, environment, settings)
         grpo.train(job, environment, settings)
     if run.writes:

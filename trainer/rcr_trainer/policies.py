@@ -7,8 +7,14 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_rcr.basics.files import atomic_directory
 from langchain_rcr.errors import CheckpointError, PoolError
+from langchain_rcr.families import get_family
+from langchain_rcr.policy.manifest import MANIFEST, seal, verify
+from langchain_rcr.policy.prompt import APPENDIX_D
+from rcr_trainer.data import Example, read_examples, write_examples
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.rewards.make import load
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task
@@ -16,7 +22,6 @@ from rcr_trainer.tasks import Task
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Known
     from langchain_rcr.policy.triencoder import TriEncoder
-    from rcr_trainer.data import Example
 
 
 def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
@@ -27,7 +32,6 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
     """
     import torch
 
-    from langchain_rcr.families import get_family
     from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
     from langchain_rcr.policy.triencoder import TriEncoder
 
@@ -50,8 +54,8 @@ def load_model(
     Args:
         config: of the run.
         checkpoint: the folder.
-        known: frozen vectors computed before, to which the policy adds; None: each is computed again.
-        trust: which models that the checkpoint names may be loaded, see `TriEncoder.from_pretrained`.
+        known: frozen vectors computed before, to which the policy adds.
+        trust: see `TriEncoder.from_pretrained`.
     """
     from langchain_rcr.families.backbone import RememberingBackbone
     from langchain_rcr.policy.triencoder import TriEncoder
@@ -68,13 +72,9 @@ def embeddings_of(config: Settings) -> Any:
     Raises:
         ConfigError: there is no such callable, or what it returns embeds nothing.
     """
-    from langchain_rcr.families import get_family
-
     base = config.model.pretrained or ""
     if not get_family(config.model.family).frozen or not base.startswith("langchain:"):
         return None
-    from rcr_trainer.rewards.make import load
-
     made = load(base.removeprefix("langchain:"), "model.base")()
     if not (hasattr(made, "embed_query") and hasattr(made, "embed_documents")):
         raise ConfigError(f"model.base = '{base}' returned {type(made).__name__}, which is no LangChain embeddings")
@@ -104,8 +104,6 @@ def check_files(run: Run) -> None:
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
     """
-    from langchain_rcr.policy.manifest import verify
-
     try:
         check_data(run)
         for folder in (run.checkpoint, run.sft_checkpoint):
@@ -122,8 +120,6 @@ def check_data(run: Run) -> None:
     Raises:
         CheckpointError: a file is missing or damaged; the message names it.
     """
-    from langchain_rcr.policy.manifest import MANIFEST, verify
-
     if (run.data / MANIFEST).is_file():
         verify(run.data)
 
@@ -132,13 +128,10 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
     """The policy that `sft.checkpoint` names, if it fits the run's settings and pool.
 
     Raises:
-        CheckpointError: it is neither checkpoint nor run folder, is damaged, or its run has no policy yet.
-        ConfigError: the policy differs from the settings.
+        CheckpointError: there is none, or it is damaged.
+        ConfigError: it differs from the settings.
         PoolError: it has another pool.
     """
-    from langchain_rcr.policy.manifest import verify
-    from rcr_trainer.data import read_examples
-
     start = folder = Path(str(config.sft.checkpoint))
     if (start / "run.json").is_file():
         other = Run.open(start)
@@ -163,11 +156,7 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
 
 def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], config: Settings) -> None:
     """Write policy, model card and pool.jsonl as one folder, whole or not at all."""
-    from langchain_rcr.basics.files import atomic_directory
     from langchain_rcr.policy.hub import model_card
-    from langchain_rcr.policy.manifest import seal
-    from langchain_rcr.policy.prompt import APPENDIX_D
-    from rcr_trainer.data import write_examples
 
     datasets = config.data.public
     model.card = model_card(model.config, model.spec, name=config.name, datasets=datasets, k=config.evaluation.k)

@@ -37,10 +37,9 @@ from langchain_rcr.index.base import PoolVectors
 from rcr_trainer.data.coverage import program_groups
 from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
-from rcr_trainer.settings import SFTSettings
 from rcr_trainer.training.development import Development, greedy_picks
 from rcr_trainer.training.losses import Targets
-from rcr_trainer.training.registry import LOSSES
+from rcr_trainer.training.registry import LOSSES, SFTSettings
 from rcr_trainer.training.rollout import states
 from rcr_trainer.training.runner import Job, Runner
 from rcr_trainer.training.state import Figures, Result
@@ -127,22 +126,13 @@ class _SFT:
             self.pool_vectors = None  # A resumed stage has other weights from here.
 
     def _log_coverage_of_fit(self) -> None:
-        """Log what the fit covers of held-out training questions, and of development questions that are others.
-
-        If the latter are easier, they are less new to the pool, and flatter.
-        """
-        own = self.dev.queries and not self.dev.are_training
+        """Log what the fit covers of held-out training questions; development questions are logged as they are."""
         held_out = self.dev
-        if own or not self.dev.queries:
+        if not (held_out.queries and held_out.are_training):
             rows = self.trainable[:: -(-len(self.trainable) // _PROBES)]
             held_out = Development(replace(self.job, dev=[self.queries[row] for row in rows]), self.held_out)
-        covered = self._coverage(held_out)
         message = "fitted: %.1f %% of what %d held-out training questions need is covered"
-        logger.info(message, covered, len(held_out.queries))
-        if own:
-            further = self._coverage(self.dev)
-            message = "of what %d development questions need, %.1f %%: %+.1f points from that"
-            logger.info(message, len(self.dev.queries), further, further - covered)
+        logger.info(message, self._coverage(held_out), len(held_out.queries))
 
     @cached_property
     def query_features(self) -> Features:
@@ -232,9 +222,8 @@ class _SFT:
 
     def _count(self, targets: Targets) -> int:
         """How many states the loss of a batch is a mean over: all or, if listwise, those with something to gain."""
-        if self.loss.in_batch:
-            return len(targets.gains)
-        return int((targets.gains * targets.allowed).amax(1).gt(0).sum())
+        useful = (targets.gains * targets.allowed).amax(1).gt(0)
+        return len(useful) if self.loss.in_batch else int(useful.sum())
 
     def _targets(self, batch: Batch) -> Targets:
         """What the batch's S states should learn of its C candidates."""

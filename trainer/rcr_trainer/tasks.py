@@ -9,16 +9,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from langchain_rcr.errors import PoolError
+from langchain_rcr.programs import TOKENS, ProgramSpec
+from rcr_trainer.data import (
+    Example,
+    Split,
+    covr_split,
+    download_geoquery,
+    geoquery_split,
+    read_examples,
+    read_split,
+    unparsed,
+)
+from rcr_trainer.data.check import Keys, check_files, check_split, guess_language, in_one_line
+from rcr_trainer.data.geoquery import printed
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.layers import check_hidden
+from rcr_trainer.rewards import Reward, make_reward
 from rcr_trainer.settings import DataSettings, Settings
 
 if TYPE_CHECKING:
-    from langchain_rcr.programs import ProgramSpec
-    from rcr_trainer.data import Example, Split
     from rcr_trainer.llm.model import LanguageModel
-    from rcr_trainer.rewards import Reward
 
 logger = logging.getLogger(__name__)
 
@@ -55,9 +68,6 @@ def load_split(data: DataSettings, seed: int) -> Split:
         DataError: a file can't be read; named with line and field.
         ConfigError: no such split.
     """
-    from rcr_trainer.data import Split, covr_split, geoquery_split, read_examples, read_split
-    from rcr_trainer.data.geoquery import printed
-
     if data.anonymize_values:
         return printed(load_split(data.model_copy(update={"anonymize_values": False}), seed))
     if data.directory is not None:
@@ -82,8 +92,6 @@ def download_corpus(destination: Path = CORPUS) -> Path:
     Raises:
         DataError: it can't be downloaded, or is not the expected file.
     """
-    from rcr_trainer.data import download_geoquery
-
     if not destination.is_file():
         logger.info("downloading the GeoQuery corpus (1.2 MB, checksum tested) to %s", destination)
         download_geoquery(destination)
@@ -100,8 +108,6 @@ def divide(config: Settings, split: Split) -> Task:
         ConfigError: no training queries would be left.
         InputError: there is no such program language.
     """
-    from langchain_rcr.programs import ProgramSpec
-
     if key := config.data.prefer:
         at_home: dict[str, Any] = {
             part: [replace(each, home=str(each.fields.get(key) or "")) for each in getattr(split, part)]
@@ -167,8 +173,6 @@ def _drawn(
     examples: Sequence[Example], size: int, seed: int | list[int], field: str
 ) -> tuple[list[Example], list[Example]]:
     """`size` examples drawn at random, and the others, both in their order."""
-    import numpy as np
-
     if size >= len(examples):
         raise ConfigError(f"{field} = {size} leaves no training queries of {len(examples)}: lower it")
     order = np.random.default_rng(seed).permutation(len(examples)).tolist()
@@ -209,8 +213,6 @@ def check_task(config: Settings, task: Task) -> Task:
 
 def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
     """Log what the data hold (a line for the user's own files), and what test and training data share."""
-    from rcr_trainer.data.check import Keys, check_files, check_split, in_one_line
-
     files = [path for path in (data.train, data.dev, data.test) if path is not None]
     if files:
         keys = Keys(data.source_key, data.target_key, data.id_key)
@@ -225,10 +227,6 @@ def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
 
 def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> str:
     """The language by which the pool's programs are read; see `check_task`."""
-    from langchain_rcr.programs import TOKENS
-    from rcr_trainer.data import unparsed
-    from rcr_trainer.data.check import guess_language
-
     language, broken = spec.language, unparsed(pool, spec)
     if not broken:
         return language
@@ -261,8 +259,6 @@ def build_reward(config: Settings, spec: ProgramSpec) -> Reward:
     Raises:
         ConfigError: no such reward, or a database that can't be opened.
     """
-    from rcr_trainer.rewards import make_reward
-
     check_hidden(config, "reward")
     settings = config.reward
     weights = settings.weights or [1.0] * len(settings.names)
@@ -295,8 +291,7 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         keep: keep answers in a file beside the run folder, for all runs; otherwise only check that this could be done.
 
     Raises:
-        ConfigError: invalid settings.
-        DataError: the file of answers can't be used.
+        RCRError: as `open_llm`.
     """
     from rcr_trainer.llm.cache import check_cache
     from rcr_trainer.llm.model import open_llm

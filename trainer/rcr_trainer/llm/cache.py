@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import sqlite3
 import threading
@@ -9,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from pathlib import Path
 
 from rcr_trainer.errors import DataError
@@ -70,14 +71,10 @@ class Use:
         return self.prompt_tokens + self.completion_tokens
 
     def __add__(self, other: Use) -> Use:
-        return Use(
-            self.calls + other.calls,
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-        )
+        return Use(*map(operator.add, astuple(self), astuple(other)))
 
     def __sub__(self, other: Use) -> Use:
-        return self + Use(-other.calls, -other.prompt_tokens, -other.completion_tokens)
+        return Use(*map(operator.sub, astuple(self), astuple(other)))
 
 
 class AnswerCache:
@@ -209,11 +206,7 @@ class AnswerCache:
 
 
 def check_cache(path: str | os.PathLike[str]) -> None:
-    """Find now what `AnswerCache` would refuse later, without creating a file.
-
-    Raises:
-        DataError: the file is something else, or can't be opened or created.
-    """
+    """Find now what `AnswerCache` would refuse later, without creating a file."""
     if Path(path).exists():
         AnswerCache(path).close()
         return
@@ -240,29 +233,29 @@ class Budget:
 
     def fits(self, worst: Use) -> bool:
         """Whether a call that uses at most `worst` can't exceed the budget, whatever the running calls cost."""
-        total, limit = self.spent + self.reserved + worst, self._settings
-        money = limit.money(total.prompt_tokens, total.completion_tokens) or 0.0
-        return not (
-            (limit.budget_calls is not None and total.calls > limit.budget_calls)
-            or (limit.budget_tokens is not None and total.tokens > limit.budget_tokens)
-            # Some slack for rounding, so that cents that add up to the limit fit.
-            or (limit.budget_money is not None and money > limit.budget_money * (1 + 1e-9) + 1e-12)
-        )
+        total = self.spent + self.reserved + worst
+        # Some slack for rounding, so that cents that add up to the limit fit.
+        return all(used <= most * (1 + 1e-9) + 1e-12 for _, most, used in limits(self._settings, total))
 
     def exceeded(self, name: str) -> BudgetExceeded:
         """What to raise if the next call of the model `name` doesn't fit."""
-        limit, spent = self._settings, self.spent
-        limits = [
-            f"{limit.budget_calls:,} calls" if limit.budget_calls is not None else "",
-            f"{limit.budget_tokens:,} tokens" if limit.budget_tokens is not None else "",
-            f"${limit.budget_money:,.2f}" if limit.budget_money is not None else "",
-        ]
-        money = limit.money(spent.prompt_tokens, spent.completion_tokens)
+        spent, units = self.spent, {"calls": "{:,} calls", "tokens": "{:,} tokens", "money": "${:,.2f}"}
+        said = ", ".join(units[what].format(most) for what, most, _ in limits(self._settings, spent))
+        money = self._settings.money(spent.prompt_tokens, spent.completion_tokens)
         return BudgetExceeded(
-            f"the budget of {', '.join(filter(None, limits))} could be exceeded by the next call of {name!r} (spent: "
+            f"the budget of {said} could be exceeded by the next call of {name!r} (spent: "
             f"{spent.calls:,} calls, {spent.tokens:,} tokens{'' if money is None else f', ${money:,.4f}'}); "
             "all answers are kept: raise it and resume"
         )
+
+
+def limits(settings: LLMSettings, use: Use) -> Iterator[tuple[str, float, float]]:
+    """Each budget that is set: calls, tokens or money, the most of it, and what `use` takes of it."""
+    money = settings.money(use.prompt_tokens, use.completion_tokens)
+    for what, used in (("calls", use.calls), ("tokens", use.tokens), ("money", money)):
+        most = getattr(settings, f"budget_{what}")
+        if most is not None and used is not None:
+            yield what, most, used
 
 
 @dataclass(frozen=True, slots=True)

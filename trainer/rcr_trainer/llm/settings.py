@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from langchain_rcr.basics.section import Section
+from langchain_rcr.basics.section import Section, contradiction
 
 
 class LLMSettings(Section):
@@ -96,13 +96,9 @@ class LLMSettings(Section):
     @model_validator(mode="after")
     def _agree(self) -> LLMSettings:
         if self.kind == "local" and self.temperature:
-            raise ValueError(
-                f"llm.temperature = {self.temperature} contradicts llm.kind = local: it decodes greedily, set it to 0"
-            )
+            raise contradiction("llm.temperature", self.temperature, "llm.kind", "local", "it decodes greedily, set 0")
         if self.kind == "local" and self.base_url:
-            raise ValueError(
-                f"llm.base_url = {self.base_url} contradicts llm.kind = local: it has no server, set kind: completion"
-            )
+            raise contradiction("llm.base_url", self.base_url, "llm.kind", "local", "set kind: completion")
         if (self.price_prompt is None) != (self.price_completion is None):
             raise ValueError("llm.price_prompt and llm.price_completion: give both or neither")
         if self.budget_money is not None and self.price_prompt is None:

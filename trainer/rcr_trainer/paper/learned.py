@@ -25,8 +25,8 @@ from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.data.okapi import BM25Scorer
 from rcr_trainer.training.losses import Targets, info_nce
+from rcr_trainer.training.registry import StageSettings
 from rcr_trainer.training.runner import Job, Runner
-from rcr_trainer.training.stage import StageSettings
 from rcr_trainer.training.supervision import Batch, info_nce_batches
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
 from rcr_trainer.paper.tables import GRPO, PAPER, REST, Row, Table, Variant, name_of, published
 from rcr_trainer.runs.folder import Run
-from rcr_trainer.settings import Settings, SFTSettings
+from rcr_trainer.settings import Settings
+from rcr_trainer.training.registry import SFTSettings
 
 if TYPE_CHECKING:
     from rcr_trainer.evaluation.report import Picks

@@ -19,6 +19,7 @@ from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import row_blocks
+from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
 
 IntArray = NDArray[np.int64]
@@ -40,10 +41,7 @@ class Actor:
         queries: the features of the Q training queries.
         pool: the N candidates.
         barred: for each query the pool positions it may not get.
-        k: picks a query.
-        train_candidates: whether E_c moves; if not, the pool is encoded once.
-        chunk: texts that are encoded at once with gradients.
-        perplexity: how many candidates each step draws among, in effect, which sets τ by step; None: the model's τ.
+        config: of GRPO.
     """
 
     def __init__(
@@ -52,13 +50,9 @@ class Actor:
         queries: Features,
         pool: Sequence[Example],
         barred: Sequence[IntArray],
-        *,
-        k: int,
-        train_candidates: bool,
-        chunk: int,
-        perplexity: float | None = None,
+        config: GRPOSettings,
     ) -> None:
-        self.model, self.k, self.chunk, self.train_candidates = model, k, chunk, train_candidates
+        self.model, self.k, self.chunk, self.train_candidates = model, config.k, config.chunk, config.train_candidates
         self._size, self._all_barred = len(pool), list(barred)
         self._device = next(model.parameters()).device
         self._queries = queries
@@ -67,7 +61,7 @@ class Actor:
         self._reference_queries = self._vectors("query", self._queries)
         self._reference_contexts = self._vectors("context", self._contexts)
         self._reference_candidates = self._vectors("candidate", self._candidates)
-        self.tau = [model.config.tau] * k if perplexity is None else self._temperatures(perplexity)
+        self.tau = [model.config.tau] * self.k if config.perplexity is None else self._temperatures(config.perplexity)
         """τ by step."""
 
     def _temperatures(self, perplexity: float) -> list[float]:

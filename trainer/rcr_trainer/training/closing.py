@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -59,27 +59,13 @@ def closing_lines(result: Result, best_by: str) -> Iterator[str]:
         yield f"kept: the weights after batch {result.best_round} ({best_by} {scores[0]:.4g} → {result.best_score:.4g})"
 
 
-class Snapshot:
-    """A policy as it is now, to tell later what has changed."""
-
-    def __init__(self, model: TriEncoder) -> None:
-        self._scalars = _interpretable_scalars(model)
-        self._weights = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
-
-    def describe_changes(self, model: TriEncoder) -> str:
-        """What differs since: numbers with a name of their own, and the norm of each encoder's weights."""
-        now = _interpretable_scalars(model)
-        changes = [f"{name} {was:.3g} → {now[name]:.3g}" for name, was in self._scalars.items() if now[name] != was]
-        for part in PARTS:
-            names = [name for name in self._weights if name.startswith(f"{part}.")]
-            size = math.hypot(*(float(self._weights[name].norm()) for name in names))
-            moved = (model.get_parameter(name).detach() - self._weights[name] for name in names)
-            change = math.hypot(*(float(each.norm()) for each in moved))
-            if change:
-                changes.append(f"{part} encoder's weights by {100 * change / max(size, 1e-9):.2g} %")
-        return ", ".join(changes) or "nothing"
-
-
-def _interpretable_scalars(model: TriEncoder) -> dict[str, float]:
+def scalars_of(model: TriEncoder) -> dict[str, float]:
     """Those of the encoders' numbers that have a name of their own."""
     return {name: value for part in PARTS for name, value in getattr(model, part).logged().items()}
+
+
+def describe_changes(before: Mapping[str, float], model: TriEncoder) -> str:
+    """How the numbers with a name of their own differ from earlier ones."""
+    now = scalars_of(model)
+    changes = [f"{name} {was:.3g} → {now[name]:.3g}" for name, was in before.items() if now[name] != was]
+    return ", ".join(changes) or "nothing"

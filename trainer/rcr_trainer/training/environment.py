@@ -13,7 +13,8 @@ from rcr_trainer.data import Example
 from rcr_trainer.data.held_out import HeldOut, share_held_out
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards import Reward, check_reward, score
-from rcr_trainer.training.closing import Snapshot
+from rcr_trainer.training.closing import scalars_of
+from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job
 from rcr_trainer.training.supervision import IntArray, check_pool_size
 
@@ -33,14 +34,13 @@ class Environment:
         job: the model as SFT left it, and its data.
         reward: what a set of picks is worth; tested on the training queries first.
         llm: answers the prompts, if the reward needs that.
-        k: picks a query.
-        exclude_own_program: see `share_held_out`.
+        config: of GRPO.
 
     Attributes:
         queries: the Q training queries whose gold program the reward can score.
         barred: for each the pool positions that it may not get.
         features: of the queries, as E_x would see them without having been fitted to their programs.
-        before: the model as it is now.
+        before: the model's numbers that have a name, as they are now.
 
     Raises:
         ConfigError: the reward fails its test, or needs a language model and there is none.
@@ -48,22 +48,20 @@ class Environment:
         RewardError: the reward failed on an example, which is named.
     """
 
-    def __init__(
-        self, job: Job, reward: Reward, llm: LanguageModel | None, *, k: int, exclude_own_program: bool | None
-    ) -> None:
+    def __init__(self, job: Job, reward: Reward, llm: LanguageModel | None, config: GRPOSettings) -> None:
         if reward.needs_llm and llm is None:
             raise ConfigError(
                 f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
             )
-        self.reward, self.llm, self.before = reward, llm, Snapshot(job.model)
+        self.reward, self.llm, self.before = reward, llm, scalars_of(job.model)
         self._model, self._pool = job.model.eval(), job.pool
         job.processes.broadcast(job.model)
         scorable = job.processes.sum(check_reward(reward, job.queries).astype(np.int64)) == job.processes.size
         self.queries = [query for query, good in zip(job.queries, scorable, strict=True) if good]
-        new = share_held_out(exclude_own_program, self.queries, job.dev, job.pool, job.spec)
+        new = share_held_out(config.exclude_own_program, self.queries, job.dev, job.pool, job.spec)
         self.held_out = HeldOut(job.pool, self.queries, job.spec, new=new, seed=job.seed)
         self.barred = self.held_out.barred(self.queries)
-        check_pool_size("grpo", self.barred, len(job.pool), k)
+        check_pool_size("grpo", self.barred, len(job.pool), config.k)
         self.features = self.held_out.features(job.model, self.queries)
 
     def score(

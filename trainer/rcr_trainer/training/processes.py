@@ -1,8 +1,7 @@
 """Several processes that train one model, over torch.distributed.
 
-Every process takes the same steps on its share of the rows, and gets the rest as a sum over all processes. Each
-exchange first asks whether all are well: an error in one process stops the others at their next exchange, for that
-reason. A process alone exchanges nothing and loads nothing distributed.
+Every process takes the same steps on its share of the rows, and gets the rest as a sum over all processes. If one
+fails, which it says itself, the others fail at their next exchange. A process alone loads nothing distributed.
 
 `join` reads the environment that `torchrun` and `accelerate launch` set: WORLD_SIZE, RANK, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
@@ -10,14 +9,13 @@ LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
 
 from __future__ import annotations
 
-import atexit
 import itertools
 import json
+import logging
 import os
 import re
-import traceback
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cache
 from typing import Any
@@ -30,13 +28,15 @@ from torch import Tensor, nn
 from langchain_rcr.errors import RCRError
 from rcr_trainer.errors import ConfigError
 
+logger = logging.getLogger(__name__)
+
 _JOINED = itertools.count()
-_JOIN_TIMEOUT, _WORK_TIMEOUT, _LEAVE_TIMEOUT = timedelta(minutes=5), timedelta(days=7), timedelta(minutes=1)
+_JOIN_TIMEOUT, _WORK_TIMEOUT = timedelta(minutes=5), timedelta(days=7)
 """Another's language model may work for long; a process that is gone is noticed at once, by its connection."""
 
 
 class ProcessError(RCRError):
-    """Another process failed, for the reason given, or is gone."""
+    """Another process is gone."""
 
 
 @contextmanager
@@ -59,8 +59,7 @@ class Processes:
     """
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
-        self.rank, self.size = rank, size
-        self._group, self._stopped = group, False
+        self.rank, self.size, self._group = rank, size, group
 
     @property
     def first(self) -> bool:
@@ -73,12 +72,10 @@ class Processes:
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """The element-wise sum of all processes' arrays, which have one shape and type."""
-        if self.size == 1 or not values.size:
-            return values
-        tensor = torch.from_numpy(np.array(values))
-        self.add_up(tensor)
-        out: NDArray[Any] = tensor.numpy()
-        return out
+        if self.size > 1 and values.size:
+            values = np.array(values)
+            self.add_up(torch.from_numpy(values))  # which shares its memory
+        return values
 
     def gather(self, rows: NDArray[Any], count: int) -> NDArray[Any]:
         """All `count` rows, where each process has those of its `part`."""
@@ -147,55 +144,12 @@ class Processes:
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by the sum of all processes' tensors, which have one shape and type."""
-        self._ask()
-        self._all_reduce(tensor)
-
-    def _all_reduce(self, tensor: Tensor) -> None:
         import torch.distributed as dist
 
+        if tensor.is_cuda:
+            self.wait()  # A GPU doesn't notice that a process is gone.
         with _connected():
             dist.all_reduce(tensor, group=self._group)
-
-    def _ask(self, error: BaseException | None = None) -> None:
-        """Tell each other whether an error ends the work; if another's does, raise it here.
-
-        Raises:
-            ProcessError: another process failed with an error that the user can fix, or is gone.
-            RuntimeError: another process failed with a bug; the message has its traceback.
-        """
-        if self._stopped:
-            return
-        self._stopped = True  # If this is interrupted, the others notice that this process is gone.
-        failed = torch.zeros(self.size, dtype=torch.int64)
-        failed[self.rank] = error is not None
-        self._all_reduce(failed)
-        if not failed.any():
-            self._stopped = False
-            return
-        bug = error is not None and not isinstance(error, RCRError | KeyboardInterrupt)
-        reason = "".join(traceback.format_exception(error)) if bug else str(error)
-        reasons = self.texts(json.dumps([isinstance(error, KeyboardInterrupt), bug, reason]))
-        if error is not None:
-            return
-        who = int(failed.argmax())
-        interrupted, bug, reason = json.loads(reasons[who])
-        if interrupted:
-            raise KeyboardInterrupt
-        if bug:
-            raise RuntimeError(f"process {who} failed:\n{reason}")
-        raise ProcessError(f"process {who}: {reason}")
-
-    @contextmanager
-    def together(self) -> Iterator[None]:
-        """A block that all processes leave together: an error in one of them is raised in all."""
-        try:
-            yield
-        except BaseException as error:
-            if self.size > 1 and not isinstance(error, ProcessError):
-                with suppress(ProcessError):  # What happened here is the better reason.
-                    self._ask(error)
-            raise
-        self.wait()
 
 
 class _Sum(torch.autograd.Function):
@@ -210,9 +164,7 @@ class _Sum(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        total = gradients[0].clone()
-        ctx.processes.add_up(total)
-        return total, None
+        return _Sum.forward(ctx, gradients[0], ctx.processes), None
 
 
 @contextmanager
@@ -232,7 +184,7 @@ def join(device: str = "cpu") -> Iterator[Processes]:
         yield Processes()
         return
     # While there is no group: these functions would keep it, and its threads must end before the interpreter does.
-    import torch.distributed.nn
+    import torch.distributed.nn  # noqa: F401
     from torch import distributed as dist
 
     rank, backend = _number("RANK"), _backend(device)
@@ -242,19 +194,14 @@ def join(device: str = "cpu") -> Iterator[Processes]:
         group = dist.new_group(timeout=_WORK_TIMEOUT)
     processes = Processes(rank, size, group)
     try:
-        with processes.together():
-            yield processes
-    except BaseException:
-        # The first leaves first: a launcher ends all as soon as one has ended, and would cut off what the first says.
-        if processes.first:
-            atexit.register(dist.destroy_process_group)
-            raise
-        with suppress(Exception):
-            # The first takes no part: this fails once it is gone.
-            dist.all_reduce(torch.zeros(1), group=group, async_op=True).wait(_LEAVE_TIMEOUT)
-        dist.destroy_process_group()
+        yield processes
+        processes.wait()
+    except Exception as error:
+        if rank and not isinstance(error, ProcessError):  # The first one's reaches the command line.
+            logger.error("process %d: %s", rank, error, exc_info=not isinstance(error, RCRError))
         raise
-    dist.destroy_process_group()
+    finally:
+        dist.destroy_process_group()
 
 
 @cache

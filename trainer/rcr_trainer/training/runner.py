@@ -30,7 +30,7 @@ from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.training.processes import Processes
-from rcr_trainer.training.stage import StageSettings
+from rcr_trainer.training.registry import StageSettings
 from rcr_trainer.training.state import Figures, Result, TrainingState
 
 MaterialT = TypeVar("MaterialT")
@@ -144,7 +144,8 @@ class Runner:
         self._resume()
         self._finish_round(evaluate)
         with bar(self.result.stage, self.planned, self.result.steps) as self.bar:
-            while not self.at_end and not self._out_of_patience():
+            patience = math.inf if self.config.patience is None else self.config.patience
+            while not self.at_end and self.result.since_best < patience:
                 with self._saved_on_error():
                     material = collect(self.result.rounds)
                 figures = learn(material)
@@ -192,16 +193,13 @@ class Runner:
                 figures = {**figures, **evaluate()}
             score = figures.get(self.best_by, math.nan)
             result.since_best += 1
-            if is_better(score, result.best_score):
+            if score > result.best_score or math.isnan(result.best_score):  # NaN never beats a number
                 result.best_round, result.best_score, result.since_best = result.rounds, score, 0
                 self.state.keep_best()
             result.history.append(figures)
         result.pending = None
         if self.job.log is not None:
             self.job.log(result.rounds, figures)
-
-    def _out_of_patience(self) -> bool:
-        return self.config.patience is not None and self.result.since_best >= self.config.patience
 
     @contextmanager
     def _saved_on_error(self) -> Iterator[None]:
@@ -220,8 +218,6 @@ class Runner:
         ours, folder = self.result, self.job.state_folder
         found = folder is not None and self.state.load(folder)
         theirs = self.result
-        if theirs.stage != ours.stage:
-            raise CheckpointError(f"{folder} can't be resumed from: {theirs.stage} wrote it; delete it to start afresh")
         if theirs.processes != ours.processes:
             raise CheckpointError(
                 f"{folder} was written by {theirs.processes} processes that trained together, and now there are "
@@ -237,8 +233,3 @@ def linear(step: float, planned: int, warmup: float) -> float:
     if step < climb:
         return (step + 1) / climb
     return max(0.0, (planned - step) / max(1.0, planned - climb))
-
-
-def is_better(score: float, best: float) -> bool:
-    """Whether a development score is the best so far. NaN never beats a number, and anything beats NaN."""
-    return score > best or math.isnan(best)

@@ -6,8 +6,7 @@ No model takes part. All processes make the same batches, from the same generato
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -76,10 +75,7 @@ class Supervision:
         Returns:
             (B, T + 1, C) counts.
         """
-        if candidates is None or np.array_equal(candidates, np.arange(self.pool.shape[0])):
-            columns = self._by_structure
-        else:
-            columns = self.pool[candidates].T.tocsr()
+        columns = (self.pool if candidates is None else self.pool[candidates]).T.tocsr()
         uncovered = self.needs[queries]
         out = np.empty((len(queries), picked.shape[1] + 1, columns.shape[1]), dtype=np.float32)
         for step in range(picked.shape[1] + 1):
@@ -87,10 +83,6 @@ class Supervision:
             if step < picked.shape[1]:
                 uncovered = uncovered - uncovered.multiply(self.pool[picked[:, step]])
         return out
-
-    @cached_property
-    def _by_structure(self) -> sparse.csr_array:
-        return self.pool.T.tocsr()
 
     def coverage(self, positions: IntArray) -> float:
         """Percent of its needed structures that a query's picks (Q, k) cover, the mean over queries that need any."""
@@ -108,9 +100,6 @@ def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int
         forbidden: for each query the pool positions it may not get.
         size: N.
         k: picks a query.
-
-    Raises:
-        DataError: with what to set.
     """
     left = size - max((len(row) for row in forbidden), default=0)
     if left < k:
@@ -124,9 +113,9 @@ class HardNegatives:
     """BM25-hard negatives (section 3.1): near by wording, far by coverage.
 
     Args:
-        supervision: says what a candidate would add, and which ones a query never gets.
-        queries: the Q training queries' questions.
-        pool: the N candidates' questions.
+        supervision: of the Q queries and N candidates.
+        queries: their questions.
+        pool: theirs.
         top: H, the candidates nearest by BM25.
         worst: B, of these the ones that add least in the state at hand.
     """
@@ -195,8 +184,8 @@ class Batch:
 
     def rows(self, part: slice) -> Batch:
         """Some of the sequences, all of the candidates."""
-        positive = None if self.positive is None else self.positive[part]
-        return Batch(self.queries[part], self.picked[part], self.candidates, self.steps[part], positive)
+        own = {name: getattr(self, name)[part] for name in ("queries", "picked", "steps")}
+        return replace(self, **own, positive=None if self.positive is None else self.positive[part])
 
     def allowed(self, forbidden: Sequence[IntArray], programs: IntArray) -> NDArray[np.bool_]:
         """(B, k, C) bool; which candidates each state may pick.
