@@ -9,7 +9,6 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -135,29 +134,6 @@ def test_any_models_odd_answers_are_kept_and_booked(tmp_path: Path) -> None:
             assert texts(llm.generate(["a", "b"])) == ["f(\ufffd)"] * 2
             assert llm.spent == Use(2, 2, 12)  # the bytes of prompts and answers
     assert odd.asked == {"a": 1, "b": 1}
-
-
-def test_threads_that_want_the_same_pay_once() -> None:
-    echo = Echo(delay=0.1)
-    prompts = [f"p{n}" for n in range(6)]
-    with wrap(echo) as llm, ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda _: texts(llm.generate(prompts)), range(4)))
-    assert found == [[prompt.upper() for prompt in prompts]] * 4
-    assert set(echo.asked.values()) == {1}
-
-
-def test_what_one_thread_stops_asking_for_another_still_gets() -> None:
-    echo = Echo(delay=0.3)
-    echo.fail["bad"] = RuntimeError("a bug")
-    with wrap(echo, concurrency=1) as llm, ThreadPoolExecutor(2) as pool:
-        failing = pool.submit(llm.generate, ["bad", "x"])
-        while not echo.asked:
-            time.sleep(0.01)
-        waiting = pool.submit(llm.generate, ["x"])
-        with pytest.raises(LLMError, match="a bug"):
-            failing.result()
-        assert texts(waiting.result()) == ["X"]
-    assert echo.asked == {"bad": 1, "x": 1}
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """The one place that calls a model: every prompt once, on disk before it is used, within a budget.
 
-Everything here happens on the project's background event loop, so that no state needs a lock: a call of `generate`
-from whatever thread becomes a coroutine there.
+Calls run on the project's background event loop, where connections outlive a call of `generate`.
 """
 
 from __future__ import annotations
@@ -10,11 +9,10 @@ import asyncio
 import logging
 import os
 import random
-from collections import Counter
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self, TypeAlias, TypeVar
+from typing import Any, Self, TypeVar
 
 from langchain_rcr.basics.background import background
 from langchain_rcr.basics.progress import bar
@@ -31,7 +29,6 @@ from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_Answering: TypeAlias = "asyncio.Task[dict[bytes, Answer]]"
 
 _FIRST = 50
 """Different prompts after which a model is given up if over half of the answers hold no program that parses."""
@@ -51,7 +48,7 @@ _LONGEST_WAIT_S = 600.0
 class LanguageModel:
     """Answers prompts by any LangChain completion or chat model; a context manager that closes itself.
 
-    `open_llm` makes one by settings.
+    `open_llm` makes one by settings. One thread at a time may use it.
 
     Args:
         model: a `BaseLLM` or `BaseChatModel`, also `model.bind(…)`, called as it is, whatever temperature and longest
@@ -101,15 +98,13 @@ class LanguageModel:
         self._language, self._looked_at, self._useless = language, 0, 0
         self._scores: bool | UnscoredError | None = True if settings.kind == "local" else None
 
-        self._closed: LLMError | None = None
+        self._closed = False
         self._seen: set[bytes] = set()
-        self._asked: dict[bytes, _Answering] = {}
-        self._looking = asyncio.Lock()
+        self._running: set[asyncio.Task[Any]] = set()
         self._settled = asyncio.Condition()
         is_local = settings.kind == "local"
         self._slots = asyncio.Semaphore(1 if is_local else settings.concurrency)
         self._timeout = None if is_local else settings.timeout
-        self._running = 0
         self._not_before = 0.0
         self._malformed, self._well_formed = 0, False
         # Not the global generator, whose state a training run owns.
@@ -123,8 +118,8 @@ class LanguageModel:
     def generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         """Answer prompts, in their order.
 
-        A prompt is sent once, whichever thread asks, as long as the cache file is kept. Its answer is on disk before
-        it is returned. Calls that are running when an error is raised are finished first, and their answers kept.
+        A prompt is sent once, as long as the cache file is kept. Its answer is on disk before it is returned. Calls
+        that are running when an error is raised are finished first, and their answers kept.
 
         Returns:
             An answer for each, with its program. Empty, refused, truncated and malformed ones have a reason.
@@ -140,8 +135,8 @@ class LanguageModel:
         # Some first, so that a useless model costs no more.
         while self._looked_at < _FIRST < len(prompts) - len(answers):
             some = prompts[len(answers) : len(answers) + _FIRST]
-            answers += background().run(self._generate(some))
-        return answers + background().run(self._generate(prompts[len(answers) :]))
+            answers += self._generate(some)
+        return answers + self._generate(prompts[len(answers) :])
 
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
         """See `Scorer.log_likelihoods`; kept, counted and paid for as answers are.
@@ -162,7 +157,7 @@ class LanguageModel:
                 self._scores = self._try_ways(new[0])
             if new and isinstance(self._scores, UnscoredError):
                 raise self._scores
-        texts = [answer.text for answer in background().run(self._answers(requests))]
+        texts = [answer.text for answer in self._answers(requests)]
         scores = [float(text) for text in texts if text is not None]
         if len(scores) < len(texts):
             raise self._malformed_scores()
@@ -173,7 +168,7 @@ class LanguageModel:
         failed: bool | UnscoredError = False
         for self._client.scoring in WAYS:
             try:
-                (answer,) = background().run(self._answers([request]))
+                (answer,) = self._answers([request])
                 return answer.text is not None or self._malformed_scores()
             except TooLongError:
                 raise
@@ -209,8 +204,8 @@ class LanguageModel:
 
     def close(self) -> None:
         """Wait for calls that are still running, so that what is paid for is kept; then close the model."""
-        if self._closed is None:
-            self._closed = LLMError(f"the model {self.name!r} is closed")
+        if not self._closed:
+            self._closed = True
             background().run(self._close())
             self._cache.close()
             if self.stats.nominal:
@@ -223,16 +218,12 @@ class LanguageModel:
         self.close()
 
     async def _close(self) -> None:
-        async with self._looking:
-            tasks = set(self._asked.values())
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                await asyncio.wait(tasks)
+        if self._running:
+            await asyncio.wait(self._running)
         await self._client.close()
 
-    async def _generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
-        answers = [self._read(answer) for answer in await self._answers(prompts)]
+    def _generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
+        answers = [self._read(answer) for answer in self._answers(prompts)]
         self.stats.failures.update([answer.reason for answer in answers if answer.program is None])
         self._stop_if_useless(prompts, answers)
         logger.debug("%s: %s", self.name, self.stats)
@@ -271,48 +262,42 @@ class LanguageModel:
             f"{(answer.text or '')[:_QUOTED]!r}"
         )
 
-    async def _answers(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answers to some requests, in their order; each distinct one is asked once, whoever else waits for it."""
+    def _answers(self, requests: Sequence[Request]) -> list[Answer]:
+        """Answers to some requests, in their order; each distinct one is asked once."""
+        if self._closed:
+            raise LLMError(f"the model {self.name!r} is closed")
         keys = [self._client.key(request) for request in requests]
         distinct = dict(zip(keys, requests, strict=True))
         self._seen.update(keys)
         self.stats.nominal += len(keys)
         self.stats.distinct = len(self._seen)
-        found: dict[bytes, Answer] = {}
+        found = self._cache.get(distinct)
         with bar(f"{self.name} answers", len(distinct)) as shown:
-            while left := {key: request for key, request in distinct.items() if key not in found}:
-                # A second time, if another thread that asked for the same has been stopped.
-                found |= await self._look_up(left, shown)
+            shown.update(len(found))
+            if missing := {key: request for key, request in distinct.items() if key not in found}:
+                found |= background().run(self._ask_all(missing, shown))
         self.stats.cached += sum(found[key].cached for key in keys)
         return [found[key] for key in keys]
 
-    async def _look_up(self, requests: Mapping[bytes, Request], shown: Any) -> dict[bytes, Answer]:
-        """Answers from the cache or from the model, without those that another thread has stopped asking for.
+    async def _ask_all(self, requests: Mapping[bytes, Request], shown: Any) -> dict[bytes, Answer]:
+        """The model's answers. At the first error, or once the caller is gone, calls that haven't begun are dropped."""
+        found: dict[bytes, Answer] = {}
 
-        At the first error, or once the caller is gone, calls that haven't begun are dropped.
-        """
+        async def ask(part: Mapping[bytes, Request]) -> None:
+            found.update(await self._ask(part))
+            shown.update(len(part))
+
         try:
             async with asyncio.TaskGroup() as group:
-                async with self._looking:  # one at a time: else two could miss the same answer, and both pay
-                    if self._closed:
-                        raise self._closed
-                    tasks = {key: self._asked[key] for key in requests if key in self._asked}
-                    missing = [key for key in requests if key not in tasks]
-                    found = await asyncio.to_thread(self._cache.get, missing)
-                    for part in self._parts({key: requests[key] for key in missing if key not in found}):
-                        task = group.create_task(self._ask(part))
-                        tasks |= dict.fromkeys(part, task)
-                        self._asked |= dict.fromkeys(part, task)
-                        task.add_done_callback(partial(self._forget, part))
-                shown.update(len(found))
-                for task, number in Counter(tasks.values()).items():
-                    task.add_done_callback(partial(lambda number, _: shown.update(number), number))
-                if tasks:
-                    await asyncio.wait(tasks.values())
+                for part in self._parts(requests):
+                    group.create_task(ask(part))
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
             raise error from error.__cause__
-        return found | {key: task.result()[key] for key, task in tasks.items() if not task.cancelled()}
+        finally:
+            if self._running:
+                await asyncio.wait(self._running)
+        return found
 
     def _parts(self, requests: Mapping[bytes, Request]) -> Iterator[dict[bytes, Request]]:
         """The requests of each call."""
@@ -325,10 +310,6 @@ class LanguageModel:
         for start in range(0, len(left), size):
             yield dict(left[start : start + size])
 
-    def _forget(self, keys: Iterable[bytes], task: _Answering) -> None:
-        for key in keys:
-            del self._asked[key]
-
     async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
         """Answers to requests that go into one call, in as many attempts as it takes."""
         async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
@@ -338,7 +319,7 @@ class LanguageModel:
                 attempt += 1
                 await self._wait_for_server()
                 await self._reserve(worst)
-                outcome = await _to_the_end(self._attempt(requests, worst))
+                outcome = await self._to_the_end(self._attempt(requests, worst))
                 if not isinstance(outcome, Fault):
                     return outcome
                 malformed += outcome.reason == "malformed"
@@ -352,8 +333,7 @@ class LanguageModel:
 
     async def _attempt(self, requests: Mapping[bytes, Request], worst: Use) -> dict[bytes, Answer] | Fault:
         """Call the model once; when this returns, its answers are on disk, and what it cost is booked."""
-        self._running += 1
-        self.stats.peak = max(self.stats.peak, self._running)
+        self.stats.peak = max(self.stats.peak, len(self._running))
         try:
             async with asyncio.timeout(self._timeout):
                 given = await self._client.call(list(requests.values()))
@@ -361,8 +341,6 @@ class LanguageModel:
             fault = self._client.diagnose(error)
             await self._book({}, worst, worst if fault.charged else Use())
             return fault
-        finally:
-            self._running -= 1
         pairs = zip(requests.items(), given, strict=True)
         answers = {key: self._counted(answer, request) for (key, request), answer in pairs}
         read = sum(answer.prompt_tokens for answer in answers.values())
@@ -439,19 +417,12 @@ class LanguageModel:
         logger.info("%s: %s, %s, next in %.1f s", self.name, fault.reason, which, wait or fault.wait or 0.0)
         await asyncio.sleep(wait)
 
-
-async def _to_the_end(work: Coroutine[Any, Any, T]) -> T:
-    """Await what must end once it has begun, since it is paid for; a cancellation takes effect after that."""
-    task, cancelled = asyncio.ensure_future(work), None
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError as error:
-            cancelled = error
-    result = task.result()
-    if cancelled is not None:
-        raise cancelled
-    return result
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await what must end once it has begun, since it is paid for, even if nobody awaits it any more."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
 
 
 def open_llm(
