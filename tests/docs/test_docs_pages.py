@@ -16,7 +16,9 @@ import shutil
 import subprocess
 import sys
 import tomllib
+import urllib.request
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import nbformat
@@ -43,6 +45,11 @@ JOURNEYS = [
 ]
 NOTEBOOK = ("docs/tutorial.md", "examples/tutorial.ipynb")
 """A page that is followed as the notebook made of it."""
+RECORDED = "docs/sql-tutorial.md"
+"""A page that shows what a small model answered: `RECORD_FROM=http://127.0.0.1:8080/v1 pytest …` asks it again."""
+ANSWERS = Path(__file__).with_name("sql_tutorial_answers.json")
+"""What it answered, by the last message."""
+RECORD = os.environ.get("RECORD_FROM", "")
 CORPUS = DATA / "geoquery" / "corpus.xml"
 
 SHORT = {
@@ -156,7 +163,7 @@ class Session:
         with contextlib.redirect_stdout(io.StringIO()) as out:
             runpy.run_path(words[0], run_name="__main__")
         assert out.getvalue().strip()
-        if "--train" in words:
+        if "--train" in words and "--write" not in words:
             assert "Questions whose picks show every part of the right SQL:" in out.getvalue()
             assert re.search(r"^ +\d+\.\d% with ours$", out.getvalue(), re.MULTILINE)
 
@@ -250,6 +257,39 @@ def follow(page: str, session: Session) -> None:
 
 
 @pytest.mark.slow
+def test_the_page_on_sql_shows_what_a_small_model_answered(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("train.jsonl", "test.jsonl"):
+        (workplace / name).unlink()
+    answers = {} if RECORD else json.loads(ANSWERS.read_text(encoding="utf-8"))
+
+    def answer(question: str) -> str:
+        if RECORD and question not in answers:
+            body = next(each.body for each in server.requests if each.prompt == question)
+            url, headers = f"{RECORD}/chat/completions", {"Content-Type": "application/json"}
+            asked = urllib.request.Request(url, json.dumps(body).encode(), headers)
+            answers[question] = json.load(urllib.request.urlopen(asked))["choices"][0]["message"]["content"]
+        return str(answers[question])
+
+    blocks = blocks_of(read_page(RECORDED))
+    printed, shown = [], [block.text for block in blocks if block.language == "text"]
+    with OpenAIServer(answer) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", "none")
+        names: dict[str, object] = {}
+        for block, below in pairwise([*blocks, blocks[-1]]):
+            for command in block.commands if block.language == "bash" else ():
+                Session(workplace, monkeypatch).run(command)
+            if block.language == "python":
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    exec(compile(block.text, RECORDED, "exec"), names)
+                printed += [out.getvalue()] if below.language == "text" else []
+    if RECORD:
+        ANSWERS.write_text(json.dumps(answers, indent=1) + "\n", encoding="utf-8")
+        print(*printed, sep="\n---\n")
+    assert printed == shown
+
+
+@pytest.mark.slow
 def test_the_notebook_runs_from_top_to_bottom(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In a kernel, with the commands in a shell; what installs is not in it, and followed on the page."""
     page, name = NOTEBOOK
@@ -274,7 +314,7 @@ def test_the_notebook_runs_from_top_to_bottom(workplace: Path, monkeypatch: pyte
 
 
 def test_every_page_with_blocks_is_on_a_journey_and_says_what_they_are() -> None:
-    assert sorted([*(page for journey in JOURNEYS for page in journey), NOTEBOOK[0]]) == sorted(
+    assert sorted([*(page for journey in JOURNEYS for page in journey), NOTEBOOK[0], RECORDED]) == sorted(
         page for page in pages() if {block.language for block in blocks_of(read_page(page))} - {"text", "json"}
     )
     for page in pages():
