@@ -4,11 +4,11 @@
     python benchmarks/serving.py --sizes 440,3000,100000,1000000 --out large.json
 
 All sides of a row run in one process, in turns, one thread each; a figure is the median of their CPU time, and what is
-claimed is the ratio to the peer. Vectors of dense rows are drawn as in engines.py and looked up, so that encoding costs
-next to nothing; those of sparse rows have one number in forty, as those of the `structure` family have. The rows with a
-real encoder read questions with the model of the extra `offline`. The peer is LangChain's
-`MaxMarginalRelevanceExampleSelector` over its FAISS store: rows that need it are left out where the package
-langchain-community is not installed.
+claimed is the ratio to the peer. Vectors are drawn as real ones look (pools.py) and looked up, so that encoding costs
+next to nothing; above 200,000 examples only the calls for one question are measured. "lost" is what the picks' logits
+by FAISS's inverted lists fall short of the exact ones', summed over all questions. The rows with a real encoder read
+questions with the model of the extra `offline`. The peer is LangChain's `MaxMarginalRelevanceExampleSelector` over its
+FAISS store: rows that need it are left out where the package langchain-community is not installed.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from random import Random
 from statistics import median, quantiles
 from typing import TYPE_CHECKING, Any
 
 from common import limit_threads, sweep, table
-from engines import drawn
+from pools import dense, structures
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
     from langchain_rcr import SequentialCompositionalRetriever
     from langchain_rcr.index.base import PoolVectors
 
-K, LAM, FEW, BATCH, THREADS, COLUMNS, FULL = 4, -0.3, 8, 64, 32, 2_000, 40
+K, LAM, FADE, FEW, BATCH, THREADS = 4, -0.3, 4, 8, 64, 32
 SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
-DENSE = 200_000  # examples up to which structures are also laid out as a dense matrix, 8 kB each, and calls overlap
-_ASKED = "0"
+LISTS, MOST = 100_000, 200_000  # examples from which inverted lists are measured; up to which all but one question is
+_ASKED, _LISTS = "0", "ours, dense, in FAISS's inverted lists"
 _ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds for a side, and turns
 
 
@@ -63,8 +63,10 @@ def timed(
         call()
     slowest = time.process_time() - start
     turns = int(min(most, max(_LEAST, seconds * len(sides) / max(slowest, 1e-6))))
+    order, random = [*sides.items()], Random(0)
     for _ in range(turns):
-        for name, call in sides.items():
+        random.shuffle(order)  # what a side leaves in the caches, another would always find
+        for name, call in order:
             start = time.process_time()
             call()
             spent[name].append(1e3 * (time.process_time() - start))
@@ -116,33 +118,21 @@ def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> S
     )
 
 
-def structures(size: int) -> tuple[PoolVectors, np.ndarray]:
-    """Sparse vectors as those of the `structure` family, and needs (BATCH, COLUMNS)."""
-    import numpy as np
-
-    from langchain_rcr.basics.rows import SparseRows
-    from langchain_rcr.index.base import PoolVectors
-
-    rng = np.random.default_rng(0)
-    many = COLUMNS // FULL
-    first = rng.integers(0, COLUMNS - 2 * many, size)[:, None]
-    columns = first + np.sort(rng.permuted(np.tile(np.arange(2 * many), (size, 1)), axis=1)[:, :many], axis=1)
-    starts = np.arange(0, size * many + 1, many, dtype=np.int32)
-    rows = SparseRows(starts, columns.astype(np.int32).ravel(), np.ones(size * many, dtype=np.float32), COLUMNS)
-    by_length = rng.uniform(0.7, 1.3, size).astype(np.float32)
-    return PoolVectors(replace(rows, values=by_length.repeat(many)), rows), rng.random((BATCH, COLUMNS), np.float32)
-
-
 def plain(candidate: np.ndarray, context: np.ndarray, query: np.ndarray, *, saturating: bool = False) -> list[int]:
     """The loop of the paper as one would write it first: all candidates scored again at each step."""
     import numpy as np
 
-    state, picks = query, list[int]()
+    state, needs, picks = query, np.maximum(query, 0), list[int]()
     for _ in range(K):
         scores = candidate @ state
         scores[picks] = -np.inf
         picks.append(int(scores.argmax()))
-        state = state * (1 - context[picks[-1]]) if saturating else state + LAM * context[picks[-1]]
+        has = context[picks[-1]]
+        if saturating:
+            share = (needs @ has / ((needs @ needs) * (has @ has)) ** 0.5) ** FADE
+            state = state - has * (state - share * query)
+        else:
+            state = state + LAM * has
     return picks
 
 
@@ -179,52 +169,74 @@ def langchain_mmr(pool: np.ndarray, query: np.ndarray) -> Any:
 
 
 def selecting(size: int) -> dict[str, dict[str, float]]:
-    """One question and 64 of them, together, from 32 threads or awaited at once, beyond encoding."""
+    """One question, beyond encoding; and, of pools that aren't too large, many of them (`together`)."""
     import faiss
     import numpy as np
 
     from langchain_rcr.index.faiss import FaissIndex
 
-    vectors, queries = drawn(size, 0)
+    vectors, queries = dense(size)
     pool, query, asked = np.asarray(vectors.candidate), queries[0], {"source": _ASKED}
     flat = faiss.IndexFlatIP(pool.shape[1])
     flat.add(pool)
-    ours, mmr = retriever(vectors, queries), langchain_mmr(pool, query)
+    ours, mmr = retriever(vectors, queries), langchain_mmr(pool, query) if size <= MOST else None
     over_faiss = retriever(vectors, queries, FaissIndex())
-    needs, has = structures(size)[::-1]
-    need, sparse = needs[0], retriever(has, needs)
+    has, needs = structures(size)
+    sparse = retriever(has, needs)
     sides: dict[str, Callable[[], Any]] = {
         "ours, dense": lambda: ours.select_examples(asked),
         "ours, dense, in FAISS": lambda: over_faiss.select_examples(asked),
         "ours, structures": lambda: sparse.select_examples(asked),
         "one exact FAISS scan": lambda: flat.search(query[None], K),
         "reading all vectors once": pool.max,
-        "plain loop, dense": lambda: plain(pool, np.asarray(vectors.context), query),
     }
-    if size <= DENSE:
-        dense, covered = np.asarray(has.candidate), np.asarray(has.context)
-        sides["plain loop, structures as a dense matrix"] = lambda: plain(dense, covered, need, saturating=True)
+    if size >= LISTS:
+        lists = retriever(vectors, queries, FaissIndex("ivf"))
+        sides[_LISTS] = lambda: lists.select_examples(asked)
     if mmr is not None:
         sides["LangChain MMR"] = lambda: mmr.select_examples(asked)
-    for k in DEPTHS:
-        deep, deeper = ours.model_copy(update={"k": k}), sparse.model_copy(update={"k": k})
-        sides[f"ours, dense, k = {k}"] = lambda of=deep: of.select_examples(asked)
-        sides[f"ours, structures, k = {k}"] = lambda of=deeper: of.select_examples(asked)
-    many = [str(n) for n in range(BATCH)]
-    together: dict[str, Callable[[], Any]] = {
+    if size <= MOST:
+        as_matrix, covered = np.asarray(has.candidate), np.asarray(has.context)
+        sides["plain loop, dense"] = lambda: plain(pool, np.asarray(vectors.context), query)
+        sides["plain loop, structures as a dense matrix"] = lambda: plain(as_matrix, covered, needs[0], saturating=True)
+        for k in DEPTHS:
+            deep, deeper = ours.model_copy(update={"k": k}), sparse.model_copy(update={"k": k})
+            sides[f"ours, dense, k = {k}"] = lambda of=deep: of.select_examples(asked)
+            sides[f"ours, structures, k = {k}"] = lambda of=deeper: of.select_examples(asked)
+    figures = timed(sides)
+    if size >= LISTS:
+        exact, found = (sum(map(sum, logits(of))) for of in (ours, lists))
+        figures[_LISTS]["lost"] = 1 - found / exact
+    return figures | (together(ours, over_faiss, sparse, mmr, asked) if size <= MOST else {})
+
+
+def logits(of: SequentialCompositionalRetriever) -> list[list[float]]:
+    """Of the picks for all questions."""
+    return [[pick.metadata["logit"] for pick in picks] for picks in of.batch([str(n) for n in range(BATCH)])]
+
+
+def together(ours: Any, over_faiss: Any, sparse: Any, mmr: Any, asked: dict[str, str]) -> dict[str, dict[str, float]]:
+    """64 questions in one call, called or awaited, or 64 calls from 32 threads or awaited at once."""
+    many, loop = [str(n) for n in range(BATCH)], asyncio.new_event_loop()
+    sides: dict[str, Callable[[], Any]] = {
         "ours, dense, 64 together": lambda: ours.batch(many),
         "ours, dense, in FAISS, 64 together": lambda: over_faiss.batch(many),
         "ours, structures, 64 together": lambda: sparse.batch(many),
+        "ours, dense, abatch of 64": lambda: loop.run_until_complete(ours.abatch(many)),
+        "ours, structures, abatch of 64": lambda: loop.run_until_complete(sparse.abatch(many)),
         "ours, dense, 8 together": lambda: ours.batch(many[:FEW]),
         "ours, structures, 8 together": lambda: sparse.batch(many[:FEW]),
     }
     with ThreadPoolExecutor(THREADS) as threads:
         at_once: dict[str, Callable[[], Any]] = {}
         for name, of in {"ours, dense": ours, "ours, structures": sparse, "LangChain MMR": mmr}.items():
-            if of is not None and size <= DENSE:
+            if of is not None:
                 at_once[f"{name}, 32 threads"] = lambda of=of: list(threads.map(of.select_examples, [asked] * BATCH))
-                at_once[f"{name}, 64 awaited at once"] = lambda of=of: asyncio.run(_gathered(of, asked))
-        return timed(sides) | timed(together) | timed(at_once)
+                at_once[f"{name}, 64 awaited at once"] = lambda of=of: loop.run_until_complete(_gathered(of, asked))
+        figures = timed(sides) | timed(at_once)
+    loop.run_until_complete(loop.shutdown_default_executor())
+    loop.close()
+    return figures
 
 
 async def _gathered(selector: Any, asked: dict[str, str]) -> None:
@@ -236,7 +248,7 @@ def adding(size: int) -> dict[str, dict[str, float]]:
     import faiss
     import numpy as np
 
-    vectors, queries = drawn(size, 0)
+    vectors, queries = dense(size)
     ours = retriever(vectors, queries)
     new = [{"source": str(n), "target": f"g{n}(x)"} for n in range(1_000)]
     some = np.asarray(vectors.candidate)[np.arange(1_000) % size]
@@ -356,7 +368,7 @@ def save(size: int, folder: Path) -> None:
     from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
     from langchain_rcr.families.backbone import LangChainBackbone
 
-    vectors, queries = drawn(size, 0)
+    vectors, queries = dense(size)
     pool = np.asarray(vectors.candidate)
     np.save(folder / "first.npy", np.stack([pool[0], queries[0]]))
     backbone = LangChainBackbone(given(pool, pool[0]))
@@ -409,11 +421,17 @@ RATIOS = (
     ("ours, structures", "LangChain MMR"),
     ("ours, dense", "one exact FAISS scan"),
     ("ours, dense, in FAISS", "one exact FAISS scan"),
+    ("ours, structures", "one exact FAISS scan"),
+    (_LISTS, "one exact FAISS scan"),
     ("ours, dense", "plain loop, dense"),
     ("ours, structures", "plain loop, structures as a dense matrix"),
     ("ours, dense, 64 together", "LangChain MMR"),
     ("ours, dense, in FAISS, 64 together", "LangChain MMR"),
     ("ours, structures, 64 together", "LangChain MMR"),
+    ("ours, dense, abatch of 64", "ours, dense, 64 together"),
+    ("ours, structures, abatch of 64", "ours, structures, 64 together"),
+    ("ours, dense, 64 awaited at once", "ours, dense, 64 together"),
+    ("ours, structures, 64 awaited at once", "ours, structures, 64 together"),
     ("ours, dense, 32 threads", "LangChain MMR, 32 threads"),
     ("ours, structures, 32 threads", "LangChain MMR, 32 threads"),
     ("ours, dense, 64 awaited at once", "LangChain MMR, 64 awaited at once"),
@@ -425,14 +443,14 @@ RATIOS = (
     ("embeddings", "embeddings, k = 1"),
     ("structure", "structure, k = 1"),
 )
-"""What is claimed: a side, and the peer by which its time is divided (64 together: by 64 calls of it)."""
+"""What is claimed: a side, and the peer by which its time is divided (64 together: by 64 calls of one question)."""
 
 
 def ratios(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[str, dict[str, float]]]:
     """Of each of `RATIOS` its figures by pool size, as far as both sides were measured."""
     out = []
     for side, peer in RATIOS:
-        times = BATCH if "64 together" in side else 1
+        times = BATCH if "64 together" in side and "64" not in peer else 1
         each = {
             size: of[side]["ms"] / (times * of[peer]["ms"]) for size, of in results.items() if side in of and peer in of
         }
@@ -453,7 +471,8 @@ def markdown(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
                 cells.append("–")
             else:
                 spread = f" ({row['low']:.3g}–{row['high']:.3g})" if "low" in row else f", {row['mb']:.0f} MB at most"
-                cells.append(f"{row['ms']:.3g}{spread}")
+                lost = f", {100 * row['lost']:.2f} % lost" if "lost" in row else ""
+                cells.append(f"{row['ms']:.3g}{spread}{lost}")
         rows.append([name, *cells])
     claims = ([name, *(f"{each[s]:.2f}" if s in each else "–" for s in sizes)] for name, each in ratios(results))
     return "\n\n".join([table(["CPU ms (quartiles)", *sizes], rows), table(["ratio", *sizes], claims)])
@@ -475,7 +494,7 @@ def main() -> int:
         return 0
 
     def calls(size: int) -> dict[str, dict[str, float]]:
-        return selecting(size) | adding(size) | loading(size)
+        return selecting(size) | (adding(size) | loading(size) if size <= MOST else {})
 
     cells = [(size, partial(calls, int(size))) for size in options.sizes.split(",")]
     print(markdown(sweep([*cells, ("600, whole calls", reading)], options.out, threads=options.threads)))

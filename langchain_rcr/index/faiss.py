@@ -26,6 +26,10 @@ _AT_ONCE = 2048
 _PER_LIST = 39
 """Vectors that FAISS wants for each inverted list to train on."""
 
+_PROBED, _LEAST_PROBED = 20, 32
+"""One inverted list in so many is looked at, and at least so many: the picks' logits then add up to some 0.5 % less
+than the exact ones do (trials: 0.53 % at 100,000 drawn examples, 0.45 % at a million, where one in 60 loses 1.8 %)."""
+
 _SMALL = 4096
 """Pools up to this size are searched in full, whatever the kind: a detour would take as long."""
 
@@ -46,7 +50,7 @@ class FaissOptions:
         ef_construction: candidates looked at when a vector is added (hnsw).
         ef_search: candidates looked at in a search (hnsw).
         nlist: inverted lists (ivf); None: 4 · √N of the N rows trained on.
-        nprobe: lists looked at in a search (ivf).
+        nprobe: lists looked at in a search (ivf); None: one in 20, at least 32.
         train_from: rows that begin training (ivf), at least 39 · nlist.
     """
 
@@ -56,7 +60,7 @@ class FaissOptions:
     ef_construction: int = 200
     ef_search: int = 128
     nlist: int | None = None
-    nprobe: int = 32
+    nprobe: int | None = None
     train_from: int = 10_000
 
     def __post_init__(self) -> None:
@@ -64,7 +68,7 @@ class FaissOptions:
             raise InputError(f"kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}")
         for name in ("m", "ef_construction", "ef_search", "nlist", "nprobe", "train_from"):
             value, least = getattr(self, name), 2 if name == "m" else 1
-            if value is None and name == "nlist":
+            if value is None and name in ("nlist", "nprobe"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name} must be a whole number from {least} on, not {value!r}")
@@ -73,6 +77,10 @@ class FaissOptions:
     def exact(self) -> bool:
         """Whether searches and logits are those of a full search in float32."""
         return self.kind == "flat" and not self.fp16
+
+    def probes(self, lists: int) -> int:
+        """How many of so many inverted lists to look at."""
+        return min(lists, self.nprobe or max(_LEAST_PROBED, lists // _PROBED))
 
     def lists(self, rows: int) -> int:
         """How many inverted lists to train on this many rows; 0: too few rows."""
@@ -99,7 +107,7 @@ class FaissIndex(LocalIndex):
         ef_construction: int = 200,
         ef_search: int = 128,
         nlist: int | None = None,
-        nprobe: int = 32,
+        nprobe: int | None = None,
         train_from: int = 10_000,
     ) -> None:
         _faiss()
@@ -186,7 +194,7 @@ class FaissTable(Table):
                 params = faiss.SearchParametersHNSW(sel=selector, efSearch=ef)
             elif isinstance(index, faiss.IndexIVF):
                 params = faiss.SearchParametersIVF(
-                    sel=selector, nprobe=index.nlist if everything else min(index.nlist, self._options.nprobe)
+                    sel=selector, nprobe=index.nlist if everything else self._options.probes(index.nlist)
                 )
             else:
                 params = None if selector is None else faiss.SearchParameters(sel=selector)
@@ -284,6 +292,7 @@ def _new_index(vectors: FloatArray, options: FaissOptions) -> Any:
         else:
             index = faiss.IndexIVFFlat(coarse, dim, lists, product)
         index.set_direct_map_type(faiss.DirectMap.Array)  # to read vectors back by row
+        index.cp.max_points_per_centroid = _PER_LIST  # a million rows train in one minute and not in six
     elif options.fp16:
         index = faiss.IndexScalarQuantizer(dim, half, product)
     else:

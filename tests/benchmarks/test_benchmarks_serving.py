@@ -20,16 +20,34 @@ def picks(retriever, query="0"):
 
 @pytest.mark.slow
 def test_both_sides_pick_the_same(serving):
-    vectors, queries = serving.drawn(70, 0)
+    vectors, queries = serving.dense(70)
     plain = serving.plain(np.asarray(vectors.candidate), np.asarray(vectors.context), queries[0])
     assert picks(serving.retriever(vectors, queries)) == plain
     has, needs = serving.structures(90)
     dense = np.asarray(has.candidate)
-    assert np.diff(has.candidate.starts).tolist() == [serving.COLUMNS // serving.FULL] * 90
     ours = serving.retriever(has, needs)
     for question in (0, 5):
         plain = serving.plain(dense, np.asarray(has.context), needs[question], saturating=True)
         assert picks(ours, str(question)) == plain
+
+
+def test_drawn_pools_look_as_real_ones(serving):
+    """By the figures of Spider's that they imitate."""
+    pool, questions = serving.dense(3_000)
+    assert pool.context is pool.candidate
+    rows = pool.candidate
+    energy = np.cumsum(np.linalg.eigvalsh(rows.T @ rows)[::-1])
+    np.testing.assert_allclose(energy[[7, 31, 127]] / energy[-1], [0.357, 0.602, 0.874], atol=0.06)
+    logits = np.sort(questions @ rows.T)[:, ::-1].mean(axis=0)
+    np.testing.assert_allclose(logits[[10, 100]] / logits[0], [0.62, 0.43], atol=0.1)
+
+    pool, needs = serving.structures(3_000)
+    has = pool.candidate
+    np.testing.assert_array_equal(has.columns, pool.context.columns)
+    often = np.sort(np.bincount(has.columns, minlength=has.dim))[::-1] / len(has)
+    np.testing.assert_allclose(often[[1, 7, 31, 127]], [0.927, 0.4, 0.208, 0.094], atol=0.13)
+    assert 25 < np.diff(has.starts).mean() < 45
+    assert serving.structures(3_000)[1].tolist() == needs.tolist()
 
 
 @pytest.mark.slow
@@ -43,7 +61,10 @@ def test_loading_reads_a_real_checkpoint(serving):
 def test_every_side_runs_and_its_time_is_cpu_time(serving, monkeypatch):
     monkeypatch.setattr(serving, "_MOST", 2)
     monkeypatch.setattr(serving, "_LEAST", 2)
+    monkeypatch.setattr(serving, "LISTS", 100)
     figures = serving.selecting(120)
+    # So few are searched in full, whatever the kind.
+    assert figures.pop("ours, dense, in FAISS's inverted lists")["lost"] == pytest.approx(0, abs=1e-6)
     asked = {"ours, dense", "ours, structures", "one exact FAISS scan", "ours, structures, 64 together"}
     assert asked <= figures.keys()
     assert all(0 < row["low"] <= row["ms"] <= row["high"] for row in figures.values())
