@@ -50,9 +50,9 @@ class Recorder(BaseCallbackHandler):
 
 def test_a_batch_encodes_once(retriever: SequentialCompositionalRetriever, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    original = retriever.store.encoder.encode_queries
+    original = retriever.store.encoder.judge_queries
     monkeypatch.setattr(
-        retriever.store.encoder, "encode_queries", lambda q, *drafts: calls.append(len(q)) or original(q, *drafts)
+        retriever.store.encoder, "judge_queries", lambda q, *a, **b: calls.append(len(q)) or original(q, *a, **b)
     )
     together = retriever.batch(QUERIES)
     assert calls == [3]
