@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.extras import require
+from langchain_rcr.basics.extras import installed
 from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoding import Backbone
+from langchain_rcr.families.model_files import INSIDE, Read, unit
+from langchain_rcr.families.onnx_backbone import OnnxBackbone
 from langchain_rcr.families.static import PREFIX as STATIC
 from langchain_rcr.families.static import StaticBackbone
 from langchain_rcr.families.untrusted import refusing
@@ -23,19 +26,15 @@ if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
 
     from langchain_rcr.families.base import ModelSettings
-    from langchain_rcr.families.pooled import Pooling
+    from langchain_rcr.families.model_files import Pooling
 
 _PROBE = "what is the number of states that border the largest one ?"
 """Embedded when saving and when loading: if the name now means another model, every vector would be silently wrong."""
 _LARGEST = 1e15
 """Smaller numbers can be squared and summed in single precision."""
-_INSIDE = "checkpoint:backbone"
-"""The base of a model that is stored in the checkpoint itself, in the folder backbone/."""
 
 Known = dict[tuple[bool, str], NDArray[np.float32]]
 """(is a query, text) → its frozen vector (d,)."""
-Read = tuple[NDArray[np.float32], list[NDArray[np.float32]]]
-"""Unit vectors (N, d) of texts, and the vectors (T, d) of each one's tokens."""
 
 
 class TransformerBackbone:
@@ -44,8 +43,6 @@ class TransformerBackbone:
     symmetric = True
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
-        for package in ("torch", "transformers"):
-            require(package, "train")
         from langchain_rcr.families.pooled import TransformerEncoder
 
         encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, normalize=True, saved=saved)
@@ -77,15 +74,28 @@ class TransformerBackbone:
     def read(self, texts: Sequence[str]) -> Read:
         """What `embed` returns and, from the same pass, the vectors (T, d) of each text's tokens in context."""
         vectors, tokens = self._encoder.text.read(texts)
-        return _unit(vectors), tokens
+        return unit(vectors), tokens
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """See `Backbone.describe`: a model from a local folder is copied into the checkpoint, any other is named."""
         text, base = self._encoder.text, self._encoder.text.base
         if Path(base).is_dir():
             text.save(folder / "backbone")
-            base = _INSIDE
+            base = INSIDE
         return {"kind": "transformer", "base": base, "pooling": text.pooling, "max_length": text.max_length}
+
+    def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
+        """The model read by ONNX Runtime, to be stored in a checkpoint.
+
+        Raises:
+            InputError: it is of an architecture that ONNX Runtime can't be given.
+            MissingExtraError: onnxruntime is not installed.
+        """
+        text = self._encoder.text
+        with TemporaryDirectory() as folder:
+            text.save(Path(folder) / "model")
+            read = OnnxBackbone(str(Path(folder) / "model"), pooling=text.pooling, max_length=text.max_length)
+            return read.for_onnx(int8=int8)
 
 
 class LangChainBackbone:
@@ -112,7 +122,7 @@ class LangChainBackbone:
         )
         vectors = _vectors(rows, len(distinct), self.dim)
         number = {text: row for row, text in enumerate(distinct)}
-        return _unit(vectors[[number[text] for text in texts]])
+        return unit(vectors[[number[text] for text in texts]])
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """See `Backbone.describe`; the class is only named in the error message if `embeddings` is missing later."""
@@ -152,6 +162,11 @@ class RememberingBackbone:
             self._known[False, text], self._tokens[text] = vector, tokens
         return self.embed(texts), [self._tokens[text] for text in texts]
 
+    @property
+    def for_onnx(self) -> Any:
+        """`TransformerBackbone.for_onnx`; None if the inner backbone has none."""
+        return getattr(self._backbone, "for_onnx", None)
+
     def describe(self, folder: Path) -> dict[str, Any]:
         """See `Backbone.describe`."""
         return self._backbone.describe(folder)
@@ -168,17 +183,36 @@ def open_backbone(settings: ModelSettings, embeddings: Embeddings | None = None)
     base = str(settings.pretrained)
     if base.startswith(STATIC):
         return StaticBackbone.of(base.removeprefix(STATIC), max_length=settings.max_length)
-    return TransformerBackbone(base, pooling=settings.pooling, max_length=settings.max_length)
+    return _reader()(base, pooling=settings.pooling, max_length=settings.max_length)
 
 
-def save_backbone(backbone: Backbone, folder: Path) -> None:
-    """Write backbone.json: how to restore it, and its vectors of a probe text."""
+def _reader(*, onnx: bool = False) -> type[TransformerBackbone | OnnxBackbone]:
+    """What reads a model's folder: torch, or, without it, ONNX Runtime."""
+    return TransformerBackbone if installed("torch") and installed("transformers") and not onnx else OnnxBackbone
+
+
+def save_backbone(backbone: Backbone, folder: Path, *, onnx: bool = False, int8: bool = False) -> None:
+    """Write backbone.json: how to restore it, and its vectors of a probe text.
+
+    Args:
+        backbone: what is saved.
+        folder: of the checkpoint.
+        onnx: whether to store a model that runs in this process as ONNX Runtime reads it.
+        int8: whether then in int8.
+    """
+    for_onnx = getattr(backbone, "for_onnx", None)
+    if onnx and for_onnx is not None:
+        backbone = for_onnx(int8=int8)
     probe = [round(float(x), 6) for x in _probe(backbone)]
     write_json(folder / "backbone.json", backbone.describe(folder) | {"dim": backbone.dim, "probe": probe})
 
 
 def load_backbone(
-    folder: Path, embeddings: Embeddings | None = None, trust: bool | Collection[str] = False
+    folder: Path,
+    embeddings: Embeddings | None = None,
+    trust: bool | Collection[str] = False,
+    *,
+    onnx: bool = False,
 ) -> Backbone:
     """Load the backbone of a checkpoint; for the arguments see `TriEncoder.from_pretrained`.
 
@@ -197,12 +231,12 @@ def load_backbone(
         with refusing(f"{folder}", CheckpointError):
             backbone = StaticBackbone.load(folder, max_length=int(length))
         probe = _probe(backbone)
-    elif value["kind"] != "transformer":
+    elif value["kind"] not in ("transformer", "onnx"):
         raise CheckpointError(f"{file}: unknown kind of embeddings '{value['kind']}'")
     else:
         value = read_json(file, ("dim", "probe", "base", "pooling", "max_length"))
         base = str(value["base"])
-        inside = base == _INSIDE
+        inside = base == INSIDE
         if inside:
             base = str(folder / "backbone")
         elif not base.startswith("package:") and not (trust is True or (trust and base in trust)):
@@ -212,9 +246,10 @@ def load_backbone(
             )
         with refusing(f"{folder}", CheckpointError):
             length = int(value["max_length"])
-            backbone = TransformerBackbone(base, pooling=value["pooling"], max_length=length, saved=inside)
+            reader = _reader(onnx=onnx or value["kind"] == "onnx")
+            backbone = reader(base, pooling=value["pooling"], max_length=length, saved=inside)
             probe = _probe(backbone)
-    if backbone.dim != value["dim"] or not _matches(probe, value["probe"]):
+    if backbone.dim != value["dim"] or not _matches(probe, value["probe"], 4 if value["kind"] == "onnx" else 1):
         raise CheckpointError(
             f"{folder} was trained over another embedding model than the one given: its vectors differ"
         )
@@ -228,10 +263,10 @@ def _probe(backbone: Backbone) -> NDArray[np.float32]:
     return np.concatenate([entry[:32], question[:32]])
 
 
-def _matches(probe: NDArray[np.float32], saved: Any) -> bool:
-    """Whether they are equal up to another machine's rounding."""
+def _matches(probe: NDArray[np.float32], saved: Any, times: int) -> bool:
+    """Whether they are equal up to another machine's rounding, of which int8 has several times as much."""
     try:
-        return bool(np.allclose(probe, np.asarray(saved, dtype=np.float64).reshape(probe.shape), atol=5e-3))
+        return bool(np.allclose(probe, np.asarray(saved, dtype=np.float64).reshape(probe.shape), atol=times * 5e-3))
     except (TypeError, ValueError):
         return False
 
@@ -250,9 +285,3 @@ def _vectors(rows: Any, count: int, dim: int | None = None) -> NDArray[np.float3
     if not (np.abs(found) < _LARGEST).all():
         raise InputError("embeddings returned values that are not finite numbers, or too large to compute with")
     return found.astype(np.float32)
-
-
-def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    unit: NDArray[np.float32] = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
-    return unit

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from threading import Lock
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 import torch
@@ -22,6 +22,7 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoder import Backbone, Encoder, check_digest
+from langchain_rcr.families.model_files import LIMITS, MAX_CHARACTERS, Pooling, special_tokens
 from langchain_rcr.families.pretrained import model_folder
 from langchain_rcr.families.untrusted import (
     SPECIAL_TOKENS,
@@ -31,11 +32,6 @@ from langchain_rcr.families.untrusted import (
     refusing,
 )
 
-Pooling = Literal["mean", "cls"]
-_MAX_CHARACTERS = 64
-"""A generous bound on characters per token: what is beyond never reaches the tokenizer, which then cuts exactly."""
-_LIMITS = ("model_max_length", "truncation_side")
-"""Settings of a tokenizer that are saved, beside its special tokens."""
 _LOADING = Lock()
 
 
@@ -73,9 +69,9 @@ def _saved_tokenizer(folder: Path) -> Any:
     from transformers import PreTrainedTokenizerFast
 
     settings = read_json(folder / "tokenizer_config.json", ())
-    given = {name: settings[name] for name in (*_LIMITS, *SPECIAL_TOKENS) if settings.get(name) is not None}
-    known = {name: value["content"] if isinstance(value, dict) else value for name, value in given.items()}
-    return PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **known)
+    limits = {name: settings[name] for name in LIMITS if settings.get(name) is not None}
+    file = str(folder / "tokenizer.json")
+    return PreTrainedTokenizerFast(tokenizer_file=file, **limits, **special_tokens(settings))
 
 
 class PooledTransformer(nn.Module):
@@ -155,14 +151,14 @@ class PooledTransformer(nn.Module):
             self.model.save_pretrained(folder, max_shard_size="1TB")  # one file, see `check_saved_model`
         self.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
         tokens = {name: token for name, token in self.tokenizer.special_tokens_map.items() if name in SPECIAL_TOKENS}
-        limits = {name: getattr(self.tokenizer, name) for name in _LIMITS}
+        limits = {name: getattr(self.tokenizer, name) for name in LIMITS}
         write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **limits, **tokens})
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Token ids, cut at `max_length`."""
         if not texts:
             return Tokens([])
-        cut = [text[: _MAX_CHARACTERS * self.max_length] for text in texts]
+        cut = [text[: MAX_CHARACTERS * self.max_length] for text in texts]
         with refusing(f"the tokenizer of model '{self.base}' fails"):
             encoded = self.tokenizer(cut, truncation=True, max_length=self.max_length, return_attention_mask=False)
         return Tokens(encoded["input_ids"])

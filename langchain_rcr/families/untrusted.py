@@ -77,7 +77,18 @@ def refusing(what: str, kind: type[RCRError] = InputError) -> Iterator[None]:
 
 
 def check_saved_model(folder: Path) -> None:
-    """Raise a `CheckpointError` if opening a checkpoint's model could do more than open a text encoder."""
+    """Raise a `CheckpointError` if transformers could do more with a checkpoint's model than open a text encoder."""
+    config = check_saved_files(folder)
+    with refusing(f"{folder}", CheckpointError):
+        _check_size(folder, config)
+
+
+def check_saved_files(folder: Path) -> dict[str, Any]:
+    """The config.json of a checkpoint's model.
+
+    Raises:
+        CheckpointError: it or the tokenizer's files could do more than describe a text encoder.
+    """
     for name in ("adapter_config.json", "model.safetensors.index.json"):
         if (folder / name).exists():
             raise CheckpointError(
@@ -93,7 +104,7 @@ def check_saved_model(folder: Path) -> None:
     with refusing(f"{folder}", CheckpointError):
         check_kind(config)
         check_tokenizer(tokenizer, config["vocab_size"])
-        _check_size(folder, config)
+    return config
 
 
 def check_kind(config: Mapping[str, Any]) -> None:

@@ -18,7 +18,7 @@ from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.hub import fetched, push
-from langchain_rcr.policy.triencoder import TriEncoder
+from langchain_rcr.policy.triencoder import Runtime, TriEncoder
 from langchain_rcr.pool.arguments import Fields, check_fields
 from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
 from langchain_rcr.pool.saved import RETRIEVER_FILE, checkpoint_folder, stored_fields, stored_pool
@@ -240,11 +240,16 @@ class Constructors:
         """`from_encoder` in a thread, since encoding would block the event loop."""
         return await asyncio.to_thread(cls.from_encoder, encoder, examples, **options)
 
-    def save(self, folder: str | Path) -> None:
+    def save(self, folder: str | Path, *, runtime: Runtime | None = None) -> None:
         """Write encoder, examples, vectors and this retriever's fields to a folder that `from_pretrained` reads.
 
         Whole or not at all. An engine that keeps its examples elsewhere, such as a database, is not asked for them:
         pass it to `from_pretrained` again (`index=`). Nor are `tokenizer` and `log` written.
+
+        Args:
+            folder: where.
+            runtime: "onnx" or "onnx-int8": to be served without torch, text encoder included
+                (`TriEncoder.save_pretrained`).
 
         Raises:
             InputError: a field, such as LangChain's `metadata`, has a value that JSON can't hold.
@@ -257,7 +262,7 @@ class Constructors:
             json.dumps(fields, allow_nan=False)
         except (TypeError, ValueError) as error:
             raise InputError(f"the retriever's fields can't be saved: {error}") from None
-        self.store.save(folder, fields)
+        self.store.save(folder, fields, runtime=runtime)
 
     @classmethod
     def _reopened(cls, folder: Path, saved: Mapping[str, Any], given: Fields) -> Fields:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from langchain_rcr.index.base import CandidateIndex
-    from langchain_rcr.policy.triencoder import TriEncoder
+    from langchain_rcr.policy.triencoder import Runtime, TriEncoder
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +257,13 @@ class ExampleStore:
 
     # ------------------------------------------------------------------ files
 
-    def save(self, folder: str | os.PathLike[str], fields: Mapping[str, Any] | None = None) -> None:
+    def save(
+        self,
+        folder: str | os.PathLike[str],
+        fields: Mapping[str, Any] | None = None,
+        *,
+        runtime: Runtime | None = None,
+    ) -> None:
         """Write encoder, examples and vectors as one checkpoint folder, whole or not at all.
 
         An engine that keeps the pool elsewhere goes on keeping it: then the folder holds no examples.
@@ -265,13 +271,14 @@ class ExampleStore:
         Args:
             folder: where.
             fields: the retriever's own, JSON values.
+            runtime: see `TriEncoder.save_pretrained`.
 
         Raises:
             PoolError: an example has a field that JSON can't hold as it is.
         """
         now = self.now
         with atomic_directory(folder) as path:
-            now.encoder.save_pretrained(path)
+            now.encoder.save_pretrained(path, runtime=runtime)
             keys = {"source_key": [*now.schema.source_keys], "target_key": now.schema.target_key}
             write_json(path / RETRIEVER_FILE, {**keys, "fields": dict(fields or {})})
             if isinstance(now.engine, LocalIndex):

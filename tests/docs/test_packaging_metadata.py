@@ -25,7 +25,7 @@ PINS = dict(
     for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
     if not line.startswith("#")
 )
-SERVING = ("agents", "faiss", "pgvector", "qdrant", "sql")
+SERVING = ("agents", "faiss", "onnx", "pgvector", "qdrant", "sql")
 """Extras that `langchain_rcr` itself has a use for."""
 STDLIB_AND_OURS = {*sys.stdlib_module_names, "_typeshed", "langchain_rcr", "rcr_trainer"}
 
@@ -52,8 +52,10 @@ def imported(folder: Path) -> set[str]:
 @pytest.mark.slow
 def test_serving_declares_what_it_imports_and_no_more() -> None:
     extras = [text for name in SERVING for text in EXTRAS[name]]
-    # pydantic-core is a part of pydantic.
-    assert imported(ROOT / "langchain_rcr") - {"pydantic-core"} == declared([*PROJECT["dependencies"], *extras])
+    # pydantic-core is a part of pydantic; torch and transformers are for training, and serve where they are there.
+    beyond = {"pydantic-core", "torch", "transformers"}
+    assert imported(ROOT / "langchain_rcr") - beyond == declared([*PROJECT["dependencies"], *extras])
+    assert {"torch", "transformers"} <= declared(EXTRAS["train"])
 
 
 @pytest.mark.slow
@@ -198,7 +200,8 @@ def test_continuous_integration_runs_make_test() -> None:
     script = ROOT / ".ci" / "run"
     assert os.access(script, os.X_OK)
     assert "set -euo pipefail" in script.read_text(encoding="utf-8")
-    assert re.search(r"^make test\b", script.read_text(encoding="utf-8"), re.MULTILINE)
+    for target in ("test", "wheel-test"):
+        assert re.search(rf"^make {target}\b", script.read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_the_hooks_are_valid_and_run_the_pinned_tools() -> None:

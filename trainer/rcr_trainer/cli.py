@@ -36,7 +36,10 @@ from rcr_trainer.console import (
 if TYPE_CHECKING:
     from rcr_trainer.evaluation.report import EvaluationReport
 
-EXTRA = ("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard", "yaml")
+EXTRA = (
+    *("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard"),
+    *("torch", "transformers", "yaml"),
+)
 """The packages of the extra `train`, as they are imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size")
 """The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""

@@ -60,7 +60,8 @@ def load_model(
     from langchain_rcr.families.backbone import RememberingBackbone
     from langchain_rcr.policy.triencoder import TriEncoder
 
-    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config), trust=trust)
+    embeddings = embeddings_of(config)
+    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings, trust=trust, runtime="torch")
     if model.backbone is not None and known is not None:
         model.backbone = RememberingBackbone(model.backbone, known)
     return model.to(device_of(config))

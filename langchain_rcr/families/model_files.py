@@ -1,0 +1,34 @@
+"""The folder of a pretrained model: where it is, and what its tokenizer's settings say. Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.families.untrusted import SPECIAL_TOKENS
+
+Pooling = Literal["mean", "cls"]
+Read: TypeAlias = tuple[NDArray[np.float32], list[NDArray[np.float32]]]
+"""Unit vectors (N, d) of texts, and the vectors (T, d) of each one's tokens."""
+INSIDE = "checkpoint:backbone"
+"""The base of a model that is stored in the checkpoint itself, in the folder backbone/."""
+MAX_CHARACTERS = 64
+"""A generous bound on characters per token: what is beyond never reaches the tokenizer, which then cuts exactly."""
+LIMITS = ("model_max_length", "truncation_side")
+"""Settings of a tokenizer that are saved, beside its special tokens."""
+
+
+def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The special tokens that a tokenizer_config.json names, by their role."""
+    given = {name: settings[name] for name in SPECIAL_TOKENS if settings.get(name) is not None}
+    return {name: value["content"] if isinstance(value, dict) else value for name, value in given.items()}
+
+
+def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Rows scaled to length 1."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    scaled: NDArray[np.float32] = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+    return scaled

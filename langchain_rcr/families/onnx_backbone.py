@@ -1,0 +1,176 @@
+"""A frozen BERT read by ONNX Runtime: no torch and no transformers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors.numpy import load_file, save_file
+
+from langchain_rcr.basics.extras import require
+from langchain_rcr.basics.files import read_json, write_json, write_text
+from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.section import show
+from langchain_rcr.errors import InputError
+from langchain_rcr.families import bert
+from langchain_rcr.families.model_files import INSIDE, LIMITS, MAX_CHARACTERS, Read, special_tokens, unit
+from langchain_rcr.families.pretrained import model_folder
+from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer, refusing
+
+if TYPE_CHECKING:
+    from langchain_rcr.families.model_files import Pooling
+
+_SALAD, _WORDS = 64, 16
+"""Texts, of words at random, and the words of each, by which the numbers' ranges are seen before they become int8."""
+
+
+class OnnxBackbone:
+    """A frozen BERT, as `TransformerBackbone` is; each text is read by itself, so that its vectors are always the same.
+
+    Args:
+        base: a local folder or `package:NAME`.
+        pooling: mean over the tokens, or the first token's vector.
+        max_length: tokens read of a text; the rest is cut off.
+        saved: whether the folder is part of a checkpoint, which anybody may have written.
+
+    Raises:
+        InputError: the model can't be read.
+        MissingExtraError: onnxruntime is not installed.
+    """
+
+    symmetric = True
+
+    def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
+        require("onnxruntime", "onnx")
+        if pooling not in ("mean", "cls"):
+            raise InputError(f"pooling must be mean or cls, not {show(pooling)}")
+        if max_length < 1:
+            raise InputError(f"max_length must be at least 1, not {show(max_length)}")
+        folder = Path(model_folder(base))
+        if not folder.is_dir():
+            raise InputError(f"model '{base}': without torch it must be a local folder or package:NAME")
+        if saved:
+            check_saved_files(folder)
+        self.base, self.pooling, self._length = base, pooling, max_length
+        with refusing(f"model '{base}' can't be read by ONNX Runtime"):
+            self._shape = bert.Shape.of(read_json(folder / "config.json", ()))
+            arrays = load_file(folder / "model.safetensors")
+            self._arrays = arrays if "words" in arrays else bert.arranged(self._shape, arrays)
+            bert.check(self._shape, self._arrays)
+            self._settings = read_json(folder / "tokenizer_config.json", ())
+            self._tokenizer_json = (folder / "tokenizer.json").read_text(encoding="utf-8")
+            limit = self._settings.get("model_max_length", max_length)
+            self.max_length = int(min(max_length, self._shape.positions, limit))
+            self.dim = self._shape.width
+            self.embed(["?"])
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: a model that comes with an installed package is opened again, and what runs always."""
+        if self.base.startswith("package:"):
+            return {"base": self.base, "pooling": self.pooling, "max_length": self._length}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_session", "_tokenizer")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_arrays" not in state:
+            OnnxBackbone.__init__(self, **state)
+        else:
+            self.__dict__.update(state)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> OnnxBackbone:
+        return self  # nothing changes it
+
+    @cached_property
+    def _session(self) -> Any:
+        return _session(bert.graph(self._shape, self._arrays))
+
+    @cached_property
+    def _tokenizer(self) -> tuple[Any, frozenset[int | None]]:
+        """The tokenizer, and the ids of its special tokens, without that of unknown words."""
+        from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_str(self._tokenizer_json)
+        tokenizer.no_padding()
+        tokenizer.enable_truncation(self.max_length)
+        named = special_tokens(self._settings)
+        ids = {name: tokenizer.token_to_id(token) for name, token in named.items()}
+        return tokenizer, frozenset(ids.values()) - {ids.get("unk_token"), None}
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """See `Backbone.embed`."""
+        return self.read(texts)[0]
+
+    def read(self, texts: Sequence[str]) -> Read:
+        """See `TransformerBackbone.read`."""
+        tokenizer, special = self._tokenizer
+        pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
+        tokens: list[NDArray[np.float32]] = []
+        for row, text in enumerate(track(texts, "reading questions")):
+            ids = tokenizer.encode(text[: MAX_CHARACTERS * self.max_length]).ids
+            if not ids:
+                tokens.append(np.zeros((0, self.dim), dtype=np.float32))
+                continue
+            last, inner = self._session.run(("last", "inner"), {"ids": np.array([ids], dtype=np.int64)})
+            pooled[row] = last[0, 0] if self.pooling == "cls" else last[0].mean(axis=0)
+            tokens.append(inner[0, [at for at, token in enumerate(ids) if token not in special]])
+        return unit(pooled), tokens
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """See `Backbone.describe`: a model of an installed package is named, any other copied into the checkpoint."""
+        named = self.base.startswith("package:")
+        base = self.base if named else self._save(folder / "backbone", self._arrays)
+        about = {"base": base, "pooling": self.pooling, "max_length": self.max_length}
+        return {"kind": "transformer" if named else "onnx", **about}
+
+    def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
+        """The same model, as one that is to be stored in a checkpoint, in int8 or as it is."""
+        stored = copy.copy(self)
+        stored.base = INSIDE
+        if int8 and self._arrays["words"].dtype != np.int8:
+            stored._arrays = bert.smaller(self._shape, self._arrays, self._largest().__getitem__)
+            stored.__dict__.pop("_session", None)
+        return stored
+
+    def _save(self, folder: Path, arrays: Mapping[str, NDArray[Any]]) -> str:
+        tokenizer = json.loads(self._tokenizer_json) | {"padding": None, "truncation": None}
+        check_tokenizer(tokenizer, self._shape.vocabulary)
+        folder.mkdir()
+        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
+        write_json(folder / "config.json", self._shape.config())
+        write_text(folder / "tokenizer.json", json.dumps(tokenizer, ensure_ascii=False))
+        kept = {name: self._settings[name] for name in LIMITS if name in self._settings}
+        write_json(folder / "tokenizer_config.json", kept | special_tokens(self._settings))
+        return INSIDE
+
+    def _largest(self) -> dict[str, NDArray[np.float32]]:
+        """What `bert.smaller` needs, seen in texts of words at random."""
+        names = bert.matrices(self._shape)
+        session = _session(bert.graph(self._shape, self._arrays, watched=names))
+        tokenizer, special = self._tokenizer
+        known = np.array([token for token in range(self._shape.vocabulary) if token not in special])
+        rng, start = np.random.default_rng(0), tokenizer.encode("").ids
+        largest: dict[str, NDArray[np.float32]] = {}
+        for _ in range(_SALAD):
+            ids = [*start[:1], *rng.choice(known, min(_WORDS, self.max_length - 2)).tolist(), *start[1:]]
+            seen = session.run([f"{name}.input" for name in names], {"ids": np.array([ids], dtype=np.int64)})
+            for name, array in zip(names, seen, strict=True):
+                most = np.abs(array[0]).max(axis=0)
+                largest[name] = np.maximum(largest.get(name, most), most)
+        return largest
+
+
+def _session(model: bytes) -> Any:
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # many questions at once: a thread each
+    options.enable_cpu_mem_arena = False
+    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    session.disable_fallback()  # to another device, for which it would keep the file
+    session.__dict__.pop("_model_bytes", None)
+    return session
