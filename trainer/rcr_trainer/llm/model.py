@@ -94,7 +94,7 @@ class LanguageModel:
         self._cache, self._account = AnswerCache(cache_path), account
         self._budget = Budget(settings, self._cache.spent(account) if account is not None else Use())
         # Answers to a group's prompts are often the same.
-        self._program_of = remembered(1 << 26)(partial(program_of, language=language, labels=prompt.labels))
+        self._program_of = remembered(1 << 24)(partial(program_of, language=language, labels=prompt.labels))
         self._language, self._looked_at, self._useless = language, 0, 0
         self._scores: bool | UnscoredError | None = True if settings.kind == "local" else None
 
