@@ -1,8 +1,8 @@
 """A text encoder without a network: a text is the sum of its tokens' input embeddings. Loads no torch.
 
 The embeddings are those of a pretrained model, centred and turned to their principal components; frequent tokens count
-less (Arora, Liang and Ma, 2017), by Zipf's law, since a tokenizer's vocabulary is roughly in order of frequency. What that
-costs in answers is in docs/results.md ("Static vectors").
+less (Arora, Liang and Ma, 2017), by Zipf's law, since a tokenizer's vocabulary is roughly in order of frequency. What
+that costs in answers is in docs/results.md ("Static vectors").
 """
 
 from __future__ import annotations
