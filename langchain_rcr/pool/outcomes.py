@@ -7,6 +7,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from numbers import Real
@@ -127,8 +128,9 @@ class OutcomeLog:
         timed = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **line}
         content = (json.dumps(timed, ensure_ascii=False) + "\n").encode()
         try:
-            if self.path.is_file() and self.path.stat().st_size + len(content) > self.max_bytes:
-                self._rotate()
+            with suppress(FileNotFoundError):  # there is none yet, or another writer has just renamed it
+                if self.path.stat().st_size + len(content) > self.max_bytes:
+                    self._rotate()
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:

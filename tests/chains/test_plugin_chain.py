@@ -232,13 +232,13 @@ def test_a_rambling_answer_is_cut_before_it_is_paid_for_again(retriever: Sequent
 
 def test_picks_are_chosen_once(retriever: SequentialCompositionalRetriever, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = []
-    original = type(retriever.store).select
+    original = type(retriever.store.now).select
 
     def select(*args: Any, **kwargs: Any) -> Any:
         chosen.append(1)
         return original(*args, **kwargs)
 
-    monkeypatch.setattr(type(retriever.store), "select", select)
+    monkeypatch.setattr(type(retriever.store.now), "select", select)
     semantic_parsing_chain(fake(BAD, BAD, GOOD), retriever, "sql", retries=2).invoke(QUESTIONS[0])
     assert chosen == [1]
 

@@ -291,7 +291,7 @@ def test_a_checkpoint_comes_back(tmp_path, monkeypatch, backbone):
 
     model = fitted(None if backbone is None else RememberingBackbone(backbone))[0]
     model.save_pretrained(tmp_path / "c")
-    monkeypatch.setattr(backbones, "load_backbone", lambda *_: backbone)
+    monkeypatch.setattr(backbones, "load_backbone", lambda *_, **__: backbone)
     again = TriEncoder.from_pretrained(tmp_path / "c")
     questions = [example.source for example in SPLIT.dev]
     np.testing.assert_allclose(again.encode_queries(questions), model.encode_queries(questions), atol=1e-4)

@@ -162,7 +162,7 @@ def test_what_training_left_out_can_be_told_from_a_checkpoint(tmp_path, monkeypa
     model, ways = fitted(twice, backbone, landmarks=50), folds.ways(twice)
     before = FAMILY.held_out(model.query, twice, folds, ways)
     model.save_pretrained(tmp_path / "c")
-    monkeypatch.setattr(backbones, "load_backbone", lambda *_: backbone)
+    monkeypatch.setattr(backbones, "load_backbone", lambda *_, **__: backbone)
     query = TriEncoder.from_pretrained(tmp_path / "c").query
     again = FAMILY.held_out(query, twice, folds, ways)
     for name in ("likeness", "local", "raw"):
