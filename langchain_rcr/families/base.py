@@ -182,6 +182,10 @@ class Family(ABC):
         """Change settings of a policy that need no new fit, such as λ: the encoders in place; returns new settings."""
         return self.settings(**{**settings.model_dump(), **changes})
 
+    def changes_to(self, encoders: Encoders) -> Sequence[Mapping[str, Any]]:
+        """Those of `changes` that can make a difference to these encoders."""
+        return self.changes
+
     def numbers(self, encoders: Encoders, settings: Any) -> dict[str, float]:
         """The numbers above 0 that `vary` can change by a factor, as they are: λ, where the state is the paper's."""
         return {"lam": settings.lam} if settings.state == AdditiveState.name and settings.lam > 0 else {}

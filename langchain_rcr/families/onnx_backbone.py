@@ -19,8 +19,7 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import bert
-from langchain_rcr.families.model_files import INSIDE, LIMITS, MAX_CHARACTERS, Read, special_tokens, unit
-from langchain_rcr.families.pretrained import model_folder
+from langchain_rcr.families.model_files import INSIDE, LIMITS, MAX_CHARACTERS, Read, model_folder, special_tokens, unit
 from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer, refusing
 
 if TYPE_CHECKING:

@@ -22,8 +22,7 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoder import Backbone, Encoder, check_digest
-from langchain_rcr.families.model_files import LIMITS, MAX_CHARACTERS, Pooling, special_tokens
-from langchain_rcr.families.pretrained import model_folder
+from langchain_rcr.families.model_files import LIMITS, MAX_CHARACTERS, Pooling, model_folder, special_tokens
 from langchain_rcr.families.untrusted import (
     SPECIAL_TOKENS,
     check_kind,

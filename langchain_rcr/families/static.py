@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.pretrained import model_folder
+from langchain_rcr.families.model_files import MAX_CHARACTERS, Read, model_folder, unit
 from langchain_rcr.families.untrusted import check_tokenizer, refusing
 
 PREFIX = "static:"
@@ -31,8 +31,6 @@ _COMMON = 1e-3
 """a of the weight a / (a + p) of a token of probability p, as published."""
 _MATRICES = ("word_embeddings.weight", "embed_tokens.weight", "tok_embeddings.weight", "wte.weight")
 """How the names of transformers' input embeddings end."""
-_MAX_CHARACTERS = 64
-"""A generous bound on characters per token: what is beyond never reaches the tokenizer, which then cuts exactly."""
 
 
 class StaticBackbone:
@@ -84,17 +82,16 @@ class StaticBackbone:
         """See `Backbone.embed`."""
         return self.read(texts)[0]
 
-    def read(self, texts: Sequence[str]) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+    def read(self, texts: Sequence[str]) -> Read:
         """Unit vectors (N, d) of texts, zeros for one without tokens, and the vectors (T, d) of each one's tokens."""
-        cut = [text[: _MAX_CHARACTERS * self._max_length] for text in texts]
+        cut = [text[: MAX_CHARACTERS * self._max_length] for text in texts]
         encoded = self._tokenizer.encode_batch_fast(cut, add_special_tokens=False)
         ids = [np.array(each.ids, dtype=np.int64) for each in encoded]
         tokens = [self._tokens[each].astype(np.float32) for each in ids]
         sums = np.zeros((len(texts), self.dim), dtype=np.float32)
         for row, (each, vectors) in enumerate(zip(ids, tokens, strict=True)):
             sums[row] = self._weights[each] @ vectors
-        norms = np.linalg.norm(sums, axis=1, keepdims=True)
-        return (sums / np.maximum(norms, 1e-12)).astype(np.float32), tokens
+        return unit(sums), tokens
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """See `Backbone.describe`: all of it is written, so that serving needs no other model."""

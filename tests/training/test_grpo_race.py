@@ -299,3 +299,12 @@ def test_temperatures_give_each_step_the_perplexity(policy, perplexity):
     assert math.exp(entropy.mean()) == pytest.approx(perplexity, rel=1e-3)
     plain = Actor(policy, queries, pool, barred, GRPOSettings(k=3, perplexity=None))
     assert plain.tau == [policy.config.tau] * 3
+
+
+def test_a_change_that_can_make_no_difference_does_not_race(policy):
+    family, encoders = policy.family, policy.encoders
+    assert not encoders[0].homes
+    assert [change for change in family.changes if change not in family.changes_to(encoders)] == [
+        {"home": 0.1},
+        {"home": 1.0},
+    ]

@@ -78,7 +78,7 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
         environment: of GRPO.
         config: of GRPO; `race` is how many answers may be asked for.
     """
-    model, changes = job.model, job.model.family.changes
+    model, changes = job.model, job.model.family.changes_to(job.model.encoders)
     if not (environment.reward.needs_llm and config.race and changes):
         return
     logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)

@@ -172,6 +172,10 @@ class StructureFamily(Family):
                 query.put({array: new})
         return changed
 
+    def changes_to(self, encoders: Any) -> Sequence[Mapping[str, Any]]:
+        """See `Family.changes_to`; what a home counts makes none where examples have no homes."""
+        return [change for change in self.changes if encoders[0].homes or "home" not in change]
+
     def numbers(self, encoders: Any, settings: StructureSettings) -> dict[str, float]:
         """See `Family.numbers`: with λ p, α and ω, and those of `vary`."""
         from langchain_rcr.families.structure.shown import LEAST
