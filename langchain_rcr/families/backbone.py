@@ -172,8 +172,15 @@ class RememberingBackbone:
         return self._backbone.describe(folder)
 
 
-def open_backbone(settings: ModelSettings, embeddings: Embeddings | None = None) -> Backbone:
+def open_backbone(
+    settings: ModelSettings, embeddings: Embeddings | None = None, *, torch: bool | None = None
+) -> Backbone:
     """The LangChain embeddings if there are any, else the model that the settings name, or its token vectors alone.
+
+    Args:
+        settings: which name the model.
+        embeddings: what reads texts in its place.
+        torch: see `_opened`.
 
     Raises:
         InputError: it can't be loaded, or the embeddings' vectors can't be used.
@@ -183,12 +190,26 @@ def open_backbone(settings: ModelSettings, embeddings: Embeddings | None = None)
     base = str(settings.pretrained)
     if base.startswith(STATIC):
         return StaticBackbone.of(base.removeprefix(STATIC), max_length=settings.max_length)
-    return _reader()(base, pooling=settings.pooling, max_length=settings.max_length)
+    return _opened(base, torch, pooling=settings.pooling, max_length=settings.max_length)
 
 
-def _reader(*, onnx: bool = False) -> type[TransformerBackbone | OnnxBackbone]:
-    """What reads a model's folder: torch, or, without it, ONNX Runtime."""
-    return TransformerBackbone if installed("torch") and installed("transformers") and not onnx else OnnxBackbone
+def _opened(base: str, torch: bool | None, **options: Any) -> TransformerBackbone | OnnxBackbone:
+    """A pretrained model, frozen.
+
+    Args:
+        base: its name or folder.
+        torch: whether torch reads it, where it is installed; False: ONNX Runtime; None: ONNX Runtime, which needs a
+            tenth of the time to start, where it is installed and the model has BERT's architecture.
+        **options: see `PooledTransformer`.
+    """
+    there = installed("torch") and installed("transformers")
+    if not there or (not torch and (torch is False or installed("onnxruntime"))):
+        try:
+            return OnnxBackbone(base, **options)
+        except InputError:
+            if torch is False or not there:
+                raise
+    return TransformerBackbone(base, **options)
 
 
 def save_backbone(backbone: Backbone, folder: Path, *, onnx: bool = False, int8: bool = False) -> None:
@@ -212,9 +233,9 @@ def load_backbone(
     embeddings: Embeddings | None = None,
     trust: bool | Collection[str] = False,
     *,
-    onnx: bool = False,
+    torch: bool | None = None,
 ) -> Backbone:
-    """Load the backbone of a checkpoint; for the arguments see `TriEncoder.from_pretrained`.
+    """Load the backbone of a checkpoint; for the arguments see `TriEncoder.from_pretrained` and `_opened`.
 
     Raises:
         CheckpointError: it can't be loaded, or isn't the model that was trained over.
@@ -246,8 +267,8 @@ def load_backbone(
             )
         with refusing(f"{folder}", CheckpointError):
             length = int(value["max_length"])
-            reader = _reader(onnx=onnx or value["kind"] == "onnx")
-            backbone = reader(base, pooling=value["pooling"], max_length=length, saved=inside)
+            torch = False if value["kind"] == "onnx" else torch
+            backbone = _opened(base, torch, pooling=value["pooling"], max_length=length, saved=inside)
             probe = _probe(backbone)
     if backbone.dim != value["dim"] or not _matches(probe, value["probe"], 4 if value["kind"] == "onnx" else 1):
         raise CheckpointError(

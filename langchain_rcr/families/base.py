@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 
-from langchain_rcr.basics.extras import installed, require
+from langchain_rcr.basics.extras import require
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import OneOf, Section, contradiction
 from langchain_rcr.errors import InputError
@@ -117,7 +117,7 @@ class Family(ABC):
     encoders: ClassVar[tuple[str, str, str]]
     """"module:Class" of E_x, E_z and E_c, by which a checkpoint is loaded: torch modules (`Encoder`)."""
     numpy_encoders: ClassVar[tuple[str, str, str] | None] = None
-    """The same for serving without torch: each a `BaseEncoder` that reads what the torch module wrote; None: none."""
+    """The same for serving, without torch: each a `BaseEncoder` that reads what the torch module wrote; None: none."""
     training: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Its defaults for sections of `rcr-train`, such as {"sft": {"lr": 1e-3}, "grpo": {"chunk": 128}}."""
     fits: ClassVar[bool] = False
@@ -141,23 +141,27 @@ class Family(ABC):
                 f"settings of the {self.name} family: {'; '.join(found).replace('Value error, ', '')}"
             ) from None
 
-    def kinds(self, *, numpy: bool | None = None) -> Any:
-        """The classes of E_x, E_z and E_c.
-
-        Args:
-            numpy: whether those without torch; None: where torch is not installed.
+    def kinds(self, *, numpy: bool) -> Any:
+        """The classes of E_x, E_z and E_c; with `numpy` those without torch, if there are any.
 
         Raises:
-            MissingExtraError: there are none without torch, which is not installed.
+            MissingExtraError: they need torch, which is not installed.
         """
-        if self.numpy_encoders is not None and (not installed("torch") if numpy is None else numpy):
+        if numpy and self.numpy_encoders is not None:
             return tuple(map(resolve_name, self.numpy_encoders))
         require("torch", "train")
         return tuple(map(resolve_name, self.encoders))
 
     @abstractmethod
     def build(
-        self, items: Sequence[Item], settings: Any, *, backbone: Backbone | None = None, spec: ProgramSpec, seed: int
+        self,
+        items: Sequence[Item],
+        settings: Any,
+        *,
+        backbone: Backbone | None = None,
+        spec: ProgramSpec,
+        seed: int,
+        numpy: bool = False,
     ) -> Encoders:
         """E_x, E_z and E_c before training.
 
@@ -167,6 +171,7 @@ class Family(ABC):
             backbone: the frozen text encoder; None if there is none, or the family is not `frozen`.
             spec: how programs are read.
             seed: of the random parts.
+            numpy: see `kinds`; given to families with `numpy_encoders`.
 
         Raises:
             InputError: it can't be built from these items or settings.

@@ -63,6 +63,7 @@ class EmbeddingsFamily(Family):
         *,
         backbone: Backbone | None = None,
         seed: int,
+        numpy: bool = False,
         **_: Any,
     ) -> Encoders:
         """See `Family.build`; the random parts of the three start out equal."""
@@ -71,9 +72,8 @@ class EmbeddingsFamily(Family):
         if backbone is None:
             raise InputError("the embeddings family needs a model (base) or LangChain Embeddings (backbone)")
         vocabulary = NgramVocabulary.fit(items, settings.ngrams) if settings.ngrams else None
-        encoder = partial(
-            self.kinds()[0], backbone, vocabulary, dim=settings.dim, ngram_init=settings.ngram_init, seed=seed
-        )
+        kind, _, _ = self.kinds(numpy=numpy)
+        encoder = partial(kind, backbone, vocabulary, dim=settings.dim, ngram_init=settings.ngram_init, seed=seed)
         query = encoder(scale=settings.scale, queries=True)
         context = encoder(init=settings.context_init, scale=settings.scale)
         return query, context, encoder(scale=1)

@@ -48,10 +48,13 @@ class LexicalFamily(Family):
         "grpo": {"lr": 1e-4, "train_candidates": False, "chunk": 512},
     }
 
-    def build(self, items: Sequence[Item], settings: LexicalSettings, *, seed: int, **_: Any) -> Encoders:
+    def build(
+        self, items: Sequence[Item], settings: LexicalSettings, *, seed: int, numpy: bool = False, **_: Any
+    ) -> Encoders:
         """See `Family.build`; the three start out with the same vectors."""
         from langchain_rcr.families.ngrams import NgramVocabulary
 
         vocabulary = NgramVocabulary.fit(items, settings.ngrams)
-        encoder = partial(self.kinds()[0], None, vocabulary, dim=settings.dim, ngram_init=1.0, seed=seed)
+        kind, _, _ = self.kinds(numpy=numpy)
+        encoder = partial(kind, None, vocabulary, dim=settings.dim, ngram_init=1.0, seed=seed)
         return encoder(scale=settings.scale), encoder(scale=settings.context_init * settings.scale), encoder()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,25 +121,31 @@ class OnnxBackbone:
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """See `Backbone.describe`: a model of an installed package is named, any other copied into the checkpoint."""
-        named = self.base.startswith("package:")
-        base = self.base if named else self._save(folder / "backbone", self._arrays)
-        about = {"base": base, "pooling": self.pooling, "max_length": self.max_length}
-        return {"kind": "transformer" if named else "onnx", **about}
+        base = self.base if self.base.startswith("package:") else self._save(folder / "backbone")
+        kind = "onnx" if self.small else "transformer"
+        return {"kind": kind, "base": base, "pooling": self.pooling, "max_length": self.max_length}
+
+    @property
+    def small(self) -> bool:
+        """Whether it is in int8, which ONNX Runtime alone reads."""
+        return bool(self._arrays["words"].dtype == np.int8)
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
         """The same model, as one that is to be stored in a checkpoint, in int8 or as it is."""
         stored = copy.copy(self)
         stored.base = INSIDE
-        if int8 and self._arrays["words"].dtype != np.int8:
+        if int8 and not self.small:
             stored._arrays = bert.smaller(self._shape, self._arrays, self._largest().__getitem__)
             stored.__dict__.pop("_session", None)
         return stored
 
-    def _save(self, folder: Path, arrays: Mapping[str, NDArray[Any]]) -> str:
+    def _save(self, folder: Path) -> str:
         tokenizer = json.loads(self._tokenizer_json) | {"padding": None, "truncation": None}
         check_tokenizer(tokenizer, self._shape.vocabulary)
         folder.mkdir()
-        save_file({name: np.ascontiguousarray(array) for name, array in arrays.items()}, folder / "model.safetensors")
+        arrays = self._arrays if self.small else bert.spread(self._shape, self._arrays)
+        whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
+        save_file(whole, folder / "model.safetensors", None if self.small else {"format": "pt"})
         write_json(folder / "config.json", self._shape.config())
         write_text(folder / "tokenizer.json", json.dumps(tokenizer, ensure_ascii=False))
         kept = {name: self._settings[name] for name in LIMITS if name in self._settings}

@@ -49,7 +49,7 @@ class TransformerFamily(Family):
             raise InputError(
                 "the transformer family needs a model: set base to a hub name, a local folder or package:NAME"
             )
-        encoder = partial(self.kinds()[0], base, pooling=settings.pooling, max_length=settings.max_length)
+        encoder = partial(self.kinds(numpy=False)[0], base, pooling=settings.pooling, max_length=settings.max_length)
         query = encoder()
         query.text.check_storable()
         return query, encoder(), encoder()

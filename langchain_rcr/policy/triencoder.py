@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.extras import installed
 from langchain_rcr.basics.files import atomic_directory, digest, read_json, write_json, write_text
 from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.basics.section import printable
@@ -47,7 +48,7 @@ FORMAT_VERSION = 12
 FEWEST = 20
 """The fewest programs from which `TriEncoder.fitted` learns structures."""
 Runtime = Literal["torch", "onnx", "onnx-int8"]
-"""What serves a policy: torch, which can train it, too; or ONNX Runtime and NumPy, the text encoder perhaps in int8."""
+"""What computes: torch, which can train, too; or ONNX Runtime and NumPy, the text encoder perhaps in int8."""
 _TOP_LEVEL = ("lam", "tau", "state")
 """Settings that stand beside the others in tri_encoder.json."""
 
@@ -56,7 +57,7 @@ class TriEncoder(Module):
     """E_x, E_z and E_c with the state that composes them.
 
     Over torch's encoders it is a torch module, too, which can be trained (`TrainableTriEncoder`); over NumPy's it
-    serves where torch is not installed.
+    serves, without torch.
 
     Args:
         query: E_x, of the question.
@@ -68,7 +69,7 @@ class TriEncoder(Module):
     Attributes:
         card: the text of the checkpoint's README.md; empty: `save_pretrained` generates one.
         prompt: the prompt of the language model that taught or judged it; None: there was none.
-        runtime: what it was saved for; None: whatever is installed.
+        runtime: what it was saved for; None: nothing in particular.
         group: the field, such as `db_id`, in which examples had to match their question; None: there was none.
         prefer: the field that `Item.home` is read from; None: there is none.
     """
@@ -221,6 +222,7 @@ class TriEncoder(Module):
         spec: ProgramSpec | None = None,
         seed: int = 0,
         base: str | None = None,
+        numpy: bool | None = None,
         **settings: Any,
     ) -> TriEncoder:
         """A fresh policy before training.
@@ -232,6 +234,7 @@ class TriEncoder(Module):
             spec: how programs are read; None: the default.
             seed: of the random parts.
             base: the pretrained model; None: none, whatever the family's default for `rcr-train` is.
+            numpy: whether to serve alone, without torch, where the family can; None: where torch is not installed.
             **settings: the family's other settings, described in `get_family(name).Settings`.
 
         Raises:
@@ -240,10 +243,11 @@ class TriEncoder(Module):
         """
         items, kind = readable(items), get_family(family)
         config = kind.settings(base=base, **settings)
-        spec = spec or ProgramSpec()
+        spec, numpy = spec or ProgramSpec(), not installed("torch") if numpy is None else numpy
         if kind.frozen and backbone is None and config.pretrained is not None:
-            backbone = backbones.open_backbone(config)
-        return cls(*kind.build(items, config, backbone=backbone, spec=spec, seed=seed), config, spec)
+            backbone = backbones.open_backbone(config, torch=not numpy)
+        runtime = {} if kind.numpy_encoders is None else {"numpy": numpy}
+        return cls(*kind.build(items, config, backbone=backbone, spec=spec, seed=seed, **runtime), config, spec)
 
     @classmethod
     def fitted(
@@ -254,6 +258,7 @@ class TriEncoder(Module):
         backbone: Backbone | None = None,
         spec: ProgramSpec,
         seed: int = 0,
+        numpy: bool = True,
         **settings: Any,
     ) -> TriEncoder:
         """A policy of the default family, fitted to examples in closed form, within seconds.
@@ -267,6 +272,7 @@ class TriEncoder(Module):
             backbone: in place of either, one that is loaded.
             spec: how programs are read.
             seed: of the questions that are sampled from a large pool.
+            numpy: see `build`.
             **settings: of the default family, where they differ from its defaults.
 
         Raises:
@@ -295,7 +301,7 @@ class TriEncoder(Module):
         if backbone is None and (embeddings is not None or config.pretrained):
             backbone = backbones.open_backbone(config, embeddings)
         remembering = None if backbone is None else backbones.RememberingBackbone(backbone)
-        model = cls.build(name, items, backbone=remembering, spec=spec, seed=seed, **settings)
+        model = cls.build(name, items, backbone=remembering, spec=spec, seed=seed, numpy=numpy, **settings)
         if model.family.fits:
             logger.info("fitting to %d examples …", parsed or len(items))
             model.family.fit(model.query, items, seed=seed)
@@ -315,7 +321,8 @@ class TriEncoder(Module):
         if not (self.family.fits or self.is_fallback):
             raise InputError(f"a policy of the {self.family.name} family isn't fitted: train it again with rcr-train")
         settings = self.config.model_dump(exclude={"family"}) if self.family.fits else {}
-        model = TriEncoder.fitted(items, backbone=self.backbone, spec=self.spec, seed=seed, **settings)
+        numpy = not self.query.trainable
+        model = TriEncoder.fitted(items, backbone=self.backbone, spec=self.spec, seed=seed, numpy=numpy, **settings)
         model.card, model.prompt, model.group, model.prefer = self.card, self.prompt, self.group, self.prefer
         if isinstance(model.query, type(self.query)):
             model.query.keep_preferences(self.query)
@@ -405,8 +412,9 @@ class TriEncoder(Module):
             embeddings: the LangChain object, if the checkpoint was trained over one.
             trust: whether a model that the checkpoint names but doesn't contain may be fetched from the Hugging Face
                 hub or opened in another folder; or the names of those that may.
-            runtime: what computes: torch, which can train, too, or ONNX Runtime and NumPy; None: the latter
-                where it was saved for them, or torch is not installed.
+            runtime: what computes: torch, which can train, too, or ONNX Runtime and NumPy. None: the latter; torch
+                alone where the family needs it, and for a text encoder that ONNX Runtime can't read, or where it is
+                not installed.
 
         Raises:
             CheckpointError: it is not a checkpoint, is damaged or incomplete, has another format or a family that is
@@ -420,14 +428,14 @@ class TriEncoder(Module):
             spec = ProgramSpec(**meta["spec"])
             saved_for: Runtime | None = "onnx" if meta.get("runtime") == "onnx" else None
             runtime = runtime or saved_for
-            kinds = family.kinds(numpy=None if runtime is None else runtime != "torch")
+            kinds = family.kinds(numpy=runtime != "torch")
         except (RCRError, TypeError) as error:
             raise CheckpointError(f"{path}: {' '.join(str(error).split())[:300]}") from error
         with refusing(f"{path} is damaged", CheckpointError):
             config = family.settings(**meta["settings"], **{name: meta[name] for name in _TOP_LEVEL})
             there = (path / "backbone.json").is_file()
-            onnx = runtime not in (None, "torch")
-            backbone = backbones.load_backbone(path, embeddings, trust, onnx=onnx) if there else None
+            torch = None if runtime is None else runtime == "torch"
+            backbone = backbones.load_backbone(path, embeddings, trust, torch=torch) if there else None
             parts = zip(PARTS, kinds, strict=True)
             query, context, candidate = (kind.load(path / f"{part}_encoder", backbone) for part, kind in parts)
             model = cls(query, context, candidate, config, spec)

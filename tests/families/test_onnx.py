@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import shutil
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
 from langchain_rcr.families.onnx_backbone import OnnxBackbone
 from langchain_rcr.policy.selection import greedy
-from langchain_rcr.policy.triencoder import TriEncoder
+from langchain_rcr.policy.triencoder import Runtime, TriEncoder
 
 WORDS = ["what is the capital of texas", "How LONG is the ohio river, areaing", "zzz ß 東京 [SEP] [MASK]"]
 TEXTS = [*WORDS, "a " * 300, "", "?"]
@@ -124,6 +125,36 @@ def test_what_is_saved_for_onnx_stays_so(folder: str, tmp_path: Path) -> None:
     assert trained.query.trainable
     assert isinstance(trained.backbone, OnnxBackbone)
     np.testing.assert_allclose(trained.encode_queries(TEXTS), served.encode_queries(TEXTS), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("runtime", [None, "onnx"])
+def test_a_checkpoint_saved_where_it_is_served_is_torch_s_too(
+    folder: str, tmp_path: Path, runtime: Runtime | None
+) -> None:
+    model = structure(folder)
+    model.save_pretrained(tmp_path / "once")
+    TriEncoder.from_pretrained(tmp_path / "once").save_pretrained(tmp_path / "twice", runtime=runtime)
+    again = TriEncoder.from_pretrained(tmp_path / "twice", runtime="torch")
+    assert isinstance(again.backbone, TransformerBackbone)
+    np.testing.assert_allclose(again.backbone.embed(TEXTS), model.backbone.embed(TEXTS), atol=1e-6)
+
+
+def test_torch_serves_only_where_nothing_else_can(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    structure(folder).save_pretrained(tmp_path / "saved")
+    other = Path(shutil.copytree(folder, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+
+    def kinds() -> list[object]:
+        served = TriEncoder.from_pretrained(tmp_path / "saved")
+        opened = [
+            backbones.open_backbone(served.config.model_copy(update={"base": str(base)})) for base in (folder, other)
+        ]
+        return [served.query.trainable, *map(type, (served.backbone, *opened))]
+
+    assert kinds() == [False, OnnxBackbone, OnnxBackbone, TransformerBackbone]
+    monkeypatch.setattr(backbones, "installed", lambda package: package != "onnxruntime")
+    assert kinds() == [False, *[TransformerBackbone] * 3]
 
 
 def test_words_alone_are_served_without_torch_too(tmp_path: Path) -> None:

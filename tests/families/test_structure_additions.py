@@ -12,9 +12,9 @@ from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.structure import needs
 from langchain_rcr.families.structure.additions import MISSED
-from langchain_rcr.families.structure.encoders import NeedEncoder
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.kernel import RIDGE, Landmarks
+from langchain_rcr.families.structure.needs import NumpyNeedEncoder
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.programs import ProgramSpec
 
@@ -157,8 +157,8 @@ def test_it_is_saved_with_the_store(retriever, tmp_path, monkeypatch):
     again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "served", k=2)
     before = retriever.store.encoder.encode_queries([ASKED])
     read = []
-    views = NeedEncoder.views
-    monkeypatch.setattr(NeedEncoder, "views", lambda self, items: read.extend(items) or views(self, items))
+    views = NumpyNeedEncoder.views
+    monkeypatch.setattr(NumpyNeedEncoder, "views", lambda self, items: read.extend(items) or views(self, items))
     np.testing.assert_allclose(again.store.encoder.encode_queries([ASKED]), before, rtol=1e-4, atol=1e-5)
     assert [item.source for item in read] == [ASKED]  # the added questions aren't read again
     copies = (again, copy.deepcopy(again), pickle.loads(pickle.dumps(retriever)))

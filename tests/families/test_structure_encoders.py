@@ -338,7 +338,7 @@ def test_an_interrupted_stage_goes_on_as_if_it_had_not_stopped(tmp_path, monkeyp
             model, config = structure(), SFTSettings(epochs=3, lr=1e-2, patience=None)
             train(model, SPLIT.train, SPLIT.train, dev, SPEC, config, state_folder=tmp_path / folder, log=log)
         else:
-            model = TriEncoder.from_pretrained(tmp_path / "start")
+            model = TriEncoder.from_pretrained(tmp_path / "start", runtime="torch")
             config = GRPOSettings(max_steps=3, batch_size=8, group_size=4, lr=1e-2)
             folders = {"state_folder": tmp_path / folder, "log": log}
             train_grpo(model, SPLIT.train, SPLIT.train, [], SPEC, config, reward, **folders)

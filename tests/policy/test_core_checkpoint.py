@@ -92,7 +92,7 @@ def refused(folder, *words, sealed=False):
 
 
 def test_loaded_as_it_was_saved(family, bert, checkpoint):
-    model, again = make(family, bert), TriEncoder.from_pretrained(checkpoint)
+    model, again = make(family, bert), TriEncoder.from_pretrained(checkpoint, runtime="torch")
     assert again.fingerprint() == model.fingerprint()
     assert (again.config, again.spec, again.dim) == (model.config, model.spec, model.dim)
     assert again.family is get_family(family)
@@ -108,7 +108,7 @@ def test_loaded_as_it_was_saved(family, bert, checkpoint):
 
 
 def test_the_same_model_writes_the_same_bytes(family, bert, tmp_path, checkpoint):
-    TriEncoder.from_pretrained(checkpoint).save_pretrained(tmp_path / "again")
+    TriEncoder.from_pretrained(checkpoint, runtime="torch").save_pretrained(tmp_path / "again")
     ours, theirs = (
         {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
         for folder in (checkpoint, tmp_path / "again")
@@ -361,7 +361,7 @@ def test_texts_in_any_script_survive(tmp_path):
     ]
     model = TriEncoder.build("lexical", items, dim=4)
     model.save_pretrained(tmp_path / "c")
-    again = TriEncoder.from_pretrained(tmp_path / "c")
+    again = TriEncoder.from_pretrained(tmp_path / "c", runtime="torch")
     np.testing.assert_array_equal(again.encode_pool(items).candidate, model.encode_pool(items).candidate)
 
 

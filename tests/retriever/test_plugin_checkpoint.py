@@ -44,7 +44,10 @@ def test_a_run_and_its_checkpoint_give_the_same(run: Path) -> None:
 def test_what_was_saved_picks_as_it_did(run: Path) -> None:
     encoder = lexical(EXAMPLES, dim=32, seed=1)
     before = SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, ids=list("abcde"))
-    assert SequentialCompositionalRetriever.from_pretrained(run).invoke(QUERY) == before.invoke(QUERY)
+    again, expected = SequentialCompositionalRetriever.from_pretrained(run).invoke(QUERY), before.invoke(QUERY)
+    assert [pick.id for pick in again] == [pick.id for pick in expected]
+    logits = [pytest.approx(pick.metadata["logit"], rel=1e-5) for pick in expected]
+    assert [pick.metadata["logit"] for pick in again] == logits
 
 
 def test_the_file_that_the_trainer_writes_is_read(tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ def rows(*colors: str) -> list[dict[str, str]]:
 
 def fit(**settings: Any) -> TriEncoder:
     items = [Item(row["source"], row["target"]) for row in rows()]
-    model = TriEncoder.build("structure", items, state="saturating", **settings)
+    model = TriEncoder.build("structure", items, state="saturating", numpy=True, **settings)
     get_family("structure").fit(model.query, items, seed=0)
     return model
 

@@ -49,7 +49,7 @@ def start():
 @pytest.fixture
 def policy(start, tmp_path):
     start.save_pretrained(tmp_path / "start")
-    return TriEncoder.from_pretrained(tmp_path / "start")
+    return TriEncoder.from_pretrained(tmp_path / "start", runtime="torch")
 
 
 def reinforce(model, config, llm, **options):
@@ -91,7 +91,7 @@ def test_changes_that_earn_more_are_taken_and_stay_in_the_checkpoint(policy, cap
     with wants_labels() as llm, caplog.at_level(logging.INFO):
         reinforce(policy, RACE, llm)
     policy.save_pretrained(tmp_path / "after")
-    again = TriEncoder.from_pretrained(tmp_path / "after")
+    again = TriEncoder.from_pretrained(tmp_path / "after", runtime="torch")
     for model in (policy, again):
         assert numbers(model) == {
             name: value if name == "order" else pytest.approx(value) for name, value in wanted.items()
@@ -239,7 +239,7 @@ def test_the_race_of_a_resumed_run_pays_for_nothing(start, tmp_path):
     ends = []
     for attempt in range(2):
         start.save_pretrained(tmp_path / str(attempt))
-        model = TriEncoder.from_pretrained(tmp_path / str(attempt))
+        model = TriEncoder.from_pretrained(tmp_path / str(attempt), runtime="torch")
         with wants_labels(cache_path=tmp_path / "answers.sqlite") as llm:
             reinforce(model, RACE, llm)
             assert (llm.stats.paid > 0) is (attempt == 0)

@@ -77,7 +77,7 @@ def _run_whole(here):
 
 
 def weights(folder):
-    return TriEncoder.from_pretrained(folder).state_dict()
+    return TriEncoder.from_pretrained(folder, runtime="torch").state_dict()
 
 
 def rows(folder):

@@ -40,7 +40,7 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
     family = get_family(settings.pop("family"))
     backbone = None
     if family.frozen and config.model.pretrained is not None:
-        backbone = RememberingBackbone(open_backbone(config.model, embeddings_of(config)), known)
+        backbone = RememberingBackbone(open_backbone(config.model, embeddings_of(config), torch=True), known)
     items = [example.item for example in task.pool]
     model = TriEncoder.build(family.name, items, backbone=backbone, spec=task.spec, seed=config.seed, **settings)
     return model.to(device_of(config))

@@ -112,6 +112,7 @@ class StructureFamily(Family):
         backbone: Backbone | None = None,
         spec: ProgramSpec,
         seed: int,
+        numpy: bool = False,
     ) -> Encoders:
         """See `Family.build`; nothing in it is random before `fit`."""
         from langchain_rcr.families.ngrams import NgramVocabulary
@@ -128,7 +129,7 @@ class StructureFamily(Family):
             raise InputError(
                 f"none of {len(items)} programs parses as '{spec.language}': the structure family reads programs"
             )
-        need, _, program = self.kinds()
+        need, _, program = self.kinds(numpy=numpy)
         covering = -settings.scale if settings.state == AdditiveState.name else 1.0
         return (
             need(

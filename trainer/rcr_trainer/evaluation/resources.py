@@ -133,7 +133,7 @@ def _text_encoders(config: Settings, spec: ProgramSpec) -> Callable[[Sequence[It
         if not family.frozen or model.pretrained is None:
             return None
         embeddings = embeddings_of(config) if settings["base"] == config.model.base else None
-        return RememberingBackbone(open_backbone(model, embeddings))
+        return RememberingBackbone(open_backbone(model, embeddings, torch=True))
 
     def build(items: Sequence[Item]) -> TriEncoder:
         model = TriEncoder.build(family.name, items, backbone=backbone(), spec=spec, seed=config.seed, **settings)
