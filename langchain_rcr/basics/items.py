@@ -23,6 +23,10 @@ _PIECE = 512
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
+DATABASE = "db_id"
+"""What Spider, BIRD and data like theirs call the field that says which database a question is asked of."""
+
+
 class Item(NamedTuple):
     """One text to encode: a question, its program unless that is unknown, and what it is of.
 
@@ -42,6 +46,19 @@ class Item(NamedTuple):
     def text(self) -> str:
         """What a text encoder reads: the question and, on the next line, the program if there is one."""
         return f"{self.source}\n{self.target}" if self.target else self.source
+
+
+def home_field(prefer: str | None, examples: Iterable[Mapping[str, Any]]) -> str | None:
+    """The field that `Item.home` is read from; None: there is none.
+
+    Args:
+        prefer: its name; "": none; None: "db_id", where examples have it and differ in it.
+        examples: with their fields.
+    """
+    if prefer is not None:
+        return prefer or None
+    values = (example.get(DATABASE) for example in examples)
+    return DATABASE if len({value for value in values if isinstance(value, str | int)}) > 1 else None
 
 
 def readable(items: Iterable[Item]) -> list[Item]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, cast
 
 from pydantic import TypeAdapter
 
+from langchain_rcr.basics.items import home_field
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.vectorstore import VectorStoreIndex
@@ -161,9 +162,10 @@ class Constructors:
                 programs less often than the other's; the first if there is no difference.
             target_key: the key of its program. None: "target", or the only other field, of those in `example_keys`
                 where there are more.
-            prefer: a field, such as `db_id`, of which examples that have the question's value are preferred. The
-                question's is a variable of `select_examples` and of chains, and `within` of `invoke` and `batch`;
-                where there is none, any example is as good. `group` allows no others.
+            prefer: a field of which examples that have the question's value are preferred. The question's is a variable
+                of `select_examples` and of chains, and `within` of `invoke` and `batch`; where there is none, any
+                example is as good. None: "db_id", where examples have it and differ in it; "": none. `group` allows no
+                others.
             seed: of what is drawn at random.
             **options: fields of the class (`order`, `mask_same_program`, …); `ids`, `index` and `append` as in
                 `from_encoder`; all others go to `vectorstore_cls`.
@@ -186,6 +188,7 @@ class Constructors:
             raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, *_OPTIONS))}")
         spec = ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
         source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key, spec)
+        prefer = home_field("" if fields.get("group") and prefer is None else prefer, examples)
         items = ExamplePool(examples, source_key=source_key, target_key=target_key).items(prefer)
         fields_there = dict.fromkeys(chain.from_iterable(examples))
         for argument, keys in (("example_keys", example_keys or ()), ("prefer", [prefer] if prefer else ())):

@@ -116,7 +116,7 @@ def test_a_run_whose_examples_are_preferred_by_their_database(tmp_path: Path) ->
     for name, rows in (("train", ROWS), ("test", ROWS[::2])):
         (tmp_path / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     files = {part: tmp_path / f"{part}.jsonl" for part in ("train", "test")}
-    data = {"task": "files", **files, "dev_size": 4, "prefer": "db_id"}
+    data = {"task": "files", **files, "dev_size": 4}
     model, sft = {"family": "structure", "base": None, "home": 1.0}, {"epochs": 0}
     pipeline.run(settings(data=data, output=tmp_path / "demo", model=model, sft=sft))
     question = ROWS[0]["source"]

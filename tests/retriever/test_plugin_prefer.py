@@ -17,7 +17,7 @@ ONLY_NORTH = {"question": "how many boats are there", "sql": "SELECT COUNT(*) FR
 
 def fitted(**options):
     keys = {"input_keys": ["question"], "target_key": "sql", "language": "sql"}
-    return SequentialCompositionalRetriever.from_examples(EXAMPLES, k=3, prefer="db_id", **keys, **options)
+    return SequentialCompositionalRetriever.from_examples(EXAMPLES, k=3, **keys, **options)
 
 
 def homes(picks):
@@ -37,6 +37,24 @@ def test_a_variable_says_which_database_is_the_question_s(retriever):
         assert len(retriever.batch([asked["question"]] * 2, within=db)) == 2
     assert retriever.select_examples({**asked, "db_id": None}) == retriever.select_examples(asked)
     assert homes(retriever.select_examples({**asked, "db_id": "elsewhere"}))  # none of its own: all the same
+
+
+@pytest.mark.parametrize(
+    ("examples", "options", "field"),
+    [
+        (EXAMPLES, {}, "db_id"),
+        (EXAMPLES, {"prefer": ""}, None),
+        (EXAMPLES, {"group": "db_id"}, None),
+        (EXAMPLES, {"group": "db_id", "prefer": "db_id"}, "db_id"),
+        ([each for each in EXAMPLES if each["db_id"] == "north"], {}, None),
+        ([{**each, "db_id": [each["db_id"]]} for each in EXAMPLES], {}, None),
+        ([{key: each[key] for key in ("question", "sql")} for each in EXAMPLES], {}, None),
+    ],
+)
+def test_what_is_preferred_unless_said(examples, options, field):
+    keys = {"input_keys": ["question"], "target_key": "sql", "language": "sql"}
+    made = SequentialCompositionalRetriever.from_examples(examples, **keys, **options)
+    assert made.store.encoder.prefer == field
 
 
 def test_others_are_picked_where_they_show_more(retriever):

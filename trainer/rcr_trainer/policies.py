@@ -163,7 +163,7 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], co
     model.card = model_card(model.config, model.spec, name=config.name, datasets=datasets, k=config.evaluation.k)
     taught = config.grpo.enabled and config.llm.given
     model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None
-    model.group, model.prefer = config.data.group, config.data.prefer
+    model.group, model.prefer = config.data.group, config.data.home_field(example.fields for example in pool)
     with atomic_directory(folder) as path:
         model.save_pretrained(path)
         write_examples(path / "pool.jsonl", pool)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
+from langchain_rcr.basics.items import home_field
 from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, family_names, get_family
 from langchain_rcr.policy.prompt import Prompt
@@ -53,8 +54,8 @@ class DataSettings(Section):
     """Key or column, db_id say, by which questions pick: only examples with the same value, in training, in the
     comparison and where the policy is served. null: any example."""
     prefer: str | None = None
-    """Key or column, db_id say, of which examples that have the question's value are preferred; how much it counts is
-    model.home, which the race may change. null: none."""
+    """Key or column of which examples that have the question's value are preferred; how much it counts is model.home,
+    which the race may change. null: db_id, where the examples have it and differ in it; "": none."""
     dev_size: int | None = Field(None, ge=0)
     """Without dev examples, this many training queries are used for development instead. They stay in the pool; none
     retrieves itself. null: a fifth, at most 200."""
@@ -67,6 +68,10 @@ class DataSettings(Section):
     def public(self) -> list[str]:
         """The public data sets that a model card may name."""
         return [] if self.task == "files" else [self.task]
+
+    def home_field(self, fields: Iterable[Mapping[str, Any]]) -> str | None:
+        """What `prefer` comes to for examples with these fields; a group allows no others, so there is none by itself."""
+        return home_field("" if self.group and self.prefer is None else self.prefer, fields)
 
     @model_validator(mode="after")
     def _agree(self) -> DataSettings:

@@ -108,7 +108,7 @@ def divide(config: Settings, split: Split) -> Task:
         ConfigError: no training queries would be left.
         InputError: there is no such program language.
     """
-    if key := config.data.prefer:
+    if key := config.data.home_field(each.fields for each in split.train):
         at_home: dict[str, Any] = {
             part: [replace(each, home=str(each.fields.get(key) or "")) for each in getattr(split, part)]
             for part in ("train", "dev", "test")

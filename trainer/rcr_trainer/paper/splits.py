@@ -69,7 +69,7 @@ def split_settings(split: str, data: Path, made: Path, seed: int = 0) -> dict[st
         databases = _unpacked(source / "database", made / "spider")
         folder = _made(made / split, lambda: spider_split(source, kind, databases))
         asked = {"prompt": {"name": "sql"}, "reward": {"database": str(databases)}}
-        where = {"task": "files", "directory": str(folder), "prefer": "db_id"}
+        where = {"task": "files", "directory": str(folder)}
         return {"data": where, "program": {"language": "sql:sqlite"}, **asked}
     if split not in GEOQUERY:
         raise ConfigError(
