@@ -1,6 +1,6 @@
 """Which tools requests need: ComposedToolSelector beside plain selectors, on ToolLens.
 
-    python benchmarks/tools.py --data toollens --out tools.json
+    python benchmarks/tools.py --data ToolLens --out tools.json
 
 ToolLens (Qu et al., "Towards Completeness-Oriented Tool Retrieval for Large Language Models", CIKM 2024) is the folder
 datasets/ToolLens of quchangle1/COLT: 464 tools, 18,770 requests. `published` is its own split, in which each set of
@@ -20,9 +20,13 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from common import limit_threads, sweep, table
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
 Pairs = list[tuple[str, tuple[str, ...]]]
 """Requests with the tools that they need."""
@@ -135,6 +139,49 @@ def rankings(about: dict[str, str], train: Pairs, asked: Sequence[str], embed: A
     yield "ours", [[pick.id for pick in sorted(one, key=lambda pick: pick.metadata["step"])] for one in picks]
 
 
+class StoredVectors:
+    """A text encoder that has read some texts, once for all runs: vectors and tokens are in a folder.
+
+    Args:
+        backbone: reads them the first time, and any other text.
+        texts: those to have read.
+        folder: written if it isn't there (1.2 GB for ToolLens, some 20 minutes of two cores).
+    """
+
+    def __init__(self, backbone: Any, texts: Sequence[str], folder: Path) -> None:
+        import numpy as np
+
+        self._backbone, self.dim, self.symmetric = backbone, backbone.dim, backbone.symmetric
+        if not (folder / "texts.json").is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            vectors, tokens = backbone.read(texts)
+            np.save(folder / "vectors.npy", vectors)
+            np.save(folder / "tokens.npy", np.concatenate(tokens))
+            np.save(folder / "ends.npy", np.cumsum([len(one) for one in tokens]))
+            (folder / "texts.json").write_text(json.dumps(texts), encoding="utf-8")
+        self._row = {text: row for row, text in enumerate(json.loads((folder / "texts.json").read_text("utf-8")))}
+        self._vectors = np.load(folder / "vectors.npy")
+        tokens = np.load(folder / "tokens.npy", mmap_mode="r")
+        self._tokens = np.split(tokens, np.load(folder / "ends.npy")[:-1])
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """See `langchain_rcr.families.encoding.Backbone`."""
+        return self.read(texts)[0]
+
+    def read(self, texts: Sequence[str]) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+        """See `langchain_rcr.families.backbone.TransformerBackbone`."""
+        import numpy as np
+
+        others = [text for text in dict.fromkeys(texts) if text not in self._row]
+        fresh = dict(zip(others, zip(*self._backbone.read(others), strict=True), strict=True)) if others else {}
+        found = [fresh[text] if text in fresh else self._stored(self._row[text]) for text in texts]
+        vectors = np.array([vector for vector, _ in found], dtype=np.float32).reshape(len(texts), self.dim)
+        return vectors, [tokens for _, tokens in found]
+
+    def _stored(self, row: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
+        return self._vectors[row], self._tokens[row]
+
+
 def measured(folder: Path, name: str, seed: int, landmarks: int, shared: Any) -> dict[str, Any]:
     """The figures of each selector on a split."""
     about, *given = read(folder)
@@ -148,9 +195,10 @@ def measured(folder: Path, name: str, seed: int, landmarks: int, shared: Any) ->
 
 
 def main() -> None:
-    """Measure each split with each seed; the text encoder reads each text once."""
+    """Measure each split with each seed."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, required=True, help="the folder of ToolLens")
+    parser.add_argument("--vectors", type=Path, default=Path("build/toollens"), help="where read texts are kept")
     parser.add_argument("--splits", default="published,held-out sets,held-out tools", help="comma-separated")
     parser.add_argument("--seeds", default="0,1,2", help="comma-separated (default 0,1,2)")
     parser.add_argument("--landmarks", type=int, default=4000, help="pairs that ours learns from (default 4000)")
@@ -161,8 +209,12 @@ def main() -> None:
     from langchain_rcr.families import backbone, get_family
     from langchain_rcr.families.base import DEFAULT_FAMILY
 
-    shared = backbone.RememberingBackbone(backbone.open_backbone(get_family(DEFAULT_FAMILY).settings()))
-    backbone.open_backbone = lambda settings, embeddings=None: shared  # type: ignore[assignment]
+    about, *given = read(arguments.data)
+    texts = [*(request for pairs in given for request, _ in pairs), *about.values()]
+    texts += [f"{name.replace('_', ' ')}: {text}" for name, text in about.items()]
+    model = backbone.open_backbone(get_family(DEFAULT_FAMILY).settings())
+    shared = StoredVectors(model, list(dict.fromkeys(texts)), arguments.vectors)
+    backbone.open_backbone = lambda settings, embeddings=None: shared  # type: ignore[assignment,return-value]
 
     def cell(split: str, seed: int) -> Callable[[], dict[str, Any]]:
         return lambda: measured(arguments.data, split, seed, arguments.landmarks, shared)

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import time
 import venv
+import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -91,6 +92,12 @@ def main() -> None:
         print(f"it says: {done.stderr.strip()}")
         return f"{wheel}{named[2]}" if named[1] else named[2]
 
+    with zipfile.ZipFile(wheel) as packed:
+        names = {*packed.namelist()}
+    rooms = (ROOT, "langchain_rcr"), (ROOT / "trainer", "rcr_trainer")
+    modules = {path.relative_to(base).as_posix() for base, package in rooms for path in (base / package).rglob("*.py")}
+    if lacking := sorted(modules - names):
+        sys.exit(f"the wheel lacks {', '.join(lacking)}")
     for file in (wheel, source):
         print(f"{file.name}: {file.stat().st_size / 1000:.0f} kB")
     pip(str(wheel))

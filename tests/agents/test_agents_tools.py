@@ -168,6 +168,14 @@ def test_of_many_pairs_each_set_is_learnt() -> None:
     assert {*selector.retrieve_tools(UNTOLD)} == {"find_flights", "book_hotel"}
 
 
+def test_a_rare_tool_counts_little_more_than_a_common_one(selector: ComposedToolSelector) -> None:
+    query = selector.retriever.store.encoder.query
+    uses = {name: sum(name in names for _, names in PAIRS) + 1 for name in ABOUT}  # and its own description
+    share = {name: count / (len(PAIRS) + len(ABOUT)) for name, count in uses.items()} | {"set": 0.98}  # the root
+    idf = np.array([-np.log(share[name]) for name in query.inventory.names])
+    np.testing.assert_allclose(np.exp(query.tensors()["worth"]), (idf / idf.mean()) ** 0.25, rtol=1e-5)
+
+
 def test_saved_and_read_again(selector: ComposedToolSelector, tmp_path: Path) -> None:
     selector.retriever.save(tmp_path / "tools")
     read = SequentialCompositionalRetriever.from_pretrained(tmp_path / "tools", embeddings=EMBEDDINGS, k=2)

@@ -2,8 +2,10 @@
 
 import importlib
 import math
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from places import ROOT
 
@@ -46,3 +48,23 @@ def test_requests_of_tools_that_are_held_out_train_nothing(tools: Any) -> None:
 def test_figures_of_several_seeds(tools: Any) -> None:
     assert tools.spread([50.0, 50.0]) == "50.0"
     assert tools.spread([40.0, 50.0, 60.0]) == "50.0 (40.0 to 60.0)"
+
+
+def test_stored_vectors_are_those_of_the_text_encoder(tools: Any, tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    class Reader:
+        dim, symmetric = 2, True
+
+        def read(self, texts: list[str]) -> tuple[Any, list[Any]]:
+            asked.extend(texts)
+            vectors = np.array([[len(text), 1] for text in texts], dtype=np.float32)
+            return vectors, [np.full((len(text), 2), len(text), dtype=np.float32) for text in texts]
+
+    for _ in range(2):
+        stored = tools.StoredVectors(Reader(), ["a", "bcd"], tmp_path / "vectors")
+        vectors, tokens = stored.read(["bcd", "ef", "a", "ef"])
+        assert vectors.tolist() == [[3, 1], [2, 1], [1, 1], [2, 1]]
+        assert [(each.shape, each.max()) for each in tokens] == [((n, 2), n) for n in (3, 2, 1, 2)]
+        assert stored.embed([]).shape == (0, 2)
+    assert asked == ["a", "bcd", "ef", "ef"]

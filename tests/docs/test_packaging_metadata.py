@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 import tomllib
+from fnmatch import fnmatch
 from importlib.metadata import packages_distributions
 from pathlib import Path
 
@@ -27,6 +28,7 @@ PINS = dict(
 )
 SERVING = ("agents", "faiss", "onnx", "pgvector", "qdrant", "sql")
 """Extras that `langchain_rcr` itself has a use for."""
+PACKAGES = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
 STDLIB_AND_OURS = {*sys.stdlib_module_names, "_typeshed", "langchain_rcr", "rcr_trainer"}
 
 
@@ -47,6 +49,14 @@ def imported(folder: Path) -> set[str]:
                     modules.add("tensorboard")
     owners = packages_distributions()
     return {canonicalize_name(owners[module][0]) for module in modules - STDLIB_AND_OURS}
+
+
+def test_git_ignores_nothing_of_the_packages() -> None:
+    """The wheel is built without what git ignores, tracked or not: a pattern once took a whole room."""
+    patterns = [line.strip("/") for line in (ROOT / ".gitignore").read_text().split() if not line.startswith("/")]
+    files = [path.relative_to(ROOT) for folder in PACKAGES for path in (ROOT / folder).rglob("*.py")]
+    assert len(files) > 100
+    assert [path for path in files for part in path.parts for each in patterns if fnmatch(part, each)] == []
 
 
 @pytest.mark.slow

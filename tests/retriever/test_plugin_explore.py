@@ -102,8 +102,8 @@ def test_constraints_filters_and_ends_hold_while_exploring(encoder: TriEncoder) 
 def test_what_is_drawn_from_is_a_softmax_of_what_can_be_drawn() -> None:
     logits = np.array([[2.0, 1.0, -np.inf], [0.0, 0.0, 0.0], [-np.inf] * 3], dtype=np.float32)
     found = np.exp(drawn_from(logits, 0.5))
-    np.testing.assert_allclose(found[0], [1 / (1 + np.exp(-2)), 1 / (1 + np.exp(2)), 0])
-    np.testing.assert_allclose(found[1], 1 / 3)
+    np.testing.assert_allclose(found[0], [1 / (1 + np.exp(-2)), 1 / (1 + np.exp(2)), 0], rtol=1e-6)
+    np.testing.assert_allclose(found[1], 1 / 3, rtol=1e-6)
 
 
 def test_exploring_needs_a_number_and_no_beams(encoder: TriEncoder) -> None:

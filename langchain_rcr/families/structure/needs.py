@@ -57,6 +57,11 @@ _ALL = 0.999
 TOLD, TOLD_ALONE = 0.04, 0.1
 """Likelihood that a structure gains by one standard deviation of a question's likeness to its description, and one
 that no other example has (docs/agents.md)."""
+RARITY_OF_DESCRIBED = 0.5
+"""Times that rarity counts, as an exponent, where structures are described: a request's tools are all needed alike.
+With 1, 0.5 and 0 five tools were all that was needed for 26.3, 27.6 and 27.7 % of ToolLens's requests, on four folds
+without sets of tools, and for 93.0, 92.8 and 92.0 % on one whose sets recur (1,500 or 4,000 pairs, 400 requests each).
+"""
 STALE = 0.1
 """The share of added questions, of those that were fitted to, from which on a fit is worth its time. Set by hand."""
 _GROWING = RLock()
@@ -283,7 +288,11 @@ class NumpyNeedEncoder(BaseEncoder):
         return super().settings() | ({"described": self.described} if self.described else {})
 
     def describe(self, items: Sequence[Item]) -> None:
-        """See `BaseEncoder.describe`; the likeness of questions to descriptions adds to what the landmarks predict."""
+        """See `BaseEncoder.describe`.
+
+        The likeness of questions to descriptions adds to what the landmarks predict, and rarity counts less.
+        """
+        self.put({"worth": RARITY_OF_DESCRIBED * self.tensors()["worth"]})
         usual = self.tensors()["mean"] > _ALL
         read, rows = self.inventory.rows([item.target for item in items]), self.landmark_of(items).tolist()
         parts = [read.columns[start:end] for start, end in pairwise(read.starts.tolist())]
